@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("hydrasurgeon", deadline=None)
+settings.register_profile("hydrasurgeon", deadline=None, max_examples=50)
 settings.load_profile("hydrasurgeon")
 
 ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"

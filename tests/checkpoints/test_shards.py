@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -79,16 +77,6 @@ def test_transformers_loads_the_shards(bert: Path, tmp_path: Path) -> None:
             torch.testing.assert_close(logits, expected[:, 0], rtol=0, atol=1e-5)
 
 
-def test_finetune_writes_shards(tiny: Callable[..., Path], images: Any, tmp_path: Path) -> None:
-    given = {"data": images(), "recipe": "demo", "set": {"epochs": "1"}, "device": "cpu"}
-    backbone = tiny()
-    cut = hs.finetune(backbone, out=f"{tmp_path}/cut/", max_shard_size="20KB", **given)
-    whole = hs.finetune(backbone, out=f"{tmp_path}/whole/", **given)
-    assert len(sizes(cut.path)) > 2
-    assert cut.manifest == whole.manifest
-    assert open_checkpoint(cut.path).digests() == open_checkpoint(whole.path).digests()
-
-
 def test_shards_are_scored_pruned_and_replaced(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     line = ["prune", "bert", "--method", "random", "-o", "cut/", "--quiet"]
@@ -137,13 +125,6 @@ def test_sizes(text: str, size: int) -> None:
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--max-shard-size"):
         parse_size(text)
-
-
-def test_sizes_that_cannot_be(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    path = tiny()
-    with pytest.raises(UsageError, match="only a directory holds several files"):
-        hs.prune(path, method="random", keep=2, out=tmp_path / "m.safetensors", max_shard_size="1GB")
-    assert not (tmp_path / "m.safetensors").exists()
 
 
 def test_the_values_of_every_tensor(bert: Path, tmp_path: Path) -> None:

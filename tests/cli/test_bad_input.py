@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from exporting import onnx_writes
 from fake_hub import FakeHub, Repo, fake_hub
 from safetensors.torch import save_file
 from tiny_families import FAMILIES
@@ -17,7 +16,6 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
-from hydrasurgeon.stages.export import export
 
 LIST = "bert, roberta, electra, distilbert, mpnet, vit, deit, dinov2"
 
@@ -161,51 +159,6 @@ def test_timm_models_that_are_refused(
     with pytest.raises(SurgeryError, match=says) as refused:
         open_checkpoint(tmp_path / "x", arch=arch and f"timm:{arch}")
     assert "Supported: timm's ViT, DeiT, DINOv3 and EVA02" in str(refused.value.hint)
-
-
-@pytest.mark.parametrize("command", ["score", "finetune", "eval"])
-def test_no_tokenizer(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    family = FAMILIES["BERT"]
-    family.write(tmp_path / "b")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "b" / name).unlink()
-    data, before = family.data(tmp_path), listing(tmp_path)
-    arguments = {
-        "score": ["--method", "taylor"],
-        "finetune": ["--recipe", "sst2", "-o", str(tmp_path / "t")],
-        "eval": [],
-    }[command]
-    line = [command, str(tmp_path / "b"), "--data", data, "--device", "cpu", *arguments]
-    assert run(line) == 3
-    said = capsys.readouterr().err
-    assert "has no tokenizer" in said
-    assert "tokenizer.json" in said
-    assert listing(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    "command", ["score", "prune", "finetune", "eval", "fuse", pytest.param("export", marks=onnx_writes)]
-)
-def test_no_class_names(tmp_path: Path, command: str) -> None:
-    """A CLIP and data of numbered classes: every command that needs a classifier says what to give."""
-    family = FAMILIES["OpenCLIP"]
-    family.write(tmp_path / "c")
-    (tmp_path / "c" / "heads.json").unlink()  # where they are recorded
-    data = family.data(tmp_path)
-    before = listing(tmp_path)
-    out = tmp_path / "out.safetensors"
-    calls: dict[str, Callable[[], object]] = {
-        "score": lambda: hs.score(tmp_path / "c", method="taylor", data=data, device="cpu"),
-        "prune": lambda: hs.prune(tmp_path / "c", method="taylor", keep=2, data=data, out=out),
-        "finetune": lambda: hs.finetune(tmp_path / "c", data=data, recipe="scratch", out=out),
-        "eval": lambda: hs.evaluate([tmp_path / "c"], data=data),
-        "fuse": lambda: hs.fuse([tmp_path / "c"] * 2, check=data, out=out),
-        "export": lambda: export(tmp_path / "c", out=tmp_path / "c.onnx"),
-    }
-    with pytest.raises(HydraError, match=r"class names|has no classifier") as refused:
-        calls[command]()
-    assert "--classes" in f"{refused.value.message} {refused.value.hint}"
-    assert listing(tmp_path) == before
 
 
 def test_pickled_directories(tmp_path: Path) -> None:

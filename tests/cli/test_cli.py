@@ -53,95 +53,6 @@ def test_the_users_own_lines(tiny: MAKE, images: SPEC, shell: Callable[[str], tu
     assert "■" in out
 
 
-def test_json_is_all_there_is_on_stdout(tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]) -> None:
-    tiny()
-    images()
-    for line in (
-        "score --method taylor --data data.npz vit --json",
-        "prune --method taylor --keep 2 vit -o a --json",
-        "prune --method taylor --keep 3 vit -o b --json",
-        "fuse a b -o h --json",
-        "finetune a --data data.npz --recipe demo --set steps=1 -o t --json",
-        "inspect h --json",
-        "schema",
-    ):
-        code, out, _ = shell(line)
-        assert code == 0, line
-        json.loads(out)
-
-
-def test_quiet_is_quiet(tiny: MAKE, shell: Callable[[str], tuple[int, str, str]]) -> None:
-    tiny()
-    assert shell("prune --method random --keep 2 vit --quiet") == (0, "", "")
-
-
-@pytest.mark.parametrize(
-    ("line", "code", "says"),
-    [
-        ("prune --method random --keep 9 vit", 4, "layers have 4 heads"),
-        ("prune --method random --keep 0 vit", 4, "Keep between 1 and 4"),
-        ("prune --method random vit", 2, "no number of heads"),
-        ("prune --method rnadom --keep 2 vit", 2, "did you mean random"),
-        ("prune --method random --keep 2 gone", 3, "no such checkpoint"),
-        ("prune --method random --keep 2 text", 3, "not a safetensors file"),
-        ("score --method taylor --data gone.npz vit", 5, "no such"),
-        ("score --method taylor vit", 2, "needs data"),
-        ("score --method taylor --data seven.npz vit", 5, "the model has classes 0-4"),
-        ("fuse vit -o h", 2, "at least two members"),
-        ("fuse vit vit -o h --mlp mean", 2, "expected average or separate"),
-        ("eval vit", 2, "needs data"),
-        ("eval vit --data seven.npz --batch-size many", 2, "--batch-size many"),
-        ("eval vit --data seven.npz --device tpu", 2, "--device tpu"),
-        ("finetune vit --data seven.npz --recipe none -o t", 2, "no such recipe"),
-        ("finetune vit --data seven.npz --set lr -o t", 2, "not KEY=VALUE"),
-        ("finetune vit --data seven.npz --recipe demo -o vit", 2, "is an input of this command"),
-        ("inspect timm:", 3, "not a repository name"),
-        ("score --nonsense", 2, "No such option"),
-        ("nonsense", 2, "No such command"),
-    ],
-)
-def test_mistakes(
-    tiny: MAKE,
-    images: SPEC,
-    tmp_path: Path,
-    shell: Callable[[str], tuple[int, str, str]],
-    line: str,
-    code: int,
-    says: str,
-) -> None:
-    tiny()
-    images("seven.npz", classes=7)
-    (tmp_path / "text.safetensors").write_text("hello, I am not a checkpoint")
-    before = sorted(p.name for p in tmp_path.iterdir())
-    if line == "eval vit --data seven.npz --device tpu":
-        line = "eval vit --data data.npz --device tpu"
-        images()
-        before.append("data.npz")
-    found, out, err = shell(line)
-    assert (found, out) == (code, "")
-    assert says in err
-    assert "Traceback" not in err
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(before)
-
-
-def test_a_failed_check_exits_1(
-    tiny: MAKE, images: SPEC, tmp_path: Path, shell: Callable[[str], tuple[int, str, str]]
-) -> None:
-    tiny()
-    images()
-    for seed in (1, 2):
-        shell(
-            f"finetune vit --data data.npz --recipe demo --set epochs=3 --set lr=0.01 --set batch_size=8 --seed {seed}"
-            f" -o t{seed}"
-        )
-    code, _, err = shell("fuse t1 t2 -o h --check data.npz --tolerance 1e-9")
-    assert code == 1
-    assert "allowed is 1e-09" in err
-    code, out, _ = shell("fuse t1 t2 -o exact --mlp separate --check data.npz --tolerance 1e-6")
-    assert code == 0
-    assert "accuracy" in out
-
-
 LIGHT = (
     "torch",
     "timm",
@@ -191,14 +102,6 @@ def test_light_commands_import_nothing_heavy(tiny: MAKE, bare: MAKE, tmp_path: P
 def test_import_is_light() -> None:
     code = f"import sys, hydrasurgeon; assert not [m for m in {LIGHT!r} if m in sys.modules]"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_closed_pipe_is_no_error(tiny: MAKE, tmp_path: Path) -> None:
-    tiny()
-    line = f"{sys.executable} -m hydrasurgeon schema | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "0"
-    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -78,15 +78,6 @@ def test_the_demo_tells_its_story(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demos_hydra_is_made_again_to_the_same_bytes(folder: Path) -> None:
-    done = shell("hydrasurgeon replay hydra.safetensors --from .", folder)
-    assert done.returncode == 0, done.stderr
-    assert "hydra.safetensors, manifest: identical, and so are the files" in done.stdout
-    proven = shell("hydrasurgeon verify hydra --parents .", folder)
-    assert proven.returncode == 0, proven.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/guide/{name}.md" for name in GUIDES)])
 def test_the_commands_of_a_page_run(page: str, folder: Path, tmp_path: Path) -> None:
     """Each bash block but those that make the demo, in a copy of the demo's folder, in order."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import ARCH
 
 from hydrasurgeon.cli.app import app, run
+from hydrasurgeon.tuning.start import fresh
 
-MAKE = Callable[..., Path]
 EVAL = "eval vit --data data.npz --ood data.npz --shift fog:1=data.npz"
 
 # Each command, and what must have run before it.
@@ -42,16 +44,28 @@ NEVER_QUIET = {"inspect", "compare", "schema", "demo"}
 JSON_ONLY = {"schema"}
 
 
-@pytest.fixture
-def here(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> Path:
-    tiny(), images(), images("val.npz", seed=1)
-    os.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    fresh(f"init:{ARCH}", folder / "vit.safetensors", seed=0)
+    pixels, truth = np.zeros((40, 28, 28), np.uint8), np.arange(40) % 5
+    for seed, name in enumerate(("data", "val")):
+        pixels[:] = np.random.default_rng(seed).integers(0, 120, pixels.shape)
+        np.savez(folder / f"{name}.npz", images=pixels, labels=truth)
+    os.chdir(folder)
     for line in (
         "prune --method random --keep 2 --seed 1 vit -o a",
         "prune --method random --keep 3 --seed 2 vit -o b",
         "fuse a b -o hydra",
     ):
         assert run([*line.split(), "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(start: Path, tmp_path: Path) -> Path:
+    shutil.copytree(start, tmp_path, dirs_exist_ok=True)
+    os.chdir(tmp_path)
     return tmp_path
 
 

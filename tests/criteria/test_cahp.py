@@ -14,11 +14,10 @@ from torch.nn.functional import cross_entropy, interpolate
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.maps import attention_maps
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.criteria.cahp import choice as cahp
 from hydrasurgeon.criteria.cahp.criterion import ClassMoments, Weigher, _check_maps, _resized, jeffries_matusita, layout
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import DataError, MissingDependency, OutputError, SurgeryError, UsageError
+from hydrasurgeon.errors import DataError, OutputError, SurgeryError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.heads import Head, count
 
@@ -284,19 +283,6 @@ def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     assert [len(r) > 0 for r in (pruned.manifest.kept or {})["vision"]] == [True, False, True]
 
 
-def test_what_cannot_be_asked(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    path, spec = tiny(), images()
-    with pytest.raises(UsageError, match="no number of heads of its own"):
-        hs.prune(path, method="random", keep="auto")
-    hs.score(path, method="cahp", data=spec)
-    with pytest.raises(UsageError, match="nothing to draw from"):
-        hs.prune(path, method="cahp", sample="2/4")
-    with pytest.raises(SurgeryError, match="13"):
-        hs.prune(path, method="cahp", remove=-1)
-    with pytest.raises(UsageError, match=r"\.png or \.svg"):
-        hs.score(path, method="cahp", data=spec, plot=tmp_path / "x.gif")
-
-
 def test_a_model_whose_maps_are_not_softmax(tiny: MAKE, images: SPEC) -> None:
     """Heads that are scaled on their way to W_O: what the maps say is not what the model does."""
     module, x, _ = live(tiny(), images(rows=6))
@@ -328,34 +314,3 @@ def test_the_picture(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
         assert plot.read_bytes() == first
     text = (tmp_path / "c.svg").read_text()
     assert "mean simplified silhouette" in text or "<path" in text
-
-
-def test_missing_packages_end_with_6(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib.util import find_spec
-
-    from hydrasurgeon import lookup as optional
-
-    gone = {"kneed", "sklearn", "matplotlib"}
-    monkeypatch.setattr(optional, "find_spec", lambda name: None if name in gone else find_spec(name))
-    path, spec = tiny(), images()
-    with pytest.raises(MissingDependency) as caught:
-        hs.score(path, method="cahp", data=spec)
-    assert caught.value.exit_code == 6
-    assert "pip install scikit-learn kneed" in str(caught.value.hint)
-    with pytest.raises(MissingDependency, match="matplotlib"):
-        hs.score(path, method="cahp", data=spec, plot=tmp_path / "c.png")
-
-
-def test_on_the_command_line(
-    tiny: MAKE, images: SPEC, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tiny()
-    spec = images()
-    monkeypatch.chdir(path.parent)
-    assert run(["score", "--method", "cahp", "--data", spec, "--keep", "auto", "vit"]) == 0
-    assert "CAHP keeps" in capsys.readouterr().out
-    assert run(["prune", "--method", "cahp", "--keep", "auto", "vit"]) == 0
-    assert run(["prune", "--method", "cahp", "--keep", "some", "vit"]) == 2
-    assert "--keep some: expected K|auto" in capsys.readouterr().err
-    assert run(["prune", "--method", "random", "--keep", "auto", "vit"]) == 2
-    assert run(["prune", "--method", "random", "--keep", "2", "vit"]) == 0

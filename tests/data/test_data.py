@@ -80,22 +80,6 @@ def test_npz(tmp_path: Path) -> None:
     assert samples.labels.tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"pixels": np.zeros((2, 4, 4), np.uint8)}, "no array 'images'"),
-        ({"images": np.zeros((2, 4, 4), np.float32)}, "must be uint8"),
-        ({"images": np.zeros((2, 16), np.uint8)}, "must be uint8"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, np.int64)}, "labels must be 2"),
-        ({"images": np.zeros((0, 4, 4), np.uint8)}, "holds no samples"),
-    ],
-)
-def test_wrong_npz(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
-    np.savez(tmp_path / "d.npz", **arrays)
-    with pytest.raises(DataError, match=message):
-        open_data(str(tmp_path / "d.npz"))
-
-
 def test_tables(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(
         "".join(json.dumps({"text": t, "label": la}) + "\n" for t, la in (("good", 1), ("bad", 0)))
@@ -248,14 +232,6 @@ def test_fingerprints_follow_content_not_place(tmp_path: Path) -> None:
     assert open_data(str(one)).fingerprint() != open_data(str(two)).fingerprint()
 
 
-def test_classes_meet_the_models(tmp_path: Path) -> None:
-    samples = open_data(str(folder(tmp_path / "d")))
-    same = fit_classes(samples, model(2, ("b", "a")))
-    assert same.labels.tolist() == [1, 1, 0, 0, 0]
-    with pytest.raises(DataError, match="has 2 classes, the model has 5"):
-        fit_classes(samples, model(5))
-
-
 def test_corrupt_images_are_named(tmp_path: Path) -> None:
     root = folder(tmp_path / "d")
     (root / "a" / "deep" / "10.png").write_bytes(b"not an image")
@@ -266,17 +242,6 @@ def test_corrupt_images_are_named(tmp_path: Path) -> None:
         batches = Batches(samples, eval_transform(PREPROCESS), batch_size=2, workers=workers, skip_bad=True)
         assert torch.cat([b.labels for b in batches]).tolist() == [0, 1, 1, 1]
         assert [name.split("/")[-1].split(":")[0] for name in batches.skipped] == ["10.png"]
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    (tmp_path / "train.npz").write_bytes(b"")
-    with pytest.raises(DataError, match=r"did you mean .*train\.npz"):
-        open_data(str(tmp_path / "trian.npz"))
-    with pytest.raises(DataError, match="no such data"):
-        open_data("nowhere")
-    with pytest.raises(DataError, match="no such demo set") as caught:
-        open_data("demo:tset")
-    assert "demo:test" in str(caught.value.hint)
 
 
 def test_exact_size_is_left_exactly_alone() -> None:

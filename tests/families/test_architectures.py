@@ -108,15 +108,3 @@ def test_unregistered_sizes_say_what_to_type() -> None:
 def test_other_families_are_recognised(tensor: str, says: str) -> None:
     with pytest.raises(CheckpointError, match=says):
         infer({tensor: (8, 8)})
-
-
-def test_pruned_files_without_manifest() -> None:
-    cut = shapes("vit_tiny_patch16_224") | {"blocks.0.attn.qkv.weight": (128 * 3, 192)}
-    with pytest.raises(CheckpointError, match="heads were already removed"):
-        infer(cut)
-
-
-def test_unknown_names_suggest() -> None:
-    with pytest.raises(CheckpointError) as caught:
-        named("vit_bas_patch16_224")
-    assert "vit_base_patch16_224" in str(caught.value.hint)

@@ -18,7 +18,7 @@ from tiny_families import FAMILIES, TEXT, tokenizer
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, SurgeryError
+from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.options.shared import Run
 
@@ -82,29 +82,6 @@ def test_old_names_and_pretraining_heads(tmp_path: Path) -> None:
     assert "cls.predictions.bias" in (open_checkpoint(tmp_path / "b").note or "")
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "gpt2 is a decoder"),
-        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "llama is a decoder"),
-        ({"model_type": "deberta-v2"}, "deberta-v2 is not supported"),
-        ({"is_decoder": True}, "is a decoder"),
-        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "code of its own"),
-        ({"position_embedding_type": "relative_key"}, "relative positions"),
-        ({"problem_type": "multi_label_classification"}, "multi label"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    bare_bert(tmp_path / "b")
-    config = json.loads((tmp_path / "b" / "config.json").read_text())
-    (tmp_path / "b" / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(SurgeryError, match=says) as refused:
-        hs.prune(tmp_path / "b", method="magnitude", keep=2, out=tmp_path / "m.safetensors")
-    if "model_type" in change:
-        assert "bert, roberta, electra, distilbert, mpnet, vit, deit, dinov2" in str(refused.value.hint)
-    assert not (tmp_path / "m.safetensors").exists()
-
-
 def test_texts_need_the_tokenizer_and_images_an_image_model(tmp_path: Path) -> None:
     FAMILIES["BERT"].write(tmp_path / "b")
     texts = FAMILIES["BERT"].data(tmp_path)
@@ -148,18 +125,15 @@ def test_images_are_prepared_as_the_checkpoint_says(tmp_path: Path, kind: str, s
     assert (found - expected).abs().max() < 0.05
 
 
-@pytest.mark.parametrize(
-    ("name", "arch"), [("DistilBERT", "DistilBertForSequenceClassification"), ("OpenCLIP", "CLIP")]
-)
-def test_inspecting_imports_neither_torch_nor_transformers(name: str, arch: str, tmp_path: Path) -> None:
-    FAMILIES[name].write(tmp_path / "d")
+def test_inspecting_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    FAMILIES["DistilBERT"].write(tmp_path / "d")
     code = (
         f"import sys; from hydrasurgeon.stages.inspect import inspect; found = inspect({str(tmp_path / 'd')!r});"
         " print(found.manifest.model.arch, *(n for n in ('torch', 'transformers', 'open_clip', 'timm') if n in"
         " sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [arch]
+    assert done.stdout.split() == ["DistilBertForSequenceClassification"]
 
 
 def test_dinov2_small() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exporting import exports
 from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
 from torch.nn.functional import cross_entropy
 
@@ -361,21 +360,6 @@ def test_finetuning_reaches_both_towers(clip: Path, tmp_path: Path) -> None:
     moved = {name for name in before if before[name] != after[name]}
     assert any(name.startswith("transformer.") for name in moved)
     assert any(name.startswith("visual.transformer.") for name in moved)
-
-
-@exports
-@pytest.mark.slow
-def test_onnx(clip: Path, tmp_path: Path) -> None:
-    """The file holds the class features, not the text tower that made them."""
-    from hydrasurgeon.stages.export import export
-
-    parts = [cut(clip, tmp_path / f"m{i}.safetensors", text=t) for i, t in enumerate(TEXT_ROWS)]
-    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
-    with pytest.raises(SurgeryError, match="has no classifier"):
-        export(hydra)
-    made = export(hydra, out=tmp_path / "h.onnx", classes=",".join(NAMES))
-    assert made.max_difference < 1e-4
-    assert made.nbytes < 700_000  # the tokens' embeddings alone are 6 MB
 
 
 def test_hub_ids(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:

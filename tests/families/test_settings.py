@@ -8,26 +8,21 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from mutations import mutations, sample, texts
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, UsageError
+from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
 from hydrasurgeon.families import family_named, family_of
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.settings import Images, parse
-from hydrasurgeon.families.weights import by_name, output_of
 from hydrasurgeon.files.manifest import Manifest, Model, parse_manifest
 from hydrasurgeon.files.tensors import TensorInfo
-
-T = TypeVar("T")
-KINDS = ("timm ViT", "BERT", "RoBERTa", "DistilBERT", "MPNet", "ViT", "DINOv2", "OpenCLIP")
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +50,6 @@ def checked(manifest: dict[str, Any], where: str = "m.heads.json") -> Manifest:
     parsed = parse_manifest(json.dumps(manifest), where)
     family_of(parsed.model).check(parsed.model, parsed.towers, where)
     return parsed
-
-
-def understood(act: Callable[[], T], what: str, names: str) -> T | None:
-    """What `act` returns, or None after a refusal as it should be; whatever else it raises fails the test."""
-    try:
-        return act()
-    except HydraError as error:
-        refused = error
-    assert refused.exit_code in (3, 4), what
-    assert names in refused.message, what
-    return None
 
 
 def changed(value: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -283,102 +267,3 @@ def test_no_number_of_a_preprocess_record_is_nan() -> None:
     for bad in (float("nan"), float("inf")):
         with pytest.raises(CheckpointError, match=r"here: mean\.\d: Input should be a finite number"):
             parse(Images, {"input_size": [3, 8, 8], "mean": [bad] * 3, "std": [1.0] * 3}, "here")
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_every_change_of_a_manifests_model_is_refused_or_understood(stocks: Callable[[str], Path], name: str) -> None:
-    """All single changes, through both boundaries, and then through everything that loops over sizes."""
-    manifest = manifest_of(stocks(name))
-    manifest["scores"] = {}
-    told = {key: manifest[key] for key in ("model", "towers")}
-    refused = 0
-    for what, new in mutations(told):
-        if not isinstance(new, dict):
-            continue
-        parsed = understood(lambda new=new: checked({**manifest, **new}), what, "m.heads.json")
-        if parsed is None:
-            refused += 1
-            continue
-        family = family_of(parsed.model)
-        weights = by_name(family.weights(parsed.model))
-        assert len(weights) < 10_000, what
-        for tower, sizes in parsed.towers.items():
-            assert output_of(weights, tower, sizes.layers - 1), what
-    assert refused > 300
-
-
-CONFIGS = {
-    "timm ViT": "config.json",
-    "BERT": "config.json",
-    "DistilBERT": "config.json",
-    "MPNet": "config.json",
-    "DINOv2": "config.json",
-    "DeiT": "config.json",
-    "OpenCLIP": "open_clip_config.json",
-}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_change_of_a_config_is_refused_or_understood(stocks: Callable[[str], Path], name: str) -> None:
-    config = json.loads((stocks(name) / CONFIGS[name]).read_text())
-    config |= {"preprocess_cfg": {"mean": [0.5] * 3, "interpolation": "bicubic"}} if name == "OpenCLIP" else {}
-    config |= {"label_names": ["a", "b", "c"]} if name == "timm ViT" else {}
-    family = opened(stocks(name)).manifest.model.family
-    for what, new in mutations(config):
-        if not isinstance(new, dict):
-            continue
-        found = understood(lambda new=new: identified(family, stocks(name), new), what, "here: ")
-        if found is not None:  # what is recorded must be readable again
-            towers = family_named(family).towers(found)
-            family_named(family).check(found, towers, "here")
-
-
-COMPANIONS: dict[str, Any] = {
-    "tokenizer_config.json": {
-        "tokenizer_class": "BertTokenizer",
-        "model_max_length": 10**30,
-        "do_lower_case": True,
-        "strip_accents": None,
-        "added_tokens_decoder": {"1": {"content": "[PAD]", "special": True}},
-        "pad_token": {"content": "[PAD]", "__type": "AddedToken"},
-        "additional_special_tokens": ["a", {"content": "b"}],
-        "truncation_side": "right",
-    },
-    "special_tokens_map.json": {"cls_token": "[CLS]", "additional_special_tokens": ["a"]},
-    "added_tokens.json": {"good": 4},
-    "preprocessor_config.json": {
-        "size": {"height": 28, "width": 28},
-        "crop_size": 28,
-        "resample": 3,
-        "do_normalize": True,
-        "do_center_crop": True,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    },
-}
-
-
-@pytest.mark.parametrize("name", COMPANIONS)
-def test_every_change_of_a_companion_is_refused_or_understood(stocks: Callable[[str], Path], name: str) -> None:
-    stock = stocks("ViT" if name == "preprocessor_config.json" else "BERT")
-    config = json.loads((stock / "config.json").read_text())
-    value = COMPANIONS[name]
-    identified("transformers", stock, config, {name: json.dumps(value)})
-    texts_ = [(what, json.dumps(new)) for what, new in mutations(value)]
-    for what, text in (*texts_, *texts(json.dumps(value))):
-        understood(lambda text=text: identified("transformers", stock, config, {name: text}), what, f"here: {name}: ")
-
-
-@pytest.mark.parametrize("name", ["timm ViT", "BERT", "OpenCLIP"])
-def test_some_changes_through_open_inspect_and_prune(stocks: Callable[[str], Path], tmp_path: Path, name: str) -> None:
-    path = hs.prune(stocks(name), method="magnitude", keep=2, out=tmp_path / "m.safetensors").path
-    manifest = json.loads(path.with_suffix(".heads.json").read_text())
-    bare = tmp_path / "x.safetensors"
-    save_file(load_file(path), bare)
-    for what, new in sample({key: manifest[key] for key in ("model", "towers")}, 60, seed=0):
-        bare.with_suffix(".heads.json").write_text(json.dumps({**manifest, **new} if isinstance(new, dict) else new))
-        understood(
-            lambda: hs.prune(bare, method="random", keep=1, out=tmp_path / "o.safetensors", force=True),
-            what,
-            str(tmp_path),
-        )

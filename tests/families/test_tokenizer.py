@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutations import sample, texts
 from tiny_families import FAMILIES, VOCAB, WORDS
 
 import hydrasurgeon as hs
@@ -123,19 +122,6 @@ def test_words_that_the_model_has_no_row_for(bert: Path) -> None:
         load_tokenizer({**files, "tokenizer.json": json.dumps(far)}, "bert", len(VOCAB) + 1)
     with pytest.raises(CheckpointError, match=r"has 14 words"):
         load_tokenizer(saying(files, added_tokens_decoder={"14": {"content": "new"}}), "bert", 14)
-
-
-def test_every_damaged_tokenizer_json_is_refused_or_read(bert: Path) -> None:
-    files = files_of(bert)
-    whole = json.loads(files["tokenizer.json"])
-    changes = [(what, json.dumps(new)) for what, new in sample(whole, 150, seed=0)]
-    refused = 0
-    for _what, text in (*changes, *texts(files["tokenizer.json"])):
-        try:
-            load_tokenizer({**files, "tokenizer.json": text}, "bert", 1_000_000)
-        except CheckpointError as error:
-            refused += "tokenizer.json" in error.message
-    assert refused > 100
 
 
 def replaced(pattern: dict[str, str], content: str, times: int = 1) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fuzz.guard import Attempt, Link, Sandbox, memory_limit
 from fuzz.kinds import KINDS
 from hydrasurgeon.errors import DataError
 
-EXAMPLES = 40
+EXAMPLES = 100
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_families import FAMILIES, LAYERS, Family, thoroughly
+from tiny_families import FAMILIES, KINDS, LAYERS, Family, thoroughly
 
 import hydrasurgeon as hs
 from hydrasurgeon.families import family_named
@@ -69,7 +69,7 @@ def assert_grouped(model: Classifier, inputs: Any) -> None:
 
 @pytest.mark.parametrize("rows", [EQUAL, RAGGED], ids=["equal", "ragged"])
 @pytest.mark.parametrize("tuned", [False, True], ids=["training-free", "tuned"])
-@pytest.mark.parametrize("family", thoroughly(*(name for name in FAMILIES if name != "OpenCLIP")))
+@pytest.mark.parametrize("family", thoroughly(*(name for name in KINDS if name != "OpenCLIP")))
 def test_same_as_the_members(family: Family, tuned: bool, rows: Any, tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     model = hydra(tmp_path / "source", rows, tmp_path, tuned=tuned, family=family)

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import FAMILIES, LAYERS, Family
+from tiny_families import FAMILIES, LAYERS, Family, thoroughly
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import as_classifier
 
-ALL = [pytest.param(family, id=name) for name, family in FAMILIES.items()]
-
 
 @pytest.mark.parametrize("last", [[0, 2, 3], []], ids=["heads", "no heads"])
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", thoroughly())
 def test_the_same_as_the_library(family: Family, last: list[int], tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     (tmp_path / "mask.json").write_text(json.dumps(family.both([[0, 1], *[[1, 2, 3]] * (LAYERS - 2), last])))

@@ -140,6 +140,10 @@ def test_without_a_state_the_file_says_nothing_of_one(tmp_path: Path) -> None:
     pruned = member(tmp_path / "v", family, KEPTS[1], tmp_path / "m.safetensors")
     made = export(pruned, out=tmp_path / "v.onnx")
     assert made.outputs == ("logits", "probs")
+    inputs = family.inputs()
+    session = onnxruntime.InferenceSession(made.path.read_bytes(), providers=["CPUExecutionProvider"])
+    _, probs = session.run(None, {"pixel_values": inputs.numpy()})
+    np.testing.assert_allclose(probs, hs.load(pruned, device="cpu").predict(inputs).numpy(), rtol=0, atol=1e-5)
     told = {each.key: each.value for each in onnx.load(made.path).metadata_props}
     sha256 = open_checkpoint(pruned).manifest.weights_sha256
     assert told == {"hydrasurgeon.labels": "null", "hydrasurgeon.weights_sha256": sha256}

@@ -16,9 +16,8 @@ from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import CheckpointError, DataError, Disagreement, OutputError, UsageError
+from hydrasurgeon.errors import CheckpointError, DataError, Disagreement, UsageError
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import sidecar
 
@@ -256,18 +255,6 @@ def test_samples_that_are_both_fitted_on_and_certified_by_are_counted(tmp_path: 
     )
 
 
-def test_data_that_no_score_is_fitted_to_is_said(tmp_path: Path) -> None:
-    VIT.write(tmp_path / "source")
-    data, train = images(tmp_path), images(tmp_path, "train", seed=5)
-    source, inputs = (
-        tmp_path / "source",
-        {"data": data, "fit_data": train, "out": tmp_path / "c.safetensors", "force": True},
-    )
-    note = "--fit-data: changes nothing, for --ood-score msp is a function of the logits alone"
-    assert note in hs.calibrate(source, ood_score="msp", **inputs).notes
-    assert not any("changes nothing" in each for each in hs.calibrate(source, ood_score="rmds", **inputs).notes)
-
-
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     VIT.write(tmp_path / "source")
     data, source = images(tmp_path), tmp_path / "source"
@@ -293,48 +280,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = hs.calibrate(source, ood_score="msp", **target).notes
     assert [note for note in notes if "calibrated on 120 samples, of which 60 certify" in note]
     target["out"] = tmp_path / "other.safetensors"
-    with pytest.raises(UsageError, match="did you mean rmds"):
-        hs.calibrate(source, ood_score="rdms", **target)
-    with pytest.raises(UsageError, match=r"--coverage 1\.5"):
-        hs.calibrate(source, coverage=1.5, **target)
-    with pytest.raises(UsageError, match="--conformal best"):
-        hs.calibrate(source, conformal="best", **target)
     with pytest.raises(UsageError, match="has one only"):
         hs.calibrate(source, ood_score="mi", **target)
     with pytest.raises(UsageError, match="compare images with class names"):
         hs.calibrate(source, ood_score="mcm", **target)
-    with pytest.raises(UsageError, match="is chosen"):
-        hs.calibrate(source, ood=[data], ood_score="msp", **target)
-    hs.calibrate(source, ood_score="msp", **target)
-    with pytest.raises(OutputError):
-        hs.calibrate(source, ood_score="msp", **target)
-
-
-def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    VIT.write(tmp_path / "source")
-    images(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    words = [
-        "calibrate",
-        "source",
-        "--data",
-        "val.npz",
-        "--ood-score",
-        "maha++",
-        "--conformal",
-        "raps",
-        "--risk",
-        "0.9",
-        "-o",
-        "c",
-    ]
-    assert run([*words]) == 0
-    out = capfd.readouterr().out
-    assert "OOD score maha++" in out
-    assert "raps prediction sets" in out
-    assert run(["inspect", "c"]) == 0
-    assert "decision state:" in capfd.readouterr().out
-    assert run([*words, "--force", "--json"]) == 0
-    about = json.loads(capfd.readouterr().out)
-    assert about["decision"]["conformal"]["method"] == "raps"
-    assert run([*words]) == 2

@@ -18,7 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.decision.cascaded import own_score
-from hydrasurgeon.errors import ManifestError, UsageError
+from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.files.manifest import parse_manifest, sidecar
 from hydrasurgeon.measuring.cost import single_macs, step_macs
@@ -148,28 +148,6 @@ def test_max_drop_is_kept_where_it_was_chosen(made: Path) -> None:
     model = hs.load(result.path, device="cpu")
     val = batch(folder / "val.npz", model)
     assert set(model.decide(val.inputs).members_run.tolist()) == {1}
-
-
-@pytest.mark.parametrize(
-    ("keywords", "what"),
-    [
-        ({"max_drop": 1.0}, "--max-drop requires --cascade"),
-        ({"budget": 1.0}, "--budget requires --cascade"),
-        ({"cascade": True, "max_drop": 1.0, "budget": 2.0}, "--max-drop conflicts with --budget"),
-        ({"cascade": True, "max_drop": -1.0}, "must be 0.0 or more"),
-        ({"cascade": True, "budget": 0.01}, "costs so little"),
-    ],
-)
-def test_what_cannot_be_asked_for(made: Path, keywords: dict[str, Any], what: str) -> None:
-    folder = made.parent
-    with pytest.raises(UsageError, match=what):
-        hs.calibrate(
-            folder / "hydra.safetensors",
-            data=str(folder / "val.npz"),
-            ood_score="msp",
-            out=folder / "x.safetensors",
-            **keywords,
-        )
 
 
 @pytest.mark.parametrize(

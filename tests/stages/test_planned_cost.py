@@ -89,10 +89,9 @@ def test_planned_is_built(family: Family, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["timm ViT", "ModernBERT", "OpenCLIP"])
-def test_drawn_plans_are_built(name: str, tmp_path: Path) -> None:
+def test_drawn_plans_are_built(tmp_path: Path) -> None:
     random = Random(1)
-    check_all([random_rows(random) for _ in range(30)], FAMILIES[name], tmp_path)
+    check_all([random_rows(random) for _ in range(30)], FAMILIES["timm ViT"], tmp_path)
 
 
 def check_all(plans: list[list[Rows]], family: Family, folder: Path) -> None:
@@ -111,15 +110,7 @@ def check_all(plans: list[list[Rows]], family: Family, folder: Path) -> None:
         assert (cost.macs(parts), cost.params(parts)) == expected, rows
 
 
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        ("timm ViT", "lstsq"),
-        pytest.param("timm ViT", "mean", marks=pytest.mark.slow),
-        pytest.param("BERT", "lstsq", marks=pytest.mark.slow),
-        pytest.param("BERT", "mean", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "how"), [("timm ViT", "lstsq"), pytest.param("BERT", "mean", marks=pytest.mark.slow)])
 def test_repaired_layers_are_counted_where_they_are_stored(name: str, how: str, tmp_path: Path) -> None:
     """Two repairs of one prefix are equal and shared; a repaired layer beside a plain one is not."""
     family, source = FAMILIES[name], tmp_path / "source"

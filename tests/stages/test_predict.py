@@ -19,7 +19,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import CheckpointError, DataError, OutputError, UsageError
+from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages import predict as stage
 
@@ -272,18 +272,3 @@ def test_without_a_state(ready: Path, capfd: pytest.CaptureFixture[str]) -> None
     shown = capfd.readouterr()
     assert [json.loads(line) for line in shown.out.splitlines()] == rows(ready / "a.jsonl")
     assert "no decision state" in " ".join(shown.err.split())
-
-
-def test_refusals(ready: Path) -> None:
-    data = str(ready / "data.npz")
-    with pytest.raises(UsageError, match=r"must end in \.jsonl"):
-        hs.predict(ready / "c", data=data, out=ready / "a.txt")
-    for shard in ("0/2", "3/2", "1", "a/b"):
-        with pytest.raises(UsageError, match="--shard"):
-            hs.predict(ready / "c", data=data, shard=shard)
-    with pytest.raises(UsageError, match="how many lines"):
-        hs.predict(ready / "c", data="-", limit=3)
-    hs.predict(ready / "c", data=data, out=ready / "a.jsonl")
-    with pytest.raises(OutputError, match="already exists"):
-        hs.predict(ready / "c", data=data, out=ready / "a.jsonl")
-    assert run(["predict", str(ready / "c"), "--data", data, "--json"]) == 2

@@ -23,7 +23,7 @@ from hydrasurgeon.checkpoints.at_hand import Hashed
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, OutputError
+from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
 from hydrasurgeon.stages.replay import Replay, replay
 from hydrasurgeon.stages.replay import _bring as bring
 
@@ -399,23 +399,6 @@ def test_what_links_lead_to_stays_out(made: Callable[..., Path], tmp_path_factor
     bring(Hashed(opened, opened.digests()), folder / "brought")
     names = {path.name for path in (folder / "brought").iterdir()}
     assert names == {"README.md", "config.json", "model.safetensors"}
-
-
-def test_mistakes(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    folder = made(*PIPELINE[:2])
-    with pytest.raises(DataError, match=r"data\.npz: is not in"):
-        replay(folder / "taylor.safetensors", folder=only(folder, "vit.safetensors"))
-    (folder / "elsewhere").mkdir()
-    history = [e.model_dump() for e in open_checkpoint(folder / "taylor.safetensors").manifest.history]
-    orphan = forge(folder / "taylor.safetensors", folder / "orphan.safetensors", history=history[1:])
-    with pytest.raises(CheckpointError, match=r"vit\.safetensors .* is not in"):
-        replay(orphan, folder=folder / "elsewhere")
-    with pytest.raises(OutputError, match="not an empty folder"):
-        replay(folder / "taylor.safetensors", folder=folder, out=folder)
-    with pytest.raises(OutputError, match="no such directory"):
-        replay(folder / "taylor.safetensors", folder=folder, out=folder / "no" / "where")
-    assert run(["replay", "taylor", "--from", ".", "--shell"]) == 2
-    assert "--shell requires --dry-run" in capsys.readouterr().err
 
 
 def test_the_command(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

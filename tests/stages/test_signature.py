@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from model_signing.signing import Config
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import MissingDependency, UsageError
 
 MAKE = Callable[..., Path]
 
@@ -103,29 +100,3 @@ def test_a_tampered_signature_does_not_hold(pruned: Path, tmp_path: Path, pair: 
     bundle["dsseEnvelope"]["payload"] = base64.b64encode(forged).decode()
     signature.write_text(json.dumps(bundle))
     assert holds(pruned, signature, pair[1]) is False
-
-
-def test_mistakes(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tiny()
-    with pytest.raises(UsageError, match="not a public key"):
-        hs.verify(path, signature=tmp_path / "vit.sig", public_key=pair[0])
-    for alone in ({"signature": tmp_path / "vit.sig"}, {"public_key": pair[1]}):
-        with pytest.raises(UsageError, match="requires"):
-            hs.verify(path, **alone)
-    with pytest.raises(UsageError, match="cannot be read"):
-        hs.verify(path, signature=tmp_path / "gone.sig", public_key=pair[1])
-    os.mkfifo(tmp_path / "pipe.sig")
-    with pytest.raises(UsageError, match="not a regular file"):
-        hs.verify(path, signature=tmp_path / "pipe.sig", public_key=pair[1])
-    monkeypatch.setattr("hydrasurgeon.lookup.find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match="model-signing"):
-        hs.verify(path, signature=tmp_path / "vit.sig", public_key=pair[1])
-
-
-def test_the_command(pruned: Path, tmp_path: Path, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    signature = signed(pruned, pair[0], tmp_path / "pruned.sig")
-    line = ["verify", str(pruned), "--signature", str(signature), "--public-key", str(pair[1])]
-    assert run(line) == 0
-    assert "signature: 4 files, by the key in mine.pub" in capsys.readouterr().out
-    keys(tmp_path, "mine")
-    assert run(line) == 1

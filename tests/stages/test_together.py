@@ -224,8 +224,3 @@ def test_budgets_that_are_none(text: str) -> None:
 
 def test_a_list_of_budgets_is_a_rising_front() -> None:
     assert [str(budget) for budget in parse_budgets("params=2,1.25,1.25")] == ["params=1.25", "params=2"]
-
-
-def test_objectives_are_named() -> None:
-    with pytest.raises(UsageError, match="did you mean"):
-        objective_of("mspp")

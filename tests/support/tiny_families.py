@@ -268,15 +268,18 @@ FAMILIES = {
     )
 }
 
-# No two of them share their blocks, their tensors' layout or their library; the others are like one of them.
-QUICK = ("timm ViT", "DINOv3", "BERT", "ModernBERT", "OpenCLIP")
+# One of each library.
+QUICK = ("timm ViT", "BERT", "OpenCLIP")
+# No two of them share their blocks or their tensors' layout; the others are like one of them.
+KINDS = (*QUICK, "DINOv3", "EVA02", "DistilBERT", "MPNet", "ModernBERT", "DINOv2")
 
 
 def thoroughly(*names: str) -> list[Any]:
-    """These families, or all; what takes seconds each is tried on one of a kind, and on the rest in the slow tests."""
+    """These families, or one of each kind; what takes seconds each is tried on three, and on the rest in the slow
+    tests."""
     return [
         pytest.param(FAMILIES[n], id=n.replace(" ", "-"), marks=() if n in QUICK else pytest.mark.slow)
-        for n in names or FAMILIES
+        for n in names or KINDS
     ]
 
 

@@ -139,24 +139,6 @@ def test_accumulation_equals_a_larger_batch(tiny: MAKE, images: SPEC, tmp_path: 
         torch.testing.assert_close(tensor, load_file(two.path)[name], rtol=0, atol=1e-6)
 
 
-def test_what_is_frozen_stays(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    path, spec = tiny(), images()
-    before = load_file(path)
-
-    def changed(**options: object) -> set[str]:
-        out = tmp_path / "t.safetensors"
-        hs.finetune(path, data=spec, recipe="demo", out=out, force=True, **options)
-        return {name for name, tensor in load_file(out).items() if not torch.equal(tensor, before[name])}
-
-    free = changed(freeze="mlp,embedding", set={"epochs": "1", "batch_size": "8"})
-    assert not {n for n in free if ".mlp." in n or n.startswith(("patch_embed", "pos_embed", "cls_token"))}
-    assert {"blocks.0.attn.qkv.weight", "norm.weight", "head.weight", "blocks.2.norm2.bias"} <= free
-    last = changed(set={"epochs": "1", "batch_size": "8", "last_blocks": "1"})
-    assert {n.split(".")[1] for n in last if n.startswith("blocks.")} == {"2"}
-    assert "head.weight" in last
-    assert "patch_embed.proj.weight" not in last
-
-
 def test_a_new_classifier_takes_the_datas_classes(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images(classes=3)
     with pytest.raises(DataError, match="label 5"):
@@ -273,7 +255,7 @@ def test_training_that_cannot_learn_says_so(
     assert "after each of 2 epochs: nothing was learnt" in tuned.notes[1]
     assert len(tuned.notes) == 2
     shown: set[str] = set()
-    settings = {"steps": "400", "batch_size": "5", "last_blocks": "1"}
+    settings = {"steps": "8", "batch_size": "5", "last_blocks": "1"}
     tuned = hs.finetune(
         source,
         data=data,
@@ -283,7 +265,7 @@ def test_training_that_cannot_learn_says_so(
         progress=lambda what, done, total: shown.add(what.partition(",")[0]),
     )
     assert not tuned.notes
-    monkeypatch.setattr("hydrasurgeon.stages.finetune.LONGEST", 199)
+    monkeypatch.setattr("hydrasurgeon.stages.finetune.LONGEST", 3)
     tuned = hs.finetune(
         source,
         data=data,
@@ -292,8 +274,8 @@ def test_training_that_cannot_learn_says_so(
         out=tmp_path / "c.safetensors",
         progress=lambda what, done, total: shown.add(what.partition(",")[0]),
     )
-    assert "400 steps are 200 epochs of 10 samples; the recipe imagenet is for more data" in tuned.notes[0]
-    assert shown == {"training by imagenet", "training by imagenet (200 epochs)"}
+    assert "8 steps are 4 epochs of 10 samples; the recipe imagenet is for more data" in tuned.notes[0]
+    assert shown == {"training by imagenet", "training by imagenet (4 epochs)"}
     monkeypatch.setattr("hydrasurgeon.tuning.start.MANY", 10)
     tuned = hs.finetune(source, data=data, set={"steps": "1", "batch_size": "4"}, out=tmp_path / "d.safetensors")
     assert "trained by the recipe imagenet, as no --recipe was given" in tuned.notes
@@ -333,9 +315,3 @@ def test_fuse_names_the_trunk_that_tuning_took(tiny: MAKE, images: SPEC, tmp_pat
     )
     kept = fused("last", last_blocks="1")
     assert (kept.manifest.fusion.trunk, kept.notes) == (layers - 1, ())
-
-
-def test_labels_of_other_classes_say_how_a_classifier_is_made(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 5 has label 5, the model has classes 0-4") as refused:
-        hs.evaluate([tiny()], data=images("seven.npz", classes=7))
-    assert "hydrasurgeon finetune --set classifier=fresh --data D" in str(refused.value.hint)
