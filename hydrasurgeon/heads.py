@@ -1,7 +1,8 @@
 """Kept heads, masks and removal orders; and how whole heads are cut out of weight tensors and put together again.
 
 Heads are always numbered as in the original model. `Kept` maps a tower to its layers, each a sorted
-tuple of surviving indices; an empty tuple is a layer that keeps no head.
+tuple of surviving indices; an empty tuple is a layer that keeps no head. The neurons of a tower's MLPs may stand
+beside them, under the tower's name and `NEURONS`: to surgery a neuron is a head of one row.
 
 A head tensor holds heads along one axis, as `blocks` packed groups (3 for q, k, v in one matrix), each
 `head × head_dim` long. What works on them takes numpy arrays and torch tensors alike.
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 # One layer, or the first and the last of several.
 RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
+NEURONS = ".mlp"
+"""Stands behind a tower's name where `Kept` speaks of its neurons."""
+
 Array = TypeVar("Array", bound=Any)
 Layers = tuple[tuple[int, ...], ...]
 Kept = Mapping[str, Layers]
@@ -43,7 +47,8 @@ def all_heads(kept: Kept) -> list[Head]:
 
 
 def count(kept: Kept) -> int:
-    return sum(len(row) for rows in kept.values() for row in rows)
+    """How many heads, neurons apart."""
+    return sum(len(row) for name, rows in kept.items() if not name.endswith(NEURONS) for row in rows)
 
 
 def kept_from_mask(mask: NDArray[np.bool_]) -> Layers:

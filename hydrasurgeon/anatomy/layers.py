@@ -43,10 +43,20 @@ def after_attention(parts: Any, hidden: Hidden, attended: Hidden) -> Hidden:
 
 def feed_forward(parts: Any, summed: Hidden) -> Hidden:
     """The rest of a layer, from the residual stream behind its attention on."""
+    return mlp_half(parts, summed if parts.prenorm else parts.norm1(summed))
+
+
+def attention_half(block: Block, hidden: Hidden, bias: Tensor | None) -> Hidden:
+    """A layer's first residual branch, with the norm behind it where there is one."""
+    summed = hidden + block.scale1(attend(block.attention, attention_input(block, hidden), bias))
+    return summed if block.prenorm else block.norm1(summed)
+
+
+def mlp_half(parts: Any, hidden: Hidden) -> Hidden:
+    """A layer's second residual branch, with the norm behind it where there is one."""
     if parts.prenorm:
-        done: Hidden = summed + parts.scale2(parts.mlp(parts.norm2(summed)))
+        done: Hidden = hidden + parts.scale2(parts.mlp(parts.norm2(hidden)))
         return done
-    hidden = parts.norm1(summed)
     done = parts.norm2(hidden + parts.scale2(parts.mlp(hidden)))
     return done
 

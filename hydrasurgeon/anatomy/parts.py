@@ -54,6 +54,13 @@ class Block:
     scale2: nn.Module
     prenorm: bool = True
 
+    @property
+    def out(self) -> nn.Linear:
+        """W_2, the last linear of the MLP: what goes into it are the neurons."""
+        from torch.nn import Linear
+
+        return [module for module in self.mlp.modules() if isinstance(module, Linear)][-1]
+
 
 @dataclass(frozen=True)
 class Stack:

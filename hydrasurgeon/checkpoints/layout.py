@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import CheckpointError, Disagreement
-from hydrasurgeon.families.weights import Weight, head_axes
+from hydrasurgeon.families.weights import Weight, all_neurons, head_axes, rows_of
 from hydrasurgeon.files.decided import PREFIX as DECISION
 from hydrasurgeon.files.decided import shapes_of
-from hydrasurgeon.files.manifest import HydraManifest, Manifest, Tower
+from hydrasurgeon.files.manifest import HydraManifest, Manifest, Member, SingleManifest, Tower
 from hydrasurgeon.files.tensors import THREADS, Look, Tensors, as_bytes, weights_sha256
-from hydrasurgeon.heads import HeadAxis, Kept, head_mask, intersect_union, masked, positions, sliced_shape, take_heads
+from hydrasurgeon.heads import (
+    NEURONS,
+    HeadAxis,
+    Kept,
+    Layers,
+    head_mask,
+    intersect_union,
+    masked,
+    positions,
+    sliced_shape,
+    take_heads,
+)
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -56,10 +67,24 @@ class Source:
 def expected_shapes(weights: Weights, towers: Mapping[str, Tower], kept: Kept) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a model with these heads."""
     shapes = {name: weight.shape for name, weight in weights.items()}
-    for name, (tower, layer, axis) in head_axes(weights.values()).items():
-        heads, head_dim = len(kept[tower][layer]), towers[tower].head_dim
-        shapes[name] = sliced_shape(shapes[name], heads, spec=axis, head_dim=head_dim)
+    for name, (group, layer, axis) in head_axes(weights.values()).items():
+        if group in kept:
+            shapes[name] = sliced_shape(
+                shapes[name], len(kept[group][layer]), spec=axis, head_dim=rows_of(towers, group)
+            )
     return shapes
+
+
+def selection(record: SingleManifest | Member, weights: Weights) -> dict[str, Layers]:
+    """The heads and the neurons that one model keeps; no neurons where its MLPs cannot be cut."""
+    neurons = all_neurons(weights.values())
+    for tower, rows in (record.kept_neurons or {}).items():
+        group = f"{tower}{NEURONS}"
+        for layer, (row, whole) in enumerate(zip(rows, neurons.get(group, ((),) * len(rows)), strict=True)):
+            if row[-1] >= len(whole):
+                raise Disagreement(f"kept_neurons: {tower} layer {layer} has {len(whole)} neurons that can be cut")
+        neurons[group] = rows
+    return {**record.kept, **neurons}
 
 
 def check_tensors(
@@ -74,7 +99,7 @@ def check_tensors(
         source = f"a hydra of {len(manifest.members)} members"
         shapes = _hydra_shapes(manifest, weights, tensors, path)
     else:
-        shapes = expected_shapes(weights, manifest.towers, manifest.kept)
+        shapes = expected_shapes(weights, manifest.towers, selection(manifest, weights))
     wrong = Disagreement if recorded else CheckpointError
     decision = {} if manifest.decision is None else shapes_of(manifest.decision, manifest.model.num_classes)
     for name, shape in {**shapes, **decision}.items():
@@ -103,7 +128,7 @@ def _hydra_shapes(
     hashes = [member.sha256 for member in manifest.members]
     if fused is not None and [each.sha256 for each in fused.inputs] != hashes:
         raise Disagreement(f"{path}: the manifest lists other members than `fuse` read")
-    towers, kepts = manifest.towers, [member.kept for member in manifest.members]
+    towers, kepts = manifest.towers, [selection(member, weights) for member in manifest.members]
     shared = expected_shapes(weights, towers, intersect_union(kepts)[1])
     apart = {name for name in shared if PREFIX.format(0, name) in tensors}
     longest = shared_layers(weights, towers, kepts, apart)
@@ -120,7 +145,7 @@ def _hydra_shapes(
 
 
 def shared_layers(weights: Weights, towers: Mapping[str, Tower], kepts: Sequence[Kept], apart: Collection[str]) -> int:
-    """Leading layers whose tensors and kept heads are equal in all members, in the tower that inputs run through.
+    """Leading layers whose tensors, heads and neurons are equal in all members, in the tower that inputs run through.
 
     `apart` are the tensors of which members have one of their own.
     """
@@ -129,14 +154,15 @@ def shared_layers(weights: Weights, towers: Mapping[str, Tower], kepts: Sequence
     if any(weight.part == "embedding" for weight in differing):
         return 0
     broken = {weight.layer for weight in differing if weight.layer is not None}
-    rows = [kept[tower] for kept in kepts]
-    broken |= {layer for layer in range(size.layers) if len({row[layer] for row in rows}) > 1}
+    for group in (tower, f"{tower}{NEURONS}"):
+        rows = [kept[group] for kept in kepts if group in kept]
+        broken |= {layer for layer in range(size.layers) if len({row[layer] for row in rows}) > 1}
     return min(broken, default=size.layers)
 
 
 def member_sources(manifest: HydraManifest, weights: Weights, tensors: Tensors) -> list[dict[str, Source]]:
     """For each member of a hydra, where each tensor of its own file comes from."""
-    kepts = [member.kept for member in manifest.members]
+    kepts = [selection(member, weights) for member in manifest.members]
     _, union = intersect_union(kepts)
     axes = head_axes(weights.values())
 
@@ -146,11 +172,11 @@ def member_sources(manifest: HydraManifest, weights: Weights, tensors: Tensors) 
             return Source(prefixed)
         if name not in axes:
             return Source(name)
-        tower, layer, axis = axes[name]
-        heads, row = union[tower][layer], kepts[member][tower][layer]
+        group, layer, axis = axes[name]
+        heads, row = union[group][layer], kepts[member][group][layer]
         if row == heads:
             return Source(name)
-        return Source(name, tuple(positions(heads, row)), axis, manifest.towers[tower].head_dim)
+        return Source(name, tuple(positions(heads, row)), axis, rows_of(manifest.towers, group))
 
     return [{name: source(i, name) for name in weights} for i in range(len(kepts))]
 

@@ -22,7 +22,7 @@ from hydrasurgeon.checkpoints.folder import (
     state_beside,
 )
 from hydrasurgeon.checkpoints.hub import fetch, is_hub_id, pinned
-from hydrasurgeon.checkpoints.layout import check_members, check_tensors, member_hashes
+from hydrasurgeon.checkpoints.layout import check_members, check_tensors, member_hashes, selection
 from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare, Family
@@ -75,6 +75,13 @@ class Checkpoint(Generic[Kind]):
     def weights(self) -> Mapping[str, Weight]:
         """The family's table for this model, unpruned."""
         return by_name(self.family.weights(self.manifest.model))
+
+    @cached_property
+    def kept(self) -> Mapping[str, Layers]:
+        """The heads and neurons of a single model."""
+        manifest: Manifest = self.manifest
+        assert manifest.kind != "hydra"
+        return selection(manifest, self.weights)
 
     @property
     def name(self) -> str:

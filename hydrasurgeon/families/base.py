@@ -120,6 +120,20 @@ class Family(ABC):
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         """The family's own module with these heads; parameters on the meta device unless `fresh`."""
 
+    def module(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+        """The family's own module with these heads and neurons."""
+        from hydrasurgeon.anatomy.projections import resize
+
+        built: Any = self.build(model, towers, kept, fresh=fresh)
+        table = {w.name: w for w in self.weights(model) if w.part == "mlp" and w.heads and w.group in kept}
+        disk_name: Callable[[str], str] = getattr(built, "disk_name", lambda name: name)
+        for name, part in built.named_modules():
+            weight = table.get(disk_name(f"{name}.weight"))
+            if weight is not None and weight.heads is not None:
+                count = len(kept[weight.group][weight.layer or 0]) * weight.heads.blocks
+                resize(part, **{"columns" if weight.heads.axis else "rows": count})
+        return built
+
     @abstractmethod
     def anatomy(self, module: nn.Module) -> Anatomy:
         """The module taken apart."""

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from hydrasurgeon.heads import HeadAxis
+from hydrasurgeon.heads import NEURONS, HeadAxis, Layers
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.manifest import Tower
 
 Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "readout", "classifier"]
 """In front of the layers: embedding. In a layer: norm, attention (projections to q, k and v, and what normalises
 them), output (W_O and its bias), mlp, scale (of a residual branch). Behind the layers: readout, classifier."""
 
 QUERIES = HeadAxis(0)
-"""Where q, k or v have their heads: rows."""
+"""Where q, k or v have their heads, and W_1 its neurons: rows."""
 PACKED = HeadAxis(0, 3)
 """All three in one matrix."""
+GATED = HeadAxis(0, 2)
+"""W_1 and the gate in one matrix."""
 OUT = HeadAxis(1)
-"""W_O: columns."""
+"""W_O and W_2: columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,12 @@ class Weight:
     """The tower it is a part of; None for what lies behind the layers."""
     layer: int | None = None
     heads: HeadAxis | None = None
-    """Where it holds heads that can be cut out."""
+    """Where it holds heads, or of an MLP neurons, that can be cut out."""
+
+    @property
+    def group(self) -> str:
+        """What `Kept` calls the heads or neurons that it holds."""
+        return f"{self.tower}{NEURONS if self.part == 'mlp' else ''}"
 
     def within(self, place: str, tower: str | None, layer: int | None = None) -> Weight:
         """The same, named from `place` on."""
@@ -63,16 +73,34 @@ def shapes_of(weights: Iterable[Weight]) -> dict[str, tuple[int, ...]]:
 
 
 def head_axes(weights: Iterable[Weight]) -> dict[str, tuple[str, int, HeadAxis]]:
-    """For each tensor that holds heads: its tower, its layer, and where the heads lie."""
+    """For each tensor that holds heads or neurons: their group, its layer, and where they lie."""
     return {
-        weight.name: (weight.tower, weight.layer, weight.heads)
+        weight.name: (weight.group, weight.layer, weight.heads)
         for weight in weights
         if weight.tower is not None and weight.layer is not None and weight.heads is not None
     }
 
 
-def output_of(weights: Mapping[str, Weight], tower: str, layer: int) -> tuple[str, str | None]:
-    """The names of one layer's W_O and of its bias, where it has one."""
-    output = [w for w in weights.values() if (w.part, w.tower, w.layer) == ("output", tower, layer)]
-    (matrix,) = (weight.name for weight in output if weight.heads is not None)
-    return matrix, next((weight.name for weight in output if weight.heads is None), None)
+def rows_of(towers: Mapping[str, Tower], group: str) -> int:
+    """How many rows a head, or a neuron, has."""
+    return 1 if group.endswith(NEURONS) else towers[group].head_dim
+
+
+def output_of(weights: Mapping[str, Weight], group: str, layer: int) -> tuple[str, str | None]:
+    """The names of one layer's W_O, or W_2 where the group is one of neurons, and of its bias, where it has one."""
+    (matrix,) = (
+        w.name
+        for w in weights.values()
+        if (w.group, w.layer, w.heads) == (group, layer, OUT) and w.part in ("output", "mlp")
+    )
+    bias = matrix.removesuffix("weight") + "bias"
+    return matrix, bias if bias in weights else None
+
+
+def all_neurons(weights: Iterable[Weight]) -> dict[str, Layers]:
+    """Every neuron of the unpruned model, by group; none where MLPs cannot be cut."""
+    layers: dict[str, list[tuple[int, ...]]] = {}
+    for weight in sorted(weights, key=lambda w: w.layer or 0):
+        if weight.part == "mlp" and weight.heads == OUT:
+            layers.setdefault(weight.group, []).append(tuple(range(weight.shape[1])))
+    return {group: tuple(rows) for group, rows in layers.items()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -27,10 +29,15 @@ FILES_KEY = "hydrasurgeon.files"
 MAX_BYTES = 16 << 20
 # Layers, heads and members far beyond any model there is: what loops and masks are made of.
 MAX_COUNT = 4096
+OF_NEURONS = "neurons-"
+"""What the names of scores begin with that speak of neurons."""
 MAX_WIDTH = 1 << 20
 """Numbers in a token, or in one head: far beyond any model there is."""
 MAX_CLASSES = 1 << 24
 """Rows of a classifier: far beyond any data set there is."""
+
+LONG_LIST = re.compile(r"\[(?:\s*\d+,){16,}\s*\d+\s*\]")
+"""Whole numbers one below the other."""
 
 FAMILY_NAMES = ["timm", "transformers", "open_clip"]
 """The families that a model may be of: the format's own, and those that `families.register` adds."""
@@ -66,6 +73,8 @@ Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_print
 Text = Annotated[str, Field(max_length=10_000)]
 TowerName = Annotated[str, Field(pattern="^(vision|text)$")]
 Rows = tuple[tuple[Index, ...], ...]
+Neurons = tuple[Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_WIDTH)], ...], Field(min_length=1)], ...]
+"""For each layer, the neurons of its MLP that stay."""
 Json = Annotated[dict[str, Any], AfterValidator(_json)]
 """JSON values of a library's, a criterion's or a command's own: whoever reads one checks what it needs."""
 
@@ -133,6 +142,8 @@ class Member(Record):
     """One member inside a hydra."""
 
     kept: dict[TowerName, Rows]
+    kept_neurons: dict[TowerName, Neurons] | None = None
+    """None: all."""
     sha256: Sha256
 
 
@@ -173,6 +184,8 @@ class _Manifest(Record):
     model: Model
     towers: dict[TowerName, Tower] = Field(min_length=1)
     kept: dict[TowerName, Rows] | None = None
+    kept_neurons: dict[TowerName, Neurons] | None = None
+    """None: all, or a hydra."""
     scores: dict[Name, Score] = Field(default={})
     members: tuple[Member, ...] | None = Field(default=None, min_length=2, max_length=MAX_COUNT)
     fusion: Fusion | None = None
@@ -189,24 +202,29 @@ class _Manifest(Record):
             must((whole, "a hydra needs members and a fusion record, and no kept heads"))
             layers, trunk = next(iter(self.towers.values())).layers, 0 if fusion is None else fusion.trunk
             must((trunk <= layers, f"a trunk of {trunk} layers, the tower has {layers}"))
-            selections = [member.kept for member in members]
+            selections = [(member.kept, member.kept_neurons) for member in members]
         else:
             single = self.kept is not None and self.members is None and self.fusion is None
             must((single, f"a {self.kind} needs kept heads, and no members"))
-            selections = [self.kept or {}]
-        for kept in selections:
+            selections = [(self.kept or {}, self.kept_neurons)]
+        for kept, neurons in selections:
             _check_kept(kept, self.towers)
+            _check_neurons(neurons or {}, self.towers)
         if self.decision is not None:
             _check_decision(self.decision, len(selections), self.history)
         cut = any(len(row) != self.towers[t].heads for t, rows in (self.kept or {}).items() for row in rows)
-        must((self.kind != "backbone" or not cut, "a backbone keeps all its heads"))
+        whole = not cut and self.kept_neurons is None
+        must((self.kind != "backbone" or whole, "a backbone keeps all its heads and neurons"))
         for name, score in self.scores.items():
             _check_score(name, score, self.towers)
         return self
 
     def to_json(self) -> str:
-        """Readable, stable JSON: the sidecar file's content."""
-        return json.dumps(self._plain(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        """Readable, stable JSON: the sidecar file's content, a layer's neurons in one line."""
+        text = json.dumps(self._plain(), indent=1, ensure_ascii=False, allow_nan=False)
+        if self.members is None and self.kept_neurons is None:
+            return text + "\n"
+        return LONG_LIST.sub(lambda row: re.sub(r"\s+", " ", row[0]), text) + "\n"
 
     def to_header(self) -> str:
         """Compact JSON for the safetensors header."""
@@ -220,7 +238,10 @@ class _Manifest(Record):
 
     def _plain(self) -> dict[str, Any]:
         plain = self.model_dump(mode="json")
-        optional = ("kept", "members", "fusion", "decision")
+        optional = ("kept", "kept_neurons", "members", "fusion", "decision")
+        for member in plain["members"] or ():
+            if member["kept_neurons"] is None:
+                del member["kept_neurons"]
         return {
             **{key: value for key, value in plain.items() if key not in optional or value is not None},
             "history": [
@@ -269,6 +290,14 @@ def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None
             must((holds, f"{name} layer {layer}: {list(row)} are not sorted heads below {heads}"))
 
 
+def _check_neurons(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None:
+    for name, rows in kept.items():
+        has = name in towers and len(rows) == towers[name].layers
+        must((has, f"kept neurons for {len(rows)} layers of {name}, which the model has not"))
+        rising = all(one < other for row in rows for one, other in pairwise(row))
+        must((rising, f"{name}: kept neurons are not in rising order"))
+
+
 def _check_decision(decision: Decision, members: int, history: tuple[Step, ...]) -> None:
     """The state is of these members, and a step says what it was fitted to."""
     standards, cascade = len(decision.ood.members), decision.cascade
@@ -285,7 +314,8 @@ def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:
     """A score speaks of heads that the model has."""
     for tower, rows in (score.values or {}).items():
         sizes = {len(row) for row in rows}
-        whole = tower in towers and len(rows) == towers[tower].layers and sizes == {towers[tower].heads}
+        whole = tower in towers and len(rows) == towers[tower].layers and len(sizes) == 1
+        whole = whole and (name.startswith(OF_NEURONS) or sizes == {towers[tower].heads})
         must((whole, f"score {name}: {tower} has no value for every head of the model"))
     order = score.order or ()
     must((len(set(order)) == len(order), f"score {name}: the order names a head twice"))

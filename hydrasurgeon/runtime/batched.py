@@ -261,7 +261,7 @@ def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) 
             owner, _, name = str(node.target).rpartition(".")
             stored[node] = _aligned(beside([m.get_submodule(owner) for m in modules], name), dims)
         elif node.op == "call_module":
-            step = _leaf([m.get_submodule(str(node.target)) for m in modules], beside, dims)
+            step = _leaf([m.get_submodule(str(node.target)) for m in modules], beside, dims, _halves(node))
             steps.append((node, step))
         elif _alike_for_all(node):
             call: Any = node.target if node.op == "call_function" else Tensor.chunk
@@ -328,12 +328,32 @@ def _traced(module: nn.Module) -> list[fx.Node]:
         raise CannotGroup(f"{type(module).__name__}: {error}") from error
 
 
-def _leaf(modules: Sequence[nn.Module], beside: _SideBySide, dims: int) -> Step:
+def _halves(node: fx.Node) -> int:
+    """Into how many parts what a node makes is taken apart."""
+    return next((user.args[1] for user in node.users if user.target == "chunk"), 1)  # type: ignore[return-value]
+
+
+def _widened(linears: Sequence[nn.Linear], beside: _SideBySide, halves: int) -> _Product:
+    """A linear of members whose MLPs have different widths: neurons of zeros, which W_2 does not read, make them
+    equal."""
+    rows, columns = (max(size) for size in zip(*(each.weight.shape for each in linears), strict=True))
+
+    def wider(values: Tensor) -> Tensor:
+        parts = values.unflatten(0, (halves, -1))
+        short = rows // halves - parts.shape[1]
+        if values.dim() == 1:
+            return pad(parts, (0, short)).flatten()
+        return pad(parts, (0, columns - values.shape[1], 0, short)).flatten(0, 1)
+
+    return _Product(linears, beside, wider, wider)
+
+
+def _leaf(modules: Sequence[nn.Module], beside: _SideBySide, dims: int, halves: int = 1) -> Step:
     first = modules[0]
     if isinstance(first, nn.Identity) or (isinstance(first, nn.Dropout) and not first.p):
         return _as_it_is
     if isinstance(first, nn.Linear):
-        return _Product(modules, beside)
+        return _widened(modules, beside, halves)  # type: ignore[arg-type]
     if isinstance(first, nn.LayerNorm):
         return _norm(modules, beside, dims)
     if isinstance(first, ELEMENTWISE_MODULES):

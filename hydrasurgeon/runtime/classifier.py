@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.class_names import with_class_names
-from hydrasurgeon.checkpoints.layout import Source, member_sources
+from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.decision.cascaded import decided_in_steps
 from hydrasurgeon.decision.scores.fitted import EnsembleScore
@@ -97,7 +97,7 @@ def as_classifier(
 def live_module(checkpoint: Single) -> nn.Module:
     """The family's own module of a backbone or member, with its weights in float32 on the CPU."""
     manifest = checkpoint.manifest
-    module = checkpoint.family.build(manifest.model, manifest.towers, manifest.kept)
+    module = checkpoint.family.module(manifest.model, manifest.towers, checkpoint.kept)
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
     state = {
@@ -118,7 +118,7 @@ def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
     for member, sources in zip(
         manifest.members, member_sources(manifest, checkpoint.weights, checkpoint.tensors), strict=True
     ):
-        module = family.build(manifest.model, manifest.towers, member.kept)
+        module = family.module(manifest.model, manifest.towers, selection(member, checkpoint.weights))
         state = {}
         for name, source in sources.items():
             if source not in shared:

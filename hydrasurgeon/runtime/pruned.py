@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.families.weights import head_axes, rows_of
 from hydrasurgeon.heads import Kept, positions, take_heads
 from hydrasurgeon.runtime.classifier import assign
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
@@ -50,12 +50,13 @@ class LoadedBackbone:
         """The tensors that lose heads."""
         cuts = {}
         for name, (tower, layer, axis) in head_axes(self.checkpoint.weights.values()).items():
-            present, row = self.manifest.kept[tower][layer], tuple(kept[tower][layer])
+            present = self.checkpoint.kept[tower][layer]
+            row = tuple(kept[tower][layer]) if tower in kept else present
             if row == present:
                 continue
             cut = self._cut.get((name, row))
             if cut is None:
-                head_dim = self.manifest.towers[tower].head_dim
+                head_dim = rows_of(self.manifest.towers, tower)
                 rows = take_heads(self.parameters[name].detach(), positions(present, row), spec=axis, head_dim=head_dim)
                 cut = self._cut[name, row] = nn.Parameter(rows.contiguous())
             cuts[name] = cut
@@ -63,7 +64,7 @@ class LoadedBackbone:
 
     def _empty(self, kept: Kept) -> nn.Module:
         manifest = self.manifest
-        return self.checkpoint.family.build(manifest.model, manifest.towers, kept)
+        return self.checkpoint.family.module(manifest.model, manifest.towers, {**self.checkpoint.kept, **kept})
 
     def _parameter(self, name: str, raw: Raw) -> nn.Parameter:
         """A tensor as live models have it."""

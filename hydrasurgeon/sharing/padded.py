@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydrasurgeon.checkpoints.layout import member_sources
+from hydrasurgeon.checkpoints.layout import member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept, undecided
 from hydrasurgeon.errors import CheckFailed, UsageError
-from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.families.weights import all_neurons, head_axes, rows_of
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.files.tensors import Planned
@@ -36,22 +36,24 @@ def padded(opened: Checkpoint, member: int | None) -> tuple[list[Planned], Calla
     kept, arrays = _member(opened, member)
     towers, axes = opened.manifest.towers, head_axes(opened.weights.values())
     planned, weights = [], {}
+    heads = all_kept(towers)
+    every = {**heads, **all_neurons(opened.weights.values())}
     for name, (array, dtype) in arrays.items():
         if name in axes:
-            tower, layer, spec = axes[name]
-            sizes = towers[tower]
-            array = put_heads(array, kept[tower][layer], sizes.heads, spec=spec, head_dim=sizes.head_dim)
+            group, layer, spec = axes[name]
+            count = len(every[group][layer])
+            array = put_heads(array, kept[group][layer], count, spec=spec, head_dim=rows_of(towers, group))
         planned.append(Planned(name, dtype, tuple(array.shape), partial(list, [array])))
         weights[name] = to_weights(array, dtype, name=name, path=opened.path)
-    model, every = opened.manifest.model, all_kept(towers)
+    model = opened.manifest.model
     entry = step("export", args={"format": "padded", "member": member}, inputs=[opened.record(opened.digests())])
-    module = opened.family.build(model, towers, every)
+    module = opened.family.build(model, towers, heads)
     assign(module, weights, opened.path)
 
     def manifest(sha256: str) -> SingleManifest:
         history = (*opened.manifest.history, entry.wrote(sha256))
         return SingleManifest(
-            kind="backbone", model=model, towers=towers, kept=every, weights_sha256=sha256, history=history
+            kind="backbone", model=model, towers=towers, kept=heads, weights_sha256=sha256, history=history
         )
 
     whole_model = Classifier(module, manifest("0" * 64), lambda sample: sample).double().eval()
@@ -65,7 +67,7 @@ def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, 
         if member is not None:
             raise UsageError(f"--member {member}: {opened.name} is a {manifest.kind}, not a hydra")
         names = {name: tensors[name].dtype for name in tensors if name in opened.weights}
-        return manifest.kept, {name: (tensors.read(name), dtype) for name, dtype in names.items()}
+        return opened.kept, {name: (tensors.read(name), dtype) for name, dtype in names.items()}
     count = len(manifest.members)
     if member is None or not 0 <= member < count:
         option = "" if member is None else f"--member {member}: "
@@ -74,7 +76,7 @@ def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, 
             hint=f"Give --member 0 to {count - 1}.",
         )
     sources = member_sources(manifest, opened.weights, tensors)[member]
-    return manifest.members[member].kept, {
+    return selection(manifest.members[member], opened.weights), {
         name: (source.read(tensors), tensors[source.stored].dtype) for name, source in sources.items()
     }
 

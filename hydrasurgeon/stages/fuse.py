@@ -127,7 +127,7 @@ def _notes(opened: Sequence[Single], made: HydraManifest, spread: float | None) 
             " see what that costs with --check D, or fuse with --mlp separate"
         )
     first, trunk = opened[0].manifest, made.fusion.trunk
-    possible = shared_layers(opened[0].weights, first.towers, [member.manifest.kept for member in opened], ())
+    possible = shared_layers(opened[0].weights, first.towers, [member.kept for member in opened], ())
     steps = [[step.command for step in member.manifest.history] for member in opened]
     tuned = any("finetune" in names[names.index("prune") :] for names in steps if "prune" in names)
     if tuned and trunk < possible:
@@ -157,7 +157,11 @@ def _manifest_of(
             model=first.model,
             towers=first.towers,
             members=tuple(
-                Member(kept=member.manifest.kept, sha256=weights_sha256(member.tensors, d))
+                Member(
+                    kept=member.manifest.kept,
+                    kept_neurons=member.manifest.kept_neurons,
+                    sha256=weights_sha256(member.tensors, d),
+                )
                 for member, d in zip(opened, digests, strict=True)
             ),
             fusion=Fusion(mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk),

@@ -9,7 +9,7 @@ from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.heads import Kept
+from hydrasurgeon.heads import NEURONS, Kept
 from hydrasurgeon.options.shared import Run
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ def repaired_tensors(
     model = as_classifier(checkpoint, device=run.device, dtype=run.dtype)
     model.requires_grad_(False)
     anatomy = model.anatomy
+    kept = {**checkpoint.kept, **kept}
     names = output_names(checkpoint, kept)
-    places = [(b.attention.tower, b.attention.layer) for b in anatomy.blocks]
-    beyond = [place for place in names if place not in places]
+    run_through = {b.attention.tower for b in anatomy.blocks}
+    beyond = [group for group, _ in names if group.removesuffix(NEURONS) not in run_through]
     if beyond:
         raise SurgeryError(
-            f"--compensate {how}: no data runs through tower {beyond[0][0]}",
-            hint="Prune that tower without --compensate.",
+            f"--compensate {how}: no data runs through tower {beyond[0]}", hint="Prune that tower without --compensate."
         )
     first = next(model.parameters())
     batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
@@ -48,13 +48,13 @@ def repaired_tensors(
     widths = {TORCH[checkpoint.tensors[name].dtype] for name, _ in names.values()}
     stored = widths.pop() if len(widths) == 1 else first.dtype
     repairs = (
-        fold_means(anatomy, kept, calibration)
+        fold_means(anatomy, checkpoint.kept, kept, calibration)
         if how == "mean"
-        else refit(anatomy, kept, calibration, stored=lambda values: values.to(stored))
+        else refit(anatomy, checkpoint.kept, kept, calibration, stored=lambda values: values.to(stored))
     )
     repaired = {}
-    for layer, repair in repairs.items():
-        weight, bias = names[places[layer]]
+    for place, repair in repairs.items():
+        weight, bias = names[place.group(anatomy), anatomy.blocks[place.layer].attention.layer]
         for name, values in ((weight, repair.weight), (bias, repair.bias)):
             if name is None or values is None:
                 continue
@@ -69,11 +69,10 @@ def repaired_tensors(
 
 
 def output_names(checkpoint: Single, kept: Kept) -> dict[tuple[str, int], tuple[str, str | None]]:
-    """The names of W_O and its bias in each layer that loses heads."""
-    manifest = checkpoint.manifest
+    """The names of W_O or W_2, and of its bias, by group and layer, wherever heads or neurons go."""
     return {
-        (tower, layer): output_of(checkpoint.weights, tower, layer)
-        for tower, rows in manifest.kept.items()
+        (group, layer): output_of(checkpoint.weights, group, layer)
+        for group, rows in checkpoint.kept.items()
         for layer, row in enumerate(rows)
-        if kept[tower][layer] != row
+        if group in kept and kept[group][layer] != row
     }

@@ -1,4 +1,5 @@
-"""Cut heads out of a checkpoint's tensors: q, k and v rows, W_O columns; everything else is copied."""
+"""Cut heads and neurons out of a checkpoint's tensors: rows of q, k, v and W_1, columns of W_O and W_2; the rest is
+copied."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.families.weights import head_axes, rows_of
 from hydrasurgeon.files.tensors import Planned, as_bytes, sound
 from hydrasurgeon.heads import HeadAxis, Kept, head_mask, masked, positions, sliced_shape
 
@@ -24,7 +25,7 @@ def plan_pruning(
     `repaired` tensors are written instead of the ones in the file.
     """
     repaired = repaired or {}
-    tensors, cuts = opened.tensors, _cuts(opened, kept)
+    tensors, cuts = opened.tensors, _cuts(opened, {**opened.kept, **kept})
 
     def read(name: str, blocks: Iterator[Raw]) -> Iterator[Raw]:
         original = hashlib.sha256()
@@ -66,10 +67,9 @@ def plan_pruning(
 
 
 def _cuts(opened: Single, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:
-    """The tensors that lose heads: where they keep them, which positions stay, and how wide a head is."""
-    manifest = opened.manifest
+    """The tensors that lose heads or neurons: where they keep them, which positions stay, and how wide each is."""
     return {
-        name: (axis, positions(row, kept[tower][layer]), manifest.towers[tower].head_dim)
-        for name, (tower, layer, axis) in head_axes(opened.weights.values()).items()
-        if kept[tower][layer] != (row := manifest.kept[tower][layer])
+        name: (axis, positions(row, kept[group][layer]), rows_of(opened.manifest.towers, group))
+        for name, (group, layer, axis) in head_axes(opened.weights.values()).items()
+        if kept[group][layer] != (row := opened.kept[group][layer])
     }

@@ -7,6 +7,7 @@ keeps, in rising order. A member's own tensor is named `members.<i>.<name>`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +18,9 @@ import numpy as np
 
 from hydrasurgeon.checkpoints.layout import PREFIX, shared_layers
 from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.families.weights import head_axes, rows_of
 from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float
-from hydrasurgeon.heads import HeadAxis, Kept, intersect_union
+from hydrasurgeon.heads import HeadAxis, Kept, intersect_union, positions
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -54,7 +55,7 @@ def plan_fusion(members: Sequence[Single], digests: Sequence[Mapping[str, str]],
     """Decide for every tensor whether the members can share it."""
     first = members[0]
     axes = head_axes(first.weights.values())
-    kepts: list[Kept] = [member.manifest.kept for member in members]
+    kepts: list[Kept] = [member.kept for member in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
     spreads: dict[str, tuple[float, float]] = {}
@@ -67,7 +68,7 @@ def plan_fusion(members: Sequence[Single], digests: Sequence[Mapping[str, str]],
             pass  # what cannot be compared is not shared
         elif alike and len({d[name] for d in digests}) == 1:
             shared = _copy(first, name, name)
-        elif average_mlp and weight.part == "mlp":
+        elif average_mlp and weight.part == "mlp" and alike:
             shared = _average(members, name, spreads)
         elif place is not None and not alike:
             shared = _union(members, name, kepts, union, place)
@@ -114,11 +115,9 @@ def _union(
     tower, layer, spec = place
     rows = [kept[tower][layer] for kept in kepts]
     heads = union[tower][layer]
-    info = members[0].tensors[name]
-    head_dim = members[0].manifest.towers[tower].head_dim
-    shape = list(info.shape)
-    shape[spec.axis] = spec.blocks * len(heads) * head_dim
-    inner = head_dim * math.prod(info.shape[spec.axis + 1 :])
+    info, size = members[0].tensors[name], rows_of(members[0].manifest.towers, tower)
+    shape = (*info.shape[: spec.axis], spec.blocks * len(heads) * size, *info.shape[spec.axis + 1 :])
+    inner = size * math.prod(info.shape[spec.axis + 1 :])
 
     def merged() -> Iterator[Raw]:
         if spec.axis == 0:
@@ -130,17 +129,28 @@ def _union(
             pass
     except _DifferError:
         return None
-    return Planned(name, info.dtype, tuple(shape), merged)
+    return Planned(name, info.dtype, shape, merged)
 
 
 class _DifferError(Exception):
-    """Members that share a head have other weights for it."""
+    """Members that share a head or a neuron have other weights for it."""
 
 
-def _same(parts: Sequence[Raw]) -> Raw:
-    if any(not np.array_equal(parts[0], part) for part in parts[1:]):
-        raise _DifferError
-    return parts[0]
+class _Union:
+    """[head, …] of all heads, put together from those of members, which must agree."""
+
+    def __init__(self, heads: Sequence[int]) -> None:
+        self.heads, self.there = heads, np.zeros(len(heads), dtype=bool)
+        self.made: Raw | None = None
+
+    def put(self, row: Sequence[int], part: Raw) -> None:
+        if self.made is None:
+            self.made = np.empty((len(self.heads), *part.shape[1:]), part.dtype)
+        at = np.array(positions(self.heads, row), dtype=int)
+        old = self.there[at]
+        if not np.array_equal(self.made[at[old]], part[old]):
+            raise _DifferError
+        self.made[at], self.there[at] = part, True
 
 
 def _merged_rows(
@@ -152,15 +162,18 @@ def _merged_rows(
     blocks: int,
     inner: int,
 ) -> Iterator[Raw]:
-    """Tensors [block, head, inner], which lie head after head: read and joined so."""
-    for block, head in product(range(blocks), heads):
-        sources = []
+    """Tensors [block, head, inner], which lie head after head: read and joined a few heads at a time."""
+    step = max(1, BLOCK_BYTES // (8 * inner))
+    for block, first in product(range(blocks), range(0, len(heads), step)):
+        union = _Union(some := heads[first : first + step])
         for member, row in zip(members, rows, strict=True):
-            if head in row:
-                start = (block * len(row) + row.index(head)) * inner
-                sources.append(member.tensors.blocks(name, start=start, stop=start + inner))
-        for parts in zip(*sources, strict=True):
-            yield _same(parts)
+            low, high = bisect_left(row, some[0]), bisect_right(row, some[-1])
+            if low < high:
+                at = block * len(row)
+                flat = member.tensors.blocks(name, start=(at + low) * inner, stop=(at + high) * inner)
+                union.put(row[low:high], np.concatenate(list(flat)).reshape(high - low, inner))
+        assert union.made is not None
+        yield union.made
 
 
 def _merged_columns(
@@ -176,14 +189,12 @@ def _merged_columns(
     widest = max(len(row) for row in rows) * inner * 8
     step = max(1, BLOCK_BYTES // widest)
     for top in range(0, height, step):
-        count = min(step, height - top)
-        joined: list[list[Raw]] = [[] for _ in heads]
+        count, union = min(step, height - top), _Union(heads)
         for member, row in zip(members, rows, strict=True):
             width = len(row) * inner
-            if not row:
-                continue
-            flat = member.tensors.blocks(name, start=top * width, stop=(top + count) * width)
-            part = np.concatenate(list(flat)).reshape(count, len(row), inner)
-            for at, head in enumerate(row):
-                joined[heads.index(head)].append(part[:, at])
-        yield np.stack([_same(parts) for parts in joined], axis=1)
+            if row:
+                flat = member.tensors.blocks(name, start=top * width, stop=(top + count) * width)
+                part = np.concatenate(list(flat)).reshape(count, len(row), inner)
+                union.put(row, part.swapaxes(0, 1))
+        assert union.made is not None
+        yield np.ascontiguousarray(union.made.swapaxes(0, 1))

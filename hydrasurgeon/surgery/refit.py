@@ -1,13 +1,14 @@
-"""Repair what pruning cost without training: fold means into the output bias, or refit W_O by least squares.
+"""Repair what pruning cost without training: fold means into the output bias, or refit W_O and W_2 by least squares.
 
-In a layer that loses heads, x are the outputs of the heads that stay, over the real tokens of the calibration inputs.
+A place is a layer's attention or its MLP, which loses heads or neurons; x are the outputs of those that stay, over the
+real tokens of the calibration inputs, and W is W_O or W_2. Places follow each other as inputs run through them.
 
     mean    b ← b + W_gone · mean(x_gone)
     lstsq   min over W, b of  Σ s·‖W x + b − t‖² + λ·‖W − W_O‖²        with λ = 10⁻³ · trace / width
             t = y + (h − h′)/γ
 
-y is the output of the unpruned layer and h what flows into it in the unpruned model; x and h′ belong to the pruned
-model whose earlier layers are repaired already, so that the fit also takes back their errors (γ is the branch's
+y is the output of the unpruned place and h what flows past it in the unpruned model; x and h′ belong to the pruned
+model whose earlier places are repaired already, so that the fit also takes back their errors (γ is the branch's
 LayerScale, 1 without). The weight s of a token is the squared gradient, with respect to y, of the unpruned model's
 margin between its two likeliest classes: a token that the classifier never hears of must not cost anything.
 """
@@ -17,24 +18,44 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from hydrasurgeon.anatomy.hooks import removed
-from hydrasurgeon.anatomy.layers import attend, run_block
+from hydrasurgeon.anatomy.layers import attend, attention_half, mlp_half
 from hydrasurgeon.anatomy.maps import real_tokens
-from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
+from hydrasurgeon.anatomy.parts import Anatomy, Stack
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.heads import Kept, positions
+from hydrasurgeon.heads import NEURONS, Kept, positions
 
 RIDGE = 1e-3
 """Ridge penalty, relative to the mean square of an input: it pulls a refit towards the weights as they were."""
 # Hidden states of calibration batches are kept up to this size; what does not fit is computed again.
 HELD_BYTES = 1 << 30
+
+
+class Place(NamedTuple):
+    """One of the two residual branches of a layer."""
+
+    layer: int
+    neurons: bool
+
+    def out(self, anatomy: Anatomy) -> nn.Linear:
+        """W_O or W_2."""
+        block = anatomy.blocks[self.layer]
+        return block.out if self.neurons else block.attention.out
+
+    def group(self, anatomy: Anatomy) -> str:
+        """What `Kept` calls its heads or neurons."""
+        tower = anatomy.blocks[self.layer].attention.tower
+        return f"{tower}{NEURONS}" if self.neurons else tower
+
+    def __str__(self) -> str:
+        return f"the {'MLP' if self.neurons else 'attention'} of layer {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -48,91 +69,99 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Repair:
-    """What replaces one layer's output projection, for the heads at `columns` of the unpruned one's input."""
+    """What replaces W_O or W_2, for the heads or neurons at `columns` of its input."""
 
     columns: Tensor
     weight: Tensor
     bias: Tensor | None
 
 
-def fold_means(anatomy: Anatomy, kept: Kept, calibration: Calibration) -> dict[int, Repair]:
-    """`mean`: the removed heads' mean output through their columns of W_O, added to the bias."""
-    lost = _lost(anatomy, kept)
-    for layer in lost:
-        if anatomy.blocks[layer].attention.out.bias is None:
+def fold_means(anatomy: Anatomy, present: Kept, kept: Kept, calibration: Calibration) -> dict[Place, Repair]:
+    """`mean`: the mean of what is removed, through its columns of W, added to the bias."""
+    lost = _lost(anatomy, present, kept)
+    for place in lost:
+        if place.out(anatomy).bias is None:
             raise SurgeryError(
-                f"--compensate mean: layer {layer} has no output bias to fold the means into",
+                f"--compensate mean: {place} has no output bias to fold the means into",
                 hint="Use --compensate lstsq, which can do without.",
             )
-    sums = {layer: torch.zeros(()) for layer in lost}
+    sums = {place: torch.zeros(()) for place in lost}
     tokens = 0
     with torch.no_grad():
         for done, inputs in enumerate(calibration.inputs(), 1):
             stack = anatomy.embed(inputs)
             hidden, real = stack.hidden, real_tokens(stack)
             tokens += int(real.sum())
-            for layer, block in enumerate(anatomy.blocks):
-                with _watched(block.attention) as seen:
-                    hidden = run_block(block, hidden, stack.bias)
-                if layer in lost:
-                    sums[layer] = sums[layer] + seen[0][real].double().sum(dim=0).cpu()
-            calibration.tick("means of the heads", done, calibration.batches)
+            for place in _places(anatomy):
+                with _watched(place.out(anatomy)) as seen:
+                    hidden = _half(anatomy, place, hidden, stack.bias)
+                if place in lost:
+                    sums[place] = sums[place] + seen[0][real].double().sum(dim=0).cpu()
+            calibration.tick("means of what goes", done, calibration.batches)
     repairs = {}
-    for layer, columns in lost.items():
-        out = anatomy.blocks[layer].attention.out
+    for place, columns in lost.items():
+        out = place.out(anatomy)
         weight, gone = out.weight.detach().double().cpu(), ~columns
-        folded = out.bias.detach().double().cpu() + weight[:, gone] @ (sums[layer] / tokens)[gone]
-        repairs[layer] = Repair(columns, weight[:, columns], folded)
+        folded = out.bias.detach().double().cpu() + weight[:, gone] @ (sums[place] / tokens)[gone]
+        repairs[place] = Repair(columns, weight[:, columns], folded)
     return repairs
 
 
 def refit(
     anatomy: Anatomy,
+    present: Kept,
     kept: Kept,
     calibration: Calibration,
     *,
     stored: Callable[[Tensor], Tensor] = lambda values: values,
-) -> dict[int, Repair]:
-    """`lstsq`: layer by layer; `stored` rounds values as the file will hold them, before later layers see them."""
-    lost = _lost(anatomy, kept)
+) -> dict[Place, Repair]:
+    """`lstsq`: place by place; `stored` rounds values as the file will hold them, before later places see them."""
+    lost = _lost(anatomy, present, kept)
     states = _States(anatomy, tuple(lost), calibration)
-    repairs: dict[int, Repair] = {}
-    for layer, columns in lost.items():
-        block = anatomy.blocks[layer]
-        out = block.attention.out
+    repairs: dict[Place, Repair] = {}
+    for place, columns in lost.items():
+        out = place.out(anatomy)
         equations = _Equations(int(columns.sum()), out.out_features, centred=out.bias is not None)
-        for state in states.at(layer, repairs):
-            equations.add(*_samples(block, state, layer, columns))
+        for state in states.at(place, repairs):
+            equations.add(*_samples(anatomy, state, place, columns))
         before = (
             out.weight.detach().double().cpu()[:, columns],
             None if out.bias is None else out.bias.detach().double().cpu(),
         )
         weight, bias = equations.solve(*before)
-        repairs[layer] = Repair(columns, stored(weight), None if bias is None else stored(bias))
+        repairs[place] = Repair(columns, stored(weight), None if bias is None else stored(bias))
     return repairs
 
 
-def _lost(anatomy: Anatomy, kept: Kept) -> dict[int, Tensor]:
-    """The layers that lose heads: which inputs of W_O stay."""
+def _places(anatomy: Anatomy) -> list[Place]:
+    return [Place(layer, neurons) for layer in range(len(anatomy.blocks)) for neurons in (False, True)]
+
+
+def _lost(anatomy: Anatomy, present: Kept, kept: Kept) -> dict[Place, Tensor]:
+    """The places that lose heads or neurons: which inputs of W stay."""
     staying = {}
-    for layer, block in enumerate(anatomy.blocks):
-        site = block.attention
-        row = kept[site.tower][site.layer]
-        if len(row) != len(site.heads):
-            stays = torch.zeros(len(site.heads), site.head_dim, dtype=torch.bool)
-            stays[positions(site.heads, row)] = True
-            staying[layer] = stays.flatten()
+    for place in _places(anatomy):
+        group, layer = place.group(anatomy), anatomy.blocks[place.layer].attention.layer
+        if group in kept and kept[group][layer] != (row := present[group][layer]):
+            stays = torch.zeros(len(row), place.out(anatomy).in_features // len(row), dtype=torch.bool)
+            stays[positions(row, kept[group][layer])] = True
+            staying[place] = stays.flatten()
     return staying
+
+
+def _half(anatomy: Anatomy, place: Place, hidden: Tensor, bias: Tensor | None) -> Tensor:
+    block = anatomy.blocks[place.layer]
+    return mlp_half(block, hidden) if place.neurons else attention_half(block, hidden, bias)
 
 
 @dataclass(frozen=True)
 class _State:
-    """One batch on its way through both models, in front of `layer`."""
+    """One batch on its way through both models, in front of the place `at`."""
 
-    layer: int
+    at: Place
     bias: Tensor | None
     real: Tensor
-    sensitivity: Mapping[int, Tensor]
+    sensitivity: Mapping[Place, Tensor]
     hidden: Tensor
     """h, of the unpruned model."""
     repaired: Tensor
@@ -145,14 +174,14 @@ class _State:
 
 
 class _States:
-    """The batches in front of a layer; held between layers as far as they fit, else computed again."""
+    """The batches in front of a place; held between places as far as they fit, else computed again."""
 
-    def __init__(self, anatomy: Anatomy, lost: tuple[int, ...], calibration: Calibration) -> None:
+    def __init__(self, anatomy: Anatomy, lost: tuple[Place, ...], calibration: Calibration) -> None:
         self.anatomy, self.lost, self.calibration = anatomy, lost, calibration
         self.held: dict[int, _State] = {}
         self.room = HELD_BYTES
 
-    def at(self, layer: int, repairs: Mapping[int, Repair]) -> Iterator[_State]:
+    def at(self, place: Place, repairs: Mapping[Place, Repair]) -> Iterator[_State]:
         total = self.calibration.batches
         # With every batch held, the inputs need not be read again.
         whole: Iterable[Any] = self.calibration.inputs() if len(self.held) < total else range(total)
@@ -160,39 +189,32 @@ class _States:
             state = self.held.get(i)
             if state is None:
                 state = _started(self.anatomy, inputs, self.lost)
-            state = _advanced(self.anatomy, state, layer, repairs)
+            state = _advanced(self.anatomy, state, place, repairs)
             if i in self.held:
                 self.held[i] = state
-            elif layer == self.lost[0] and state.nbytes <= self.room:
+            elif place == self.lost[0] and state.nbytes <= self.room:
                 self.held[i] = state
                 self.room -= state.nbytes
             yield state
-            self.calibration.tick(f"repairing layer {layer}", i + 1, total)
+            self.calibration.tick(f"repairing {place}", i + 1, total)
 
 
-def _started(anatomy: Anatomy, inputs: Any, lost: Sequence[int]) -> _State:
+def _started(anatomy: Anatomy, inputs: Any, lost: Sequence[Place]) -> _State:
     with torch.no_grad():
         stack = anatomy.embed(inputs)
-    real = real_tokens(stack)
-    return _State(
-        layer=0,
-        bias=stack.bias,
-        real=real,
-        sensitivity=_sensitivity(anatomy, stack, lost),
-        hidden=stack.hidden,
-        repaired=stack.hidden,
-    )
+    sensitivity = _sensitivity(anatomy, stack, lost)
+    return _State(Place(0, False), stack.bias, real_tokens(stack), sensitivity, stack.hidden, stack.hidden)
 
 
-def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[int]) -> dict[int, Tensor]:
-    """Per layer and token, the squared gradient of the unpruned model's margin at the attention's output."""
+def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[Place]) -> dict[Place, Tensor]:
+    """Per place and token, the squared gradient of the unpruned model's margin at the place's output."""
     hidden = stack.hidden.detach().requires_grad_(True)
     outputs = {}
     with torch.enable_grad():
-        for layer, block in enumerate(anatomy.blocks):
-            with _watched(block.attention) as seen:
-                hidden = run_block(block, hidden, stack.bias)
-            outputs[layer] = seen[1]
+        for place in _places(anatomy):
+            with _watched(place.out(anatomy)) as seen:
+                hidden = _half(anatomy, place, hidden, stack.bias)
+            outputs[place] = seen[1]
         logits = anatomy.readout(replace(stack, hidden=hidden)).float()
         if not torch.isfinite(logits).all():
             raise SurgeryError(
@@ -201,50 +223,56 @@ def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[int]) -> dict[in
             )
         best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
         margin = (best[:, 0] - best[:, -1]) if best.shape[-1] == 2 else best[:, 0]
-        gradients = torch.autograd.grad(margin.sum(), [outputs[layer] for layer in lost], allow_unused=True)
+        gradients = torch.autograd.grad(margin.sum(), [outputs[place] for place in lost], allow_unused=True)
     return {
-        layer: (
+        place: (
             torch.zeros(stack.hidden.shape[:2], device=hidden.device)
             if gradient is None
             else gradient.float().square().sum(dim=-1)
         )
-        for layer, gradient in zip(lost, gradients, strict=True)
+        for place, gradient in zip(lost, gradients, strict=True)
     }
 
 
 @torch.no_grad()
-def _advanced(anatomy: Anatomy, state: _State, layer: int, repairs: Mapping[int, Repair]) -> _State:
+def _advanced(anatomy: Anatomy, state: _State, to: Place, repairs: Mapping[Place, Repair]) -> _State:
     hidden, repaired = state.hidden, state.repaired
-    for at in range(state.layer, layer):
-        block = anatomy.blocks[at]
-        after = run_block(block, hidden, state.bias)
-        if repaired is hidden and at not in repairs:
+    for place in _places(anatomy):
+        if not state.at <= place < to:
+            continue
+        after = _half(anatomy, place, hidden, state.bias)
+        if repaired is hidden and place not in repairs:
             repaired = after  # nothing has been lost so far
         else:
-            with _replaced(block.attention, repairs.get(at)):
-                repaired = run_block(block, repaired, state.bias)
+            with _replaced(place.out(anatomy), repairs.get(place)):
+                repaired = _half(anatomy, place, repaired, state.bias)
         hidden = after
-    return replace(state, layer=layer, hidden=hidden, repaired=repaired)
+    return replace(state, at=to, hidden=hidden, repaired=repaired)
 
 
 @torch.no_grad()
-def _samples(block: Block, state: _State, layer: int, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _samples(anatomy: Anatomy, state: _State, place: Place, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x, t and s of one batch: a row for each real token that matters."""
+    block = anatomy.blocks[place.layer]
 
     def watched(hidden: Tensor) -> list[Tensor]:
-        with _watched(block.attention) as seen:
-            attend(block.attention, block.norm1(hidden) if block.prenorm else hidden, state.bias)
+        with _watched(place.out(anatomy)) as seen:
+            if place.neurons:
+                block.mlp(block.norm2(hidden) if block.prenorm else hidden)
+            else:
+                attend(block.attention, block.norm1(hidden) if block.prenorm else hidden, state.bias)
         return seen
 
-    weights = state.sensitivity[layer] * state.real
+    weights = state.sensitivity[place] * state.real
     rows = weights > 0
     target = watched(state.hidden)[1][rows].double()
     if state.repaired is not state.hidden:
         drift = (state.hidden - state.repaired)[rows].double()
-        scale = block.scale1(torch.ones_like(state.hidden[:1, :1])).double().flatten()
+        branch = block.scale2 if place.neurons else block.scale1
+        scale = branch(torch.ones_like(state.hidden[:1, :1])).double().flatten()
         target = target + torch.where(scale == 0, 0.0, drift / scale)
-    heads = watched(state.repaired)[0][rows][:, columns.to(rows.device)].double()
-    return heads, target, weights[rows].double()
+    inputs = watched(state.repaired)[0][rows][:, columns.to(rows.device)].double()
+    return inputs, target, weights[rows].double()
 
 
 class _Equations:
@@ -276,7 +304,7 @@ class _Equations:
         gram, cross = products[:, :width], products[:, width:]
         ridge = RIDGE * float(gram.trace()) / max(1, width)
         if width and ridge > 0:
-            # The ridge pulls towards W_O as it was: directions without data stay as they are.
+            # The ridge pulls towards W as it was: directions without data stay as they are.
             right = cross - gram @ weight.T
             weight = weight + torch.linalg.solve(gram + ridge * torch.eye(width).double(), right).T
         if bias is not None:
@@ -285,20 +313,20 @@ class _Equations:
 
 
 @contextlib.contextmanager
-def _watched(site: Attention) -> Iterator[list[Tensor]]:
-    """Within the block, what goes into W_O and what comes out of it is noted: [heads, output]."""
+def _watched(out: nn.Linear) -> Iterator[list[Tensor]]:
+    """Within the block, what goes into W and what comes out of it is noted."""
     seen: list[Tensor] = []
 
     def note(_: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
         seen[:] = [args[0], output]
 
-    with removed(site.out.register_forward_hook(note)):
+    with removed(out.register_forward_hook(note)):
         yield seen
 
 
 @contextlib.contextmanager
-def _replaced(site: Attention, repair: Repair | None) -> Iterator[None]:
-    """Within the block, the site's W_O is the repaired one: only the heads that stay are read."""
+def _replaced(out: nn.Linear, repair: Repair | None) -> Iterator[None]:
+    """Within the block, W is the repaired one: only what stays is read."""
 
     def instead(_: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         assert repair is not None
@@ -306,6 +334,6 @@ def _replaced(site: Attention, repair: Repair | None) -> Iterator[None]:
         columns = repair.columns.to(output.device)
         return linear(args[0][..., columns], repair.weight.to(output), bias)
 
-    hooks = [] if repair is None else [site.out.register_forward_hook(instead)]
+    hooks = [] if repair is None else [out.register_forward_hook(instead)]
     with removed(*hooks):
         yield

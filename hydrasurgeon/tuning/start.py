@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.families.base import Family
+    from hydrasurgeon.heads import Kept
     from hydrasurgeon.tuning.recipes import Recipe
 
 FRESH = "init:"
@@ -57,6 +58,11 @@ class Start:
     @property
     def family(self) -> Family:
         return family_of(self.manifest.model)
+
+    @property
+    def kept(self) -> Kept:
+        """Its heads and neurons."""
+        return self.manifest.kept if self.checkpoint is None else self.checkpoint.kept
 
     @property
     def note(self) -> str | None:
@@ -143,7 +149,7 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
 
     family, weights = source.family, by_name(source.family.weights(model))
     torch.manual_seed(seed)
-    module = family.build(model, source.manifest.towers, source.manifest.kept, fresh=True)
+    module = family.module(model, source.manifest.towers, source.kept, fresh=True)
     if source.checkpoint is not None:
         tensors = source.checkpoint.tensors
         state = module.state_dict()

@@ -22,7 +22,7 @@ def no_switches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_switches")
-def test_threads_of_an_old_group_run_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_a_group_run_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """As gloo's do, which want Python's lock to free what they sent while the end of the group waits for them with
     it."""
     done, ended = threading.Event(), threading.Event()

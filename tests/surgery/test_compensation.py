@@ -57,6 +57,11 @@ def heads_of(module: nn.Module, layer: int, inputs: Tensor) -> tuple[Tensor, Ten
     return found["stream"], found["heads"], found["out"]
 
 
+VIT = {"vision": ((0, 1, 2, 3),) * 3}
+TOY = {"text": ((0, 1, 2),) * 2}
+"""All heads of the models here."""
+
+
 def sensitivities(module: nn.Module, layer: int, inputs: Tensor) -> Tensor:
     """Slow version: the margin's gradient at a layer's attention output, one sample at a time."""
     rows = []
@@ -90,8 +95,8 @@ def test_lstsq_solves_the_stacked_system(tiny: MAKE, images: SPEC) -> None:
     teacher, student = double(path), double(path)
     kept = {"vision": ((1, 3), (0, 1, 2, 3), (2,))}
     anatomy = family_named("timm").anatomy(double(path))
-    repairs = refit(anatomy, kept, Calibration(lambda: x.split(7), 3))
-    assert sorted(repairs) == [0, 2]
+    repairs = refit(anatomy, VIT, kept, Calibration(lambda: x.split(7), 3))
+    assert sorted(repairs) == [(0, False), (2, False)]
     for layer, row in ((0, [1, 3]), (2, [2])):
         columns = torch.zeros(HEADS, HEAD_DIM, dtype=torch.bool)
         columns[row] = True
@@ -107,11 +112,11 @@ def test_lstsq_solves_the_stacked_system(tiny: MAKE, images: SPEC) -> None:
             s.flatten().numpy(),
             proj.weight[:, columns].numpy(),
         )
-        np.testing.assert_allclose(repairs[layer].weight.numpy(), weight, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(repairs[layer].bias.numpy(), bias, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(repairs[layer, False].weight.numpy(), weight, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(repairs[layer, False].bias.numpy(), bias, rtol=1e-4, atol=1e-6)
         proj.weight.zero_()
-        proj.weight[:, columns] = repairs[layer].weight
-        proj.bias.copy_(repairs[layer].bias)
+        proj.weight[:, columns] = repairs[layer, False].weight
+        proj.bias.copy_(repairs[layer, False].bias)
 
 
 def test_held_states_change_nothing(tiny: MAKE, images: SPEC, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +135,7 @@ def test_held_states_change_nothing(tiny: MAKE, images: SPEC, monkeypatch: pytes
             return x.split(7)
 
         monkeypatch.setattr(compensation, "HELD_BYTES", room)
-        found.append(refit(anatomy, kept, Calibration(inputs, 3)))
+        found.append(refit(anatomy, VIT, kept, Calibration(inputs, 3)))
     assert passes == [1, 3, 3]
     for other in found[1:]:
         for layer, repair in found[0].items():
@@ -302,11 +307,12 @@ def test_padding_has_no_say(prenorm: bool, how: Callable[..., dict]) -> None:
     anatomy = Toy(prenorm=prenorm).double().requires_grad_(False).anatomy()
     kept = {"text": ((0, 2), (1,))}
     found = [
-        how(anatomy, kept, Calibration(lambda filler=filler: toy_batches(padding=filler), 3)) for filler in (0.0, 50.0)
+        how(anatomy, TOY, kept, Calibration(lambda filler=filler: toy_batches(padding=filler), 3))
+        for filler in (0.0, 50.0)
     ]
     for layer in (0, 1):
-        assert torch.allclose(found[0][layer].weight, found[1][layer].weight, atol=1e-10)
-        assert torch.allclose(found[0][layer].bias, found[1][layer].bias, atol=1e-10)
+        assert torch.allclose(found[0][layer, False].weight, found[1][layer, False].weight, atol=1e-10)
+        assert torch.allclose(found[0][layer, False].bias, found[1][layer, False].bias, atol=1e-10)
 
 
 def test_a_head_that_repeats_others_is_replaced_exactly() -> None:
@@ -319,15 +325,15 @@ def test_a_head_that_repeats_others_is_replaced_exactly() -> None:
         turn = torch.tensor([[0.5, -1.0], [2.0, 0.3]]).double()
         m["v"].weight[4:], m["v"].bias[4:] = turn @ m["v"].weight[:2], turn @ m["v"].bias[:2] + 1
     kept = {"text": ((0, 1), (0, 1))}
-    repairs = refit(toy.anatomy(), kept, Calibration(toy_batches, 3))
+    repairs = refit(toy.anatomy(), TOY, kept, Calibration(toy_batches, 3))
     for layer, m in enumerate(toy.layers):
         weight = m["out"].weight[:, :4].clone()
         weight[:, :2] += m["out"].weight[:, 4:] @ turn
         # The ridge of a thousandth keeps it from being exact.
-        assert torch.allclose(repairs[layer].weight, weight, atol=0.02)
-        assert not torch.allclose(repairs[layer].weight, m["out"].weight[:, :4], atol=0.2)
+        assert torch.allclose(repairs[layer, False].weight, weight, atol=0.02)
+        assert not torch.allclose(repairs[layer, False].weight, m["out"].weight[:, :4], atol=0.2)
         bias = m["out"].bias + m["out"].weight[:, 4:].sum(dim=1)
-        assert torch.allclose(repairs[layer].bias, bias, atol=0.02)
+        assert torch.allclose(repairs[layer, False].bias, bias, atol=0.02)
 
 
 def test_no_output_bias() -> None:
@@ -335,11 +341,11 @@ def test_no_output_bias() -> None:
     anatomy = Toy(bias=False).double().requires_grad_(False).anatomy()
     kept = {"text": ((0, 1), ())}
     with pytest.raises(SurgeryError, match="no output bias") as caught:
-        fold_means(anatomy, kept, Calibration(toy_batches, 3))
+        fold_means(anatomy, TOY, kept, Calibration(toy_batches, 3))
     assert "lstsq" in str(caught.value.hint)
-    repairs = refit(anatomy, kept, Calibration(toy_batches, 3))
-    assert repairs[0].bias is None
-    assert repairs[1].weight.shape == (6, 0)
+    repairs = refit(anatomy, TOY, kept, Calibration(toy_batches, 3))
+    assert repairs[0, False].bias is None
+    assert repairs[1, False].weight.shape == (6, 0)
 
 
 def test_real_tokens_under_padding_and_causal_masks() -> None:

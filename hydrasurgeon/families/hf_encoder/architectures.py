@@ -231,8 +231,8 @@ def _layer(config: Encoder, kind: Kind) -> Iterator[Weight]:
     inner = config.intermediate_size
     if isinstance(config, Dinov2Config):
         inner = dim * config.mlp_ratio
-    yield from linear(kind.mlp[0], inner, dim, "mlp")
-    yield from linear(kind.mlp[1], dim, inner, "mlp")
+    yield from linear(kind.mlp[0], inner, dim, "mlp", heads=QUERIES)
+    yield from linear(kind.mlp[1], dim, inner, "mlp", heads=OUT)
     for name in kind.norms:
         # BERT's attention ends with a norm of its own.
         yield from norm(name, dim, "attention" if name.startswith("attention.") else "norm")

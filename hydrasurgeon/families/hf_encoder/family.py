@@ -35,7 +35,9 @@ from hydrasurgeon.families.hf_encoder.companions import (
 from hydrasurgeon.families.hf_encoder.configs import UNCLASSIFIED, Encoder, Facts, ImageEncoder, TextEncoder
 from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, known, parse
+from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
+from hydrasurgeon.heads import NEURONS, Layers
 
 if TYPE_CHECKING:
     import torch
@@ -247,22 +249,39 @@ class HFEncoder(Family):
     def _heads(self, manifest: Manifest) -> dict[str, Any] | None:
         """What the generated modelling file must know; None where stock transformers builds the model."""
         ((name, tower),) = manifest.towers.items()
-        if manifest.kind == "hydra":
-            return {
-                "members": [member.kept[name] for member in manifest.members],
-                "head_dim": tower.head_dim,
-                "head_tensors": {
-                    weight.name.replace(".0.", ".{}."): [weight.heads.axis, weight.heads.blocks]
-                    for weight in self.weights(manifest.model)
-                    if weight.layer == 0 and weight.heads is not None
-                },
-            }
-        return {"kept": manifest.kept[name]} if self._cut(manifest) or manifest.decision is not None else None
+        if manifest.kind != "hydra":
+            if not self._cut(manifest) and manifest.decision is None:
+                return None
+            return {"kept": manifest.kept[name], **self._neurons(manifest.model, manifest.kept_neurons, name)}
+        first = [weight for weight in self.weights(manifest.model) if weight.layer == 0 and weight.heads is not None]
+        tensors: dict[str, dict[str, list[int]]] = {name: {}, f"{name}{NEURONS}": {}}
+        for weight in first:
+            assert weight.heads is not None
+            tensors[weight.group][weight.name.replace(".0.", ".{}.")] = [weight.heads.axis, weight.heads.blocks]
+        made = {
+            "members": [member.kept[name] for member in manifest.members],
+            "head_dim": tower.head_dim,
+            "head_tensors": tensors[name],
+        }
+        if any(member.kept_neurons for member in manifest.members):
+            each = [self._neurons(manifest.model, m.kept_neurons or {}, name) for m in manifest.members]
+            made |= {"member_neurons": each, "neuron_tensors": tensors[f"{name}{NEURONS}"]}
+        return made
+
+    def _neurons(self, model: Model, kept: Mapping[str, Layers] | None, tower: str) -> dict[str, Any]:
+        """Which neurons every layer keeps, a bit for each in a hexadecimal number; nothing where all stay."""
+        if kept is None:
+            return {}
+        (rows,) = all_neurons(self.weights(model)).values()
+        bits = [f"{sum(1 << neuron for neuron in row):x}" for row in kept.get(tower, rows)]
+        return {"neurons": {"width": len(rows[0]), "bits": bits}}
 
     def _cut(self, manifest: Manifest) -> bool:
         """Whether stock transformers has no class for these weights."""
         ((name, tower),) = manifest.towers.items()
-        return manifest.kind == "hydra" or any(len(row) != tower.heads for row in manifest.kept[name])
+        if manifest.kind == "hydra" or manifest.kept_neurons is not None:
+            return True
+        return any(len(row) != tower.heads for row in manifest.kept[name])
 
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.hf_encoder.modules import Encoder

@@ -84,9 +84,13 @@ class PrunedModel(SavesCode, Base):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         (rows,) = listed(config)
+        neurons = neurons_of(config.hydrasurgeon)
         super().__init__(config)
-        for layer, row in zip(encoder_layers(self), rows, strict=True):
-            shrink(attention_site(layer), row)
+        for number, (layer, row) in enumerate(zip(encoder_layers(self), rows, strict=True)):
+            site = attention_site(layer)
+            shrink(site, row)
+            if neurons:
+                shrink_mlp(layer, site, len(neurons[number]))
 
     @classmethod
     def from_pretrained(cls, path: Any, *arguments: Any, config: Any = None, **options: Any) -> Any:
@@ -131,12 +135,16 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
         }
         config = config or Config.from_pretrained(path, **hub)
         stored = stored_tensors(path, hub)
-        kepts, cut = listed(config), config.hydrasurgeon["head_tensors"]
+        kepts, recorded = listed(config), config.hydrasurgeon
+        unions = [(kepts, recorded["head_tensors"], recorded["head_dim"])]
+        neurons = recorded.get("member_neurons", [{}] * len(kepts))
+        if "neuron_tensors" in recorded:
+            unions.append(([neurons_of(each) for each in neurons], recorded["neuron_tensors"], 1))
         members = []
         for number, kept in enumerate(kepts):
             single = copy.deepcopy(config)
-            single.hydrasurgeon = {"kept": kept}
-            weights = member_weights(stored, number, kepts, cut, config.hydrasurgeon["head_dim"])
+            single.hydrasurgeon = {"kept": kept, **neurons[number]}
+            weights = member_weights(stored, number, unions)
             member, loaded = PrunedModel.from_pretrained(
                 None, config=single, state_dict=weights, output_loading_info=True, **wanted
             )
@@ -202,36 +210,45 @@ def listed(config: Any) -> list[list[list[int]]]:
     return kept
 
 
+def neurons_of(recorded: Mapping[str, Any]) -> list[list[int]]:
+    """The neurons that every layer keeps; nothing where all stay."""
+    neurons = recorded.get("neurons") or {"bits": [], "width": 0}
+    rows = [int(bits, 16) for bits in neurons["bits"]]
+    if any(not 0 < row < 1 << neurons["width"] for row in rows):
+        raise ValueError(f"config.json: hydrasurgeon: bits of neurons beyond {neurons['width']}")
+    return [[at for at in range(neurons["width"]) if row >> at & 1] for row in rows]
+
+
 def member_weights(
     stored: Mapping[str, Tensor],
     number: int,
-    kepts: Sequence[Sequence[Sequence[int]]],
-    cut: Mapping[str, Sequence[int]],
-    head_dim: int,
+    unions: Sequence[tuple[Sequence[Sequence[Sequence[int]]], Mapping[str, Sequence[int]], int]],
 ) -> dict[str, Tensor]:
-    """A member's tensors: its own, the shared ones, and its heads of those that hold a union of heads.
+    """A member's tensors: its own, the shared ones, and its heads and neurons of those that hold a union of them.
 
-    `cut` names the tensors that hold heads, `{}` for the layer, with the axis along which they lie, and how often.
+    `unions` say of heads, and of neurons, which each member keeps in each layer; the tensors that hold them, `{}` for
+    the layer, with the axis along which they lie, and how often; and how many rows each has.
     """
-    union = [sorted(set().union(*rows)) for rows in zip(*kepts, strict=True)]
-    cuts = {
-        name.replace("{}", str(layer)): (place, [union[layer].index(head) for head in row], len(union[layer]))
-        for layer, row in enumerate(kepts[number])
-        for name, place in cut.items()
-        if len(row) < len(union[layer])
-    }
+    cuts = {}
+    for kepts, cut, size in unions:
+        for layer, row in enumerate(kepts[number]):
+            union = sorted(set().union(*(kept[layer] for kept in kepts)))
+            where = {one: at for at, one in enumerate(union)}
+            if len(row) < len(union):
+                for name, place in cut.items():
+                    cuts[name.replace("{}", str(layer))] = (place, [where[one] for one in row], len(union), size)
     # What all members share lies where `fuse` puts it, under its own name, or as the first member's.
     mine, first = f"members.{number}.", "members.0."
     places = {name.removeprefix(first): name for name in stored if name.startswith(first)}
     places |= {name: name for name in stored if not name.startswith("members.")}
     places |= {name.removeprefix(mine): name for name in stored if name.startswith(mine)}
     weights = {name: stored[place] for name, place in places.items()}
-    for name, ((axis, blocks), at, present) in cuts.items():
+    for name, ((axis, blocks), at, present, size) in cuts.items():
         if places.get(name) == name:
             tensor = weights[name]
-            if tensor.shape[axis] != blocks * present * head_dim:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}")
-            heads = tensor.unflatten(axis, (blocks, present, head_dim))
+            if tensor.shape[axis] != blocks * present * size:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {present} heads of {size}")
+            heads = tensor.unflatten(axis, (blocks, present, size))
             heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
             weights[name] = heads.flatten(axis, axis + 2)
     return {name: tensor.contiguous() for name, tensor in weights.items()}
@@ -343,6 +360,18 @@ def shrink(site: AttentionSite, row: Sequence[int]) -> None:
     site.out.weight = room(site.out.weight, (site.out.out_features, width))
     if not row and site.out_name in ("dense", "o", "Wo"):
         module.forward = MethodType(without_heads, module)
+
+
+def shrink_mlp(layer: nn.Module, site: AttentionSite, count: int) -> None:
+    """Room for so many neurons: all linears of a layer but the attention's are its MLP's, W_2 the last."""
+    attention = {id(linear) for linear in (*site.project, site.out)}
+    *first, last = (m for m in layer.modules() if isinstance(m, nn.Linear) and id(m) not in attention)
+    for linear in first:
+        rows = linear.out_features // last.in_features * count
+        linear.out_features, linear.weight = rows, room(linear.weight, (rows, linear.in_features))
+        if linear.bias is not None:
+            linear.bias = room(linear.bias, (rows,))
+    last.in_features, last.weight = count, room(last.weight, (last.out_features, count))
 
 
 def without_heads(module: Any, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:

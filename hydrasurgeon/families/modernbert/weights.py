@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hydrasurgeon.families.hf_encoder.architectures import Kind
 from hydrasurgeon.families.modernbert.configs import ModernBertConfig
-from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm
+from hydrasurgeon.families.weights import GATED, OUT, PACKED, Weight, linear, norm
 
 KIND = Kind(
     ModernBertConfig,
@@ -43,5 +43,5 @@ def _layer(config: ModernBertConfig, layer: int) -> Iterator[Weight]:
     yield from linear("attn.Wo", dim, dim, "output", bias=config.attention_bias, heads=OUT)
     yield from norm("mlp_norm", dim, bias=config.norm_bias)
     # The gate lies behind what it opens.
-    yield from linear("mlp.Wi", 2 * inner, dim, "mlp", bias=config.mlp_bias)
-    yield from linear("mlp.Wo", dim, inner, "mlp", bias=config.mlp_bias)
+    yield from linear("mlp.Wi", 2 * inner, dim, "mlp", bias=config.mlp_bias, heads=GATED)
+    yield from linear("mlp.Wo", dim, inner, "mlp", bias=config.mlp_bias, heads=OUT)

@@ -15,7 +15,7 @@ from hydrasurgeon.families.base import WEIGHTS, Bare, Family, Usage
 from hydrasurgeon.families.open_clip.configs import SUPPORTED, Config, Preprocess, Text, Vision, config_of, stock_config
 from hydrasurgeon.families.prompts import check_prompts, zero_shot
 from hydrasurgeon.families.settings import Images, known, pair, parse, patches
-from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm
+from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm
 from hydrasurgeon.files.decided import BESIDE
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
@@ -199,8 +199,8 @@ def _block(tower: Vision | Text) -> Iterator[Weight]:
     yield Weight("attn.in_proj_bias", (3 * width,), "attention", heads=PACKED)
     yield from linear("attn.out_proj", width, width, "output", heads=OUT)
     yield from norm("ln_2", width)
-    yield from linear("mlp.c_fc", hidden, width, "mlp")
-    yield from linear("mlp.c_proj", width, hidden, "mlp")
+    yield from linear("mlp.c_fc", hidden, width, "mlp", heads=QUERIES)
+    yield from linear("mlp.c_proj", width, hidden, "mlp", heads=OUT)
     if tower.ls_init_value is not None:
         yield Weight("ls_1.gamma", (width,), "scale")
         yield Weight("ls_2.gamma", (width,), "scale")

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydrasurgeon.families.settings import pair
 from hydrasurgeon.families.timm_vit.architectures import TOWER, Architecture, attention_pool, read_table
-from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm
+from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Weight, linear, norm
 
 
 @cache
@@ -85,17 +85,21 @@ def _block(a: Mapping[str, Any]) -> Iterator[Weight]:
 
 def _mlp(a: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
     dim = a["embed_dim"]
+    # A norm over all neurons would not be the same over some.
+    rows, columns = (None, None) if a["scale_mlp"] else (QUERIES, OUT)
     aligned = a["swiglu_align_to"] and not a["use_post_norm"]
     if a["swiglu_mlp"] and (a["scale_mlp"] or aligned):
         if a["swiglu_align_to"]:
             hidden += -hidden % a["swiglu_align_to"]
-        yield from linear("mlp.fc1_g", hidden, dim, "mlp")
-        yield from linear("mlp.fc1_x", hidden, dim, "mlp")
+        yield from linear("mlp.fc1_g", hidden, dim, "mlp", heads=rows)
+        yield from linear("mlp.fc1_x", hidden, dim, "mlp", heads=rows)
+    elif a["swiglu_mlp"]:
+        yield from linear("mlp.fc1", 2 * hidden, dim, "mlp", heads=rows and GATED)
     else:
-        yield from linear("mlp.fc1", 2 * hidden if a["swiglu_mlp"] else hidden, dim, "mlp")
+        yield from linear("mlp.fc1", hidden, dim, "mlp", heads=rows)
     if a["scale_mlp"]:
         yield from norm("mlp.norm", hidden, "mlp", bias=_biased(a))
-    yield from linear("mlp.fc2", dim, hidden, "mlp")
+    yield from linear("mlp.fc2", dim, hidden, "mlp", heads=columns)
 
 
 def _biased(a: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families.settings import pair
-from hydrasurgeon.families.weights import OUT, PACKED, Part, Weight, linear, norm, shapes_of
+from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Part, Weight, linear, norm, shapes_of
 from hydrasurgeon.lookup import nearest
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -166,12 +166,15 @@ def _block(a: Mapping[str, Any]) -> Iterator[Weight]:
 
 def _mlp(a: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
     dim, bias, layer = a["embed_dim"], a["proj_bias"], a["mlp_layer"]
+    packed = layer.startswith("GluMlp")
+    # A norm over all neurons would not be the same over some.
+    rows, columns = (None, None) if a["scale_mlp_norm"] else (GATED if packed else QUERIES, OUT)
     for name in ("fc1_g", "fc1_x") if layer.startswith("SwiGLU") else ("fc1",):
-        yield from linear(f"mlp.{name}", hidden, dim, "mlp", bias=bias)
-    inner = hidden // 2 if layer.startswith("GluMlp") else hidden
+        yield from linear(f"mlp.{name}", hidden, dim, "mlp", bias=bias, heads=rows)
+    inner = hidden // 2 if packed else hidden
     if a["scale_mlp_norm"]:
         yield from _norm("mlp.norm", a["norm_layer"], inner, "mlp")
-    yield from linear("mlp.fc2", dim, inner, "mlp", bias=bias)
+    yield from linear("mlp.fc2", dim, inner, "mlp", bias=bias, heads=columns)
 
 
 def _norm(name: str, kind: str, size: int, part: Part) -> Iterator[Weight]:

@@ -184,7 +184,7 @@ class TimmViT(Family):
         if model.labels:
             config["label_names"] = list(model.labels)
         heads = manifest.towers[TOWER].heads
-        if manifest.kind == "hydra" or any(len(row) != heads for row in manifest.kept[TOWER]):
+        if manifest.kind == "hydra" or manifest.kept_neurons or any(len(r) != heads for r in manifest.kept[TOWER]):
             config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
             config["model_args"] = {**config["model_args"], "backbone": model.arch}  # read by nothing, for people
         return {"config.json": json.dumps(config, indent=2) + "\n"}
