@@ -9,8 +9,8 @@ from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.foreign import code
 from hydrasurgeon.files.history import command_line
-from hydrasurgeon.files.manifest import Manifest, Step
-from hydrasurgeon.heads import Kept, count
+from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.heads import count
 
 CARD = "README.md"
 """The model card of a directory, as the hub shows it."""
@@ -22,7 +22,7 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 def model_card(manifest: Manifest, usage: Usage) -> str:
     """README.md in the hub's layout; every number in it comes from the manifest."""
-    model = manifest.model
+    model, (kind, what) = manifest.model, _what(manifest)
     classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
     labels = [code(label) for label in (model.labels or ())[:10]]
     more = ["…"] if len(model.labels or ()) > 10 else []
@@ -36,13 +36,13 @@ tags:
 - attention-head-pruning
 ---
 
-# {_title(manifest)}
+# {kind}: {code(model.arch)}
 
 ```python
 {usage.code.strip()}
 ```
 
-{_what(manifest)}
+{what}
 
 Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 
@@ -82,39 +82,32 @@ def on_hub(card: str, *, scheme: str, repo: str) -> str:
     return card
 
 
-def _title(manifest: Manifest) -> str:
-    what = {"member": "Pruned", "backbone": "Backbone"}
-    kind = f"Hydra of {len(manifest.members)} members" if manifest.kind == "hydra" else what[manifest.kind]
-    return f"{kind}: {code(manifest.model.arch)}"
-
-
-def _what(manifest: Manifest) -> str:
+def _what(manifest: Manifest) -> tuple[str, str]:
+    """The title's first words, and the first sentences."""
     total = sum(tower.layers * tower.heads for tower in manifest.towers.values())
     if manifest.kind == "hydra":
         counts = ", ".join(str(count(member.kept)) for member in manifest.members)
-        return (
+        return f"Hydra of {len(manifest.members)} members", (
             f"A Hydra Ensemble: {len(manifest.members)} classifiers that keep different attention heads of one "
             f"pretrained model ({counts} of {total}), fused into one. Its prediction is the mean of their "
             f"probabilities. MLPs: {manifest.fusion.mlp}; the first {manifest.fusion.trunk} layers are shared."
         )
-    kept = count(manifest.kept)
+    kind, kept = "Pruned" if manifest.kind == "member" else "Backbone", count(manifest.kept)
     if kept == total:
-        return f"A classifier with all of its {total} attention heads."
-    return f"A classifier that keeps {kept} of {total} attention heads; the others were cut out of its weights."
+        return kind, f"A classifier with all of its {total} attention heads."
+    return kind, f"A classifier that keeps {kept} of {total} attention heads; the others were cut out of its weights."
 
 
 def _heads(manifest: Manifest) -> str:
-    rows = (
-        [("", manifest.kept)]
-        if manifest.kind != "hydra"
-        else [(f"member {i}, ", member.kept) for i, member in enumerate(manifest.members)]
-    )
-    return "\n".join(f"- {name}{_per_layer(kept)}" for name, kept in rows)
-
-
-def _per_layer(kept: Kept) -> str:
-    return "; ".join(
-        f"{code(tower)}: {', '.join(str(len(row)) for row in rows)} heads by layer" for tower, rows in kept.items()
+    rows = [("", manifest.kept)] if manifest.kind != "hydra" else []
+    if manifest.kind == "hydra":
+        rows = [(f"member {i}, ", member.kept) for i, member in enumerate(manifest.members)]
+    return "\n".join(
+        f"- {name}"
+        + "; ".join(
+            f"{code(tower)}: {', '.join(str(len(r)) for r in rows)} heads by layer" for tower, rows in kept.items()
+        )
+        for name, kept in rows
     )
 
 
@@ -133,19 +126,12 @@ def _decision(manifest: Manifest) -> str:
 
 
 def _history(manifest: Manifest) -> str:
-    if not manifest.history:
-        return "Nothing was recorded."
-    lines = [f"{i}. {code(_command(entry))}{_seen(entry)}" for i, entry in enumerate(manifest.history, 1)]
-    return "\n".join(lines)
-
-
-def _command(entry: Step) -> str:
-    return shlex.join(["hydrasurgeon", *command_line(entry)])
-
-
-def _seen(entry: Step) -> str:
-    seen = ", ".join(f"{data.rows} rows, sha256 {code(data.sha256[:12])}…" for data in entry.data)
-    return f" ({seen})" if seen else ""
+    lines = []
+    for number, entry in enumerate(manifest.history, 1):
+        seen = ", ".join(f"{data.rows} rows, sha256 {code(data.sha256[:12])}…" for data in entry.data)
+        command = code(shlex.join(["hydrasurgeon", *command_line(entry)]))
+        lines.append(f"{number}. {command}" + (f" ({seen})" if seen else ""))
+    return "\n".join(lines) or "Nothing was recorded."
 
 
 def _measured(manifest: Manifest) -> str:

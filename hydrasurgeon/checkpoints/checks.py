@@ -7,7 +7,7 @@ whole, not where it comes from. `stages/ancestry.py` compares it with what it wa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from hydrasurgeon.checkpoints.folder import config_of
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.files.history import changes_weights
-from hydrasurgeon.files.manifest import HEADER_KEY, HydraManifest
+from hydrasurgeon.files.manifest import HEADER_KEY, HydraManifest, Step
 from hydrasurgeon.files.tensors import finite, spoiled, weights_sha256
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Contents:
     """sha256 of every tensor."""
     spoiled: tuple[str, ...]
     """Tensors that hold NaN or infinity."""
-    members: tuple[str, ...] = ()
+    members: tuple[str, ...]
     """For a hydra, the hash of each member's weights as put together again."""
 
 
@@ -74,21 +74,27 @@ def sound_digests(checkpoint: Checkpoint) -> dict[str, str]:
 def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
     """Everything that needs no other file; that its parts agree was checked on opening."""
     model, manifest = checkpoint.manifest.model, checkpoint.manifest
-    count, companions = len(contents.digests), len(checkpoint.files)
+    actual, wanted = weights_sha256(checkpoint.tensors, contents.digests), manifest.weights_sha256
+    weights = Check("weights hash", True, short(actual))
+    if not checkpoint.recorded:
+        weights = Check("weights hash", None, f"{short(actual)}; no manifest says what it should be")
+    elif actual != wanted:
+        weights = Check("weights hash", False, f"the manifest says {short(wanted)}, the tensors {short(actual)}")
+    numbers = (
+        f"NaN or infinity in {first(contents.spoiled)}" if contents.spoiled else f"{len(contents.digests)} tensors"
+    )
     checks = [
-        _weights(checkpoint, contents.digests),
-        Check("finite weights", True, f"{count} tensors")
-        if not contents.spoiled
-        else Check("finite weights", False, f"NaN or infinity in {first(contents.spoiled)}"),
+        weights,
+        Check("finite weights", not contents.spoiled, numbers),
         Check("shapes", True, f"those of {model.family}:{model.arch} with the kept heads"),
     ]
     if checkpoint.path.is_dir():
         checks += _config(checkpoint)
-    if companions:
+    if checkpoint.files:
         checks.append(Check("companions", True, ", ".join(sorted(checkpoint.files))))
     if manifest.kind == "hydra":
         checks += _members(manifest, contents.members)
-    return [*checks, _history(checkpoint, contents.digests)]
+    return [*checks, _history(manifest.history, actual)]
 
 
 def _config(checkpoint: Checkpoint) -> Iterator[Check]:
@@ -111,38 +117,23 @@ def first(names: Sequence[str]) -> str:
     return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
 
 
-def _weights(checkpoint: Checkpoint, digests: Mapping[str, str]) -> Check:
-    actual = weights_sha256(checkpoint.tensors, digests)
-    recorded = checkpoint.manifest.weights_sha256
-    if not checkpoint.recorded:
-        return Check("weights hash", None, f"{short(actual)}; no manifest says what it should be")
-    if actual != recorded:
-        detail = f"the manifest says {short(recorded)}, the tensors {short(actual)}"
-        return Check("weights hash", False, detail)
-    return Check("weights hash", True, short(actual))
-
-
 def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
     """A member's tensors, put together again, hash to what the manifest says."""
-    members = manifest.members
-    equal = [member.sha256 == sha256 for member, sha256 in zip(members, hashes, strict=True)]
-    # An average of MLPs is none of its terms: then no member can be put together again.
-    averaged = manifest.fusion.mlp == "average" and not any(equal)
-    for i, member in enumerate(members):
-        if averaged:
-            detail = "not put together from averaged MLPs: --parents can tell"
-            yield Check(f"member {i}", None, detail)
-        elif equal[i]:
+    equal = [member.sha256 == sha256 for member, sha256 in zip(manifest.members, hashes, strict=True)]
+    for i, member in enumerate(manifest.members):
+        if equal[i]:
             yield Check(f"member {i}", True, f"its tensors hash to {short(member.sha256)}")
+        elif manifest.fusion.mlp == "average" and not any(equal):
+            # An average of MLPs is none of its terms: then no member can be put together again.
+            yield Check(f"member {i}", None, "not put together from averaged MLPs: --parents can tell")
         else:
             detail = f"the manifest says {short(member.sha256)}, its tensors {short(hashes[i])}"
             yield Check(f"member {i}", False, detail)
 
 
-def _history(checkpoint: Checkpoint, digests: Mapping[str, str]) -> Check:
+def _history(steps: Sequence[Step], actual: str) -> Check:
     """The links that the history tells by itself: a step read what the one before it wrote, the last wrote these
     weights."""
-    steps = checkpoint.manifest.history
     if not steps:
         return Check("history", None, "nothing is recorded")
     # What was fused has several histories, one after another: that it is of these members was checked on opening.
@@ -155,7 +146,7 @@ def _history(checkpoint: Checkpoint, digests: Mapping[str, str]) -> Check:
         if not changes_weights(entry) and entry.output not in (None, *read):
             return Check("history", False, f"step {at}, {entry.command}, read other weights than it left")
         wrote = entry.output
-    if wrote not in (None, weights_sha256(checkpoint.tensors, digests)):
+    if wrote not in (None, actual):
         return Check("history", False, f"its last step, {steps[-1].command}, wrote other weights ({short(wrote)})")
     return Check("history", True, f"{len(steps)} steps, each of what the one before it wrote")
 

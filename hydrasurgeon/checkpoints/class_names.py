@@ -27,29 +27,30 @@ def with_class_names(
 ) -> CheckpointT:
     """The checkpoint as a classifier of `classes`, else of what it records, else of the data's `names`.
 
-    A checkpoint with a classifier of its own comes back unchanged; without `names` nothing is required.
+    Without `names` nothing is required.
     """
     model = checkpoint.manifest.model
     if not checkpoint.family.named_classes:
-        if classes is not None or templates:
-            option = "--classes" if classes is not None else "--template"
-            raise UsageError(
-                f"{option}: {checkpoint.name} has a classifier of its own",
-                hint=f"Leave {option} out; class names and templates are for CLIP.",
-            )
-        return checkpoint
+        option = "--classes" if classes is not None else "--template" if templates else None
+        if option is None:
+            return checkpoint
+        raise UsageError(
+            f"{option}: {checkpoint.name} has a classifier of its own",
+            hint=f"Leave {option} out; class names and templates are for CLIP.",
+        )
     prompts = read_templates(templates)
     labels: Sequence[str] | None = model.labels
     if classes is not None:
         labels = None if classes == FROM_DATA else read_labels(classes)
     if labels is None and names is not None:
         labels = _words(names(), checkpoint.name)
-    if labels is None and classes is not None:
-        raise UsageError(f"--classes {FROM_DATA}: no data is read here", hint="Give the names.")
     if labels is None:
-        if prompts:
-            raise UsageError("--template: there are no classes to fill in", hint="Give --classes.")
-        return checkpoint
+        if classes is None and not prompts:
+            return checkpoint
+        why = (
+            "--template: there are no classes to fill in" if prompts else f"--classes {FROM_DATA}: no data is read here"
+        )
+        raise UsageError(why, hint="Give --classes cat,dog,….")
     changed = zero_shot(model, labels, prompts)
     if changed == model:
         return checkpoint

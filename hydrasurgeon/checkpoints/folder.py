@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,15 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import config_files, families, family_of_bare, schemes
 from hydrasurgeon.families.base import WEIGHTS, Bare, Family
 from hydrasurgeon.files.decided import BESIDE, PREFIX
-from hydrasurgeon.files.foreign import parse_json, read_json, read_text
+from hydrasurgeon.files.foreign import parse_json, read_json, read_text, visible
 from hydrasurgeon.files.header import MAX_HEADER
 from hydrasurgeon.files.shards import INDEX
 from hydrasurgeon.files.tensors import TensorFile
 
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 """Endings of files that run code when they are read, and are never opened."""
+PLAIN = re.compile(r"[^./\\:][^/\\:]{0,200}\.safetensors")
+"""What a file beside an index may be called."""
 # An index names every tensor once: enough for a million.
 MAX_INDEX = 128 << 20
 # The largest tokenizer in use (256,000 words and their merges) has 35 MB.
@@ -53,7 +56,7 @@ def find(text: str) -> Path:
     if path.suffix in PICKLED:
         raise _not_read(path)
     raise CheckpointError(
-        f"{text}: no such checkpoint",
+        f"{visible(text)}: no such checkpoint",
         hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in schemes())}).",
     )
 
@@ -62,14 +65,12 @@ def present(path: Path) -> bool:
     """Whether there is something at `path`; CheckpointError where that cannot be told."""
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # of a NUL character, too
         return False
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return False
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:  # a NUL character
-        raise CheckpointError(f"{str(path)!r} is not a checkpoint's path") from error
     return True
 
 
@@ -140,31 +141,21 @@ def _shards(index: Path) -> list[TensorFile]:
     homes = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(homes, dict) or not homes:
         raise CheckpointError(f"{index}: has no weight_map of tensors and files")
-    for name in homes.values():
-        if not isinstance(name, str) or not _is_plain(name):
-            raise CheckpointError(
-                f"{index}: names a file {str(name)[:80]!r}, which is not one beside it",
-                hint="The index was not written by a library of models: do not use it.",
-            )
+    foreign = [n for n in homes.values() if not isinstance(n, str) or not n.isprintable() or not PLAIN.fullmatch(n)]
+    if foreign:
+        raise CheckpointError(
+            f"{index}: names a file {str(foreign[0])[:80]!r}, which is not one beside it",
+            hint="The index was not written by a library of models: do not use it.",
+        )
     names = sorted(set(homes.values()))
     missing = next((name for name in names if not present(index.parent / name)), None)
     if missing is not None:
         raise CheckpointError(f"{index.parent}: shard {missing} is missing")
     files = {name: TensorFile(index.parent / name) for name in names}
-    for tensor, name in homes.items():
-        if tensor not in files[name].infos:
-            raise CheckpointError(f"{index}: tensor {tensor[:80]!r} is not in {name}")
+    wrong = next((tensor for tensor, name in homes.items() if tensor not in files[name].infos), None)
+    if wrong is not None:
+        raise CheckpointError(f"{index}: tensor {wrong[:80]!r} is not in {homes[wrong]}")
     return list(files.values())
-
-
-def _is_plain(name: str) -> bool:
-    return (
-        name.endswith(".safetensors")
-        and name.isprintable()
-        and len(name.encode()) <= 255
-        and not set(name) & set("/\\:")
-        and name[0] != "."
-    )
 
 
 def _not_read(path: Path) -> CheckpointError:

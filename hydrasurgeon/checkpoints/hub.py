@@ -30,11 +30,6 @@ def pinned(spec: str, path: Path) -> str:
     return f"{spec.partition('@')[0]}@{path.name}"
 
 
-def _examples() -> str:
-    *others, last = dict.fromkeys(f.example_id for f in families() if f.example_id)
-    return f"{', '.join(others)} or {last}"
-
-
 def network_errors() -> tuple[type[Exception], ...]:
     """What huggingface_hub raises when the hub is out of reach: its HTTP library's errors, whichever that is, too."""
     from huggingface_hub.errors import HfHubHTTPError
@@ -72,22 +67,24 @@ def fetch(spec: str) -> Path:
     def download(patterns: Sequence[str]) -> Path:
         return Path(snapshot_download(repo, revision=revision or None, allow_patterns=list(patterns)))
 
+    expected: tuple[type[Exception], ...] = (ValueError, *network_errors())
     try:
         if family.refuses_by_config:
             _check(download(TEXTS), spec)  # before gigabytes of a model that cannot be cut
         return download(family.downloads)
-    except GatedRepoError as error:
-        why, hint = f"{repo} is gated", "Ask for access, then log in with `hf auth login`."
-        raise CheckpointError(f"{spec}: {why}", hint=hint) from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(f"{spec}: {repo} has no revision {revision!r}") from error
-    except RepositoryNotFoundError as error:
-        why, hint = f"the hub has no {repo} (or it is private)", "Check the spelling; set HF_TOKEN for private ones."
-        raise CheckpointError(f"{spec}: {why}", hint=hint) from error
-    except ValueError as error:
-        raise CheckpointError(f"{spec}: {repo!r} is not a repository name", hint=f"Write {_examples()}.") from error
-    except network_errors() as error:
-        why, hint = f"{repo} is not in the cache and the hub cannot be reached", "Connect once, or give a local path."
-        if refused_token(error):
-            why, hint = "the hub does not know the token", "Log in again with `hf auth login`."
+    except expected as error:
+        examples = ", ".join(dict.fromkeys(f.example_id for f in families() if f.example_id))
+        reasons: dict[type[Exception], tuple[str, str | None]] = {
+            GatedRepoError: (f"{repo} is gated", "Ask for access, then log in with `hf auth login`."),
+            RevisionNotFoundError: (f"{repo} has no revision {revision!r}", None),
+            RepositoryNotFoundError: (
+                f"the hub has no {repo} (or it is private)",
+                "Check the spelling; set HF_TOKEN for private ones.",
+            ),
+            ValueError: (f"{repo!r} is not a repository name", f"Write one of {examples}."),
+        }
+        refused = ("the hub does not know the token", "Log in again with `hf auth login`.")
+        away = (f"{repo} is not in the cache and the hub cannot be reached", "Connect once, or give a local path.")
+        usual = refused if refused_token(error) else away
+        why, hint = next((reason for kind, reason in reasons.items() if isinstance(error, kind)), usual)
         raise CheckpointError(f"{spec}: {why}", hint=hint) from error

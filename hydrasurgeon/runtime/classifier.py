@@ -71,7 +71,7 @@ def load(
 ) -> Classifier:
     """Load any checkpoint for inference; a CLIP without class names answers with image features."""
     opened = with_class_names(open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template)
-    opened.verify_hash()
+    opened.digests()
     return as_classifier(opened, device=device, dtype=dtype)
 
 

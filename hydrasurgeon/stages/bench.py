@@ -282,7 +282,7 @@ def _entries(options: BenchOptions) -> list[_Entry]:
     paths = [path for group in groups for path in group]
     opened = [open_checkpoint(path, arch=options.arch) for path in paths]
     for checkpoint in opened:
-        checkpoint.verify_hash()
+        checkpoint.digests()
     every = iter(by_path(opened, paths))
     single, members, rest = ([next(every) for _ in group] for group in groups)
     entries = [_Entry(name_of([each]), "single", (each,)) for each in single]

@@ -71,7 +71,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
     )
     _check_model(named, arguments)
-    named.verify_hash()
+    named.digests()
     opened = undecided(named)
     digests = opened.digests()
     data = _opened_data(opened, arguments)

@@ -90,7 +90,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     path = output_file(target, option="-o", force=arguments.force, inputs=_inputs(arguments))
     if not opened.manifest.model.num_classes:
         raise SurgeryError(f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes.")
-    opened.verify_hash()
+    opened.digests()
     if arguments.aot:
         from hydrasurgeon.sharing.pt2 import check_compiler
 
@@ -137,7 +137,7 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
     out = Path(arguments.out or opened.home.with_name(f"{opened.home.stem}.onnx"))
     paths = [real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest")]
     claim(*paths, option="-o", force=arguments.force, inputs=_inputs(arguments))
-    opened.verify_hash()
+    opened.digests()
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing.cascade_onnx import two_graphs
     from hydrasurgeon.sharing.onnx import OPSET
@@ -158,7 +158,7 @@ def _padded(opened: Checkpoint, arguments: ExportOptions) -> Export:
 
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-padded')}/"
     target = claimed(Output(force=arguments.force), out, inputs=_inputs(arguments), repository=None)
-    opened.verify_hash()
+    opened.digests()
     from hydrasurgeon.sharing.padded import padded
 
     planned, manifest, difference = padded(opened, arguments.member)

@@ -89,7 +89,7 @@ def predict(arguments: PredictOptions) -> Predicted:
             f"{opened.path}: has no classes to choose from",
             hint="Finetune it with a classifier, or give a CLIP its --classes.",
         )
-    opened.verify_hash()
+    opened.digests()
     answering = _Answering(opened, arguments)
     counts: Counter[str] = Counter()
     resumed = 0

@@ -91,7 +91,7 @@ def _outputs(checkpoint: str | Path, arguments: ProbeOptions) -> tuple[Path | No
 
 def _opened(checkpoint: str | Path, arguments: ProbeOptions) -> Single:
     opened = undecided(open_single(checkpoint, arch=arguments.arch))
-    opened.verify_hash()
+    opened.digests()
     return with_class_names(
         opened, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)
     )

@@ -12,12 +12,12 @@ import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.hf_encoder.configs import Encoder, ImageEncoder, TextEncoder
+from hydrasurgeon.families.hf_encoder.architectures import Encoder, ImageEncoder, TextEncoder
 from hydrasurgeon.families.settings import Colours, Edge, Images, Settings, Texts, known, pair, parse
 from hydrasurgeon.files.foreign import parse_json
 
@@ -56,25 +56,27 @@ RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """PIL's ways to resize, by its numbers."""
 
 
-class Box(Settings):
-    height: Edge
-    width: Edge
-
-
-class Shortest(Settings):
-    shortest_edge: Edge
+# Height and width, or the shortest edge.
+Sides = dict[Literal["height", "width", "shortest_edge"], Edge]
 
 
 class Processor(Settings):
     """preprocessor_config.json, as far as it says what pixels a model sees."""
 
-    size: Edge | Box | Shortest | None = None
-    crop_size: Edge | Box | None = None
+    size: Edge | Sides | None = None
+    crop_size: Edge | Sides | None = None
     do_center_crop: bool | None = None
     do_normalize: bool | None = None
     resample: Annotated[int, Field(ge=0, le=5)] | None = None
     image_mean: Colours | None = None
     image_std: Colours | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for sides in (self.size, self.crop_size):
+            if isinstance(sides, dict) and {*sides} not in ({"height", "width"}, {"shortest_edge"}):
+                raise ValueError("a size has height and width, or shortest_edge")
+        return self
 
 
 def companions(present: Collection[str]) -> tuple[str, ...]:
@@ -135,9 +137,9 @@ def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
 def _added(files: Mapping[str, str], where: str) -> dict[str, int]:
     """added_tokens.json: words and their numbers."""
     words = _mapping(files, ADDED, where)
-    for word, number in words.items():
-        if type(number) is not int or number < 0:
-            raise CheckpointError(f"{where}: {ADDED}: {word[:60]!r} has no number of a word")
+    wrong = next((word for word, number in words.items() if type(number) is not int or number < 0), None)
+    if wrong is not None:
+        raise CheckpointError(f"{where}: {ADDED}: {wrong[:60]!r} has no number of a word")
     return words
 
 
@@ -216,35 +218,35 @@ def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     kind = config.model_type
     size, crop = (processor.size, processor.crop_size) if processor.size is not None else _usual(config)
     if isinstance(size, int):
-        size = Shortest(shortest_edge=size) if kind == "dinov2" else Box(height=size, width=size)
+        size = {"shortest_edge": size} if kind == "dinov2" else {"height": size, "width": size}
     if isinstance(crop, int):
-        crop = Box(height=crop, width=crop)
-    edge = size.height if isinstance(size, Box) else size.shortest_edge
-    whole = size if isinstance(size, Box) else Box(height=edge, width=edge)
-    target = whole if crop is None or processor.do_center_crop is False else crop
+        crop = {"height": crop, "width": crop}
+    edge = size.get("height", size.get("shortest_edge", 1))
+    target = size if crop is None or processor.do_center_crop is False else crop
+    height, width = (target.get(side, target.get("shortest_edge", 1)) for side in ("height", "width"))
     resample = processor.resample if processor.resample is not None else 2 if kind == "vit" else 3
     return {
-        "input_size": [config.num_channels, target.height, target.width],
+        "input_size": [config.num_channels, height, width],
         "interpolation": RESAMPLE[resample],
         # Half a pixel keeps timm's floor(crop / crop_pct) at the edge.
-        "crop_pct": 1.0 if target.height == edge else target.height / (edge + 0.5),
-        "crop_mode": "squash" if isinstance(size, Box) else "center",
+        "crop_pct": 1.0 if height == edge else height / (edge + 0.5),
+        "crop_mode": "squash" if "height" in size else "center",
     }
 
 
-def _usual(config: ImageEncoder) -> tuple[Box | Shortest, Box | None]:
+def _usual(config: ImageEncoder) -> tuple[Sides, Sides | None]:
     """How images are resized for models of this type, and what is cut out."""
     height, width = pair(config.image_size)
     # DINOv2 was trained at 518 and is used at 224, and so are the others with the size they have.
     if config.model_type == "dinov2" and min(height, width) >= 224:
         height = width = 224
-    crop = Box(height=height, width=width)
+    crop: Sides = {"height": height, "width": width}
     if config.model_type == "vit":
         return crop, None
-    larger = [round(edge * 256 / 224) for edge in (height, width)]
-    if config.model_type == "dinov2":
-        return Shortest(shortest_edge=min(larger)), crop
-    return Box(height=larger[0], width=larger[1]), crop
+    high, wide = (round(edge * 256 / 224) for edge in (height, width))
+    return (
+        {"shortest_edge": min(high, wide)} if config.model_type == "dinov2" else {"height": high, "width": wide}
+    ), crop
 
 
 def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,35 +93,23 @@ class Decides:
     """Logits and features → calibrated probabilities, their entropy, and an OOD score; in float64."""
 
     def __init__(self, config: Any, members: int, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        record = config.hydrasurgeon.get("decision")
-        if not isinstance(record, dict) or not isinstance(record.get("ood"), dict):
-            raise ValueError("config.json: hydrasurgeon.decision: is no decision state")
-        ood, joint = record["ood"], record.get("joint")
-        self.temperature = number(record.get("temperature"), "temperature", positive=True)
-        self.joint = None
-        if joint is not None:
-            constants = {name: number(joint.get(name), name, positive=True) for name in ("aleatoric", "epistemic")}
-            self.joint = SimpleNamespace(**constants)
-        self.threshold = number(ood.get("threshold"), "threshold")
-        self.kind = ood.get("score")
-        if self.kind not in ON_LOGITS and self.kind not in FITTED:
-            raise ValueError(f"config.json: hydrasurgeon.decision: knows no score {str(self.kind)[:40]!r}")
-        self.stored: list[dict[str, Tensor]] = []
-        self.standards: list[tuple[float, float]] = []
-        if self.kind in FITTED:
-            listed = ood.get("members")
-            if not isinstance(listed, list | tuple) or len(listed) != members:
-                raise ValueError(f"config.json: hydrasurgeon.decision: is not of {members} members")
-            self.standards = [
-                (number(each.get("mean"), "mean"), number(each.get("deviation"), "deviation", positive=True))
-                for each in listed
-            ]
-            held = tensors()
-            parts, _ = FITTED[self.kind]
-            missing = [name for m in range(members) for p in parts if (name := f"{PREFIX}{m}.{p}") not in held]
-            if missing:
-                raise ValueError(f"{STATE}: lacks {missing[0]}")
-            self.stored = [{part: held[f"{PREFIX}{m}.{part}"] for part in parts} for m in range(members)]
+        try:
+            record = config.hydrasurgeon["decision"]
+            ood, joint = record["ood"], record.get("joint")
+            self.temperature, self.threshold = float(record["temperature"]), float(ood["threshold"])
+            self.joint = (
+                None
+                if joint is None
+                else SimpleNamespace(aleatoric=float(joint["aleatoric"]), epistemic=float(joint["epistemic"]))
+            )
+            self.kind = ood["score"]
+            self.stored: list[dict[str, Tensor]] = []
+            if self.kind not in ON_LOGITS:
+                held, (parts, _) = tensors(), FITTED[self.kind]
+                self.standards = [(float(each["mean"]), float(each["deviation"])) for each in ood["members"]]
+                self.stored = [{part: held[f"{PREFIX}{m}.{part}"] for part in parts} for m in range(members)]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"config.json: hydrasurgeon.decision: is no decision state: {error}") from error
 
     @torch.no_grad()
     def __call__(self, logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
@@ -149,12 +136,6 @@ class Decides:
             for m, (stored, (mean, deviation)) in enumerate(zip(self.stored, self.standards, strict=True))
         ]
         return torch.stack(each).mean(dim=0)
-
-
-def number(value: Any, name: str, *, positive: bool = False) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or (positive and value <= 0):
-        raise ValueError(f"config.json: hydrasurgeon.decision: {name} is no {'positive ' * positive}number")
-    return float(value)
 
 
 class _Deciding:

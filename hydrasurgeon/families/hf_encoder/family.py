@@ -10,12 +10,17 @@ from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import CheckpointError, Disagreement, ManifestError, SurgeryError
+from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, ManifestError, SurgeryError
 from hydrasurgeon.families import families
 from hydrasurgeon.families.base import Bare, Family, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
+    UNCLASSIFIED,
+    Encoder,
+    Facts,
+    ImageEncoder,
     Kind,
+    TextEncoder,
     canonical,
     class_name,
     config_of,
@@ -32,7 +37,6 @@ from hydrasurgeon.families.hf_encoder.companions import (
     preprocess,
     processor,
 )
-from hydrasurgeon.families.hf_encoder.configs import UNCLASSIFIED, Encoder, Facts, ImageEncoder, TextEncoder
 from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, known, parse
 from hydrasurgeon.families.weights import all_neurons
@@ -55,6 +59,12 @@ TASK = re.compile(r"For(?!MaskedLM|PreTraining|MaskedImageModeling|(?:Sequence|I
 """How the name of a class tells that its head is for another task than to classify an input, or to pretrain."""
 WHOLE = "Supported: classifiers that choose one of two or more classes for a whole text or image."
 """The hint where a model is made for another task."""
+OTHERS: tuple[tuple[str, Any, str], ...] = (
+    ("position_embedding_type", "absolute", "relative positions in every layer"),
+    ("add_cross_attention", False, "cross-attention"),
+    ("use_swiglu_ffn", False, "a packed SwiGLU MLP (DINOv2 giant)"),
+)
+"""Settings of config.json, what they must be, and what other values ask for."""
 LAYER = re.compile(r"\.layers?\.(\d+)\.(.*)")
 """How the names of modules tell that they are within a layer, and what they are called there."""
 
@@ -92,6 +102,7 @@ class HFEncoder(Family):
     layout = ("config.json", f"{MODELLING}.py", f"{DECIDING}.py")
     needs_config = True
     refuses_by_config = True
+    companions = staticmethod(companions)
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
     """What config.json says and what tensors are called, by model type."""
 
@@ -150,7 +161,37 @@ class HFEncoder(Family):
         return isinstance(kind, str) and kind in self.kinds
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
-        _check_type(config, where, self.kinds)
+        facts = parse(Facts, known(Facts, config), f"{where}: config.json")
+        names, kind = facts.architectures or [], str(config.get("model_type"))[:60]
+        decoder = config.get("is_decoder") or any("CausalLM" in name or "LMHeadModel" in name for name in names)
+        layouts = [
+            f"{what} ({key}={str(config[key])[:60]})"
+            for key, fine, what in OTHERS
+            if config.get(key, fine) not in (fine, None)
+        ]
+        task = TASK.search(names[0]) if names else None
+        error: type[HydraError] = SurgeryError
+        hint = supported()
+        if config.get("auto_map"):
+            what = "runs code of its own (auto_map, trust_remote_code), which is not executed"
+            if kind in self.kinds:
+                hint = f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
+        elif decoder:
+            what = f"{kind} is a decoder, not a classifier"
+        elif kind not in self.kinds:
+            what, hint = f"transformers:{kind} is not supported", CLIP if kind == "clip" else hint
+        elif layouts:
+            what = f"has {layouts[0]}, which is not supported"
+        elif task is not None:
+            words = re.sub("(?<=[a-z])(?=[A-Z])", " ", task[1]).lower()
+            what = f"{names[0][:80]} is made for {words[:80]}, which is not supported"
+            error, hint = CheckpointError, WHOLE
+        elif facts.problem_type in ("regression", "multi_label_classification"):
+            what = f"is made for {facts.problem_type.replace('_', ' ')}, which is not supported"
+            error, hint = CheckpointError if facts.problem_type == "regression" else SurgeryError, WHOLE
+        else:
+            return
+        raise error(f"{where}: {what}", hint=hint)
 
     def config(self, model: Model, where: str = "model.config") -> Encoder:
         """The record of a manifest's config."""
@@ -158,9 +199,6 @@ class HFEncoder(Family):
 
     def kind(self, model: Model) -> Kind:
         return self.kinds[self.config(model).model_type]
-
-    def companions(self, present: Collection[str]) -> tuple[str, ...]:
-        return companions(present)
 
     def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
         recorded = model.preprocess.get("files_sha256")
@@ -345,54 +383,16 @@ def _auto(model: Model) -> str:
 
 def _modelling(class_name: str) -> str:
     """The modelling file for a directory: the template, with the class it builds on."""
-    text = _template(MODELLING)
-    template = f"ARCH = {KINDS['bert'].classes[0]!r}".replace("'", '"')
+    text = (package_files("hydrasurgeon.families.hf_encoder") / f"{MODELLING}.py").read_text(encoding="utf-8")
+    template = f'ARCH = "{KINDS["bert"].classes[0]}"'
     assert template in text
     return text.replace(template, f'ARCH = "{class_name}"')
-
-
-def _template(name: str) -> str:
-    file = package_files("hydrasurgeon.families.hf_encoder") / f"{name}.py"
-    return file.read_text(encoding="utf-8")
 
 
 def supported() -> str:
     """The model types of all families that read transformers' files."""
     kinds = [kind for family in families() if isinstance(family, HFEncoder) for kind in family.kinds]
     return f"Supported model types: {', '.join(kinds)}."
-
-
-def _check_type(config: Mapping[str, Any], where: str, kinds: Mapping[str, Kind]) -> None:
-    """SurgeryError for a config.json of a model that cannot be cut."""
-    facts = parse(Facts, known(Facts, config), f"{where}: config.json")
-    names = facts.architectures or []
-    kind = str(config.get("model_type"))[:60]
-    if config.get("auto_map"):
-        hint = f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
-        what = f"{where}: runs code of its own (auto_map, trust_remote_code), which is not executed"
-        raise SurgeryError(what, hint=hint if kind in kinds else supported())
-    decoder = config.get("is_decoder") or any("CausalLM" in n or "LMHeadModel" in n for n in names)
-    if decoder:
-        raise SurgeryError(f"{where}: {kind} is a decoder, not a classifier", hint=supported())
-    if kind not in kinds:
-        hint = CLIP if kind == "clip" else supported()
-        raise SurgeryError(f"{where}: transformers:{kind} is not supported", hint=hint)
-    for key, fine, what in (
-        ("position_embedding_type", "absolute", "relative positions in every layer"),
-        ("add_cross_attention", False, "cross-attention"),
-        ("use_swiglu_ffn", False, "a packed SwiGLU MLP (DINOv2 giant)"),
-    ):
-        if config.get(key, fine) not in (fine, None):
-            shown = f"{what} ({key}={str(config[key])[:60]})"
-            raise SurgeryError(f"{where}: has {shown}, which is not supported", hint=supported())
-    task = TASK.search(names[0]) if names else None
-    if task is not None:
-        words = re.sub("(?<=[a-z])(?=[A-Z])", " ", task[1]).lower()
-        raise CheckpointError(f"{where}: {names[0][:80]} is made for {words[:80]}, which is not supported", hint=WHOLE)
-    if facts.problem_type == "regression":
-        raise CheckpointError(f"{where}: is made for regression, which is not supported", hint=WHOLE)
-    if facts.problem_type == "multi_label_classification":
-        raise SurgeryError(f"{where}: is made for multi label classification, which is not supported", hint=WHOLE)
 
 
 def _classes(kind: Kind, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], where: str) -> int:

@@ -11,9 +11,15 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
-from hydrasurgeon.families.hf_encoder.architectures import KINDS, class_name, config_of, has_pooler, kind_of
-from hydrasurgeon.families.hf_encoder.configs import UNCLASSIFIED
-from hydrasurgeon.families.hf_encoder.configs import Encoder as Config
+from hydrasurgeon.families.hf_encoder.architectures import (
+    KINDS,
+    UNCLASSIFIED,
+    class_name,
+    config_of,
+    has_pooler,
+    kind_of,
+)
+from hydrasurgeon.families.hf_encoder.architectures import Encoder as Config
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, encoder_layers, shrink
 from hydrasurgeon.files.manifest import Model
 

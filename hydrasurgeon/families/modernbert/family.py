@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.base import Bare
-from hydrasurgeon.families.hf_encoder.architectures import Kind
-from hydrasurgeon.families.hf_encoder.configs import Encoder
+from hydrasurgeon.families.hf_encoder.architectures import Encoder, Kind
 from hydrasurgeon.families.hf_encoder.family import HFEncoder, stock
-from hydrasurgeon.families.modernbert.configs import GLOBAL, LOCAL, ModernBertConfig
-from hydrasurgeon.families.modernbert.weights import KIND, weights
+from hydrasurgeon.families.modernbert.architectures import GLOBAL, KIND, LOCAL, ModernBertConfig, weights
 from hydrasurgeon.files.manifest import Model, Tower
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
 from hydrasurgeon.families.hf_encoder.modules import Encoder, Features, library_config, padding
-from hydrasurgeon.families.modernbert.configs import LOCAL, ModernBertConfig
-from hydrasurgeon.families.modernbert.weights import KIND
+from hydrasurgeon.families.modernbert.architectures import KIND, LOCAL, ModernBertConfig
 from hydrasurgeon.files.manifest import Model
 
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError
+from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.settings import Count, Pair, Positive
 from hydrasurgeon.families.timm_eva.architectures import table, weights
-from hydrasurgeon.families.timm_vit.architectures import NAME, RELATIVE_TABLE, TOWER, Architecture, Match, fits
-from hydrasurgeon.families.timm_vit.arguments import Sizes
+from hydrasurgeon.families.timm_vit.architectures import RELATIVE_TABLE, TOWER, Match, Sizes, fits
 from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.files.manifest import Model, Tower
 
@@ -47,6 +46,7 @@ class Arguments(Sizes):
 class TimmEva(TimmViT):
     example_id = "timm:vit_small_patch16_dinov3.lvd1689m"
     arguments: ClassVar[type[Sizes]] = Arguments
+    table = staticmethod(table)
 
     def recognises(self, bare: Bare) -> bool:
         config = bare.config or {}
@@ -87,16 +87,6 @@ class TimmEva(TimmViT):
 
     def listed(self, args: Mapping[str, Any]) -> Iterator[Weight]:
         return weights(args)
-
-    def registered(self, name: str) -> Architecture | None:
-        match = NAME.fullmatch(name)
-        return table().get(match[1]) if match else None
-
-    def named(self, name: str, where: str) -> Architecture:
-        architecture = self.registered(name)
-        if architecture is None:
-            raise SurgeryError(f"{where}: timm:{name[:60]} is none of timm's Eva models")
-        return architecture
 
     def infer(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> Match:
         classes = shapes["head.weight"][0] if shapes.get("head.weight") else 0

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from hydrasurgeon.errors import CheckpointError, SurgeryError
-from hydrasurgeon.families.settings import pair
+from pydantic import Field
+
+from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
+from hydrasurgeon.families.settings import Chance, Count, Pair, Positive, Settings, Size, pair, patches
 from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Part, Weight, linear, norm, shapes_of
 from hydrasurgeon.lookup import nearest
 
@@ -36,7 +38,7 @@ RELATIVE_WHY = "it has a table of relative positions in every layer, with a colu
 # What a file itself may say differently from the registered architecture.
 FREE = ("img_size", "in_chans", "num_classes")
 # init_values only starts LayerScale; whether it is there shows in the names.
-INERT = (*FREE, "init_values")
+SILENT = (*FREE, "init_values")
 
 
 @dataclass(frozen=True)
@@ -74,24 +76,23 @@ def table() -> dict[str, Architecture]:
 NAME = re.compile(r"([a-z0-9_]+)(\.[a-z0-9_]+)?")
 
 
-def registered(name: str) -> Architecture | None:
+def registered(name: str, rows: Mapping[str, Architecture]) -> Architecture | None:
     """The table's row for `vit_base_patch16_224.augreg_in21k`, whatever the tag."""
     match = NAME.fullmatch(name)
-    return table().get(match[1]) if match else None
+    return rows.get(match[1]) if match else None
 
 
 def named(name: str, where: str = "--arch") -> Architecture:
     """The registered architecture of this name; what is not registered cannot be pruned."""
-    architecture = registered(name)
+    architecture = registered(name, table())
     if architecture is not None:
         return architecture
     plain, shown = name[:60].partition(".")[0], f"{where}: timm:{name[:60]}"
-    if RELATIVE.match(plain):
-        raise SurgeryError(f"{shown} cannot be pruned: {RELATIVE_WHY}", hint=SUPPORTED)
-    near = nearest(plain, table(), most=3, cutoff=0.75)
+    near = () if RELATIVE.match(plain) else nearest(plain, table(), most=3, cutoff=0.75)
     if near:
         raise CheckpointError(f"{shown} is not a known architecture", hint=f"Did you mean {', '.join(near)}?")
-    raise SurgeryError(f"{shown} cannot be pruned: it is not one of timm's VisionTransformers", hint=SUPPORTED)
+    why = RELATIVE_WHY if RELATIVE.match(plain) else "it is not one of timm's VisionTransformers"
+    raise SurgeryError(f"{shown} cannot be pruned: {why}", hint=SUPPORTED)
 
 
 def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
@@ -202,7 +203,16 @@ def fits(
 
 def infer(shapes: Shapes, where: str = "the file") -> Match:
     """The registered architecture behind bare tensors; CheckpointError when there is none or no one answer."""
-    _must_look_like_timm(shapes, where)
+    if len(shapes.get("patch_embed.proj.weight", ())) != 4:
+        what = f"{where}: not a known architecture (tensors: {', '.join(list(shapes)[:3])}, …)"
+        raise CheckpointError(what, hint=f"{SUPPORTED} Others are known by the config in their directory.")
+    if any(RELATIVE_TABLE in name for name in shapes):
+        raise SurgeryError(f"{where}: cannot be pruned: {RELATIVE_WHY}", hint=SUPPORTED)
+    packed = {name: shape for name, shape in shapes.items() if name.endswith(".attn.qkv.weight")}
+    gone = next((name for name, shape in packed.items() if shape[:1] != (3 * shape[-1],)), None)
+    if gone is not None:
+        why = f"heads were already removed ({gone} is {_x(shapes[gone])}) and the manifest is missing"
+        raise CheckpointError(f"{where}: {why}", hint="Bring back the .heads.json, or start from the backbone.")
     matches = [
         (architecture, overrides)
         for architecture in table().values()
@@ -213,12 +223,12 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
         raise _unknown(shapes, where)
     groups: dict[str, list[tuple[Architecture, dict[str, Any]]]] = {}
     for architecture, overrides in matches:
-        forward = {key: value for key, value in architecture.args.items() if key not in INERT}
+        forward = {key: value for key, value in architecture.args.items() if key not in SILENT}
         groups.setdefault(json.dumps(forward, sort_keys=True), []).append((architecture, overrides))
     chosen = [min(group, key=_plainness) for group in groups.values()]
     if len(chosen) > 1:
         names = sorted(chosen, key=_plainness)
-        differing = {k for a, _ in names for k in a.args if k not in INERT and a.args[k] != names[0][0].args[k]}
+        differing = {k for a, _ in names for k in a.args if k not in SILENT and a.args[k] != names[0][0].args[k]}
         each = (f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})" for a, _ in names)
         why = f"several architectures fit, and they would run differently: {'; '.join(each)}"
         raise CheckpointError(f"{where}: {why}", hint=f"Say which: --arch timm:{names[0][0].name}")
@@ -255,10 +265,10 @@ def _quick(architecture: Architecture, shapes: Shapes) -> bool:
 def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
     """Image size, channels and classes, where the file differs from the registered default."""
     args, patch = architecture.args, shapes["patch_embed.proj.weight"]
-    said = {"in_chans": patch[1], "num_classes": shapes["head.weight"][0] if "head.weight" in shapes else 0}
+    said = {"in_chans": patch[1], "num_classes": next(iter(shapes.get("head.weight", ())), 0)}
     overrides = {key: value for key, value in said.items() if value != args[key]}
     prefix = 0 if args["no_embed_class"] else _prefix(args)
-    if "pos_embed" in shapes:
+    if len(shapes.get("pos_embed", ())) == 3:
         tokens = shapes["pos_embed"][1] - prefix
         grid = math.isqrt(max(0, tokens))
         height, width = pair(args["img_size"])
@@ -273,56 +283,12 @@ def _prefix(args: Mapping[str, Any]) -> int:
     return prefix
 
 
-# How many dimensions the tensors have that tell sizes.
-DIMENSIONS = (
-    (re.compile(r"patch_embed\.proj\.weight"), 4),
-    (re.compile(r"pos_embed"), 3),
-    (re.compile(r"head\.weight|blocks\.\d+\.(attn\.qkv|mlp\.fc1)\.weight"), 2),
-)
-# Parts of names that tell what else a file holds; in front, what only its config describes.
-DESCRIBED = {
-    "in_proj_weight": "an open_clip model",
-    "attention.self.query": "a transformers text encoder",
-    "attention.attention.query": "a transformers vision model",
-    "self_attn.q_proj": "a transformers model",
-}
-OTHERS = {"layers.0.blocks.0": "a Swin model", "stages.0": "a convolutional or hierarchical model"}
-"""The same of models that are not supported."""
-
-
-def _must_look_like_timm(shapes: Shapes, where: str) -> None:
-    for name, shape in shapes.items():
-        for pattern, count in DIMENSIONS:
-            if pattern.fullmatch(name) and (len(shape) != count or 0 in shape):
-                raise CheckpointError(f"{where}: {name} is {_x(shape) or 'one number'}, a ViT's has {count} dimensions")
-    if "patch_embed.proj.weight" not in shapes:
-        raise _another(shapes, where)
-    if any(RELATIVE_TABLE in name for name in shapes):
-        raise SurgeryError(f"{where}: cannot be pruned: {RELATIVE_WHY}", hint=SUPPORTED)
-    for name, shape in shapes.items():
-        if name.endswith(".attn.qkv.weight") and shape[0] != 3 * shape[1]:
-            why = f"heads were already removed ({name} is {_x(shape)}) and the manifest is missing"
-            raise CheckpointError(f"{where}: {why}", hint="Bring back the .heads.json, or start from the backbone.")
-
-
-def _another(shapes: Shapes, where: str) -> CheckpointError:
-    """What a file that is no ViT of timm's looks like."""
-    for mark, what in {**DESCRIBED, **OTHERS}.items():
-        if any(mark in name for name in shapes):
-            if mark in OTHERS:
-                return CheckpointError(f"{where}: looks like {what}, which is not supported", hint=SUPPORTED)
-            hint = "Give the directory that holds its config too."
-            return CheckpointError(f"{where}: looks like {what}, which its weights alone do not describe", hint=hint)
-    some = ", ".join(list(shapes)[:3])
-    return CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=SUPPORTED)
-
-
 def _unknown(shapes: Shapes, where: str) -> CheckpointError:
     """A ViT of sizes that timm does not register: its sizes, and how to say what it is."""
     dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
     depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
-    fc1 = shapes.get("blocks.0.mlp.fc1.weight")
-    sizes = f"dim {dim}, depth {depth}, patch {patch}" + (f", MLP ratio {fc1[0] / fc1[1]:g}" if fc1 else "")
+    hidden = shapes.get("blocks.0.mlp.fc1.bias", (0,))[0]
+    sizes = f"dim {dim}, depth {depth}, patch {patch}, MLP ratio {hidden / max(1, dim):g}"
     extra = f",img_size=…,patch_size={patch},in_chans={channels}" if (patch, channels) != (16, 3) else ""
     hint = f"Say it: --arch timm:vit_tiny_patch16_224,embed_dim={dim},depth={depth},num_heads=…{extra}"
     return CheckpointError(f"{where}: no registered timm ViT has these sizes ({sizes})", hint=hint)
@@ -330,3 +296,92 @@ def _unknown(shapes: Shapes, where: str) -> CheckpointError:
 
 def _x(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
+
+
+# Names that timm knows norms by, without parameters that a file would not hold.
+Norm = Literal["layernorm", "layernormfp32", "rmsnorm", "rmsnormfp32"]
+# timm's names of activations without parameters.
+ACTIVATIONS = (
+    "elu|gelu|gelu_tanh|hard_mish|hard_sigmoid|hard_swish|hardsigmoid|hardswish|leaky_relu|mish|quick_gelu|relu|relu6|"
+    "selu|sigmoid|silu|swish|tanh"
+)
+# One of timm's activations.
+Activation = Annotated[str, Field(pattern=f"^({ACTIVATIONS})$")]
+# What timm itself reads, or what only a fresh model would: left out of a file's model_args.
+INERT = {"cache_dir", "checkpoint_path", "exportable", "fix_init", "no_jit", "pretrained", "pretrained_cfg"}
+INERT |= {"pretrained_cfg_overlay", "scriptable", "weight_init"}
+
+
+class Sizes(Settings):
+    """Constructor arguments that both of timm's classes have, where they differ from the registered architecture's."""
+
+    img_size: Pair | None = None
+    patch_size: Pair | None = None
+    in_chans: Size | None = None
+    global_pool: Literal["avg", "avgmax", "map", "max", "token"] | None = None
+    embed_dim: Size | None = None
+    depth: Size | None = None
+    num_heads: Size | None = None
+    mlp_ratio: Positive | None = None
+    qkv_bias: bool | None = None
+    init_values: Annotated[float, Field(gt=0)] | None = None
+    class_token: bool | None = None
+    no_embed_class: bool | None = None
+    drop_rate: Chance | None = None
+    pos_drop_rate: Chance | None = None
+    proj_drop_rate: Chance | None = None
+
+    def written(self) -> dict[str, Any]:
+        """Without None, which timm takes for the default."""
+        return {key: value for key, value in super().written().items() if value is not None}
+
+
+class Arguments(Sizes):
+    """Those, and what VisionTransformer has besides."""
+
+    qk_norm: bool | None = None
+    scale_attn_norm: Literal[False] | None = None
+    scale_mlp_norm: bool | None = None
+    proj_bias: bool | None = None
+    pos_embed: Literal["", "learn", "none"] | None = None
+    reg_tokens: Count | None = None
+    pre_norm: bool | None = None
+    final_norm: bool | None = None
+    fc_norm: bool | None = None
+    pool_include_prefix: bool | None = None
+    embed_norm_layer: Norm | None = None
+    norm_layer: Norm | None = None
+    act_layer: Activation | None = None
+    dynamic_img_size: bool | None = None
+    dynamic_img_pad: bool | None = None
+    patch_drop_rate: Chance | None = None
+    attn_drop_rate: Chance | None = None
+    drop_path_rate: Chance | None = None
+
+
+class Names(Settings):
+    """pretrained_cfg, as far as it names classes."""
+
+    label_names: list[str] | None = None
+
+
+class Config(Names):
+    """config.json as timm writes it, as far as it is read."""
+
+    architecture: str
+    num_classes: Count | None = None
+    model_args: dict[str, Any] | None = None
+    pretrained_cfg: dict[str, Any] | None = None
+
+
+def check_whole(args: Mapping[str, Any], where: str, error: type[HydraError]) -> None:
+    """Refuse arguments that do not make a ViT together; `args` are all of them, defaults included."""
+    dim, heads = args["embed_dim"], args["num_heads"]
+    if dim % heads:
+        raise error(f"{where}: embed_dim {dim} is not a multiple of num_heads {heads}")
+    if args["global_pool"] == "token" and not args["class_token"]:
+        raise error(f"{where}: global_pool is token, and class_token is off")
+    try:
+        patches(args["img_size"], args["patch_size"])
+    except ValueError as failure:
+        raise error(f"{where}: {failure}") from failure

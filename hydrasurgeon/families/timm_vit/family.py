@@ -12,8 +12,19 @@ from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, Us
 from hydrasurgeon.families.base import Bare, Family, Usage
 from hydrasurgeon.families.settings import Images, known, pair, parse
 from hydrasurgeon.families.timm_vit import architectures
-from hydrasurgeon.families.timm_vit.architectures import SUPPORTED, TOWER, Architecture, Match, fits
-from hydrasurgeon.families.timm_vit.arguments import INERT, Arguments, Config, Names, Sizes, check_whole
+from hydrasurgeon.families.timm_vit.architectures import (
+    INERT,
+    SUPPORTED,
+    TOWER,
+    Architecture,
+    Arguments,
+    Config,
+    Match,
+    Names,
+    Sizes,
+    check_whole,
+    fits,
+)
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
@@ -42,6 +53,7 @@ class TimmViT(Family):
     fresh_spec = "init:timm:NAME[,key=value…]"
     arguments: ClassVar[type[Sizes]] = Arguments
     """What a manifest, a config.json and --arch may override of an architecture."""
+    table = staticmethod(architectures.table)
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
         tensors, arch, config, where = bare.tensors, bare.asked, bare.config, bare.where
@@ -117,10 +129,10 @@ class TimmViT(Family):
         return architectures.weights(args)
 
     def named(self, name: str, where: str) -> Architecture:
-        return architectures.named(name, where)
+        return self.registered(name) or architectures.named(name, where)
 
     def registered(self, name: str) -> Architecture | None:
-        return architectures.registered(name)
+        return architectures.registered(name, self.table())
 
     def infer(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> Match:
         """The architecture behind bare tensors."""

@@ -1,13 +1,15 @@
-"""ModernBERT's config.json as a record: what a classifier's forward reads, with the library's defaults."""
+"""ModernBERT as a table: what a classifier's forward reads of config.json, and its tensors on disk, without torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hydrasurgeon.families.hf_encoder.configs import Activation, Spread, TextEncoder
+from hydrasurgeon.families.hf_encoder.architectures import Activation, Kind, Spread, TextEncoder
 from hydrasurgeon.families.settings import Chance, Count, Positive, Settings, Size
+from hydrasurgeon.families.weights import GATED, OUT, PACKED, Weight, linear, norm
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """Layers in which every token looks at all others, and at its neighbours only."""
@@ -91,3 +93,42 @@ class ModernBertConfig(TextEncoder):
     def reach(self) -> int:
         """How many tokens away a token of a local layer looks."""
         return self.local_attention // 2
+
+
+KIND = Kind(
+    ModernBertConfig,
+    "model",
+    "text",
+    ("ModernBertForSequenceClassification",),
+    classifier=(("head.dense", "dim"), ("classifier", "classes")),
+)
+"""What its modules are called."""
+
+
+def weights(config: ModernBertConfig, classes: int) -> Iterator[Weight]:
+    """All tensors of an unpruned classifier; without a classifier where there are no classes."""
+    dim, biased = config.hidden_size, config.norm_bias
+    words = Weight("tok_embeddings.weight", (config.vocab_size, dim), "embedding")
+    for weight in (words, *norm("norm", dim, "embedding", bias=biased)):
+        yield weight.within("model.embeddings", "text")
+    for layer in range(config.num_hidden_layers):
+        for weight in _layer(config, layer):
+            yield weight.within(f"model.layers.{layer}", "text", layer)
+    yield from norm("model.final_norm", dim, "readout", bias=biased)
+    if classes or config.prediction_head:
+        yield from linear("head.dense", dim, dim, "readout", bias=config.classifier_bias)
+        yield from norm("head.norm", dim, "readout", bias=biased)
+    if classes:
+        yield from linear("classifier", classes, dim, "classifier")
+
+
+def _layer(config: ModernBertConfig, layer: int) -> Iterator[Weight]:
+    dim, inner = config.hidden_size, config.intermediate_size
+    if layer > 0:  # the embeddings end with a norm
+        yield from norm("attn_norm", dim, bias=config.norm_bias)
+    yield from linear("attn.Wqkv", 3 * dim, dim, "attention", bias=config.attention_bias, heads=PACKED)
+    yield from linear("attn.Wo", dim, dim, "output", bias=config.attention_bias, heads=OUT)
+    yield from norm("mlp_norm", dim, bias=config.norm_bias)
+    # The gate lies behind what it opens.
+    yield from linear("mlp.Wi", 2 * inner, dim, "mlp", bias=config.mlp_bias, heads=GATED)
+    yield from linear("mlp.Wo", dim, inner, "mlp", bias=config.mlp_bias, heads=OUT)
