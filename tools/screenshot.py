@@ -5,24 +5,22 @@ python tools/screenshot.py REPORT.html [OUT.png]       needs Chromium
 
 from __future__ import annotations
 
+import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 WIDTH, HEIGHT, COLOURS = 1280, 1240, 160
 """Size of the picture, and its number of colours."""
 
 
 def main(page: Path, out: Path) -> None:
-    from browser import Browser
     from PIL import Image
 
-    with tempfile.TemporaryDirectory() as profile, Browser(Path(profile)) as browser:
-        browser.open(page, width=WIDTH, dark=False)
-        browser.picture(out, height=HEIGHT)
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={out.resolve()}", page.resolve().as_uri()]
+    subprocess.run(command, check=True, capture_output=True)
     Image.open(out).convert("RGB").quantize(COLOURS).save(out, optimize=True)
     print(f"{out}: {out.stat().st_size / 1000:.0f} kB")
 

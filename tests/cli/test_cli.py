@@ -54,14 +54,7 @@ def test_the_users_own_lines(tiny: MAKE, images: SPEC, shell: Callable[[str], tu
 
 
 LIGHT = (
-    "torch",
-    "timm",
-    "transformers",
-    "open_clip",
-    "datasets",
-    "accelerate",
-    "torchvision",
-    "sklearn",
+    *("torch", "timm", "transformers", "open_clip", "datasets", "accelerate", "torchvision", "sklearn"),
     "huggingface_hub",
 )
 

@@ -17,7 +17,7 @@ from hydrasurgeon.anatomy.maps import attention_maps
 from hydrasurgeon.criteria.cahp import choice as cahp
 from hydrasurgeon.criteria.cahp.criterion import ClassMoments, Weigher, _check_maps, _resized, jeffries_matusita, layout
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import DataError, OutputError, SurgeryError
+from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.heads import Head, count
 
@@ -299,18 +299,3 @@ def test_many_classes_are_drawn(tiny: MAKE, images: SPEC, monkeypatch: pytest.Mo
     monkeypatch.setattr(criterion, "MOST_CLASSES", 3)
     found = hs.score(tiny(), method="cahp", data=images(), seed=1).result
     assert len(found.settings["classes"]) == 3
-
-
-def test_the_picture(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    path, spec = tiny(), images()
-    for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        plot = tmp_path / f"c.{suffix}"
-        hs.score(path, method="cahp", data=spec, plot=plot)
-        first = plot.read_bytes()
-        assert first.startswith(start)
-        with pytest.raises(OutputError, match="already exists"):
-            hs.score(path, method="cahp", data=spec, plot=plot)
-        hs.score(path, method="cahp", data=spec, plot=plot, force=True)
-        assert plot.read_bytes() == first
-    text = (tmp_path / "c.svg").read_text()
-    assert "mean simplified silhouette" in text or "<path" in text

@@ -11,7 +11,7 @@ from hydrasurgeon.decision.probabilities import mean_probs
 from hydrasurgeon.decision.scores.evidence import Gathering
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.decision.temperature import calibrated, fit_joint, fit_temperature, uncertainties
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Joint
 
 MEMBERS, CLASSES, WIDTH = 2, 3, 8
@@ -209,21 +209,6 @@ def test_auto_says_what_it_leaves_out(world: World) -> None:
     assert any("class 2 never occurs" in note for note in fitted.notes)
     with pytest.raises(DataError, match="class 2 never occurs"):
         fit_state(two, promise=Promise(), score="mds", classifiers=world.classifiers)
-
-
-def test_refusals(world: World) -> None:
-    few = world.inside(40)
-    with pytest.raises(DataError, match=r"20 samples cannot promise a risk of 0\.02"):
-        fit_state(few, promise=Promise(risk=0.02), score="msp")
-    with pytest.raises(DataError, match=r"cannot promise a coverage of 0\.99"):
-        fit_state(few, promise=Promise(coverage=0.99), score="msp")
-    with pytest.raises(DataError, match=r"threshold that flags a fraction of 0\.01") as caught:
-        fit_state(few, promise=Promise(id_flagged=0.01), score="msp")
-    assert "at least 99" in str(caught.value.hint)
-    with pytest.raises(DataError, match="takes at least 20"):
-        fit_state(world.inside(19), promise=Promise(), score="msp")
-    with pytest.raises(UsageError, match="did you mean rmds"):
-        fit_state(few, promise=Promise(), score="rmd")
 
 
 def test_halves_are_disjoint_and_whole() -> None:

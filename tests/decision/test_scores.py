@@ -17,7 +17,7 @@ from hydrasurgeon.decision.scores.moments import Accumulator, shrinkage
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.subspace import principal
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import FITTED, OF_LOGITS
+from hydrasurgeon.files.decided import FITTED
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -346,10 +346,6 @@ def test_statistics_of_a_thousand_classes_are_small() -> None:
     shapes = {"centre": width, "factor": width * width, "means": classes * width, "background": width * width}
     stored = {kind: sum(4 * shapes[name] for name in FITTED[kind][1]) for kind in ("mds", "rmds", "maha++")}
     assert max(stored.values()) <= 8_000_000
-
-
-def test_scores_of_logits_are_named_once() -> None:
-    assert tuple(ON_LOGITS) == OF_LOGITS
 
 
 @pytest.mark.parametrize("kind", FITTED)

@@ -12,7 +12,7 @@ from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import HydraError, MissingDependency, OutputError, UsageError
+from hydrasurgeon.errors import HydraError
 from hydrasurgeon.measuring import timing
 from hydrasurgeon.measuring.timing import InTurn, SideBySide, interleaved, peak_bytes
 
@@ -145,16 +145,3 @@ def test_contenders_must_read_the_same_inputs(tiny: MAKE, parts: tuple[Path, lis
     )
     with pytest.raises(HydraError, match="do not read the same inputs"):
         hs.bench([parts[2], other])
-
-
-def test_plot(parts: tuple[Path, list[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hs.bench([parts[2]], backbone=parts[0], batch="1,2", runs=1, plot=tmp_path / "p.svg")
-    first = (tmp_path / "p.svg").read_text()
-    assert "<!-- time / single model -->" in first
-    with pytest.raises(OutputError, match="already exists"):
-        hs.bench([parts[2]], batch="1", runs=1, plot=tmp_path / "p.svg")
-    with pytest.raises(UsageError, match=r"must end in \.png"):
-        hs.bench([parts[2]], batch="1", runs=1, plot=tmp_path / "p.txt")
-    monkeypatch.setattr("hydrasurgeon.lookup.find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match="matplotlib"):
-        hs.bench([parts[2]], batch="1", runs=1, plot=tmp_path / "q.png")

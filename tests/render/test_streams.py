@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,32 +79,3 @@ def test_a_pipe_has_no_width(here: Path) -> None:
     assert f"{name}.safetensors" in done.stdout.splitlines()[4]
     about = bash(f"hs inspect {name} --json", here, COLUMNS="40")
     assert json.loads(about.stdout)["path"] == f"{name}.safetensors"
-
-
-def test_a_narrow_terminal_breaks_between_words(here: Path) -> None:
-    import pty
-    import termios
-
-    bash("hs prune --method random --keep 2 vit -o m", here)
-    parent, child = pty.openpty()
-    termios.tcsetwinsize(child, (24, 40))
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    for name in ("COLUMNS", "LINES", "CI"):  # what a terminal's size would give way to
-        env.pop(name, None)
-    with subprocess.Popen(
-        [sys.executable, "-m", "hydrasurgeon", "inspect", "m"], cwd=here, env=env, stdout=child, stdin=child
-    ):
-        os.close(child)
-        said = b""
-        while True:
-            try:
-                said += (piece := os.read(parent, 4096))
-            except OSError:  # Linux's way to say that the other side is closed
-                break
-            if not piece:
-                break
-    os.close(parent)
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).splitlines()
-    assert all(len(line) <= 40 for line in lines if len(line.split()) > 1)
-    assert "  ← prune vit.safetensors --method" in lines
-    assert "    random --keep 2" in lines

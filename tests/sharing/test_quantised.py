@@ -14,7 +14,6 @@ from tiny_families import CLASSES, FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.sharing import trial
 from hydrasurgeon.sharing.onnx import in_onnxruntime
@@ -128,14 +127,3 @@ def test_what_decides_stays_in_float64(tmp_path: Path) -> None:
     proto = onnx.load(made.path)
     double = {each.name for each in proto.graph.initializer if each.data_type == onnx.TensorProto.DOUBLE}
     assert any(node.op_type == "MatMul" and double & set(node.input) for node in proto.graph.node)
-    with pytest.raises(CheckFailed, match="worse by more than 0"):
-        _spoil(path, data, tmp_path)
-
-
-def _spoil(path: Path, data: str, folder: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "ece", lambda probs, labels: next(RISING))
-        export(path, out=folder / "x.onnx", int8=True, check=data, tolerance=0.0)
-
-
-RISING = iter([0.0, 1.0])

@@ -100,20 +100,8 @@ def test_a_file_is_tried(format: str, prepared: Any, tmp_path: Path, capsys: Any
     data = FAMILY.data(tmp_path, rows=160)
     path = hs.calibrate(path, data=data, ood_score="rmds", out=tmp_path / "c.safetensors").path
     out = tmp_path / f"c.{format}"
-    line = [
-        "export",
-        str(path),
-        "--format",
-        format,
-        "-o",
-        str(out),
-        "--check",
-        data,
-        "--ood",
-        f"noise={noise}",
-        "--json",
-    ]
-    assert run(line) == 0
+    line = f"export {path} --format {format} -o {out} --check {data} --ood noise={noise} --json"
+    assert run(line.split()) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["int8"] is None
     before, after = said["check"]["before"], said["check"]["after"]

@@ -230,31 +230,6 @@ def test_auto_takes_foreign_data_where_there_are_any(tmp_path: Path) -> None:
     assert [r.rows for r in found.manifest.history[-1].data] == [120, 120, 120]
 
 
-def test_samples_that_are_both_fitted_on_and_certified_by_are_counted(tmp_path: Path) -> None:
-    VIT.write(tmp_path / "source")
-    data, train, noise = images(tmp_path), images(tmp_path, "train", seed=5), images(tmp_path, "noise", noise=True)
-    inputs = {"ood_score": "auto", "ood": [noise], "out": tmp_path / "c.safetensors", "force": True}
-    clean = hs.calibrate(tmp_path / "source", data=data, fit_data=train, **inputs)
-    assert not any("byte for byte" in note for note in clean.notes)
-    pixels = np.load(train)["images"]
-    pixels[[3, 40, 90]] = np.load(data)["images"][[0, 1, 0]]
-    np.savez(train, images=pixels, labels=np.load(train)["labels"])
-    pixels = np.load(noise)["images"]
-    pixels[7] = np.load(data)["images"][5]
-    np.savez(noise, images=pixels)
-    notes = hs.calibrate(tmp_path / "source", data=data, fit_data=train, **inputs).notes
-    assert notes[:2] == (
-        (
-            "--fit-data train.npz: 3 of its 120 samples are in val.npz too, byte for byte; what certifies must be"
-            " neither what was fitted on nor OOD data"
-        ),
-        (
-            "--ood noise.npz: 1 of its 120 samples are in val.npz too, byte for byte; what certifies must be neither"
-            " what was fitted on nor OOD data"
-        ),
-    )
-
-
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     VIT.write(tmp_path / "source")
     data, source = images(tmp_path), tmp_path / "source"

@@ -230,13 +230,6 @@ def test_members_of_several_backbones(tiny: MAKE, made: Callable[..., Path]) -> 
         replay(folder / "h.safetensors", folder=only(folder, "vit.safetensors"))
 
 
-@pytest.mark.slow
-def test_from_random_weights(made: Callable[..., Path]) -> None:
-    start = f"finetune init:{ARCH} --recipe scratch --set steps=2 --data data.npz -o start"
-    folder = made(start, "prune --method random --keep 1 start -o p")
-    assert outcomes(replay(folder / "p.safetensors", folder=only(folder, "data.npz"))) == [True] * 4
-
-
 def forge(path: Path, out: Path, **changes: object) -> Path:
     """The same weights under another manifest."""
     opened = open_checkpoint(path)
@@ -444,17 +437,3 @@ def test_a_calibration_is_run_again(calibrated: Path, made: Callable[..., Path])
         result = replay(name, folder=".", out=calibrated / f"again-{name}")
         assert all(check.holds for check in result.checks), result.checks
         assert result.checks[-1].detail == "identical, and so are the files"
-
-
-@pytest.mark.slow
-def test_a_cascade_is_made_again(calibrated: Path, made: Callable[..., Path]) -> None:
-    """Its limit is recorded though nobody gave it."""
-    made(
-        "calibrate hydra --data data/val.npz --ood o1.npz --ood-score msp --cascade -o quick",
-        "calibrate hydra --data data/val.npz --cascade --budget 1.3 --ood-score entropy -o cheap",
-    )
-    for name, limit in (("quick", {"max_drop": 0.5}), ("cheap", {"budget": 1.3})):
-        step = open_checkpoint(name).manifest.history[-1]
-        assert {key: step.args[key] for key in ("cascade", *limit)} == {"cascade": True, **limit}
-        result = replay(name, folder=calibrated)
-        assert result.checks[-1].detail == "identical, and so are the files", result.checks

@@ -272,24 +272,3 @@ def test_kept_heads_and_trunk_must_fit_the_tensors(hydra: Path, tmp_path: Path, 
     found = outcomes(verify(hydra))
     # The heads of one member may still fit the tensors of all: then its hash tells.
     assert found.get("manifest" if field == "trunk" else "member 0") is False
-
-
-def test_the_command(
-    hydra: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(["verify", "hydra"]) == 0
-    assert "holds          member 2" in capsys.readouterr().out
-    content = bytearray(hydra.read_bytes())
-    content[-1] ^= 1
-    hydra.write_bytes(content)
-    assert run(["verify", "hydra", "--json"]) == 1
-    captured = capsys.readouterr()
-    report = json.loads(captured.out)
-    assert (report["format"], report["holds"]) == ("hydrasurgeon.verify/1", False)
-    assert report["checks"][0]["holds"] is False
-    assert "weights hash does not hold" in captured.err
-    hydra.write_bytes(content[:-8])
-    assert run(["verify", "hydra"]) == 3
-    assert run(["verify", "m1", "--data", "x.npz"]) == 2
-    assert run(["verify", "m1", "--parents", "nowhere"]) == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.heads import Head, all_heads
 from hydrasurgeon.runtime.classifier import Classifier
@@ -294,15 +293,6 @@ def test_unfusable_members_are_named(tiny: MAKE, tmp_path: Path) -> None:
     assert not (tmp_path / "h.safetensors").exists()
 
 
-def test_a_member_that_is_there_twice_is_named(tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    backbone = tiny()
-    a, b = (hs.prune(backbone, method="random", keep=2, seed=i, out=tmp_path / f"{i}").path for i in (1, 2))
-    assert hs.fuse([a, b], out=tmp_path / "h").notes == ()
-    shutil.copy(a, tmp_path / "copy.safetensors")
-    assert run(["fuse", *map(str, (a, b, tmp_path / "copy")), "-o", str(tmp_path / "again")]) == 0
-    assert "copy.safetensors has the weights of 1.safetensors" in " ".join(capsys.readouterr().err.split())
-
-
 def test_a_check_of_predictions_that_are_nan_fails(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> None:
     """NaN is larger than nothing, so that "larger than the tolerance" would let it pass."""
     # Finite weights whose products overflow: infinity minus infinity.
@@ -350,12 +340,6 @@ def written(path: Path, mask: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("tolerance", [float("nan"), -1.0])
-def test_a_tolerance_that_nothing_can_meet(tiny: MAKE, tmp_path: Path, tolerance: float) -> None:
-    with pytest.raises(UsageError, match="--tolerance"):
-        hs.fuse([tiny("a"), tiny("b")], out=tmp_path / "h", tolerance=tolerance)
-
-
 def test_averaged_mlps_are_named_with_their_distance(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> None:
     """Two of one start, two of separate ones, and two whose MLPs are equal."""
     one, other = tiny("a.safetensors", seed=1), tiny("b.safetensors", seed=2)
@@ -382,19 +366,6 @@ def test_averaged_mlps_are_named_with_their_distance(tiny: MAKE, images: Callabl
     assert exact.notes == ()
     member(one, RAGGED, tmp_path / "m.safetensors")
     assert hs.fuse([one, tmp_path / "m.safetensors"], out=tmp_path / "h.safetensors", force=True).notes == ()
-
-
-def test_an_order_that_ends_says_how_it_is_made_longer(tiny: MAKE, images: Callable[..., str]) -> None:
-    path = tiny()
-    hs.score(path, method="circuit", objective="acc", data=images(), remove=3, device="cpu")
-    method = {"method": "circuit", "objective": "acc"}
-    for amount in ({"remove": 5}, {"sample": "2/5"}):
-        with pytest.raises(SurgeryError) as refused:
-            hs.prune(path, **method, **amount)
-        assert "score again with --remove 5" in str(refused.value.hint)
-    with pytest.raises(SurgeryError) as refused:
-        hs.prune(path, method="random", remove=5, layers="1")
-    assert "--layers" in str(refused.value.hint)
 
 
 def test_inspect_counts_what_eval_counts(

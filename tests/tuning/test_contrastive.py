@@ -234,17 +234,7 @@ def test_two_processes_train_like_one(clip: Path, pairs: str, tmp_path: Path) ->
     )
     sets = [p for k, v in (PLAIN | {"batch_size": "2", "accumulate": "2"}).items() for p in ("--set", f"{k}={v}")]
     in_two_processes(
-        "finetune",
-        str(clip),
-        "--data",
-        pairs,
-        "--recipe",
-        "lit",
-        *sets,
-        "--device",
-        "cpu",
-        "-o",
-        str(tmp_path / "two.safetensors"),
+        *f"finetune {clip} --data {pairs} --recipe lit --device cpu -o {tmp_path / 'two.safetensors'}".split(), *sets
     )
     found = weights(tmp_path / "two.safetensors")
     before = weights(clip)

@@ -191,19 +191,8 @@ def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) 
         path, data=spec, recipe="demo", set=plain | {"batch_size": "8"}, device="cpu", out=tmp_path / "one.safetensors"
     )
     sets = [part for key, value in (plain | {"batch_size": "4"}).items() for part in ("--set", f"{key}={value}")]
-    printed = in_two_processes(
-        "finetune",
-        str(path),
-        "--data",
-        spec,
-        "--recipe",
-        "demo",
-        *sets,
-        "--device",
-        "cpu",
-        "-o",
-        str(tmp_path / "two.safetensors"),
-    )
+    line = f"finetune {path} --data {spec} --recipe demo --device cpu -o {tmp_path / 'two.safetensors'}"
+    printed = in_two_processes(*line.split(), *sets)
     assert printed.count("two.safetensors: 10 steps") == 1  # only one process speaks
     for name, tensor in load_file(one.path).items():
         torch.testing.assert_close(load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6)
