@@ -42,7 +42,7 @@ from hydrasurgeon.stages.build.answers import Cache, answers_of
 from hydrasurgeon.stages.build.choice import measured
 from hydrasurgeon.stages.build.cost import parse_budgets
 from hydrasurgeon.stages.build.search import Search
-from hydrasurgeon.stages.build.together import Answers, Pool, choose, estimate, guarded, objective_of
+from hydrasurgeon.stages.build.together import Answers, Objective, Pool, choose, estimate
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "build.json"
@@ -117,7 +117,7 @@ def task(
     labels = {candidate.label: i for i, candidate in enumerate(search.candidates)}
     rows: dict[str, Any] = {"single model": reported([answers[0]]) | {"macs": 1.0}}
     floor = measured([search.cache.read(search.candidates[0])])["accuracy"] - 0.005
-    val = Pool.gathered(guarded(objective_of("avg"), floor), map(search.cache.read, search.candidates), len(answers))
+    val = Pool.gathered(Objective("avg", floor), map(search.cache.read, search.candidates), len(answers))
     one = choose(val, pools=[range(1, len(answers) - len(search.paper))], affordable=lambda members: True, members=1)
     assert one is not None
     rows["best single member"] = reported([answers[i] for i in one.members]) | {
@@ -180,7 +180,7 @@ def choosing() -> dict[str, Any]:
             (outside + 0.7 * torch.randn(rows // 5, classes, generator=own),),
         )
 
-    pool = Pool.gathered(objective_of("avg"), map(candidate, range(count)), count)
+    pool = Pool.gathered(Objective("avg"), map(candidate, range(count)), count)
     how: dict[str, Any] = {"pools": [range(count)], "affordable": lambda members: True, "members": 3}
     began = time.monotonic()
     choose(pool, **how)

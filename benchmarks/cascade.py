@@ -44,13 +44,14 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Batches, fit_classes, moved, open_data
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.cascaded import in_steps, step_state
-from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
+from hydrasurgeon.decision.fitting import Outputs, fit_state
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import Cascade, Gate
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, sides
-from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
+from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf
 from hydrasurgeon.measuring.cost import StepMacs, macs, single_macs, step_macs
+from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers
@@ -163,7 +164,7 @@ def mixed(state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Ou
     return early.mixed(whole, going), [float(each.double().mean()) for each in going]
 
 
-def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: Wanted) -> dict[str, Any] | None:
+def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: CalibrateOptions) -> dict[str, Any] | None:
     """One cascade: as it was fitted, and what it loses on test, near and far data; None where nothing costs so
     little."""
     state = fit.state
@@ -209,7 +210,7 @@ def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
             foreign = [answers.sets["perturbed"], answers.sets[task.chooses]]
             fitting = fit_state(
                 answers.sets["val"],
-                promise=Promise(),
+                promise=CalibrateOptions.of("", data="", out=""),
                 score=score,
                 evidence=evidence(answers, seed),
                 foreign=foreign,
@@ -217,7 +218,10 @@ def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
             )
             state = fitting.state
             fit = CascadeFit(state, answers.sets["val"], foreign, cost, seed=seed)
-            asked = {"max_drop 0.5": Wanted(max_drop=0.5), **{f"budget {b:g}": Wanted(budget=b) for b in BUDGETS}}
+            asked = {
+                "max_drop 0.5": CalibrateOptions.of("", data="", out="", cascade=True, max_drop=0.5),
+                **{f"budget {b:g}": CalibrateOptions.of("", data="", out="", cascade=True, budget=b) for b in BUDGETS},
+            }
             model: dict[str, Any] = {
                 "seed": seed,
                 "score": score,

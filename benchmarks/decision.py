@@ -33,13 +33,14 @@ from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import METHODS, fit_conformal, fit_penalty, prediction_sets
-from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state, halves
+from hydrasurgeon.decision.fitting import Outputs, fit_state, halves
 from hydrasurgeon.decision.probabilities import Labels, Probs, mean_probs
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import FITTED, fit, scores_of
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring.metrics import auroc, ece
+from hydrasurgeon.options.deciding import CalibrateOptions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "decision.json"
@@ -80,7 +81,9 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
     chosen = {}
     for by, names in (("perturbed", ("perturbed",)), ("foreign", ("perturbed", task.chooses))):
         foreign = [answers.sets[name] for name in names]
-        fitting = fit_state(val, promise=Promise(), evidence=fits, foreign=foreign, seed=seed)
+        fitting = fit_state(
+            val, promise=CalibrateOptions.of("", data="", out=""), evidence=fits, foreign=foreign, seed=seed
+        )
         chosen[by] = fitting.state.record.ood.score
     state = fitting.state
     before, after = mean_probs(test.logits), state.probs(test.logits)
@@ -185,7 +188,9 @@ def fit_large(what: str) -> None:
     if what == "calibrate":
         val, foreign = synthetic(COUNT, 1, weight), synthetic(2000, 2, weight)
         start, spent = time.perf_counter(), time.process_time()
-        fit_state(val, promise=Promise(), classifiers=[(weight, bias)], foreign=[foreign])
+        fit_state(
+            val, promise=CalibrateOptions.of("", data="", out=""), classifiers=[(weight, bias)], foreign=[foreign]
+        )
         bytes_stored = 0
     else:
         gathering = Gathering(weight, bias)

@@ -39,10 +39,11 @@ from rivals_trained import Absent
 from surgery import machine
 from torch import Tensor
 
-from hydrasurgeon.decision.fitting import Promise, fit_state
+from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import scores_of
 from hydrasurgeon.measuring import metrics
+from hydrasurgeon.options.deciding import CalibrateOptions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "quality.json"
@@ -103,7 +104,13 @@ def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
     result["ood_disagreement"] = metrics.disagreement(outside_logits)
     if row.features:
         chooses = [sets[each] for each in ("perturbed", task.chooses)]
-        fitted = fit_state(val, promise=Promise(), evidence=evidence_of(row.answers), foreign=chooses, seed=seed)
+        fitted = fit_state(
+            val,
+            promise=CalibrateOptions.of("", data="", out=""),
+            evidence=evidence_of(row.answers),
+            foreign=chooses,
+            seed=seed,
+        )
         state = fitted.state
         kind = state.record.ood.score
         found = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.reading import CheckpointT, rewritten, undecided
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.checkpoints.reading import Checkpoint, CheckpointT, rewritten, undecided
+from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates, zero_shot
-from hydrasurgeon.options.shared import Run
+from hydrasurgeon.options.shared import ClassNames, Run
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -23,11 +23,11 @@ def with_class_names(
     *,
     classes: str | None = None,
     templates: Sequence[str] = (),
-    names: Callable[[], Sequence[str] | None] | None = None,
+    data: str | Samples | None = None,
 ) -> CheckpointT:
-    """The checkpoint as a classifier of `classes`, else of what it records, else of the data's `names`.
+    """The checkpoint as a classifier of `classes`, else of what it records, else of what the data calls them.
 
-    Without `names` nothing is required.
+    A checkpoint with a classifier of its own comes back unchanged; without data nothing is required.
     """
     model = checkpoint.manifest.model
     if not checkpoint.family.named_classes:
@@ -42,8 +42,8 @@ def with_class_names(
     labels: Sequence[str] | None = model.labels
     if classes is not None:
         labels = None if classes == FROM_DATA else read_labels(classes)
-    if labels is None and names is not None:
-        labels = _words(names(), checkpoint.name)
+    if labels is None and data is not None:
+        labels = _words(data, checkpoint.name)
     if labels is None:
         if classes is None and not prompts:
             return checkpoint
@@ -57,6 +57,20 @@ def with_class_names(
     # What was fitted to other classes knows nothing of these.
     plain = undecided(checkpoint)
     return replace(plain, manifest=rewritten(plain.manifest, model=changed))
+
+
+def classifying(checkpoint: CheckpointT, options: ClassNames, data: str | Samples | None = None) -> CheckpointT:
+    """The checkpoint as a classifier of the classes that the options name, else of its own, else of the data's."""
+    return with_class_names(checkpoint, classes=options.classes, templates=options.template, data=data)
+
+
+def need_classes(checkpoint: Checkpoint) -> None:
+    """Refuse a model that has nothing to choose between."""
+    if checkpoint.manifest.model.num_classes == 0:
+        raise CheckpointError(
+            f"{checkpoint.path}: has no classes to choose between",
+            hint="Finetune it with a classifier, or give a CLIP its --classes.",
+        )
 
 
 def with_data_names(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
@@ -80,10 +94,12 @@ def fitted_to(checkpoint: CheckpointT, data: str, run: Run) -> CheckpointT:
     return with_data_names(checkpoint, fit_classes(samples, checkpoint.manifest.model))
 
 
-def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
-    """Class names that a text tower can make something of."""
+def _words(data: str | Samples, where: str) -> Sequence[str]:
+    """The data's class names, which a text tower can make something of."""
+    from hydrasurgeon.data import open_data
     from hydrasurgeon.data.labels import are_codes
 
+    names = (open_data(data) if isinstance(data, str) else data).classes
     if names is None or are_codes(names):
         why = "the data has none" if names is None else f"the data calls them {names[0]}, …, which are no words"
         raise UsageError(
@@ -91,14 +107,3 @@ def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
             hint="Give --classes cat,dog,… or --classes FILE with one name a line.",
         )
     return names
-
-
-def names_in(data: str | None) -> Callable[[], Sequence[str] | None]:
-    """The class names of a data set, looked up when they are needed."""
-
-    def look() -> Sequence[str] | None:
-        from hydrasurgeon.data import open_data
-
-        return None if data is None else open_data(data).classes
-
-    return look

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
-from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
+from hydrasurgeon.decision.conformal import fit_conformal, fit_penalty, quantile
 from hydrasurgeon.decision.probabilities import Labels, Probs, Scores
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import EnsembleScore, check_score, fit, scores_of
@@ -27,6 +27,7 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import calibrated, fit_joint, nll_of, temperature_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision, Joint, Ood
+from hydrasurgeon.options.deciding import CalibrateOptions
 
 # Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest standardises and chooses.
 SHARE = 0.8
@@ -68,17 +69,6 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class Promise:
-    """What the state is to keep."""
-
-    coverage: float = 0.9
-    conformal: Method = "lac"
-    id_flagged: float = 0.05
-    risk: float | None = None
-    delta: float = 0.05
-
-
-@dataclass(frozen=True)
 class Fitted:
     """A state, and what is to be said of how it came about."""
 
@@ -97,7 +87,7 @@ def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return order[: count // 2], order[count // 2 :]
 
 
-def check_count(count: int, promise: Promise) -> str | None:
+def check_count(count: int, promise: CalibrateOptions) -> str | None:
     """Refuse, before any sample is run, what so few cannot promise even of a model that is never wrong; a note where
     more would be of use."""
     fitting, certifying = (torch.ones(len(rows)) for rows in halves(count, 0))
@@ -106,7 +96,7 @@ def check_count(count: int, promise: Promise) -> str | None:
     quantile(certifying, promise.coverage)
     flag_threshold(certifying, promise.id_flagged)
     if promise.risk is not None:
-        fit_abstention(certifying, certifying.bool(), risk=promise.risk, delta=promise.delta)
+        fit_abstention(certifying, certifying.bool(), risk=promise.risk, delta=promise.doubt)
     if count >= ENOUGH:
         return None
     spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))
@@ -120,7 +110,7 @@ def check_count(count: int, promise: Promise) -> str | None:
 def fit_state(
     val: Outputs,
     *,
-    promise: Promise,
+    promise: CalibrateOptions,
     score: str = "auto",
     classifiers: Sequence[tuple[Tensor, Tensor]] = (),
     evidence: Sequence[Evidence] | None = None,
@@ -152,7 +142,7 @@ def fit_state(
     abstention = None
     if promise.risk is not None:
         confidence, label = probs.max(dim=-1)
-        abstention = fit_abstention(confidence, label == truth, risk=promise.risk, delta=promise.delta)
+        abstention = fit_abstention(confidence, label == truth, risk=promise.risk, delta=promise.doubt)
     ood = Ood(
         score=kind,
         threshold=flag_threshold(certifying.scores(kind, fitted), promise.id_flagged),

@@ -157,6 +157,10 @@ class Ood(Record):
         return self
 
 
+CHOSEN = {"ood": {"auroc", "chosen_by", "id_flagged"}}
+"""Fields of a decision that say how it came about; nothing reads them to decide."""
+
+
 class Gate(Record):
     """Rows go on whose score, of the first members alone, lies from `low` to `high`; None: without that bound."""
 
@@ -284,6 +288,12 @@ class Decision(Record):
     """Others, on which the thresholds were taken."""
     cascade: Cascade | None = None
     """How to answer most inputs by few members; absent without it."""
+
+    @property
+    def promised(self) -> dict[str, Any]:
+        """What it keeps, as options of `calibrate`."""
+        sets = self.conformal
+        return {"coverage": sets.coverage, "conformal": sets.method, "id_flagged": self.ood.id_flagged}
 
     @model_validator(mode="after")
     def _same_promises(self) -> Decision:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families.prompts import record_of
@@ -36,10 +36,7 @@ class LabelledSet:
 
     def named(self, checkpoints: Sequence[Checkpoint], templates: Sequence[str]) -> list[Checkpoint]:
         """The checkpoints as classifiers of its classes, where they learn them by name."""
-        return [
-            with_class_names(c, classes=self.classes, templates=templates, names=names_in(self.spec))
-            for c in checkpoints
-        ]
+        return [with_class_names(c, classes=self.classes, templates=templates, data=self.spec) for c in checkpoints]
 
 
 @dataclass(frozen=True)

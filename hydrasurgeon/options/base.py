@@ -100,13 +100,20 @@ class Options(BaseModel):
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         chosen = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
-        for name, others in self.requires.items():
+        for name, others in [pair for base in type(self).__mro__ for pair in vars(base).get("requires", {}).items()]:
             if name in chosen and not chosen & {*others}:
                 raise UsageError(f"{self.flag(name)} requires {' or '.join(map(self.flag, others))}")
         for one, other in self.conflicts:
             if {one, other} <= chosen:
                 raise UsageError(f"{self.flag(one)} conflicts with {self.flag(other)}", hint="Give one of them.")
         return self
+
+    @property
+    def sources(self) -> list[Any]:
+        """What is read; no output may take its place."""
+        fields = {name: about(field) for name, field in type(self).model_fields.items()}
+        read = [getattr(self, n) for n, said in fields.items() if said.get("argument") or said.get("group") == READ]
+        return [value for value in read if isinstance(value, str | Path | tuple)]
 
     def but(self, **changed: Any) -> Self:
         """The same options but these, which the caller knows to be valid."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from hydrasurgeon.options.base import READ, WRITTEN, PathLike, option
 from hydrasurgeon.options.shared import OUT, Bare, Checkpoint, ClassNames, Force, Output, Run, Texts
 
 DELTA = 0.05
 """How likely a promised risk may be broken, unless --delta says otherwise."""
+DROP = 0.5
+"""Points that no measure of a cascade may lose, unless something else is asked for."""
 
 
 class CalibrateOptions(Checkpoint, ClassNames, Bare, Run, Output):
@@ -89,6 +91,23 @@ class CalibrateOptions(Checkpoint, ClassNames, Bare, Run, Output):
         help="Instead: the best that costs at most X single models' multiply-adds.",
     )
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+
+    @property
+    def doubt(self) -> float:
+        """How likely the promised risk may be broken."""
+        return self.delta or DELTA
+
+    @property
+    def loss(self) -> float | None:
+        """Points that a cascade may lose; None where none is fitted, or its cost is what counts."""
+        if not self.cascade or self.budget is not None:
+            return None
+        return DROP if self.max_drop is None else self.max_drop
+
+    def recorded(self) -> dict[str, Any]:
+        """With the bounds that hold where none were given."""
+        filled = self.but(delta=None if self.risk is None else self.doubt, max_drop=self.loss)
+        return super(CalibrateOptions, filled).recorded()
 
 
 class PredictOptions(Checkpoint, ClassNames, Bare, Run, Force):

@@ -78,17 +78,15 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
     out: PathLike | None = option(None, flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
 
     @property
-    def repairs(self) -> bool:
-        return self.compensate != "none"
+    def repair(self) -> str | None:
+        """How the member is repaired on data, if it is."""
+        return None if self.compensate == "none" else self.compensate
 
     def recorded(self) -> dict[str, Any]:
         """What history keeps: whoever repeats the command must know what is not the default."""
-        kept = super().recorded()
-        if not self.repairs:
-            del kept["compensate"]
-        if self.dtype == "float32":
-            del kept["dtype"]
-        return kept | ({} if self.mask is None else {"mask": Path(self.mask)})
+        dtype = None if self.dtype == "float32" else self.dtype
+        mask = None if self.mask is None else Path(self.mask)
+        return super().recorded() | {"compensate": self.repair, "dtype": dtype, "mask": mask}
 
 
 class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
@@ -186,6 +184,11 @@ class BuildOptions(Checkpoint, ClassNames, Bare, Run, Force):
     def goal(self) -> str:
         """The objective's name."""
         return self.objective or ("avg" if self.ood else "nll")
+
+    @property
+    def spare(self) -> float:
+        """The share of samples by which accuracy may fall."""
+        return self.max_drop / 100
 
     @property
     def wanted(self) -> int | None:

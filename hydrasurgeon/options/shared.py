@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
@@ -122,6 +122,8 @@ class Force(Options):
 
 class Output(Force):
     """How a checkpoint is written."""
+
+    requires: ClassVar[Mapping[str, tuple[str, ...]]] = {"private": ("push_to_hub",)}
 
     max_shard_size: str | None = option(
         None,

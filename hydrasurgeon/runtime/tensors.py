@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.tensors import Planned, spoiled
@@ -66,11 +67,10 @@ def dtype_of(name: str) -> torch.dtype:
     return dtypes[name]
 
 
-def plan_module(module: nn.Module) -> list[Planned]:
-    """Every tensor of a live module, as it will be written."""
+def plan_tensors(tensors: Mapping[str, Tensor]) -> list[Planned]:
+    """Tensors by name, as they will be written."""
 
     def plan(name: str, tensor: Tensor) -> Planned:
-        raw, dtype = to_raw(tensor)
-        return Planned(name, dtype, tuple(tensor.shape), lambda: [raw])
+        return Planned(name, SAFETENSORS[tensor.dtype], tuple(tensor.shape), lambda: [to_raw(tensor)[0]])
 
-    return [plan(name, tensor) for name, tensor in module.state_dict().items()]
+    return [plan(name, tensor) for name, tensor in tensors.items()]

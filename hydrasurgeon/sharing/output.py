@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class Target:
     shard: int | None
     """Bytes of weights in one file of a directory."""
     repository: Repository | None
+    bars: bool = False
+    """Whether the progress of an upload is shown."""
 
     def save(
         self, planned: Sequence[Planned], manifest: Callable[[str], ManifestT], *, files: Mapping[str, str]
@@ -56,7 +58,7 @@ class Target:
         """Write weights, manifest and companions, all or nothing."""
         return save(self.path, planned, manifest, files=files, shard=self.shard)
 
-    def publish(self, manifest: Manifest, files: Mapping[str, str], *, bars: bool) -> str | None:
+    def publish(self, manifest: Manifest, files: Mapping[str, str]) -> str | None:
         """Upload what was written, if anywhere; the repository's address."""
         if self.repository is None:
             return None
@@ -72,23 +74,18 @@ class Target:
             again = f"Push it with `hydrasurgeon prune {path} --mask {mask} -o DIR/ --push-to-hub {name}`."
         with _weights(path, manifest) as weights:
             content = {**{file: text.encode() for file, text in texts.items()}, **weights}
-            address = _commit(self.repository, content, manifest.history[-1].command, path, again, bars=bars)
+            address = _commit(self.repository, content, manifest.history[-1].command, path, again, bars=self.bars)
         if path.is_dir():
             write_text(path / CARD, texts[CARD])  # here and there alike
         return address
 
 
-def claimed(arguments: Output, out: str | Path, *, inputs: Iterable[object], repository: Repository | None) -> Target:
-    """`-o`, held until the command ends."""
-    path = claim_checkpoint(out, force=arguments.force, inputs=inputs)
-    return Target(path, shard_size(arguments.max_shard_size, path), repository)
-
-
-def repository_of(arguments: Output) -> Repository | None:
-    """Where on the hub the result goes; refused before any work if nothing could be written there."""
-    if arguments.push_to_hub is None and arguments.private:
-        raise UsageError("--private: says something only about --push-to-hub")
-    return None if arguments.push_to_hub is None else _checked(arguments.push_to_hub, private=arguments.private)
+def claimed(arguments: Output, out: str | Path, *, bars: bool = False) -> Target:
+    """`-o`, held until the command ends, and the repository; refused before any work if either cannot be written."""
+    name = arguments.push_to_hub
+    repository = None if name is None else _checked(name, private=arguments.private)
+    path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
+    return Target(path, shard_size(arguments.max_shard_size, path), repository, bars)
 
 
 def card_repository(name: str | None, cards: Sequence[Path | None]) -> Repository | None:

@@ -22,9 +22,9 @@ from hydrasurgeon.options.base import Options
 from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions
 from hydrasurgeon.options.measuring import ExportOptions
 from hydrasurgeon.stages.commands import recalled
-from hydrasurgeon.surgery.compensate import output_names, repaired_tensors
 from hydrasurgeon.surgery.cut import plan_pruning
 from hydrasurgeon.surgery.fusion import plan_fusion
+from hydrasurgeon.surgery.repair import output_names, repaired_tensors
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -159,7 +159,7 @@ def _pruned(made: _Made, options: PruneOptions, parent: Hashed, inputs: Inputs) 
     kept = child.manifest.kept
     if not _contains(whole.manifest.kept, kept):
         yield Check(made.name, False, "keeps heads that its parent does not have")
-    elif options.repairs:
+    elif options.repair is not None:
         yield from _repaired(made, options, whole, inputs)
     else:
         yield _bits(made, plan_pruning(whole, kept, {}))
@@ -180,14 +180,14 @@ def _repaired(made: _Made, options: PruneOptions, parent: Single, inputs: Inputs
     kept = child.manifest.kept
     repaired = {name for pair in output_names(parent, kept).values() for name in pair if name is not None}
     yield _bits(made, plan_pruning(parent, kept, {}), without=repaired)
-    name = f"{made.file}, --compensate {options.compensate}"
+    name = f"{made.file}, --compensate {options.repair}"
     specs = ", ".join(record.spec for record in made.entry.data)
     if inputs.data is None:
         yield Check(name, None, f"was fitted on data: give it as --data ({specs})")
         return
     run = options.but(seed=made.entry.seed or 0, device=inputs.run.device)
     fitted, record = repaired_tensors(
-        _same_model(parent, child), kept, how=options.compensate, data=inputs.data, run=run
+        _same_model(parent, child), kept, how=str(options.repair), data=inputs.data, run=run
     )
     if record.sha256 not in {each.sha256 for each in made.entry.data}:
         yield Check(name, None, f"{inputs.data} is not the data it was fitted on ({specs})")

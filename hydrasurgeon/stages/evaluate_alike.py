@@ -75,10 +75,8 @@ class Uncalibrated:
                 data=arguments.val,
                 out=Path(folder) / "calibrated.safetensors",
                 ood_score=self.ood_score,
-                coverage=self.decision.conformal.coverage,
-                conformal=self.decision.conformal.method,
-                id_flagged=self.decision.ood.id_flagged,
                 arch=arguments.arch,
+                **self.decision.promised,
                 **classes,
                 **run,
             )
@@ -160,6 +158,4 @@ def recorded_steps(entry: Step) -> int | None:
     except UsageError:
         return None
     rows = entry.data[0].rows if entry.data else 0
-    batches = rows // recipe.batch_size or 1
-    per_epoch = max(1, batches // recipe.accumulate)
-    return recipe.steps or max(1, round((recipe.epochs or 0) * per_epoch))
+    return recipe.steps_of(rows // recipe.batch_size or 1)[1]

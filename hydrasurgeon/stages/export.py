@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import with_class_names
+from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import claim, fill, output_file, real, replacing, write_bytes
 from hydrasurgeon.lookup import need
+from hydrasurgeon.measuring.cascades.run import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import ExportOptions
 
@@ -48,11 +50,7 @@ def export(arguments: ExportOptions) -> Export:
     probabilities, uncertainty, ood_score and unfamiliar.
     """
     _check(arguments)
-    opened = with_class_names(
-        open_checkpoint(arguments.checkpoint, arch=arguments.arch),
-        classes=arguments.classes,
-        templates=arguments.template,
-    )
+    opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
     write = _padded if arguments.format == "padded" else _in_steps if arguments.cascade else _graph
     result = write(opened, arguments)
     return replace(result, notes=((opened.note,) if opened.note else ()) + result.notes)
@@ -77,17 +75,12 @@ def _check(arguments: ExportOptions) -> None:
         need("onnx", "onnxscript", "onnxruntime", purpose="export --format onnx")
 
 
-def _inputs(arguments: ExportOptions) -> list[object]:
-    """What is read, and must not be written to."""
-    return [arguments.checkpoint, arguments.classes, arguments.template, arguments.check, arguments.ood]
-
-
 def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     """One graph in one file."""
     if arguments.out is not None and str(arguments.out) == "-":
         raise UsageError("-o -: a graph is checked as a file", hint="Give -o FILE.")
     target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
-    path = output_file(target, option="-o", force=arguments.force, inputs=_inputs(arguments))
+    path = output_file(target, option="-o", force=arguments.force, inputs=arguments.sources)
     if not opened.manifest.model.num_classes:
         raise SurgeryError(f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes.")
     opened.digests()
@@ -128,16 +121,11 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
 
 def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
     """A cascade, as two graphs side by side."""
-    decision = opened.manifest.decision
-    if decision is None or decision.cascade is None:
-        raise CheckpointError(
-            f"{opened.name}: has no cascade in a decision state",
-            hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
-        )
+    check_cascades([opened])
     out = Path(arguments.out or opened.home.with_name(f"{opened.home.stem}.onnx"))
     paths = [real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest")]
-    claim(*paths, option="-o", force=arguments.force, inputs=_inputs(arguments))
-    opened.digests()
+    claim(*paths, option="-o", force=arguments.force, inputs=arguments.sources)
+    opened.verify_hash()
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing.cascade_onnx import two_graphs
     from hydrasurgeon.sharing.onnx import OPSET
@@ -153,15 +141,11 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
 
 def _padded(opened: Checkpoint, arguments: ExportOptions) -> Export:
     """All heads again, those that are gone as zeros."""
-    from hydrasurgeon.options.shared import Output
-    from hydrasurgeon.sharing.output import claimed
-
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-padded')}/"
-    target = claimed(Output(force=arguments.force), out, inputs=_inputs(arguments), repository=None)
-    opened.digests()
+    path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
+    opened.verify_hash()
     from hydrasurgeon.sharing.padded import padded
 
     planned, manifest, difference = padded(opened, arguments.member)
-    target.save(planned, manifest, files=opened.files)
-    nbytes = sum(plan.nbytes for plan in planned)
-    return Export(target.path, nbytes, (), (), difference, None, "padded")
+    save(path, planned, manifest, files=opened.files)
+    return Export(path, sum(plan.nbytes for plan in planned), (), (), difference, None, "padded")

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model, Step
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model
 from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FinetuneOptions
-from hydrasurgeon.runtime.tensors import plan_module
-from hydrasurgeon.sharing.output import claimed, repository_of
+from hydrasurgeon.runtime.tensors import plan_tensors
+from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.tuning import lora
 from hydrasurgeon.tuning.start import (
     Start,
-    both,
     manifest_after,
+    model_to_tune,
     set_dropout,
     starting_module,
     starting_point,
     trainable,
     usual_recipe,
-    with_classes_of,
-    with_length_of,
-    with_names_of,
 )
 
 if TYPE_CHECKING:
@@ -69,10 +67,24 @@ class _Material:
     held_out: Samples | None
 
     @cached_property
-    def fingerprints(self) -> list[dict[str, Any]]:
-        """Fingerprints of all the data that is read."""
-        sets = [self.samples, *([] if self.held_out is None else [self.held_out])]
-        return [each.fingerprint() for each in sets]
+    def data(self) -> list[DataRecord]:
+        """All the data that is read."""
+        sets = (self.samples, self.held_out)
+        return [DataRecord(**each.fingerprint()) for each in sets if each is not None]
+
+    @cached_property
+    def weights(self) -> dict[str, Weight]:
+        return by_name(self.source.family.weights(self.model))
+
+    def moves(self, name: str) -> bool:
+        """Whether the recipe trains a weight."""
+        return trainable(self.weights, self.recipe, self.source.manifest.towers)(name)
+
+    @property
+    def epochs(self) -> int:
+        """How often a recipe of so many steps sees each sample; 0 of one that counts epochs."""
+        in_step = self.recipe.batch_size * self.recipe.accumulate
+        return (self.recipe.steps or 0) // max(1, len(self.samples) // in_step)
 
 
 @stage(FinetuneOptions)
@@ -82,103 +94,84 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
 
-    checkpoint = arguments.checkpoint
-    repository = repository_of(arguments)
-    chosen = arguments.recipe is None
+    checkpoint, chosen = arguments.checkpoint, arguments.recipe is None
     if chosen:
         arguments = arguments.but(recipe=usual_recipe(checkpoint, arguments.arch, arguments.data, arguments.limit))
-    recipe = load_recipe(
-        str(arguments.recipe), dict(arguments.set or {}), batch_size=arguments.batch_size, freeze=arguments.freeze
-    )
+    overrides, name = dict(arguments.set or {}), str(arguments.recipe)
+    recipe = load_recipe(name, overrides, batch_size=arguments.batch_size, freeze=arguments.freeze)
     if recipe.lora_rank is not None:
-        need("peft", purpose=f"--recipe {arguments.recipe}")
-    target = claimed(
-        arguments,
-        arguments.out,
-        repository=repository,
-        inputs=[checkpoint, arguments.data, arguments.val, arguments.recipe, arguments.classes, arguments.template],
-    )
-    state_path = _state_path(target.path)
-    interrupted = check_place(state_path, TRAINING, resume=arguments.resume, force=arguments.force)
-    material = _material(checkpoint, recipe, arguments)
-    module, left_out = _module(material, arguments)
-    state = TrainingState(state_path, _identity(material, arguments))
-    trained = train(
-        module,
-        _training(module, material, arguments),
-        arguments,
-        state,
-        save_every=arguments.save_every,
-        resume=arguments.resume,
-    )
-    if recipe.lora_rank is not None:
-        lora.merge(module)
-    manifest = manifest_after(material.source.manifest, material.model, _entry(checkpoint, material, arguments))
-    if not trained.is_main:
-        return Finetuned(target.path, manifest(UNKNOWN), trained)
-    written = target.save(plan_module(module), manifest, files=material.source.files)
-    state.clear()
-    hub = target.publish(written, material.source.files, bars=arguments.progress is not None)
-    orders = (material.samples.note, None if material.held_out is None else material.held_out.note)
-    notes = (
-        material.source.note,
-        *orders,
-        left_out,
-        f"trained by the recipe {arguments.recipe}, as no --recipe was given" if chosen else None,
-        "nothing was left to resume: trained from the beginning" if arguments.resume and not interrupted else None,
-        *_doubts(trained, material, arguments),
-    )
-    return Finetuned(target.path, written, trained, tuple(filter(None, notes)), hub)
-
-
-def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneOptions) -> _Material:
-    """Checkpoint and data, opened and fitted to each other."""
-    from hydrasurgeon.data import fit_classes, open_data
-    from hydrasurgeon.data.pairs import open_pairs
-
-    start = starting_point(checkpoint, arguments.arch)
-    paired = recipe.objective == "pairs"
-    if paired and not start.family.named_classes:
-        raise UsageError(
-            f"--recipe {arguments.recipe}: learns from image–text pairs, and the model has no text tower for them",
-            hint="Give a CLIP, or a recipe that learns from labels.",
-        )
-    val, seed = arguments.val, arguments.seed
-    held_out = None if val is None else open_data(val, seed=seed)
-    read = open_pairs if paired else open_data
-    samples = read(arguments.data, limit=arguments.limit, seed=seed)
-    named = held_out if paired else samples
-    source = with_names_of(start, arguments.classes, arguments.template, named)
-    if source.family.named_classes:
-        recipe = recipe.model_copy(update={"classifier": "keep"})  # it follows from the class names
-    elif source.manifest.model.num_classes == 0 and recipe.classifier == "keep":
-        recipe = recipe.model_copy(update={"classifier": "fresh"})  # there is none to keep
-    model = with_length_of(with_classes_of(source.manifest.model, recipe, samples), recipe)
-    if not paired:
-        samples = fit_classes(samples, model)
-        model = model.model_copy(update={"labels": samples.classes})
-    if held_out is not None:
-        held_out = fit_classes(held_out, model)
-    return _Material(source, recipe, model, samples, held_out)
-
-
-def _module(material: _Material, arguments: FinetuneOptions) -> tuple[nn.Module, str | None]:
-    """What is trained, with the recipe's dropout and low-rank changes; what of the recipe is left out."""
+        need("peft", purpose=f"--recipe {name}")
+    target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
+    place = target.path.with_name(f"{target.path.name.removesuffix('.safetensors')}.training.safetensors")
+    interrupted = check_place(place, TRAINING, resume=arguments.resume, force=arguments.force)
+    material = _material(recipe, arguments)
     source, recipe = material.source, material.recipe
     module, left_out = starting_module(source, material.model, recipe, arguments.seed), None
     if recipe.dropout is not None:
-        wanted = "dropout" in (arguments.set or {})
-        left_out = set_dropout(module, source, recipe.dropout, wanted=wanted)
+        left_out = set_dropout(module, source, recipe.dropout, wanted="dropout" in overrides)
     if recipe.lora_rank is not None:
         lora.attach(
             module,
             recipe,
             family=source.family,
             model=material.model,
-            weights=_weights(material),
-            trainable=_moves(material),
+            weights=material.weights,
+            trainable=material.moves,
         )
-    return module, left_out
+    state, training = TrainingState(place, _identity(material, arguments)), _training(module, material, arguments)
+    trained = train(module, training, arguments, state, save_every=arguments.save_every, resume=arguments.resume)
+    if recipe.lora_rank is not None:
+        lora.merge(module)
+    # Random weights have no input that tells of them.
+    args = arguments.recorded() | ({} if source.inputs else {"checkpoint": str(checkpoint)})
+    uses = ["torch", material.model.family, "accelerate", *(["peft"] if recipe.lora_rank is not None else [])]
+    entry = step("finetune", args=args, inputs=source.inputs, data=material.data, seed=arguments.seed, uses=uses)
+    manifest = manifest_after(source.manifest, material.model, entry)
+    if not trained.is_main:
+        return Finetuned(target.path, manifest(UNKNOWN), trained)
+    written = target.save(plan_tensors(module.state_dict()), manifest, files=source.files)
+    state.clear()
+    hub = target.publish(written, source.files)
+    notes = (
+        source.note,
+        material.samples.note,
+        None if material.held_out is None else material.held_out.note,
+        left_out,
+        f"trained by the recipe {name}, as no --recipe was given" if chosen else None,
+        "nothing was left to resume: trained from the beginning" if arguments.resume and not interrupted else None,
+        *_doubts(trained, material, name),
+    )
+    return Finetuned(target.path, written, trained, tuple(filter(None, notes)), hub)
+
+
+def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
+    """Checkpoint and data, opened and fitted to each other."""
+    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data.pairs import open_pairs
+
+    source = starting_point(arguments.checkpoint, arguments.arch)
+    paired = recipe.objective == "pairs"
+    if paired and not source.family.named_classes:
+        raise UsageError(
+            f"--recipe {arguments.recipe}: learns from image–text pairs, and the model has no text tower for them",
+            hint="Give a CLIP, or a recipe that learns from labels.",
+        )
+    held_out = None if arguments.val is None else open_data(arguments.val, seed=arguments.seed)
+    samples = (open_pairs if paired else open_data)(arguments.data, limit=arguments.limit, seed=arguments.seed)
+    if source.checkpoint is not None:
+        opened = classifying(source.checkpoint, arguments, held_out if paired else samples)
+        source = replace(source, checkpoint=opened, manifest=opened.manifest)
+    if source.family.named_classes:
+        recipe = recipe.model_copy(update={"classifier": "keep"})  # it follows from the class names
+    elif source.manifest.model.num_classes == 0 and recipe.classifier == "keep":
+        recipe = recipe.model_copy(update={"classifier": "fresh"})  # there is none to keep
+    model = model_to_tune(source.manifest.model, recipe, samples)
+    if not paired:
+        samples = fit_classes(samples, model)
+        model = model.model_copy(update={"labels": samples.classes})
+    if held_out is not None:
+        held_out = fit_classes(held_out, model)
+    return _Material(source, recipe, model, samples, held_out)
 
 
 def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions) -> Training:
@@ -188,22 +181,20 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
     from hydrasurgeon.tuning.loop import CrossEntropy, Training, epoch_order
 
     source, recipe, samples = material.source, material.recipe, material.samples
-    family, size, skip_bad = source.family, recipe.batch_size, arguments.skip_bad
+    size, skip_bad, seed = recipe.batch_size, arguments.skip_bad, arguments.seed
     validation = None
     if material.held_out is not None:
-        plain = family.transform(material.model, files=source.files)
+        plain = source.family.transform(material.model, files=source.files)
         validation = Batches(material.held_out, plain, batch_size=size, skip_bad=skip_bad)
-    transform: Any = family.transform(material.model, recipe.augment.model_dump(), files=source.files)
-    moves = _moves(material)
-    if recipe.lora_rank is not None:
-        moves = lora.trains(moves, _weights(material))
+    transform: Any = source.family.transform(material.model, recipe.augment.model_dump(), files=source.files)
+    moves = material.moves if recipe.lora_rank is None else lora.trains(material.moves, material.weights)
     loss: CrossEntropy | Contrast = CrossEntropy(recipe.label_smoothing)
     if recipe.objective == "pairs":
-        loss = Contrast(module)
-        transform, moves = loss.transform(transform), both(moves, loss.trainable)
-    seed, drop_last = arguments.seed, len(samples) >= size
-    epochs = _epochs(recipe, len(samples))
-    label = f"training by {arguments.recipe}{f' ({epochs:,} epochs)' if epochs > LONGEST else ''}"
+        loss = contrast = Contrast(module)
+        transform, moves = contrast.transform(transform), contrast.among(moves)
+    label = f"training by {arguments.recipe}"
+    if material.epochs > LONGEST:
+        label += f" ({material.epochs:,} epochs)"
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
         order = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
@@ -214,26 +205,17 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
             order=order[skip * size :],
             skip_bad=skip_bad,
             augment_seed=seed * 1_000_003 + epoch,
-            drop_last=drop_last,
+            drop_last=len(samples) >= size,
         )
 
     return Training(recipe, epoch_batches, moves, loss, validation, label)
-
-
-def _weights(material: _Material) -> dict[str, Weight]:
-    return by_name(material.source.family.weights(material.model))
-
-
-def _moves(material: _Material) -> Callable[[str], bool]:
-    """Which weights the recipe trains."""
-    return trainable(_weights(material), material.recipe, material.source.manifest.towers)
 
 
 def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]:
     """What must be the same for an interrupted run to be continued."""
     return {
         "checkpoint": material.source.sha256,
-        "data": material.fingerprints,
+        "data": [record.model_dump() for record in material.data],
         "recipe": material.recipe.model_dump(mode="json"),
         "seed": arguments.seed,
         "skip_bad": arguments.skip_bad,
@@ -241,19 +223,7 @@ def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]
     }
 
 
-def _entry(checkpoint: str | Path, material: _Material, arguments: FinetuneOptions) -> Step:
-    """What history gets to know."""
-    inputs = material.source.inputs
-    # Random weights have no input that tells of them.
-    recorded = arguments.recorded() | ({} if inputs else {"checkpoint": str(checkpoint)})
-    data = [DataRecord(**fingerprint) for fingerprint in material.fingerprints]
-    uses = ["torch", material.model.family, "accelerate"]
-    if material.recipe.lora_rank is not None:
-        uses.append("peft")
-    return step("finetune", args=recorded, inputs=inputs, data=data, seed=arguments.seed, uses=uses)
-
-
-def _doubts(trained: Trained, material: _Material, arguments: FinetuneOptions) -> Iterator[str]:
+def _doubts(trained: Trained, material: _Material, name: str) -> Iterator[str]:
     """What makes it likely that nothing was learnt."""
     recipe, count = material.recipe, len(material.samples)
     if recipe.batch_size >= count:
@@ -261,9 +231,9 @@ def _doubts(trained: Trained, material: _Material, arguments: FinetuneOptions) -
             f"a batch of {recipe.batch_size} holds all {count} samples, so each epoch is one step: "
             "give a smaller --batch-size"
         )
-    if (epochs := _epochs(recipe, count)) > LONGEST:
+    if material.epochs > LONGEST:
         yield (
-            f"{recipe.steps:,} steps are {epochs:,} epochs of {count:,} samples; the recipe {arguments.recipe} is for "
+            f"{recipe.steps:,} steps are {material.epochs:,} epochs of {count:,} samples; the recipe {name} is for "
             "more data: give --set epochs=N, or --recipe image or text"
         )
     accuracies = {epoch["val_accuracy"] for epoch in trained.log if "val_accuracy" in epoch}
@@ -272,13 +242,3 @@ def _doubts(trained: Trained, material: _Material, arguments: FinetuneOptions) -
             f"validation accuracy was {accuracy:.3f} after each of {len(trained.log)} epochs: nothing was learnt that "
             "it shows; try another --set lr=…, more epochs or a smaller --batch-size"
         )
-
-
-def _epochs(recipe: Recipe, count: int) -> int:
-    """How often a recipe of so many steps sees each sample; 0 of one that counts epochs."""
-    return (recipe.steps or 0) // max(1, count // (recipe.batch_size * recipe.accumulate))
-
-
-def _state_path(target: Path) -> Path:
-    name = target.name.removesuffix(".safetensors")
-    return target.with_name(f"{name}.training.safetensors")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.checks import sound_digests
-from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.layout import shared_layers
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, open_checkpoint, open_single, rewritten, undecided
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
@@ -18,7 +18,7 @@ from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FuseOptions
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.sharing.output import claimed, repository_of
+from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 # Independent weights lie √(M − 1) of their average's norm from it, 1 for two of them, members that were tuned from one
 # start some hundredths: this lies well between the two.
 FAR = 0.5
+ALIKE = {
+    "family": "family",
+    "architecture": "arch",
+    "number of classes": "num_classes",
+    "labels": "labels",
+    "preprocessing": "preprocess",
+}
+"""What members of one hydra have in common, in words, beside their configuration and their towers."""
 
 
 @dataclass(frozen=True)
@@ -60,56 +68,38 @@ class Fused:
 @stage(FuseOptions)
 def fuse(arguments: FuseOptions) -> Fused:
     """Write one hydra that runs all members in one pass."""
-    members = arguments.members
-    if len(members) < 2:
+    if len(arguments.members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
-    repository = repository_of(arguments)
-    opened = _opened(members, arguments)
+    opened = [undecided(open_single(member)) for member in arguments.members]
+    opened = _with_common_names([classifying(member, arguments, arguments.check) for member in opened])
+    _fusable(opened)
     samples = None if arguments.check is None else _samples(opened[0], arguments.check, arguments)
-    target = claimed(
-        arguments,
-        arguments.out,
-        repository=repository,
-        inputs=[members, arguments.check, arguments.classes, arguments.template],
-    )
+    target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     digests = [sound_digests(member) for member in opened]
     plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
-    manifest = _manifest_of(opened, digests, plan, arguments)
-    written = target.save(plan.planned, manifest, files=opened[0].files)
-    agreement = None
-    if samples is not None:
-        agreement = _checked(opened, target.path, samples, arguments)
-    hub = target.publish(written, opened[0].files, bars=arguments.progress is not None)
+    written = target.save(plan.planned, _manifest_of(opened, digests, plan, arguments), files=opened[0].files)
+    agreement = None if samples is None else _checked(opened, target.path, samples, arguments)
+    hub = target.publish(written, opened[0].files)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
     notes += _notes(opened, written, None if agreement is not None else plan.spread)
     return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, tuple(notes))
 
 
-def _opened(members: Sequence[str | Path], arguments: FuseOptions) -> list[Single]:
-    """The members, which must fit each other, as classifiers of the same classes."""
-    opened = [undecided(open_single(member)) for member in members]
-    names = None if arguments.check is None else names_in(arguments.check)
-    opened = [with_class_names(m, classes=arguments.classes, templates=arguments.template, names=names) for m in opened]
-    opened = _with_common_names(opened)
-    _fusable(opened)
-    return opened
-
-
 def _with_common_names(members: Sequence[Single]) -> list[Single]:
     """Members that have no class names get those of the first that has, and a note."""
     named = next((member for member in members if member.manifest.model.labels is not None), None)
-    if named is None:
-        return list(members)
-    labels, notes = named.manifest.model.labels, f"its classes are taken as those of {named.name}, in its order"
-    common = []
-    for member in members:
+
+    def common(member: Single) -> Single:
         model = member.manifest.model
-        if model.labels is None and model.num_classes == named.manifest.model.num_classes:
-            manifest = rewritten(member.manifest, model=model.model_copy(update={"labels": labels}))
-            member = replace(member, manifest=manifest, note="; ".join(filter(None, (member.note, notes))))
-        common.append(member)
-    return common
+        if named is None or model.labels is not None or model.num_classes != named.manifest.model.num_classes:
+            return member
+        changed = model.model_copy(update={"labels": named.manifest.model.labels})
+        note = f"its classes are taken as those of {named.name}, in its order"
+        notes = "; ".join(filter(None, (member.note, note)))
+        return replace(member, manifest=rewritten(member.manifest, model=changed), note=notes)
+
+    return [common(member) for member in members]
 
 
 def _notes(opened: Sequence[Single], made: HydraManifest, spread: float | None) -> Iterator[str]:
@@ -203,36 +193,29 @@ def _checked(opened: Sequence[Single], target: Path, samples: Samples, arguments
 
 def _fusable(opened: Sequence[Single]) -> None:
     """Members must be prunings of one architecture that read and answer alike."""
+
+    def facts(member: Single) -> dict[str, object]:
+        model = member.manifest.model
+        config = {f"configuration {key}": value for key, value in model.config.items()}
+        towers = {"towers": member.manifest.towers}
+        return {word: getattr(model, name) for word, name in ALIKE.items()} | config | towers
+
     first = opened[0]
+    mine = facts(first)
     for other in opened[1:]:
-        a, b = first.manifest, other.manifest
-        for what, left, right in (
-            ("family", a.model.family, b.model.family),
-            ("architecture", a.model.arch, b.model.arch),
-            ("configuration", a.model.config, b.model.config),
-            ("number of classes", a.model.num_classes, b.model.num_classes),
-            ("labels", a.model.labels, b.model.labels),
-            ("preprocessing", a.model.preprocess, b.model.preprocess),
-            ("towers", a.towers, b.towers),
-        ):
-            if left != right:
-                mine, theirs = _first_difference(left, right)
-                raise SurgeryError(
-                    f"{first.name} and {other.name} cannot be fused: {what} differs ({mine} / {theirs})",
-                    hint="Fuse members that were pruned from the same backbone.",
-                )
-
-
-def _first_difference(left: object, right: object) -> tuple[object, object]:
-    if isinstance(left, dict) and isinstance(right, dict):
-        for key in [*left, *right]:
-            if left.get(key) != right.get(key):
-                return f"{key}={left.get(key)}", f"{key}={right.get(key)}"
-    return left, right
+        theirs = facts(other)
+        what = next((key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)), None)
+        if what is not None:
+            raise SurgeryError(
+                f"{first.name} and {other.name} cannot be fused: {what} differs "
+                f"({mine.get(what)} / {theirs.get(what)})",
+                hint="Fuse members that were pruned from the same backbone.",
+            )
 
 
 def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Run) -> Agreement:
     """The members one by one and the hydra, over the same samples."""
+    from hydrasurgeon.decision.probabilities import TINY
     from hydrasurgeon.measuring.metrics import accuracy, member_probs
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.outputs import logits_of
@@ -246,8 +229,7 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     together, _ = logits([made])
     p, q = member_probs(alone), member_probs(together)
     mean_p, mean_q = p.mean(dim=1), q.mean(dim=1)
-    tiny = 1e-300
-    kl = (mean_p * (mean_p.clamp_min(tiny).log() - mean_q.clamp_min(tiny).log())).sum(dim=1).mean()
+    kl = (mean_p * (mean_p.clamp_min(TINY).log() - mean_q.clamp_min(TINY).log())).sum(dim=1).mean()
     return Agreement(
         samples=len(p),
         max_difference=float((p - q).abs().max()),

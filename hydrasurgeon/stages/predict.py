@@ -12,11 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.files.atomic import output_file
 from hydrasurgeon.files.growing import Growing, write_csv, write_lines, write_parquet
+from hydrasurgeon.measuring.cascades.run import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
 
@@ -68,47 +69,32 @@ class Predicted:
 @stage(PredictOptions)
 def predict(arguments: PredictOptions) -> Predicted:
     """Answer for every sample of a data set; rows are written into `out`, or handed to `each` as lines of JSON."""
-    checkpoint = arguments.checkpoint
     _check(arguments)
-    place = None
+    place, streams = None, arguments.data == "-"
     if arguments.out is not None:
-        place = output_file(
-            arguments.out,
-            option="-o",
-            force=arguments.force,
-            inputs=[checkpoint, arguments.data, arguments.classes, arguments.template],
-        )
-    opened = with_class_names(
-        open_checkpoint(checkpoint, arch=arguments.arch),
-        classes=arguments.classes,
-        templates=arguments.template,
-        names=None if arguments.data == "-" else names_in(arguments.data),
-    )
-    if opened.manifest.model.num_classes == 0:
-        raise CheckpointError(
-            f"{opened.path}: has no classes to choose from",
-            hint="Finetune it with a classifier, or give a CLIP its --classes.",
-        )
-    opened.digests()
+        place = output_file(arguments.out, option="-o", force=arguments.force, inputs=arguments.sources)
+    opened = open_checkpoint(arguments.checkpoint, arch=arguments.arch)
+    opened = classifying(opened, arguments, None if streams else arguments.data)
+    need_classes(opened)
+    opened.verify_hash()
     answering = _Answering(opened, arguments)
     counts: Counter[str] = Counter()
-    resumed = 0
     if place is None:
         for rows in answering.rows(0):
-            counts.update(_outcome(row) for row in rows)
+            counts.update(map(_outcome, rows))
             for row in rows if arguments.each else ():
                 arguments.each(_line(row))  # type: ignore[misc]
-    else:
-        growing = Growing(place, answering.identity, step=answering.batch, force=arguments.force or answering.streams)
-        resumed = growing.done
-        counts.update(_outcome(json.loads(line)) for line in growing.lines())
-        try:
-            for rows in answering.rows(growing.done):
-                counts.update(_outcome(row) for row in rows)
-                growing.add([_line(row) for row in rows])
-            growing.finish(answering.writer(place.suffix))
-        finally:
-            growing.close()
+        return Predicted(None, sum(counts.values()), dict(sorted(counts.items())), answering.notes)
+    growing = Growing(place, answering.identity, step=answering.batch, force=arguments.force or streams)
+    resumed = growing.done
+    counts.update(_outcome(json.loads(line)) for line in growing.lines())
+    try:
+        for rows in answering.rows(growing.done):
+            counts.update(map(_outcome, rows))
+            growing.add([_line(row) for row in rows])
+        growing.finish(answering.writer(place.suffix))
+    finally:
+        growing.close()
     return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed)
 
 
@@ -130,48 +116,38 @@ def _check(arguments: PredictOptions) -> None:
         match = SHARD.fullmatch(arguments.shard)
         if match is None or int(match[1]) > int(match[2]):
             raise UsageError(f"--shard {arguments.shard}: not I/N with I from 1 to N", hint="Such as --shard 1/4.")
-    if arguments.data == "-" and (arguments.shard is not None or arguments.limit is not None):
-        raise UsageError("--data -: nobody knows how many lines will come", hint="Leave out --shard and --limit.")
-    if arguments.data == "-" and (arguments.id_column or arguments.keep_columns):
-        raise UsageError("--data -: lines of text have no columns", hint="Give a .csv or .jsonl file as --data.")
+    of_files = ("shard", "limit", "id_column", "keep_columns")
+    wrong = [arguments.flag(name) for name in of_files if getattr(arguments, name) is not None]
+    if arguments.data == "-" and wrong:
+        raise UsageError(f"--data - conflicts with {wrong[0]}", hint="Leave it out, or give a file as --data.")
 
 
 class _Answering:
     """One checkpoint and one data set: rows, batch by batch."""
 
     def __init__(self, opened: Checkpoint, arguments: PredictOptions) -> None:
-        from hydrasurgeon.data import open_data
         from hydrasurgeon.data.batches import batch_size_of
         from hydrasurgeon.runtime.classifier import as_classifier
 
         self.arguments = arguments
-        self.streams = arguments.data == "-"
         self.batch = batch_size_of(arguments.batch_size)
         self.model: Classifier = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
         self.names, self.classes = opened.manifest.model.labels, opened.manifest.model.num_classes
-        self.samples: Samples | None = None
         keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
         # The name of an answer's own field is taken: what the data calls so is told apart.
         self.kept = {f"data_{name}" if name in KINDS else name: name for name in keep}
         self.id_column = arguments.id_column or ID
-        if not self.streams:
-            carried = (self.id_column, *keep)
-            self.samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed, carried=carried)
-            for option, names in (("--id-column", [arguments.id_column]), ("--keep-columns", keep)):
-                absent = [name for name in names if name and name not in self.samples.columns]
-                if absent:
-                    raise DataError(
-                        f"{option} {absent[0]}: {self.samples.spec} has no such column",
-                        hint="Columns are those of a .csv, .jsonl, .parquet or hf: table; names are case-sensitive.",
-                    )
-        self.first, self.last = self._part()
+        self.samples = None if arguments.data == "-" else _samples(arguments, keep)
+        self.first, self.last = 0, 0
+        if self.samples is not None:  # this shard's samples, cut where batches are
+            count = len(self.samples)
+            number, shards = map(int, (arguments.shard or "1/1").split("/"))
+            batches = -(-count // self.batch)
+            ends = [min(count, self.batch * (batches * at // shards)) for at in (number - 1, number)]
+            self.first, self.last = ends
         self.notes: tuple[str, ...] = (opened.note,) if opened.note else ()
         cascade = None if self.model.state is None else self.model.state.record.cascade
-        if arguments.cascade and cascade is None:
-            raise CheckpointError(
-                f"--cascade: {opened.name} has no cascade in a decision state",
-                hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
-            )
+        check_cascades([opened] if arguments.cascade else [])
         self.in_steps = cascade is not None and arguments.cascade is not False
         if self.model.state is None:
             nothing = "probabilities are not calibrated, and nothing is set aside; run calibrate"
@@ -182,34 +158,20 @@ class _Answering:
             "data": Path(arguments.data).name,
             "rows": [self.first, self.last],
             "batch": self.batch,
-            "dtype": arguments.dtype,
-            "top": arguments.top,
             "columns": [self.id_column, *keep],
-            "limit": arguments.limit,
-            "seed": arguments.seed,
-            "skip_bad": arguments.skip_bad,
             "labels": self.names,
+            **{name: getattr(arguments, name) for name in ("dtype", "top", "limit", "seed", "skip_bad")},
             **({"cascade": False} if cascade is not None and not self.in_steps else {}),
         }
-
-    def _part(self) -> tuple[int, int]:
-        """The samples from … to … that are this shard's, cut where batches are."""
-        if self.samples is None:
-            return 0, 0
-        count = len(self.samples)
-        number, shards = map(int, (self.arguments.shard or "1/1").split("/"))
-        batches = -(-count // self.batch)
-        ends = [min(count, self.batch * (batches * at // shards)) for at in (number - 1, number)]
-        return ends[0], ends[1]
 
     def rows(self, done: int) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the samples, without the `done` first."""
         if self.samples is not None:
             yield from self._over(self.samples, self.first + done, self.last)
             return
-        at = 0
         from hydrasurgeon.data.samples import Rows
 
+        at = 0
         while texts := [line.rstrip("\n") for line in islice(sys.stdin, self.batch * AHEAD)]:
             for rows in self._over(Rows("stdin", texts, "text"), 0, len(texts)):
                 yield [{**row, "id": row["id"] + at} for row in rows]
@@ -221,8 +183,7 @@ class _Answering:
 
         if start >= stop:
             return
-        run = self.arguments
-        weight = next(self.model.parameters())
+        run, weight = self.arguments, next(self.model.parameters())
         batches = Batches(
             samples, self.model.transform, batch_size=self.batch, order=range(start, stop), skip_bad=run.skip_bad
         )
@@ -240,7 +201,7 @@ class _Answering:
                 for i in range(at, end)
             ]
             at = end
-            if not self.streams:
+            if self.samples is not None:
                 run.tick(samples.spec, number, len(batches))
         rest = [{**self._named(samples, i), "error": next(failures)} for i in range(at, stop)]
         if rest:
@@ -265,6 +226,22 @@ class _Answering:
         tops = [name for n in range(1, count + 1) for name in (f"top{n}", f"p{n}")]
         columns = [each for name in kinds for each in (tops if name == "top" else [name])]
         return write_csv(columns, spread)
+
+
+def _samples(arguments: PredictOptions, keep: list[str]) -> Samples:
+    """The data, with the columns that are carried over."""
+    from hydrasurgeon.data import open_data
+
+    carried = (arguments.id_column or ID, *keep)
+    samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed, carried=carried)
+    wanted = [("--id-column", arguments.id_column), *(("--keep-columns", name) for name in keep)]
+    for option, name in wanted:
+        if name and name not in samples.columns:
+            raise DataError(
+                f"{option} {name}: {samples.spec} has no such column",
+                hint="Columns are those of a .csv, .jsonl, .parquet or hf: table; names are case-sensitive.",
+            )
+    return samples
 
 
 def plain(value: Any) -> Any:

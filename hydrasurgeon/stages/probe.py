@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, chooser, criterion, score_key
 from hydrasurgeon.criteria.scoring import check_keep, compute
@@ -30,10 +30,15 @@ SPARED = 3
 @stage(ProbeOptions)
 def probe(arguments: ProbeOptions) -> ProbeReport:
     """Measure curvature under noise and the separation of OOD data by head; nothing is changed."""
-    checkpoint = arguments.checkpoint
     _check(arguments)
-    json, plot = _outputs(checkpoint, arguments)
-    opened = _opened(checkpoint, arguments)
+    json = plot = None
+    if arguments.plot is not None:
+        plot = check_plot(Path(arguments.plot), force=arguments.force, inputs=arguments.sources)
+    if arguments.json_ is not None:
+        json = output_file(arguments.json_, option="--json", force=arguments.force, inputs=arguments.sources)
+    opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
+    opened.verify_hash()
+    opened = classifying(opened, arguments, arguments.data)
     arguments = _with_amount(opened.manifest, arguments)
     key, score = _scores(opened, arguments)
     kept = _kept(opened.manifest, key, score, arguments)
@@ -73,28 +78,9 @@ def _check(arguments: ProbeOptions) -> None:
             f"--dtype {arguments.dtype}: too coarse for second derivatives", hint=f"Use {' or '.join(PRECISIONS)}."
         )
     names = [parse_ood(entry)[1] for entry in arguments.ood]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"--ood: {name} is there twice", hint="Tell them apart by NAME=D.")
-
-
-def _outputs(checkpoint: str | Path, arguments: ProbeOptions) -> tuple[Path | None, Path | None]:
-    """Where report and picture go, both this command's to write."""
-    inputs = [checkpoint, arguments.data, arguments.ood, arguments.shift, arguments.classes, arguments.template]
-    plot = json = None
-    if arguments.plot is not None:
-        plot = check_plot(Path(arguments.plot), force=arguments.force, inputs=inputs)
-    if arguments.json_ is not None:
-        json = output_file(arguments.json_, option="--json", force=arguments.force, inputs=inputs)
-    return json, plot
-
-
-def _opened(checkpoint: str | Path, arguments: ProbeOptions) -> Single:
-    opened = undecided(open_single(checkpoint, arch=arguments.arch))
-    opened.digests()
-    return with_class_names(
-        opened, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)
-    )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--ood: {twice} is there twice", hint="Tell them apart by NAME=D.")
 
 
 def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
@@ -162,19 +148,11 @@ def _ranked(manifest: SingleManifest, score: Score) -> Iterator[Head]:
 
 def _settings(arguments: ProbeOptions) -> dict[str, Any]:
     """What the report says of how it came about."""
-    return {
+    named = {
         "data": portable_entry(arguments.data),
         "ood": [portable_entry(o) for o in arguments.ood],
         "corrupt": list(arguments.corrupt) or (["all"] if arguments.shift is None else []),
         "shift": portable_entry(arguments.shift),
-        "method": arguments.method,
-        "keep": arguments.keep,
-        "remove": arguments.remove,
-        "layers": arguments.layers,
-        "tower": arguments.tower,
-        "draws": arguments.draws,
-        "limit": arguments.limit,
-        "seed": arguments.seed,
-        "dtype": arguments.dtype,
-        "batch_size": arguments.batch_size,
     }
+    plain = ("method", "keep", "remove", "layers", "tower", "draws", "limit", "seed", "dtype", "batch_size")
+    return named | {name: getattr(arguments, name) for name in plain}

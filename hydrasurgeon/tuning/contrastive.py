@@ -84,9 +84,9 @@ class Contrast:
         }
         self._tuned = {name for name, p in clip.named_parameters() if id(p) in tuned}
 
-    def trainable(self, name: str) -> bool:
-        """The text tower, its projection and the scale; the image tower is locked."""
-        return name in self._tuned
+    def among(self, moves: Callable[[str], bool]) -> Callable[[str], bool]:
+        """Of what a recipe trains the text tower, its projection and the scale; the image tower is locked."""
+        return lambda name: name in self._tuned and moves(name)
 
     def transform(self, prepare: Callable[[Any], Tensor]) -> Pairing:
         return Pairing(prepare, self.clip.reader())

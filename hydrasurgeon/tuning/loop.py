@@ -132,14 +132,14 @@ class _Loop:
     per_epoch: int
     total: int
 
-    def batches(self, step: int) -> Iterator[list[Batch]]:
+    def batches(self, step: int) -> Iterator[tuple[Batch, ...]]:
         """What is left of the epoch that this step falls into, as optimizer steps take it."""
         epoch, done = divmod(step, self.per_epoch)
         accumulate, accelerator = self.training.recipe.accumulate, self.accelerator
-        left = self.training.epoch_batches(
-            epoch, accelerator.process_index, accelerator.num_processes, done * accumulate
-        )
-        return _grouped(left, accumulate)
+        rank, world = accelerator.process_index, accelerator.num_processes
+        left = iter(self.training.epoch_batches(epoch, rank, world, done * accumulate))
+        # An incomplete last group is left out.
+        return zip(*[left] * accumulate, strict=False)
 
     def step(self, number: int, parts: Sequence[Batch]) -> float:
         """One optimizer step; its loss."""
@@ -158,14 +158,9 @@ class _Loop:
         if not math.isfinite(loss):
             raise UsageError(
                 f"finetune: the loss is {loss} in step {number + 1} (lr {lr:g})",
-                hint=(
-                    "Lower the learning rate: --set lr=…"
-                    if number
-                    else (
-                        "Nothing was learnt yet: the model overflows on this data. Use --dtype float32, and check it"
-                        " with eval."
-                    )
-                ),
+                hint="Lower the learning rate: --set lr=…"
+                if number
+                else "The model overflows on this data: use --dtype float32, and check it with eval.",
             )
         return loss
 
@@ -197,8 +192,7 @@ def _steps(training: Training, accelerator: Any) -> tuple[int, int]:
             f"finetune: a step accumulates {recipe.accumulate} batches, the data has {batches}",
             hint="Give more data, or --set accumulate=1 or a smaller --batch-size.",
         )
-    per_epoch = batches // recipe.accumulate
-    return per_epoch, recipe.steps or max(1, round((recipe.epochs or 0) * per_epoch))
+    return recipe.steps_of(batches)
 
 
 def _accelerator(device: str, dtype: str) -> Any:
@@ -206,10 +200,9 @@ def _accelerator(device: str, dtype: str) -> Any:
     from accelerate.state import AcceleratorState
 
     precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-    if dtype not in precision:
-        raise UsageError(f"--dtype {dtype}: training knows {', '.join(precision)}")
-    if dtype == "float16" and not torch.cuda.is_available():
-        raise UsageError("--dtype float16: training in half precision needs a GPU", hint="Use --dtype bfloat16.")
+    able = [name for name in precision if name != "float16" or torch.cuda.is_available()]
+    if dtype not in able:
+        raise UsageError(f"--dtype {dtype}: training on this machine knows {', '.join(able)}")
     # The state is process-wide and remembers the first precision it was asked for.
     AcceleratorState._reset_state(reset_partial_state=not is_launched())
     return Accelerator(cpu=device == "cpu", mixed_precision=precision[dtype])
@@ -226,16 +219,6 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
     return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
-
-
-def _grouped(batches: Batches, size: int) -> Iterator[list[Batch]]:
-    """As many batches as one optimizer step accumulates; an incomplete last group is left out."""
-    group: list[Batch] = []
-    for batch in batches:
-        group.append(batch)
-        if len(group) == size:
-            yield group
-            group = []
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,11 @@ moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.reading import Single, all_kept, open_checkpoint, open_single, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
@@ -18,7 +17,7 @@ from hydrasurgeon.families.weights import Part, Weight, by_name
 from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import UNKNOWN, Input, Model, SingleManifest, Step, Tower
-from hydrasurgeon.runtime.tensors import plan_module
+from hydrasurgeon.runtime.tensors import plan_tensors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +42,9 @@ def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> 
     source = starting_point(spec, None)
     module = starting_module(source, source.manifest.model, load_recipe("scratch", {}), seed)
     entry = step("init", args={"spec": spec}, inputs=[], seed=seed, uses=("torch", source.manifest.model.family))
-    return save(target, plan_module(module), manifest_after(source.manifest, source.manifest.model, entry))
+    return save(
+        target, plan_tensors(module.state_dict()), manifest_after(source.manifest, source.manifest.model, entry)
+    )
 
 
 @dataclass(frozen=True)
@@ -114,26 +115,13 @@ def _fresh_model(spec: str) -> Model:
     raise UsageError(f"{spec}: only {specs} can start from random weights")
 
 
-def with_names_of(source: Start, classes: str | None, templates: Sequence[str], samples: Samples | None) -> Start:
-    """A source that knows its classes, where it learns them by name and there is data that has them."""
-    if source.checkpoint is None:
-        return source
-    names = None if samples is None else lambda: samples.classes
-    opened = with_class_names(source.checkpoint, classes=classes, templates=templates, names=names)
-    return replace(source, checkpoint=opened, manifest=opened.manifest)
-
-
-def with_classes_of(model: Model, plan: Recipe, samples: Samples) -> Model:
-    """The model with the data's classes, where the recipe gives it a new classifier."""
-    if plan.classifier == "keep" or samples.labels is None:
-        return model
-    classes = samples.classes
-    count = len(classes) if classes is not None else int(samples.labels.max()) + 1
-    return family_of(model).with_classes(model, count, classes)
-
-
-def with_length_of(model: Model, plan: Recipe) -> Model:
-    """The model with the recipe's text length, which it keeps: what it is trained on is what it reads."""
+def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
+    """The model with the data's classes, where the recipe gives it a new classifier, and with the recipe's text length,
+    which it keeps: what it is trained on is what it reads."""
+    if plan.classifier != "keep" and samples.labels is not None:
+        classes = samples.classes
+        count = len(classes) if classes is not None else int(samples.labels.max()) + 1
+        model = family_of(model).with_classes(model, count, classes)
     longest = model.preprocess.get("max_length")
     if plan.max_length is None or longest is None:
         return model
@@ -209,10 +197,6 @@ def trainable(weights: Mapping[str, Weight], plan: Recipe, towers: Mapping[str, 
         return weight.layer is not None and weight.layer >= last
 
     return trainable
-
-
-def both(first: Callable[[str], bool], second: Callable[[str], bool]) -> Callable[[str], bool]:
-    return lambda name: first(name) and second(name)
 
 
 def manifest_after(base: SingleManifest, model: Model, entry: Step) -> Callable[[str], SingleManifest]:

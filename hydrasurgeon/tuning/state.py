@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,11 +13,8 @@ from torch import Tensor, nn
 
 from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.resumable import Resumable, Work, there
-from hydrasurgeon.files.tensors import Planned, TensorFile, digest, weights_sha256, write_tensors
-from hydrasurgeon.runtime.tensors import SAFETENSORS, TORCH, to_raw, to_tensor
-
-if TYPE_CHECKING:
-    from hydrasurgeon.files.tensors import Raw
+from hydrasurgeon.files.tensors import TensorFile, digest, weights_sha256, write_tensors
+from hydrasurgeon.runtime.tensors import TORCH, plan_tensors, to_tensor
 
 TRAINING = ("training", "hydrasurgeon.training/2")
 """What the state of a training calls itself; the second version is hashed whole."""
@@ -63,10 +59,7 @@ class TrainingState(Resumable):
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         for index, slots in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{key}": value for key, value in slots.items() if isinstance(value, Tensor)}
-        planned = [
-            Planned(name, SAFETENSORS[tensor.dtype], tuple(tensor.shape), partial(_raw, tensor))
-            for name, tensor in tensors.items()
-        ]
+        planned = plan_tensors(tensors)
         with replacing(self.path) as (part,):
             # The hash of the tensors is known when they are written; what stands in its place before is as long.
             write_tensors(part, planned, lambda sha256: self.texts(position, sha256 or ""))
@@ -84,19 +77,12 @@ class TrainingState(Resumable):
             digests = {name: digest(array) for name, array in arrays.items()}
             recorded = self.position(texts, weights_sha256(file.infos, digests), most=MAX_TEXT)
             position = TrainingPosition.model_validate(recorded)
-            tensors = {}
-            for name, array in arrays.items():
-                if (dtype := file.infos[name].dtype) not in TORCH:
-                    raise ValueError(f"tensor {name[:100]} is {dtype}")
-                tensors[name] = to_tensor(array, dtype)
+            kinds = {name: info.dtype for name, info in file.infos.items()}
+            tensors = {name: to_tensor(array, kinds[name]) for name, array in arrays.items() if kinds[name] in TORCH}
             weights, slots = _fitting(tensors, model, optimizer)
         model.load_state_dict(weights)
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
         return position
-
-
-def _raw(tensor: Tensor) -> list[Raw]:
-    return [to_raw(tensor)[0]]
 
 
 def _fitting(
@@ -107,9 +93,7 @@ def _fitting(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     slots: dict[int, dict[str, Tensor]] = {}
     shapes = {f"model.{name}": (tensor.shape, tensor.dtype) for name, tensor in state_dict.items()}
-    missing = next((name for name in shapes if name not in tensors), None)
-    if missing is not None:
-        raise ValueError(f"tensor {missing} is missing")
+    wrong = next((name for name in shapes if name not in tensors), None)
     for index, parameter in enumerate(parameters):
         stored = {key: f"optimizer.{index}.{key}" for key in names}
         shapes |= {n: (torch.Size() if k == "step" else parameter.shape, torch.float32) for k, n in stored.items()}
@@ -118,9 +102,10 @@ def _fitting(
             slots[index] = present
     for name, tensor in tensors.items():
         if shapes.get(name) != (tensor.shape, tensor.dtype) or not torch.isfinite(tensor).all():
-            raise ValueError(f"tensor {name[:100]} does not fit the model, or is not finite")
-    if any(slot.keys() != names for slot in slots.values()):
-        raise ValueError("misses a part of the optimizer's state")
+            wrong = name
+    wrong = next((f"optimizer.{i}" for i, slot in slots.items() if slot.keys() != names), wrong)
+    if wrong is not None:
+        raise ValueError(f"{wrong[:100]}: is missing, does not fit the model, or is not finite")
     return {name: tensors[f"model.{name}"] for name in state_dict}, slots
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from promised import promise
 from torch import Tensor
 
-from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state, halves
+from hydrasurgeon.decision.fitting import Outputs, fit_state, halves
 from hydrasurgeon.decision.probabilities import mean_probs
 from hydrasurgeon.decision.scores.evidence import Gathering
 from hydrasurgeon.decision.state import decide
@@ -58,7 +59,7 @@ def world() -> World:
 
 def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
     val, foreign = world.inside(2000), world.outside(400)
-    fitted = fit_state(val, promise=Promise(), classifiers=world.classifiers, foreign=[foreign])
+    fitted = fit_state(val, promise=promise(), classifiers=world.classifiers, foreign=[foreign])
     assert fitted.state.fitted is not None
     best = fitted.state.record.ood.auroc[fitted.state.record.ood.score]
     assert best == max(fitted.state.record.ood.auroc.values())
@@ -89,7 +90,7 @@ def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, m
     val = world.inside(100)
     val = Outputs(val.logits, None, val.labels)
     for foreign, best in (([easy], "energy"), ([telling], "max-logit"), ([easy, telling], "entropy")):
-        fitted = fit_state(val, promise=Promise(), foreign=foreign)
+        fitted = fit_state(val, promise=promise(), foreign=foreign)
         assert fitted.state.record.ood.score == best
     assert fitted.state.record.ood.auroc["energy"] == pytest.approx((0.999 + 0.65) / 2)
 
@@ -97,7 +98,7 @@ def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, m
 def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None:
     val = world.inside(301)
     assert val.labels is not None
-    fitted = fit_state(val, promise=Promise(), score="msp", seed=4)
+    fitted = fit_state(val, promise=promise(), score="msp", seed=4)
     halved = halves(301, 4)
     losses = {"before": 0.0, "temperature": 0.0, "joint": 0.0}
     for here, there in (halved, halved[::-1]):
@@ -119,8 +120,8 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
 
 def test_the_promises_hold_on_fresh_data(world: World) -> None:
     val = world.inside(3000)
-    promise = Promise(coverage=0.9, risk=0.1, delta=0.05)
-    fitted = fit_state(val, promise=promise, score="msp")
+    wanted = promise(coverage=0.9, risk=0.1, delta=0.05)
+    fitted = fit_state(val, promise=wanted, score="msp")
     fresh = world.inside(8000)
     assert fresh.labels is not None
     found = decide(fitted.state, fresh.logits, None)
@@ -134,7 +135,7 @@ def test_the_promises_hold_on_fresh_data(world: World) -> None:
 
 
 def test_what_is_decided_follows_from_the_state(world: World) -> None:
-    fitted = fit_state(world.inside(1000), promise=Promise(risk=0.2), score="rmds", classifiers=world.classifiers)
+    fitted = fit_state(world.inside(1000), promise=promise(risk=0.2), score="rmds", classifiers=world.classifiers)
     state, some = fitted.state, world.inside(50)
     found = decide(state, some.logits, some.features)
     p = calibrated(some.logits, state.record.temperature, state.record.joint)
@@ -171,7 +172,7 @@ def test_uncertainties_are_entropies_of_the_calibrated_members(world: World) -> 
 def test_one_member_has_no_joint_calibration(world: World) -> None:
     val = world.inside(400)
     alone = Outputs(val.logits[:, :1], None, val.labels)
-    fitted = fit_state(alone, promise=Promise(), score="auto", foreign=[Outputs(world.outside(50).logits[:, :1], None)])
+    fitted = fit_state(alone, promise=promise(), score="auto", foreign=[Outputs(world.outside(50).logits[:, :1], None)])
     assert fitted.state.record.joint is None
     assert set(fitted.state.record.nll) == {"before", "temperature"}
     assert set(fitted.state.record.ood.auroc) == {"msp", "entropy", "energy", "max-logit", "gen"}
@@ -188,14 +189,14 @@ def test_statistics_from_data_of_their_own(world: World) -> None:
         gathering = Gathering(*linear)
         gathering.add(train.features[:, m], train.logits[:, m], train.labels)
         evidence.append(gathering.evidence())
-    fitted = fit_state(world.inside(400), promise=Promise(), score="mds", evidence=evidence)
+    fitted = fit_state(world.inside(400), promise=promise(), score="mds", evidence=evidence)
     assert fitted.state.record.ood.score == "mds"
     assert fitted.state.record.ood.auroc == {}
 
 
 def test_the_same_seed_gives_the_same_state(world: World) -> None:
     val = world.inside(600)
-    first, again, other = (fit_state(val, promise=Promise(), score="msp", seed=seed).state for seed in (0, 0, 1))
+    first, again, other = (fit_state(val, promise=promise(), score="msp", seed=seed).state for seed in (0, 0, 1))
     assert first == again != other
 
 
@@ -203,12 +204,12 @@ def test_auto_says_what_it_leaves_out(world: World) -> None:
     val = world.inside(300)
     assert val.labels is not None
     two = Outputs(val.logits, val.features, val.labels.clamp_max(1))
-    fitted = fit_state(two, promise=Promise(), classifiers=world.classifiers, foreign=[world.outside(50)])
+    fitted = fit_state(two, promise=promise(), classifiers=world.classifiers, foreign=[world.outside(50)])
     assert "mds" not in fitted.state.record.ood.auroc
     assert "vim" in fitted.state.record.ood.auroc
     assert any("class 2 never occurs" in note for note in fitted.notes)
     with pytest.raises(DataError, match="class 2 never occurs"):
-        fit_state(two, promise=Promise(), score="mds", classifiers=world.classifiers)
+        fit_state(two, promise=promise(), score="mds", classifiers=world.classifiers)
 
 
 def test_halves_are_disjoint_and_whole() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from promised import promise
 
 from hydrasurgeon.decision.cascaded import in_steps
 from hydrasurgeon.decision.conformal import prediction_sets
-from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
+from hydrasurgeon.decision.fitting import Outputs, fit_state
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, intervals
-from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted, answers_of
+from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, answers_of
 from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.metrics import auroc, coverage_at_risk, fpr95
 
@@ -73,7 +74,7 @@ def outputs(seed: int, count: int = 1000, noise: float = 2.0, foreign: bool = Fa
 
 def fitted(noise: float) -> CascadeFit:
     val, foreign = outputs(0, noise=noise), [outputs(1, 800, noise, foreign=True)]
-    state = fit_state(val, promise=Promise(risk=0.3), score="msp").state
+    state = fit_state(val, promise=promise(risk=0.3), score="msp").state
     return CascadeFit(state, val, foreign, MACS, seed=0)
 
 
@@ -85,7 +86,7 @@ def differing() -> CascadeFit:
 @pytest.mark.slow
 def test_members_that_agree_need_one_and_it_is_certified() -> None:
     fit = fitted(0.01)
-    record, notes = fit.record(Wanted(max_drop=1.0))
+    record, notes = fit.record(promise(cascade=True, max_drop=1.0))
     assert record.certified
     assert record.shares[1] <= 0.02
     assert record.cost.expected == pytest.approx(0.8 + record.shares[1] * 1.6)
@@ -94,7 +95,7 @@ def test_members_that_agree_need_one_and_it_is_certified() -> None:
 
 def test_budget_and_drop(differing: CascadeFit) -> None:
     fit = differing
-    by_budget = {b: fit.record(Wanted(budget=b))[0] for b in (0.8, 1.2, 1.6)}
+    by_budget = {b: fit.record(promise(cascade=True, budget=b))[0] for b in (0.8, 1.2, 1.6)}
     for budget, record in by_budget.items():
         assert record.cost.expected <= budget + 0.1
         assert record.budget == budget
@@ -102,20 +103,20 @@ def test_budget_and_drop(differing: CascadeFit) -> None:
     # One member of three that differ loses much; whom it asks when it doubts, little.
     assert worst[0.8] > 3
     assert worst[1.6] < worst[0.8] - 2
-    kept, _ = fit.record(Wanted(max_drop=1.0))
+    kept, _ = fit.record(promise(cascade=True, max_drop=1.0))
     assert kept.cost.expected > by_budget[0.8].cost.expected
-    whole, notes = fit.record(Wanted(max_drop=0.0))
+    whole, notes = fit.record(promise(cascade=True, max_drop=0.0))
     if whole.shares[1] == 1:
         assert any("lets every sample through" in note for note in notes)
         assert whole.cost.expected == pytest.approx(2.3)
     with pytest.raises(UsageError, match="no cascade of this hydra costs so little"):
-        fit.record(Wanted(budget=0.5))
+        fit.record(promise(cascade=True, budget=0.5))
 
 
 def test_promises_hold_on_fresh_data(differing: CascadeFit) -> None:
     """Coverage, the fraction flagged, and the risk of what is answered, of the cascade's own answers."""
     fit = differing
-    record, _ = fit.record(Wanted(budget=1.2))
+    record, _ = fit.record(promise(cascade=True, budget=1.2))
     cascade, fresh = record, outputs(7, 6000)
     assert fresh.labels is not None
     probs, scores = answers_of(fit.state, cascade, fresh)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from peak import Peak
+from promised import promise
 
 from hydrasurgeon.data.samples import Arrays
 from hydrasurgeon.decision import conformal, temperature
-from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
+from hydrasurgeon.decision.fitting import Outputs, fit_state
 from hydrasurgeon.decision.probabilities import mean_probs, nll
 from hydrasurgeon.decision.scores import fitted
 from hydrasurgeon.decision.temperature import calibrated, fit_temperature, nll_of, temperature_of
@@ -60,7 +61,7 @@ def test_a_state_is_fitted_beside_one_half_in_float64(monkeypatch: pytest.Monkey
     monkeypatch.setattr(temperature, "ELEMENTS", 100 * CLASSES)
     logits, labels = answers()
     with Peak() as peak:
-        fit_state(Outputs(logits, None, labels), promise=Promise(), score="msp")
+        fit_state(Outputs(logits, None, labels), promise=promise(), score="msp")
     half = ROWS // 2 * CLASSES * 8
     # Its halves in float32 are as much again.
     assert peak.bytes < 1.25 * (logits.nbytes + half)

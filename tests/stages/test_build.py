@@ -221,7 +221,7 @@ def test_tuned_members_share_their_trunk(task: Task, monkeypatch: pytest.MonkeyP
     within = choosing.Choosing.within
 
     def behind(self: Any, budget: Any) -> Any:
-        late = [i for i, c in enumerate(self.search.candidates) if c.layers and not c.repairs]
+        late = [i for i, c in enumerate(self.search.candidates) if c.layers and not c.repair]
         return Choice(tuple(late[:2]), 1.0), within(self, budget)[1]
 
     monkeypatch.setattr(choosing.Choosing, "within", behind)

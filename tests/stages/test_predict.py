@@ -220,7 +220,7 @@ def test_columns_of_the_data_come_along(tmp_path: Path, kind: str) -> None:
         with pytest.raises(DataError, match="no such column") as error:
             hs.predict(source, data=str(data), **{option: "absent"})
         assert error.value.exit_code == 5
-    with pytest.raises(UsageError, match="have no columns"):
+    with pytest.raises(UsageError, match="conflicts with --keep-columns"):
         hs.predict(source, data="-", keep_columns="weight")
 
 

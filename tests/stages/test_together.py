@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -15,11 +14,11 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.stages.build.choice import measured
 from hydrasurgeon.stages.build.cost import parse_budgets
-from hydrasurgeon.stages.build.together import OBJECTIVES, Answers, Pool, choose, estimate, guarded, objective_of
+from hydrasurgeon.stages.build.together import OBJECTIVES, Answers, Objective, Pool, check_objective, choose, estimate
 
 
 def pool(name: str, everyone: Sequence[Answers]) -> Pool:
-    return Pool.gathered(objective_of(name), iter(everyone), len(everyone))
+    return Pool.gathered(Objective(name), iter(everyone), len(everyone))
 
 
 def plainly(name: str, members: Sequence[Answers]) -> float:
@@ -139,14 +138,14 @@ def test_a_guard_is_drawn_with_its_samples() -> None:
     """Who is right about every sample is right about every draw of them."""
     labels = torch.arange(60) % 3
     sure = Answers(9 * torch.eye(3)[labels], labels, (torch.zeros(20, 3),))
-    guard = guarded(objective_of("energy"), 1.0)
     accuracies: list[float] = []
 
-    def value(sums: Sequence[torch.Tensor], members: int, labels: torch.Tensor) -> float:
-        accuracies.append(float((sums[-1].argmax(dim=-1) == labels).double().mean()))
-        return guard.value(sums, members, labels)
+    class Watched(Objective):
+        def value(self, sums: Sequence[torch.Tensor], members: int, labels: torch.Tensor) -> float:
+            accuracies.append(float((sums[-1].argmax(dim=-1) == labels).double().mean()))
+            return super().value(sums, members, labels)
 
-    Pool.gathered(replace(guard, value=value), iter([sure, sure]), 2).difference([0], [1])
+    Pool.gathered(Watched("energy", 1.0), iter([sure, sure]), 2).difference([0], [1])
     assert len(accuracies) > 10
     assert set(accuracies) == {1.0}
 
@@ -168,7 +167,7 @@ def test_accuracy_has_a_floor(name: str) -> None:
     accuracies = [measured([a])["accuracy"] for a in everyone]
     floor = sorted(accuracies)[-2]
     assert accuracies[best] < floor
-    held = Pool.gathered(guarded(objective_of(name), floor), iter(everyone), CANDIDATES)
+    held = Pool.gathered(Objective(name, floor), iter(everyone), CANDIDATES)
     choice = choose(held, pools=[range(CANDIDATES)], affordable=lambda m: True, members=1)
     assert choice is not None
     able = [i for i in range(CANDIDATES) if accuracies[i] >= floor]

@@ -288,7 +288,7 @@ def test_unfusable_members_are_named(tiny: MAKE, tmp_path: Path) -> None:
     )
     with pytest.raises(SurgeryError, match=r"number of classes differs \(5 / 6\)"):
         hs.fuse([a, b], out=tmp_path / "h.safetensors")
-    with pytest.raises(SurgeryError, match=r"configuration differs .*depth.*3.*depth.*2"):
+    with pytest.raises(SurgeryError, match=r"configuration model_args differs .*depth.*3.*depth.*2"):
         hs.fuse([a, c], out=tmp_path / "h.safetensors")
     assert not (tmp_path / "h.safetensors").exists()
 

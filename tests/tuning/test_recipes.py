@@ -24,15 +24,15 @@ def test_our_own_recipes_are_valid(name: str) -> None:
         ("momentum = -1\n", "momentum"),
         ("weight_decay = inf\n", "weight_decay"),
         ("batch_size = 1180591620717411303424\n", "batch_size"),
-        ("augment = 3\n", "augment is a table"),
-        ("freeze = 3\n", "freeze a list"),
+        ("augment = 3\n", "augment"),
+        ("freeze = 3\n", "freeze"),
         ('augment = {rand_augment = "original"}\n', "rand_augment"),
         ('augment = {rand_augment = "rand-x3"}\n', "rand_augment"),
         ("augment = {random_resized_crop = [0.9, 0.1]}\n", "smaller fraction"),
         ("augment = {pad_crop = 100000}\n", "pad_crop"),
         ("x = " + "[" * 5000, "not TOML"),
         ("x = " + "1" * 5000, "not TOML"),
-        ("x" * 3000 + " = 1\n", "Extra inputs"),
+        ("x" * 3000 + " = 1\n", "no such field"),
     ],
 )
 def test_recipes_that_are_refused(tmp_path: Path, more: str, says: str) -> None:

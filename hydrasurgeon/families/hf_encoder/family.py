@@ -40,6 +40,7 @@ from hydrasurgeon.families.hf_encoder.companions import (
 from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, known, parse
 from hydrasurgeon.families.weights import all_neurons
+from hydrasurgeon.files.decided import CHOSEN
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 from hydrasurgeon.heads import NEURONS, Layers
 
@@ -235,8 +236,7 @@ class HFEncoder(Family):
             if manifest.decision is not None:
                 name, file = "DecidingHydra" if hydra else "DecidingModel", DECIDING
                 texts[f"{DECIDING}.py"] = deciding()
-                chosen = {"ood": {"auroc", "chosen_by", "id_flagged"}}
-                heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=chosen)  # type: ignore[arg-type]
+                heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=CHOSEN)  # type: ignore[arg-type]
             config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{file}.{name}"}}
             if self._cut(manifest):
                 config["auto_map"]["AutoConfig"] = f"{MODELLING}.Config"

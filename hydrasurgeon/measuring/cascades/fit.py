@@ -23,6 +23,7 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Cascade, CascadeCost, Drop
 from hydrasurgeon.measuring.cascades.choice import Candidate, Costs, Sides, drops_of, families, intervals, sides, worst
+from hydrasurgeon.options.deciding import CalibrateOptions
 
 WORTH = 0.5
 """A certified cascade that lets more rows through is not worth being one: a smaller one is then taken by its point
@@ -31,16 +32,6 @@ LOOKED_AT = 3
 """Families of candidates of which it is seen whether they can be certified: those that lose least."""
 TRIED = 200
 """Resamples by which a candidate is chosen; its drops are then measured on other samples."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a cascade is to keep: one of the two."""
-
-    max_drop: float | None = None
-    """Points that no measure may lose."""
-    budget: float | None = None
-    """Multiply-adds, in multiples of the single model's."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +55,14 @@ class CascadeFit:
         self.families = list(families(state, fitting, shown, macs.steps))
         self.hydra = sides(state, fitting, shown)
 
-    def record(self, wanted: Wanted) -> tuple[Cascade, tuple[str, ...]]:
+    def record(self, wanted: CalibrateOptions) -> tuple[Cascade, tuple[str, ...]]:
         """And what is to be said of it."""
         state, macs = self.state, self.macs
         chosen = self._chosen(wanted)
         cascade = _promising(state, chosen.cascade, self.certifying)
         drops = _drops(state, cascade, self.certifying, self.kept, self.seed)
         _, going = in_steps(state, cascade, self.val.logits, self.val.features)
-        most = wanted.max_drop
+        most = wanted.loss
         made = Cascade.model_validate(
             vars(cascade)
             | _costs(chosen, cascade, going, macs)
@@ -80,10 +71,10 @@ class CascadeFit:
         )
         return made, _notes(made, macs)
 
-    def _chosen(self, wanted: Wanted) -> Candidate:
+    def _chosen(self, wanted: CalibrateOptions) -> Candidate:
         if wanted.budget is None:
-            assert wanted.max_drop is not None
-            return _dropping(self.families, wanted.max_drop, self.hydra, self.seed)
+            assert wanted.loss is not None
+            return _dropping(self.families, wanted.loss, self.hydra, self.seed)
         chosen = _within(self.families, wanted.budget * self.macs.single)
         if chosen is None:
             least = min(c.macs for family in self.families for c in family) / self.macs.single

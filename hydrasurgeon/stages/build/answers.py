@@ -28,7 +28,7 @@ from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.outputs import logits_of
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
-from hydrasurgeon.surgery.compensate import repaired_tensors
+from hydrasurgeon.surgery.repair import repaired_tensors
 
 SIDE_BY_SIDE = 8
 """Candidates that run together."""
@@ -60,10 +60,10 @@ class Cache:
         self.identity = json.dumps(identity, sort_keys=True)
 
     def place(self, candidate: Candidate) -> Path:
-        said: dict[str, Any] = {"kept": candidate.kept, "compensate": candidate.compensate}
-        if candidate.repairs:  # which samples it is fitted to follows from the seed
-            said["seed"] = candidate.seed
-        text = f"{self.identity}\n{json.dumps(said, sort_keys=True)}"
+        about: dict[str, Any] = {"kept": candidate.kept, "repair": candidate.repair}
+        if candidate.repair:  # which samples it is fitted to follows from the seed
+            about["seed"] = candidate.seed
+        text = f"{self.identity}\n{json.dumps(about, sort_keys=True)}"
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
 
     def fill(self, candidates: Sequence[Candidate]) -> None:
@@ -98,32 +98,28 @@ class Cache:
         """What one that was run answered; samples in an order of their own, in which halves are alike."""
         place = self.place(candidate)
         try:
-            said = read_predictions(place)
+            return shuffled(read_predictions(place))
         except DataError as error:
             raise CheckpointError(error.message, hint=f"Delete {place}: the next build makes it anew.") from error
-        return shuffled(said)
 
     def _run(self, backbone: LoadedBackbone, chunk: Sequence[Candidate]) -> list[Predictions]:
         """A few candidates on all sets, in one pass over each."""
         trial = self.trial
-        quiet = replace_fields(trial.run, progress=None)
         trunk = min(first_changed(candidate, backbone.manifest.kept) for candidate in chunk)
-        modules = [self._module(backbone, candidate) for candidate in chunk]
-        return _answered(_Several(backbone, modules, trunk=trunk), trial, quiet)
-
-    def _module(self, backbone: LoadedBackbone, candidate: Candidate) -> nn.Module:
-        trial = self.trial
-        if not candidate.repairs:
-            return backbone.module(candidate.kept)
-        run = replace_fields(trial.calibration_run, seed=candidate.seed, progress=None)
-        repaired, _ = repaired_tensors(
-            trial.backbone, candidate.kept, how=candidate.compensate, data=trial.calibration, run=run
-        )
-        return backbone.module(candidate.kept, repaired)
+        modules = []
+        for candidate in chunk:
+            repaired = None
+            if candidate.repair is not None:
+                run = trial.calibration_run.but(seed=candidate.seed, progress=None)
+                how, data = candidate.repair, trial.calibration
+                repaired, _ = repaired_tensors(trial.backbone, candidate.kept, how=how, data=data, run=run)
+            modules.append(backbone.module(candidate.kept, repaired))
+        return _answered(_Several(backbone, modules, trunk=trunk), trial)
 
 
-def _answered(model: Classifier, trial: Trial, run: Run) -> list[Predictions]:
+def _answered(model: Classifier, trial: Trial) -> list[Predictions]:
     """What each member of a model says of all sets."""
+    run = trial.run.but(progress=None)
     val, labels = logits_of([model], trial.val, run)
     assert labels is not None  # its classes are fitted
     outside = [logits_of([model], samples, run)[0] for samples in trial.foreign]
@@ -141,8 +137,7 @@ def _answered(model: Classifier, trial: Trial, run: Run) -> list[Predictions]:
 
 def answers_of(model: Classifier, trial: Trial) -> list[Answers]:
     """What a model's members answer, in the same order of samples."""
-    run = replace_fields(trial.run, progress=None)
-    return [shuffled(said) for said in _answered(model, trial, run)]
+    return [shuffled(each) for each in _answered(model, trial)]
 
 
 class _Several(Classifier):
@@ -180,8 +175,3 @@ def _chunks(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
     for _, group in sorted(by_start.items(), reverse=True):
         for at in range(0, len(group), SIDE_BY_SIDE):
             yield group[at : at + SIDE_BY_SIDE]
-
-
-def replace_fields(run: Run, **changes: Any) -> Run:
-    """A plain `Run`, whatever record it is a part of."""
-    return Run(**{name: getattr(run, name) for name in Run.model_fields} | changes)

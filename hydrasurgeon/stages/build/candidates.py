@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product, zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ DRAWS = 3
 """Members drawn from one pool, besides the one that loses the heads that go first (paper B.5)."""
 POOL = 1.75
 """A draw is from so many times the heads that go."""
-REPAIRS = ("none", "lstsq")
+REPAIRS = (None, "lstsq")
 """What is done for what is left of the layers."""
 PAPER = (48 / 144, 100 / 144)
 """The paper's hydras lose so large a share of all heads, drawn from those that go first (section 5)."""
@@ -37,114 +37,77 @@ class Candidate:
     remove: int | None = None
     sample: str | None = None
     layers: str | None = None
-    compensate: str = "none"
+    repair: str | None = None
     seed: int = 0
 
     @property
     def pruning(self) -> dict[str, Any]:
         """The keywords of `prune` that make it."""
-        keywords = {
-            "method": self.method,
-            "remove": self.remove,
-            "sample": self.sample,
-            "layers": self.layers,
-            "compensate": self.compensate if self.repairs else None,
-            "seed": self.seed,
-        }
+        names = ("method", "remove", "sample", "layers", "seed")
+        keywords = {name: getattr(self, name) for name in names} | {"compensate": self.repair}
         return {name: value for name, value in keywords.items() if value is not None}
 
     @property
     def label(self) -> str:
-        """`circuit-avg -14 from layer 3, lstsq`: as a table shows it."""
+        """`circuit-avg -14 in layers 3-5, lstsq`: as a table shows it."""
         if self.method is None:
             return "backbone"
         amount = f"-{self.remove}" if self.sample is None else f"-{self.sample} seed {self.seed}"
         where = "" if self.layers is None else f" in layers {self.layers}"
-        return f"{self.method} {amount}{where}" + (f", {self.compensate}" if self.repairs else "")
+        return f"{self.method} {amount}{where}" + (f", {self.repair}" if self.repair else "")
 
     @property
     def name(self) -> str:
         """`circuit-avg-r14-l3-5-lstsq`: as its file is called."""
         amount = f"r{self.remove}" if self.sample is None else f"s{self.sample.replace('/', 'of')}-seed{self.seed}"
         where = "" if self.layers is None else f"-l{self.layers}"
-        return f"{self.method}-{amount}{where}" + (f"-{self.compensate}" if self.repairs else "")
-
-    @property
-    def repairs(self) -> bool:
-        return self.compensate != "none"
+        return f"{self.method}-{amount}{where}" + (f"-{self.repair}" if self.repair else "")
 
 
 def candidates(manifest: SingleManifest, scores: Mapping[str, Score], *, number: int, seed: int) -> list[Candidate]:
     """The backbone, and so many others, each different: prefixes of every order and draws from it, from every trunk's
     end on.
 
-    They come in an order drawn by the seed, so that more of them begin with the same ones.
+    Methods come in turn, each in an order of its own drawn by the seed: none is crowded out where candidates are few.
     """
+    layers = manifest.towers[read_tower(manifest.kept)].layers
+    starts = sorted({layers * quarter // 4 for quarter in range(4)})
+    random = np.random.default_rng(seed)
+    planned = []
+    for method in sorted(scores):
+        draws = range(1 if criterion(method).own_number else DRAWS + 1)
+        points = list(product(starts, FRACTIONS, draws, REPAIRS))
+        planned.append([(method, *points[i]) for i in random.permutation(len(points))])
     chosen = [Candidate(manifest.kept)]
-    seen = {(_key(manifest.kept), "none")}
-    for planned in _shuffled(_grid(manifest, scores), seed):
+    seen: set[tuple[object, str | None]] = {(_key(manifest.kept), REPAIRS[0])}
+    for point in filter(None, chain.from_iterable(zip_longest(*planned))):
         if len(chosen) == number + 1:
             break
-        candidate = _made(manifest, scores, planned)
-        if candidate is None:
-            continue
-        key = (_key(candidate.kept), candidate.compensate)
-        if key not in seen:
+        candidate = _made(manifest, scores[point[0]], *point)
+        if candidate is not None and (key := (_key(candidate.kept), candidate.repair)) not in seen:
             seen.add(key)
             chosen.append(candidate)
     return chosen
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A point of the grid: nothing is selected yet."""
-
-    method: str
-    start: int
-    """The layer that pruning begins with: those before can be a trunk."""
-    fraction: float
-    draw: int
-    """0: the heads that go first; else which of the draws."""
-    compensate: str
-
-
-def _grid(manifest: SingleManifest, scores: Mapping[str, Score]) -> Iterator[_Plan]:
-    layers = manifest.towers[read_tower(manifest.kept)].layers
-    starts = sorted({layers * quarter // 4 for quarter in range(4)})
-    for method, start, fraction, draw, repair in product(sorted(scores), starts, FRACTIONS, range(DRAWS + 1), REPAIRS):
-        if not (draw and criterion(method).own_number):
-            yield _Plan(method, start, fraction, draw, repair)
-
-
-def _shuffled(grid: Iterator[_Plan], seed: int) -> Iterator[_Plan]:
-    """Methods in turn, each in an order of its own: none is crowded out where candidates are few."""
-    by_method: dict[str, list[_Plan]] = {}
-    for planned in grid:
-        by_method.setdefault(planned.method, []).append(planned)
-    random = np.random.default_rng(seed)
-    shuffled = [[plans[i] for i in random.permutation(len(plans))] for plans in by_method.values()]
-    for row in range(max(map(len, shuffled), default=0)):
-        yield from (plans[row] for plans in shuffled if row < len(plans))
-
-
-def _made(manifest: SingleManifest, scores: Mapping[str, Score], planned: _Plan) -> Candidate | None:
-    """The candidate of a plan; None where there are no such heads to remove."""
-    score = scores[planned.method]
+def _made(
+    manifest: SingleManifest, score: Score, method: str, start: int, fraction: float, draw: int, repair: str | None
+) -> Candidate | None:
+    """A member pruned from layer `start` on, by the heads that go first (draw 0) or a draw; None where no such heads can
+    go."""
     last = manifest.towers[read_tower(manifest.kept)].layers - 1
-    layers = None if planned.start == 0 else f"{planned.start}-{last}"
+    layers = None if start == 0 else f"{start}-{last}"
     try:
         free = len(movable(manifest, score, layers=layers, tower=None))
-        remove = round(planned.fraction * free)
+        remove = round(fraction * free)
         pool = min(round(POOL * remove), free - 1)
-        if remove < 1 or (planned.draw and pool <= remove):
+        if remove < 1 or (draw and pool <= remove):
             return None
-        sample = f"{remove}/{pool}" if planned.draw else None
-        amount = None if planned.draw else remove
-        choose = chooser(planned.method)
-        kept, _ = choose(manifest, score, remove=amount, sample=sample, layers=layers, seed=planned.draw)
+        amount: dict[str, Any] = {"sample": f"{remove}/{pool}"} if draw else {"remove": remove}
+        kept, _ = chooser(method)(manifest, score, **amount, layers=layers, seed=draw)
     except SurgeryError:  # an order that is shorter, or nothing would be left
         return None
-    return Candidate(kept, planned.method, amount, sample, layers, planned.compensate, planned.draw)
+    return Candidate(kept, method, **amount, layers=layers, repair=repair, seed=draw)
 
 
 def papers(manifest: SingleManifest, scores: Mapping[str, Score]) -> list[Candidate]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hydrasurgeon.measuring import metrics
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.stages.build.cost import UNITS, Budget
 from hydrasurgeon.stages.build.search import Search
-from hydrasurgeon.stages.build.together import Answers, Choice, Estimate, Pool, choose, estimate, guarded, objective_of
+from hydrasurgeon.stages.build.together import Answers, Choice, Estimate, Objective, Pool, choose, estimate
 
 AXES = {"macs": "multiply-adds, times the backbone's", "params": "parameters, times the backbone's"}
 """What stands at the axis of each cost."""
@@ -34,9 +34,6 @@ class Row:
     """accuracy, nll, ece; and auroc, fpr95 of msp, the mean over OOD sets."""
     crossed: bool = False
     """Whether it was chosen on other samples than it was measured on; else nothing was chosen."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measured(members: Sequence[Answers]) -> dict[str, float]:
@@ -71,10 +68,9 @@ class Choosing:
 
     def __init__(self, search: Search, options: BuildOptions) -> None:
         self.search, self.options = search, options
-        floor = measured(self.read([0]))["accuracy"] - options.max_drop / 100
-        objective = guarded(objective_of(options.goal), floor)
+        floor = measured(self.read([0]))["accuracy"] - options.spare
         answers = (search.cache.read(candidate) for candidate in search.candidates)
-        self.pool = Pool.gathered(objective, answers, len(search.candidates))
+        self.pool = Pool.gathered(Objective(options.goal, floor), answers, len(search.candidates))
 
     def within(self, budget: Budget) -> tuple[Choice, Estimate]:
         """The choice on all samples, and what such a choice is worth on others."""
@@ -94,28 +90,24 @@ class Choosing:
     def read(self, members: Sequence[int]) -> list[Answers]:
         return [self.search.cache.read(self.search.candidates[i]) for i in members]
 
-    def row(self, name: str, choice: Choice, judged: Estimate) -> Row:
-        """Measured where it was not chosen: each half of the samples judges the other half's choice."""
-        worth = halved(*(self.read(half.members) for half in judged.choices))
-        return Row(name, len(choice.members), self.cost(choice.members), worth, crossed=True)
-
-    def plain(self, name: str, members: Sequence[int]) -> Row:
-        """Measured on the same halves, where nothing was chosen."""
-        answers = self.read(members)
-        return Row(name, len(members), self.cost(members), halved(answers, answers))
-
-    def cost(self, members: Sequence[int]) -> dict[str, float]:
-        return {unit: self.search.costs.cost(members, unit) for unit in UNITS}
+    def row(self, name: str, choice: Choice, judged: Estimate | None = None) -> Row:
+        """Measured where it was not chosen: each half of the samples judges the other half's choice; without a judgement
+        nothing was chosen."""
+        halves = (choice, choice) if judged is None else judged.choices
+        cost: dict[str, float] = {unit: self.search.costs.cost(choice.members, unit) for unit in UNITS}
+        worth = halved(*(self.read(half.members) for half in halves))
+        return Row(name, len(choice.members), cost, worth, crossed=judged is not None)
 
     def references(self) -> list[Row]:
         """The single model, the best single member, and the paper's recipe."""
-        rows = [self.plain("single model", [0])]
-        pruned = [i for i in range(1, len(self.search.candidates)) if i not in self.search.paper]
+        rows = [self.row("single model", Choice((0,), 0.0))]
+        paper = self.search.paper
+        pruned = [i for i in range(1, len(self.search.candidates)) if i not in paper]
         one = self._chosen(pools=[pruned], members=1, affordable=lambda members: True)
         if one is not None:
             rows.append(self.row("best single member", *one))
-        if self.search.paper:
-            rows.append(self.plain("the paper's recipe", self.search.paper))
+        if paper:
+            rows.append(self.row("the paper's recipe", Choice(tuple(paper), 0.0)))
         return rows
 
 

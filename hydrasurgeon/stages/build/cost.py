@@ -71,7 +71,7 @@ class Part:
 
     kept: Kept
     own: Mapping[str, str] = field(default_factory=dict)
-    """What tells apart the tensors that are not the backbone's, as `prune --compensate` leaves W_O and its bias."""
+    """What tells apart the tensors that are not the backbone's, as a repair leaves W_O and its bias."""
 
 
 @dataclass(frozen=True)
@@ -185,21 +185,19 @@ class Costs:
 
     def __init__(self, model: CostModel, backbone: Kept, candidates: Sequence[Candidate]) -> None:
         self.model = model
-        self.parts = [self._part(candidate, backbone) for candidate in candidates]
+        self.parts = [Part(each.kept, self._repaired(each, backbone)) for each in candidates]
         whole = [Part(backbone)]
         self.whole = {"macs": model.macs(whole), "params": model.params(whole)}
 
-    def _part(self, candidate: Candidate, backbone: Kept) -> Part:
+    def _repaired(self, candidate: Candidate, backbone: Kept) -> dict[str, str]:
         """A repair writes W_O and its bias wherever heads are gone; no two candidates have the same."""
-        repaired = {
-            name: candidate.name
+        changed = [
+            self.model.sites[tower][layer].names
             for tower, rows in backbone.items()
             for layer, row in enumerate(rows)
-            if candidate.repairs and candidate.kept[tower][layer] != row
-            for name in self.model.sites[tower][layer].names
-            if name is not None
-        }
-        return Part(candidate.kept, repaired)
+            if candidate.repair and candidate.kept[tower][layer] != row
+        ]
+        return {name: candidate.name for names in changed for name in names if name is not None}
 
     def cost(self, members: Sequence[int], unit: Unit) -> float:
         parts = [self.parts[i] for i in members]

@@ -35,40 +35,52 @@ class Making:
         self.search, self.options, self.members, self.out = search, options, members, out
         self.source = options.work / SCORED
         self.files = [self._member(i) if i else self.source for i in members]
-        self.fields: Mapping[str, str] = self._behind() if options.tune else {}
+        self.fields: dict[str, str] = self._behind() if options.tune else {}
         """What the recipe is told, so that only layers behind the trunk are tuned: members still share the others."""
         self.notes: dict[str, None] = {}
         """What was said of the members' tuning, each once."""
 
     def commands(self, *, tuned: bool) -> list[Command]:
         """Prune, tune, fuse, calibrate; the last writes the output."""
-        commands, files = [self._pruning(i) for i in self.members if i], self.files
+        options, commands, files = self.options, [self._pruning(i) for i in self.members if i], self.files
         if tuned:
-            commands += [self._tuning(file, self.fields) for file in files]
-            files = [self._tuned(file, self.fields) for file in files]
+            tunings = [self._tuning(file, self.fields) for file in files]
+            commands, files = [*commands, *tunings], [_written(each) for each in tunings]
         if len(files) > 1:
             commands.append(self._fusion(files))
-            files = [self._hydra(files)]
-        if self.options.calibrate:
-            commands.append(self._calibration(files[0]))
+            files = [_written(commands[-1])]
+        if options.calibrate:
+            read = {"data": options.val, "fit_data": options.data, "ood": list(options.ood), **options.names}
+            keywords = {**read, "limit": options.limit, "seed": options.seed, **options.running}
+            commands.append(Command("calibrate", (files[0],), keywords))
         elif not commands:
             commands.append(Command("score", (self.source,), {"method": "magnitude"}))
         return [*commands[:-1], replace(commands[-1], out=self.out)]
 
+    def make(self, command: Command) -> None:
+        """Run it, unless what it writes into the work folder is there; what a training said is then said again."""
+        options, state, out = self.options, self.search.state, _written(command)
+        last = out == self.out
+        if last or not out.exists():
+            force = {"force": options.force} if last else {}
+            made = command.run(device=options.device, progress=options.progress, **force)
+            if command.stage == "finetune" and made.notes:
+                state.write(state.read() | {out.name: list(made.notes)})
+        if command.stage == "finetune":
+            self.notes |= dict.fromkeys(state.read().get(out.name, ()))
+
     def tuned(self, choosing: Choosing, budget: Budget) -> tuple[list[Row], bool]:
         """The single model and the members given the same steps; whether the hydra of those is worth more, within the
         budget."""
-        tunings = [self._tuning(self.source, {}), *(self._tuning(file, self.fields) for file in self.files)]
-        for command in [*(self._pruning(i) for i in self.members if i), *tunings]:
-            self._make(command)
-        files = [self._tuned(file, self.fields) for file in self.files]
-        hydra = files[0]
-        if len(files) > 1:
-            self._make(self._fusion(files))
-            hydra = self._hydra(files)
+        alone, *tunings = self._tuning(self.source, {}), *(self._tuning(file, self.fields) for file in self.files)
+        commands = [*(self._pruning(i) for i in self.members if i), alone, *tunings]
+        if len(tunings) > 1:
+            commands.append(self._fusion([_written(each) for each in tunings]))
+        for command in commands:
+            self.make(command)
         rows, answers = [], list[Answers]()
-        for name, file in (("single model, tuned alike", self._tuned(self.source, {})), ("the choice, tuned", hydra)):
-            answers, cost = self._run(file)
+        for name, command in (("single model, tuned alike", alone), ("the choice, tuned", commands[-1])):
+            answers, cost = self._run(_written(command))
             rows.append(Row(name, len(answers), cost, halved(answers, answers)))
         pool = Pool.gathered(choosing.pool.objective, iter(answers), len(answers))
         better = pool.worth(range(len(answers))) > choosing.pool.worth(self.members)
@@ -78,15 +90,10 @@ class Making:
         return self.options.work / f"{self.search.candidates[number].name}.safetensors"
 
     def _pruning(self, number: int) -> Command:
-        candidate = self.search.candidates[number]
+        candidate, options = self.search.candidates[number], self.options
         keywords: dict[str, Any] = {**candidate.pruning}
-        if candidate.repairs:
-            keywords |= {
-                "data": self.options.data,
-                "limit": self.options.score_limit,
-                **self.options.names,
-                **self.options.running,
-            }
+        if candidate.repair:
+            keywords |= {"data": options.data, "limit": options.score_limit, **options.names, **options.running}
         return Command("prune", (self.source,), keywords, self._member(number))
 
     def _behind(self) -> dict[str, str]:
@@ -98,45 +105,19 @@ class Making:
         later = len(model.rests) - trunk
         return {"last_blocks": str(later if last is None else min(later, last))}
 
-    def _tuned(self, file: Path, fields: Mapping[str, str]) -> Path:
+    def _tuning(self, file: Path, fields: Mapping[str, str]) -> Command:
         """Another recipe of the same name, or one that was edited, gives another file."""
-        recipe = str(self.options.tune)
+        options, recipe = self.options, str(self.options.tune)
         content = hashlib.sha256(repr(load_recipe(recipe, fields)).encode()).hexdigest()[:8]
         name = f"{file.name.removesuffix('.safetensors')}-{Path(recipe).stem}-{content}"
-        return self.options.work / f"{name}.safetensors"
-
-    def _tuning(self, file: Path, fields: Mapping[str, str]) -> Command:
-        options = self.options
-        keywords = {
-            "recipe": options.tune,
-            "data": options.data,
-            "freeze": "mlp,embedding",
-            "set": fields or None,
-            **options.names,
-            "limit": options.limit,
-            "seed": options.seed,
-        }
-        return Command("finetune", (file,), keywords, self._tuned(file, fields))
-
-    def _calibration(self, source: Path) -> Command:
-        options = self.options
-        keywords = {
-            "data": options.val,
-            "fit_data": options.data,
-            "ood": list(options.ood),
-            **options.names,
-            "limit": options.limit,
-            "seed": options.seed,
-            **options.running,
-        }
-        return Command("calibrate", (source,), keywords, self.out)
-
-    def _hydra(self, files: Sequence[Path]) -> Path:
-        key = hashlib.sha256("\n".join(file.name for file in files).encode()).hexdigest()[:12]
-        return self.options.work / f"hydra-{key}.safetensors"
+        keywords: dict[str, Any] = {"recipe": options.tune, "data": options.data, "freeze": "mlp,embedding", "set": fields or None}
+        keywords |= {**options.names, "limit": options.limit, "seed": options.seed}
+        return Command("finetune", (file,), keywords, options.work / f"{name}.safetensors")
 
     def _fusion(self, files: Sequence[Path]) -> Command:
-        return Command("fuse", tuple(files), {"mlp": "separate", **self.options.names}, self._hydra(files))
+        key = hashlib.sha256("\n".join(file.name for file in files).encode()).hexdigest()[:12]
+        keywords = {"mlp": "separate", **self.options.names}
+        return Command("fuse", tuple(files), keywords, self.options.work / f"hydra-{key}.safetensors")
 
     def _run(self, file: Path) -> tuple[list[Answers], dict[str, float]]:
         """What a tuned file answers, and what it costs, counted as it runs."""
@@ -148,13 +129,8 @@ class Making:
         cost = {"macs": macs(model, sample) / whole["macs"], "params": stored(opened) / whole["params"]}
         return answers_of(model, trial), cost
 
-    def _make(self, command: Command) -> None:
-        """Run it, unless what it writes into the work folder is there; what a training said is then said again."""
-        assert command.out is not None
-        state, name = self.search.state, command.out.name
-        if not command.out.exists():
-            made = command.run(device=self.options.device, progress=self.options.progress)
-            if command.stage == "finetune" and made.notes:
-                state.write(state.read() | {name: list(made.notes)})
-        if command.stage == "finetune":
-            self.notes |= dict.fromkeys(state.read().get(name, ()))
+
+def _written(command: Command) -> Path:
+    """The file that a command writes."""
+    assert command.out is not None
+    return command.out

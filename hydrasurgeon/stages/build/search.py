@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.data import Samples, first_batch, moved
@@ -25,10 +25,10 @@ from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.processes import joined
-from hydrasurgeon.stages.build.answers import Cache, Trial, replace_fields
+from hydrasurgeon.stages.build.answers import Cache, Trial
 from hydrasurgeon.stages.build.candidates import Candidate, candidates, first_changed, papers, read_tower
 from hydrasurgeon.stages.commands import Command
-from hydrasurgeon.stages.build.cost import CostModel, Costs, cost_model, parse_budgets
+from hydrasurgeon.stages.build.cost import Costs, cost_model, parse_budgets
 
 CRITERIA = ("taylor", "fisher", "magnitude")
 """What candidates are pruned by, besides circuits."""
@@ -40,10 +40,6 @@ MOST_STATE = 4 << 20
 """Bytes of a work folder's state."""
 LEFT = re.compile(r"\.(.+)\.(?:[0-9a-f]{8}\.(?:part|old)|exclusive\.lock)")
 """What a killed run leaves beside an output, and the output's name in it."""
-
-Notes = dict[str, list[str]]
-"""What `finetune` said of files that it wrote into the folder, by their names."""
-
 
 def keys_of(options: BuildOptions) -> tuple[str, ...]:
     """The criteria, as manifests name their scores."""
@@ -65,34 +61,33 @@ def check_enough(members: int | None, candidates: int) -> None:
 
 @dataclass(frozen=True)
 class State(Resumable):
-    """What a work folder belongs to, and what was said of the files in it."""
+    """What a work folder belongs to, and what `finetune` said of each file that it wrote there."""
 
     work: Work = ("build", "hydrasurgeon.build-state/3")
 
-    def read(self) -> Notes:
+    def read(self) -> dict[str, list[str]]:
         """Refused where the folder belongs to other work."""
-        if not there(self.path):
-            self._check_empty()
-            return {}
-        with self.judged():
-            texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
-            return TypeAdapter(Notes).validate_python(self.position(texts, most=MOST_STATE), strict=True)
+        folder = self.path.parent
+        if there(self.path):
+            with self.judged():
+                texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
+                kind = TypeAdapter(dict[str, list[str]])
+                return kind.validate_python(self.position(texts, most=MOST_STATE), strict=True)
+        # What lies in a folder without a state may come from anywhere.
+        files = [file for file in folder.iterdir() if not file.name.startswith(".")]
+        if files:
+            raise OutputError(
+                f"{folder}: holds {files[0].name}, and no state of a build",
+                hint="Give another --cache, or delete the folder.",
+            )
+        return {}
 
     @property
     def remedy(self) -> str:
         """Without its state a folder is of no use."""
         return f"Delete {self.path.parent}, or give another --cache."
 
-    def _check_empty(self) -> None:
-        """What lies in a folder without a state may come from anywhere."""
-        files = [file for file in self.path.parent.iterdir() if not file.name.startswith(".")]
-        if files:
-            raise OutputError(
-                f"{self.path.parent}: holds {files[0].name}, and no state of a build",
-                hint="Give another --cache, or delete the folder.",
-            )
-
-    def write(self, notes: Notes) -> None:
+    def write(self, notes: dict[str, list[str]]) -> None:
         write_text(self.path, json.dumps(self.texts(notes)) + "\n")
 
 
@@ -147,10 +142,12 @@ def searched(opened: Single, sets: Mapping[str, Sequence[Samples]], options: Bui
     val, foreign = sets["val"][0], tuple(sets["ood"])
     if foreign:  # those given are of one kind: what is chosen by them alone may tell no other
         foreign += (Perturbed(val, options.seed),)
-    calibration = replace_fields(options, limit=options.score_limit)
-    trial = Trial(backbone, val, foreign, options.data, calibration, options)
+    trial = Trial(backbone, val, foreign, options.data, options.but(limit=options.score_limit), options)
     cache = Cache(work, trial, identity | {"perturbed": bool(foreign)})
-    costs = Costs(_cost_model(trial), manifest.kept, everyone)
+    loaded = trial.loaded()
+    transform = backbone.family.transform(manifest.model, files=backbone.files)
+    one = moved(first_batch(val, transform, 1, skip_bad=options.skip_bad), loaded.device, loaded.dtype)
+    costs = Costs(cost_model(loaded, one), manifest.kept, everyone)
     for budget in parse_budgets(options.budget):  # before candidates run
         costs.check(budget)
     cache.fill(everyone)
@@ -158,20 +155,19 @@ def searched(opened: Single, sets: Mapping[str, Sequence[Samples]], options: Bui
 
 
 def _scorings(opened: Single, options: BuildOptions) -> list[Command]:
-    """The commands that score the backbone into a copy."""
+    """The commands that score the backbone into a copy, the first of which makes it."""
     target, kept = options.work / SCORED, opened.manifest.kept
-    commands = []
-    for at, key in enumerate(keys_of(options)):
-        keywords: dict[str, Any] = {"method": key}
-        if len(kept) > 1:
-            keywords["tower"] = read_tower(kept)
+    tower = {"tower": read_tower(kept)} if len(kept) > 1 else {}
+    commands: list[Command] = []
+    for key in keys_of(options):
+        keywords: dict[str, Any] = {"method": key, **tower}
         if key not in WITHOUT_DATA:
             keywords |= {"data": options.data, "limit": options.score_limit, **options.names, **options.running}
         if key.startswith("circuit-"):
             keywords |= {"ood": list(options.ood) if key != "circuit-acc" else None, "search": options.search}
-        if at == 0:
+        if not commands:
             keywords["arch"] = options.arch
-        source, out = (Path(options.checkpoint), target) if at == 0 else (target, None)
+        source, out = (target, None) if commands else (Path(options.checkpoint), target)
         commands.append(Command("score", (source,), {**keywords, "seed": options.seed}, out))
     return commands
 
@@ -201,17 +197,12 @@ def _identity(opened: Single, sets: Mapping[str, Sequence[Samples]], options: Bu
         record = samples.fingerprint()
         return f"{record['rows']} rows {record['sha256'][:12]}"
 
+    plain = ("search", "score_limit", "limit", "seed", "dtype", "batch_size", "skip_bad")
     return {
         "weights": opened.record(opened.digests()).sha256,
         **{name: [content(samples) for samples in each] for name, each in sets.items()},
         "criteria": list(keys_of(options)),
-        "search": options.search,
-        "score limit": options.score_limit,
-        "limit": options.limit,
-        "seed": options.seed,
-        "dtype": options.dtype,
-        "batch size": options.batch_size,
-        "skip bad": options.skip_bad,
+        **{name.replace("_", " "): getattr(options, name) for name in plain},
         "classes": None if options.classes is None else Path(str(options.classes)).name,
         "template": [Path(str(each)).name for each in options.template],
     }
@@ -221,31 +212,18 @@ def _scored_backbone(commands: Sequence[Command], options: BuildOptions, *, weig
     """The copy that carries all scores; what is missing is computed, and other weights are refused."""
     target = options.work / SCORED
     with joined() as world:
-        present = _recorded(target, weights) if target.exists() else set()
+        present = set[str]()
+        if target.exists():
+            copy = undecided(open_single(target))
+            if copy.record(copy.digests()).sha256 != weights:
+                raise CheckpointError(
+                    f"{target}: holds other weights than what is to be built from",
+                    hint="Delete the folder, or give another --cache.",
+                )
+            present = set(copy.manifest.scores)
         present = world.gather(present)[0]  # before anyone writes
         for command in commands:
             if command.options["method"] not in present:
                 command.run(device=options.device, progress=options.progress)
                 world.gather(None)  # the first process writes
-    return with_class_names(
-        open_single(target), classes=options.classes, templates=options.template, names=names_in(options.val)
-    )
-
-
-def _recorded(target: Path, weights: str) -> set[str]:
-    """What a copy that is there was scored by."""
-    copy = undecided(open_single(target))
-    if copy.record(copy.digests()).sha256 != weights:
-        raise CheckpointError(
-            f"{target}: holds other weights than what is to be built from",
-            hint="Delete the folder, or give another --cache.",
-        )
-    return set(copy.manifest.scores)
-
-
-def _cost_model(trial: Trial) -> CostModel:
-    backbone = trial.loaded()
-    checkpoint = backbone.checkpoint
-    transform = checkpoint.family.transform(checkpoint.manifest.model, files=checkpoint.files)
-    one = first_batch(trial.val, transform, 1, skip_bad=trial.run.skip_bad)
-    return cost_model(backbone, moved(one, backbone.device, backbone.dtype))
+    return classifying(open_single(target), options, options.val)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -64,67 +64,57 @@ class Objective:
     """How a sum over members becomes a number, the higher the better."""
 
     name: str
-    terms: Callable[[Answers], Terms]
-    value: Callable[[Sequence[Tensor], int, Int[Tensor, " sample"]], float]
-    """(sums over members, how many, labels) → what it is worth."""
-    plain: Callable[[Sequence[Tensor], int, Int[Tensor, " sample"]], float] | None = None
-    """The same without a guard, where `value` has one."""
-    behind: bool = False
-    """Whether the last of its terms is of the validation samples, as the first is."""
+    floor: float | None = None
+    """An accuracy: each point below it costs `PENALTY` points. What detects OOD data best is then sought among those
+    that still know in-distribution data."""
 
+    @property
+    def behind(self) -> bool:
+        """Whether validation probabilities stand behind its terms, which are no probabilities themselves."""
+        return self.floor is not None and self.name in ("energy", "max-logit")
 
-def guarded(objective: Objective, floor: float) -> Objective:
-    """The same, less what a hydra is short of an accuracy; for objectives that look at OOD data, and for accuracy.
+    def terms(self, answers: Answers) -> Terms:
+        if self.name == "nll":
+            return [answers.val.softmax(dim=-1).gather(-1, answers.labels[:, None])[:, 0]]
+        terms, _ = SCORES.get(self.name, SCORES["msp"])
+        return [*terms(answers), *([answers.val.softmax(dim=-1)] if self.behind else [])]
 
-    What detects OOD data best is sought among those that still know in-distribution data. Where the objective's terms
-    are no probabilities, those of the validation set stand behind them.
-    """
-    if objective.name == "nll":
-        return objective
-    seen = objective.terms in (_probabilities, _with_entropies)
+    def plain(self, sums: Sequence[Tensor], members: int, labels: Int[Tensor, " sample"]) -> float:
+        """What sums over so many members are worth, whatever the floor."""
+        if self.name == "nll":
+            return float((sums[0] / members).clamp_min(TINY).log().double().mean())
+        if self.name == "acc":
+            return _accuracy(sums[0], labels)
+        _, score = SCORES.get(self.name, SCORES["msp"])
+        inside, *outside = (score(rows, members) for rows in (sums[:-1] if self.behind else sums))
+        areas = [area for each in outside if (area := auroc(inside, each)) is not None]
+        mean = sum(areas) / len(areas)  # against each OOD set, on average
+        return (_accuracy(sums[0], labels) + mean) / 2 if self.name == "avg" else mean
 
-    def terms(answers: Answers) -> Terms:
-        behind = [] if seen else [answers.val.softmax(dim=-1)]
-        return [*objective.terms(answers), *behind]
-
-    def plain(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-        return objective.value(sums if seen else sums[:-1], members, labels)
-
-    def value(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-        classes = sums[0][..., :-1] if objective.terms is _with_entropies else sums[0]
-        short = floor - _accuracy([classes if seen else sums[-1]], members, labels)
-        return plain(sums, members, labels) - PENALTY * max(0.0, short)
-
-    return replace(objective, terms=terms, value=value, plain=plain, behind=not seen)
+    def value(self, sums: Sequence[Tensor], members: int, labels: Int[Tensor, " sample"]) -> float:
+        """What they are worth, less what they are short of the floor."""
+        worth = self.plain(sums, members, labels)
+        if self.floor is None or self.name == "nll":
+            return worth
+        probs = sums[-1] if self.behind else sums[0][..., :-1] if self.name == "mi" else sums[0]
+        return worth - PENALTY * max(0.0, self.floor - _accuracy(probs, labels))
 
 
 def needs_foreign(name: str) -> bool:
     return name not in ("acc", "nll")
 
 
-def objective_of(name: str) -> Objective:
-    """The objective of a name."""
+def check_objective(name: str) -> None:
+    """Refuse a name that no objective has."""
     if name not in OBJECTIVES:
         raise UsageError(
             f"--objective {name}: no such objective{did_you_mean(name, OBJECTIVES)}",
             hint=f"Available: {', '.join(OBJECTIVES)}.",
         )
-    if name == "nll":
-        return Objective(name, _true_class, _log_likelihood)
-    if name == "acc":
-        return Objective(name, _probabilities, _accuracy)
-    terms, score = SCORES["msp" if name in ("avg", "ood") else name]
 
-    def area(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-        """The AUROC against each OOD set, on average."""
-        inside, *outside = (score(rows, members) for rows in sums)
-        areas = [auroc(inside, each) for each in outside]
-        return sum(each for each in areas if each is not None) / len(areas)
 
-    def average(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-        return (_accuracy(sums, members, labels) + area(sums, members, labels)) / 2
-
-    return Objective(name, terms, average if name == "avg" else area)
+def _accuracy(rows: Tensor, labels: Int[Tensor, " sample"]) -> float:
+    return float((rows.argmax(dim=-1) == labels).double().mean())
 
 
 def _probabilities(answers: Answers) -> Terms:
@@ -134,18 +124,6 @@ def _probabilities(answers: Answers) -> Terms:
 def _with_entropies(answers: Answers) -> Terms:
     """Probabilities, and in a last column their entropy."""
     return [torch.cat([p, entropy(p)[..., None]], dim=-1) for p in _probabilities(answers)]
-
-
-def _true_class(answers: Answers) -> Terms:
-    return [answers.val.softmax(dim=-1).gather(-1, answers.labels[:, None])[:, 0]]
-
-
-def _log_likelihood(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-    return float((sums[0] / members).clamp_min(TINY).log().double().mean())
-
-
-def _accuracy(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-    return float((sums[0].argmax(dim=-1) == labels).double().mean())
 
 
 def _mutual_information(rows: Tensor, members: int) -> Tensor:
@@ -208,17 +186,10 @@ class Pool:
 
     def halves(self) -> tuple[Pool, Pool]:
         """The first half of every set's samples, which come in no order, and the rest; nothing is copied."""
-
-        def part(first: bool) -> Pool:
-            def cut(rows: Tensor, axis: int) -> Tensor:
-                middle = rows.shape[axis] // 2
-                start, length = (0, middle) if first else (middle, rows.shape[axis] - middle)
-                return rows.narrow(axis, start, length)
-
-            terms = [cut(term, 1) for term in self.terms]
-            return Pool(self.objective, terms, cut(self.labels, 0))
-
-        return part(True), part(False)
+        middle = len(self.labels) // 2
+        first = [term[:, : term.shape[1] // 2] for term in self.terms]
+        rest = [term[:, term.shape[1] // 2 :] for term in self.terms]
+        return Pool(self.objective, first, self.labels[:middle]), Pool(self.objective, rest, self.labels[middle:])
 
     def sums(self, members: Sequence[int]) -> list[Tensor]:
         """Over nothing: zeros."""
@@ -228,9 +199,8 @@ class Pool:
         return self.objective.value(self.sums(members), len(members), self.labels)
 
     def plainly(self, members: Sequence[int]) -> float:
-        """Whatever the objective's guard says."""
-        measure = self.objective.plain or self.objective.value
-        return measure(self.sums(members), len(members), self.labels)
+        """The same without the floor."""
+        return self.objective.plain(self.sums(members), len(members), self.labels)
 
     def worth_with(self, members: Sequence[int], options: Sequence[int]) -> list[float]:
         """Worth of these members and one more, for each option."""
@@ -297,44 +267,27 @@ def choose(
 
 
 def _forward(pool: Pool, allowed: Sequence[int], affordable: Affordable, most: int) -> Iterator[Choice]:
-    """The best single member, the best two, … each improved by swaps."""
+    """The best single member, the best two, … each improved by one member for another as long as that is better."""
     chosen: list[int] = []
-    while len(chosen) < most:
-        options = [c for c in allowed if c not in chosen and affordable([*chosen, c])]
-        if not options:
-            return
-        values = pool.worth_with(chosen, options)
-        value, at = _best(values)
-        chosen.append(options[at])
-        chosen, value = _swapped(pool, chosen, value, allowed, affordable)
+
+    def best(rest: Sequence[int]) -> tuple[float, int] | None:
+        """The member that is worth most beside the rest, the first of several."""
+        options = [c for c in allowed if c not in chosen and affordable([*rest, c])]
+        values = pool.worth_with(rest, options)
+        return (max(values), options[values.index(max(values))]) if options else None
+
+    while len(chosen) < most and (addition := best(chosen)) is not None:
+        value, member = addition
+        chosen.append(member)
+        for _ in range(SWAPS if len(chosen) > 1 else 0):
+            before = value
+            for place in range(len(chosen)):
+                other = best([*chosen[:place], *chosen[place + 1 :]])
+                if other is not None and other[0] > value:
+                    value, chosen[place] = other
+            if value == before:
+                break
         yield Choice(tuple(sorted(chosen)), value)
-
-
-def _swapped(
-    pool: Pool, chosen: list[int], value: float, allowed: Sequence[int], affordable: Affordable
-) -> tuple[list[int], float]:
-    """One member for another as long as that is better."""
-    if len(chosen) < 2:
-        return chosen, value
-    for _ in range(SWAPS):
-        before = value
-        for place in range(len(chosen)):
-            rest = [*chosen[:place], *chosen[place + 1 :]]
-            options = [c for c in allowed if c not in chosen and affordable([*rest, c])]
-            if not options:
-                continue
-            better, at = _best(pool.worth_with(rest, options))
-            if better > value:
-                value, chosen = better, [*rest[:place], options[at], *rest[place:]]
-        if value == before:
-            break
-    return chosen, value
-
-
-def _best(values: Sequence[float]) -> tuple[float, int]:
-    """The highest, and where it stands first."""
-    value = max(values)
-    return value, values.index(value)
 
 
 def estimate(

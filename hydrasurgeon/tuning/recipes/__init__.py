@@ -95,6 +95,11 @@ class Recipe(BaseModel):
             raise ValueError("give either steps or epochs")
         return self
 
+    def steps_of(self, batches: int) -> tuple[int, int]:
+        """Optimizer steps in an epoch of so many batches, and in all."""
+        per_epoch = max(1, batches // self.accumulate)
+        return per_epoch, self.steps or max(1, round((self.epochs or 0) * per_epoch))
+
 
 def recipe_names() -> list[str]:
     return sorted(f.name.removesuffix(".toml") for f in files(__name__).iterdir() if f.name.endswith(".toml"))
@@ -113,39 +118,29 @@ def load_recipe(
             f"--recipe {name}: no such recipe{did_you_mean(str(name), recipe_names())}",
             hint=f"There are {', '.join(recipe_names())}; or give a .toml file.",
         )
+    known = [*(n for n in Recipe.model_fields if n != "augment"), *(f"augment.{n}" for n in Augment.model_fields)]
     try:
         fields = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers too long for Python, tables too deep
-        raise UsageError(f"--recipe {name}: not TOML ({error})") from error
-    if not isinstance(fields.get("augment", {}), dict) or not isinstance(fields.get("freeze", []), list):
-        raise UsageError(f"--recipe {name}: augment is a table, freeze a list")
-    for key, value in overrides.items():
-        _override(fields, key, value)
-    if batch_size is not None:
-        fields["batch_size"] = batch_size
-    if freeze is not None:
-        fields["freeze"] = [*fields.get("freeze", []), *(part.strip() for part in freeze.split(","))]
-    try:
+        for key, value in overrides.items():
+            _override(fields, key, value)
+        if batch_size is not None:
+            fields["batch_size"] = batch_size
+        if freeze is not None:
+            fields["freeze"] = [*fields.get("freeze", []), *(part.strip() for part in freeze.split(","))]
         return Recipe.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])[:100]
-        raise UsageError(
-            f"recipe {name}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}",
-            hint=f"Fields: {', '.join(_field_names())}." if first["type"] == "extra_forbidden" else None,
-        ) from error
-
-
-def _field_names() -> list[str]:
-    return [*(n for n in Recipe.model_fields if n != "augment"), *(f"augment.{n}" for n in Augment.model_fields)]
+        wrong, hint = first["msg"].removeprefix("Value error, "), None
+        if first["type"] == "extra_forbidden":
+            wrong, hint = f"no such field{did_you_mean(where, known)}", f"Fields: {', '.join(known)}."
+        raise UsageError(f"recipe {name}: {where + ': ' if where else ''}{wrong}", hint=hint) from error
+    # Numbers too long for Python, tables too deep, a text where a table or a list belongs.
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"--recipe {name}: not TOML, or no recipe ({error})") from error
 
 
 def _override(fields: dict[str, Any], key: str, value: str) -> None:
-    if key not in _field_names():
-        raise UsageError(
-            f"--set {key}: no such field{did_you_mean(key, _field_names())}",
-            hint=f"Fields: {', '.join(_field_names())}.",
-        )
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError):
