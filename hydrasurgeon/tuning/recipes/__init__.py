@@ -118,7 +118,7 @@ def load_recipe(
             f"--recipe {name}: no such recipe{did_you_mean(str(name), recipe_names())}",
             hint=f"There are {', '.join(recipe_names())}; or give a .toml file.",
         )
-    known = [*(n for n in Recipe.model_fields if n != "augment"), *(f"augment.{n}" for n in Augment.model_fields)]
+    names = [*(n for n in Recipe.model_fields if n != "augment"), *(f"augment.{n}" for n in Augment.model_fields)]
     try:
         fields = tomllib.loads(text)
         for key, value in overrides.items():
@@ -133,7 +133,7 @@ def load_recipe(
         where = ".".join(str(part) for part in first["loc"])[:100]
         wrong, hint = first["msg"].removeprefix("Value error, "), None
         if first["type"] == "extra_forbidden":
-            wrong, hint = f"no such field{did_you_mean(where, known)}", f"Fields: {', '.join(known)}."
+            wrong, hint = f"no such field{did_you_mean(where, names)}", f"Fields: {', '.join(names)}."
         raise UsageError(f"recipe {name}: {where + ': ' if where else ''}{wrong}", hint=hint) from error
     # Numbers too long for Python, tables too deep, a text where a table or a list belongs.
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
