@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from hydrasurgeon.options.base import READ, RUNS, WRITTEN, Options, PathLike, argument, option
 from hydrasurgeon.options.shared import DATA, Bare, Checkpoint, ClassNames, Device, Force, Paths, Run, Scoring, Texts
@@ -23,9 +25,11 @@ class EvaluateOptions(Bare, Run, Force):
         "predictions": ("checkpoints",),
         "corrupt": ("checkpoints",),
     }
-    conflicts: ClassVar = tuple(
-        ("cascade", other)
-        for other in ("ensemble", "mc_dropout", "no_decision", "temperature", "predictions", "predictions_in", "card")
+    conflicts: ClassVar = (
+        *(("cascade", name) for name in ("ensemble", "mc_dropout", "no_decision", "temperature", "card")),
+        *(("cascade", name) for name in ("predictions", "predictions_in")),
+        ("card", "ensemble"),
+        ("card", "predictions_in"),
     )
 
     checkpoints: Paths = argument(metavar="CKPT...", help="Checkpoints to compare.", default=())
@@ -63,7 +67,7 @@ class EvaluateOptions(Bare, Run, Force):
     ensemble: bool = option(
         False, help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble."
     )
-    temperature: str | float | None = option(
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] | Literal["fit"] | None = option(
         None, metavar="fit|T", help="Temperature of the averaged prediction; else the decision state's, or 1."
     )
     ood_score: str | None = option(
@@ -76,7 +80,9 @@ class EvaluateOptions(Bare, Run, Force):
     mc_dropout: int | None = option(
         None, ge=1, le=1000, metavar="N", help="Run each model N times with its dropout on; the passes are its members."
     )
-    ci: float | None = option(None, metavar="P", help="Bootstrap confidence intervals of the metrics, of level P.")
+    ci: float | None = option(
+        None, gt=0, lt=1, metavar="P", help="Bootstrap confidence intervals of the metrics, of level P."
+    )
     reference: str | None = option(None, metavar="NAME", help="The result that reports compare with; else the first.")
     asserts: Texts = option(
         (),

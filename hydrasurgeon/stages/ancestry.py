@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
@@ -17,7 +17,7 @@ from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.files.tensors import THREADS, Planned, as_float, sha256_of
-from hydrasurgeon.heads import Kept
+from hydrasurgeon.heads import all_heads
 from hydrasurgeon.options.base import Options
 from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions
 from hydrasurgeon.options.measuring import ExportOptions
@@ -35,23 +35,6 @@ REPAIR_TOLERANCE = 1e-5
 processor sums the same products in another order."""
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A file, and the step that made it."""
-
-    child: Hashed
-    entry: Step
-    options: Options
-
-    @property
-    def file(self) -> str:
-        return self.child.checkpoint.name
-
-    @property
-    def name(self) -> str:
-        return f"{self.file} = {self.entry.command} {', '.join(source.name for source in self.entry.inputs)}"
-
-
 def ancestry(child: Hashed, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
     """Every step back from `child` for which the files are at hand, each file once."""
     waiting, seen = [child], set[str]()
@@ -65,41 +48,44 @@ def ancestry(child: Hashed, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
         if not steps[-1].inputs:
             yield Check(f"{file} = {steps[-1].command}", None, "began with random weights")
             continue
+        entry = steps[-1]
         try:
-            made = _Made(child, steps[-1], recalled(steps[-1], file))
+            options = recalled(entry, file)
         except ManifestError as error:
             yield Check(f"{file}, history", None, error.message)
             continue
-        arch, parents = steps[-1].args.get("arch"), []
-        for source in steps[-1].inputs:
-            parent = at_hand.find(source.sha256, name=source.name, arch=arch)
+        name = f"{file} = {entry.command} {', '.join(source.name for source in entry.inputs)}"
+        parents: list[Hashed] = []
+        for source in entry.inputs:
+            parent = at_hand.find(source.sha256, name=source.name, arch=entry.args.get("arch"))
             if parent is None:
-                missing = f"{source.name} ({short(source.sha256)}) is not in {at_hand.folder}"
-                yield Check(made.name, None, missing)
+                yield Check(name, None, f"{source.name} ({short(source.sha256)}) is not in {at_hand.folder}")
                 break
             parents.append(parent)
         else:
-            yield from _derived(made, parents, inputs)
+            yield from _derived(name, child, entry, options, parents, inputs)
             yield _link(child, steps, parents)
         waiting += parents
 
 
-def _derived(made: _Made, parents: Sequence[Hashed], inputs: Inputs) -> Iterator[Check]:
+def _derived(
+    name: str, child: Hashed, entry: Step, options: Options, parents: Sequence[Hashed], inputs: Inputs
+) -> Iterator[Check]:
     """Whether the file is what the step makes of these parents."""
-    options, parent = made.options, parents[0]
-    other = next((p.checkpoint for p in parents if not _alike(p, made.child)), None)
+    parent = parents[0]
+    other = next((p.checkpoint for p in parents if not _alike(p, child)), None)
     if other is not None:
-        yield Check(made.name, False, f"{other.name} is of another architecture")
+        yield Check(name, False, f"{other.name} is of another architecture")
     elif isinstance(options, FuseOptions):
-        yield from _fused(made, parents, inputs)
+        yield from _fused(name, child, parents, inputs)
     elif isinstance(options, PruneOptions):
-        yield from _pruned(made, options, parent, inputs)
+        yield from _pruned(name, child, entry, options, parent, inputs)
     elif isinstance(options, ExportOptions):
         from hydrasurgeon.sharing.padded import padded
 
-        yield _bits(made, padded(parent.checkpoint, options.member)[0])
+        yield _bits(name, child, padded(parent.checkpoint, options.member)[0])
     elif isinstance(options, FinetuneOptions):
-        yield from _tuned(made, options, parent)
+        yield from _tuned(name, child, options, parent)
 
 
 def _alike(parent: Hashed, child: Hashed) -> bool:
@@ -113,13 +99,12 @@ def _same_model(parent: Single, like: Checkpoint) -> Single:
     return replace(parent, manifest=manifest, recorded=True)
 
 
-def _bits(made: _Made, planned: Sequence[Planned], without: Collection[str] = ()) -> Check:
+def _bits(name: str, child: Hashed, planned: Sequence[Planned], without: Collection[str] = ()) -> Check:
     """Whether the file holds what was planned of its parents, bit for bit; `without` are tensors not to look at."""
-    differing = _differing(made.child, planned, without)
+    differing = _differing(child, planned, without)
     if differing:
-        return Check(made.name, False, f"made again, {first(differing)} is another")
-    count = len([name for name in made.child.checkpoint.tensors if name not in without])
-    return Check(made.name, True, f"made again: {count} tensors, bit for bit")
+        return Check(name, False, f"made again, {first(differing)} is another")
+    return Check(name, True, f"made again: {len({*child.checkpoint.tensors} - {*without})} tensors, bit for bit")
 
 
 def _differing(child: Hashed, planned: Sequence[Planned], without: Collection[str] = ()) -> list[str]:
@@ -153,48 +138,37 @@ def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
     )
 
 
-def _pruned(made: _Made, options: PruneOptions, parent: Hashed, inputs: Inputs) -> Iterator[Check]:
-    """A member is its parent with heads cut out, and answers as the parent with those heads off."""
-    child, whole = as_single(made.child.checkpoint), as_single(parent.checkpoint)
-    kept = child.manifest.kept
-    if not _contains(whole.manifest.kept, kept):
-        yield Check(made.name, False, "keeps heads that its parent does not have")
-    elif options.repair is not None:
-        yield from _repaired(made, options, whole, inputs)
-    else:
-        yield _bits(made, plan_pruning(whole, kept, {}))
+def _pruned(
+    name: str, child: Hashed, entry: Step, options: PruneOptions, parent: Hashed, inputs: Inputs
+) -> Iterator[Check]:
+    """A member is its parent with heads cut out, and answers as the parent with those heads off; of a repaired one what
+    was not repaired is the parent's, and what was is fitted again."""
+    member, whole = as_single(child.checkpoint), as_single(parent.checkpoint)
+    kept, file = member.manifest.kept, member.name
+    if not set(all_heads(kept)) <= set(all_heads(whole.manifest.kept)):
+        yield Check(name, False, "keeps heads that its parent does not have")
+        return
+    if options.repair is None:
+        yield _bits(name, child, plan_pruning(whole, kept, {}))
         from hydrasurgeon.runtime.difference import masked_difference
 
-        difference = masked_difference(child, _same_model(whole, child), inputs)
-        yield _outputs(f"{made.file}, pruned = masked", difference, inputs)
-
-
-def _contains(parent: Kept, child: Kept) -> bool:
-    """Whether the child keeps only heads that the parent has."""
-    return all(set(row) <= set(parent[tower][layer]) for tower, rows in child.items() for layer, row in enumerate(rows))
-
-
-def _repaired(made: _Made, options: PruneOptions, parent: Single, inputs: Inputs) -> Iterator[Check]:
-    """A member of `prune --compensate`: what was not repaired is the parent's, what was is fitted again."""
-    child = as_single(made.child.checkpoint)
-    kept = child.manifest.kept
-    repaired = {name for pair in output_names(parent, kept).values() for name in pair if name is not None}
-    yield _bits(made, plan_pruning(parent, kept, {}), without=repaired)
-    name = f"{made.file}, --compensate {options.repair}"
-    specs = ", ".join(record.spec for record in made.entry.data)
-    if inputs.data is None:
-        yield Check(name, None, f"was fitted on data: give it as --data ({specs})")
+        difference = masked_difference(member, _same_model(whole, member), inputs)
+        yield _outputs(f"{file}, pruned = masked", difference, inputs)
         return
-    run = options.but(seed=made.entry.seed or 0, device=inputs.run.device)
-    fitted, record = repaired_tensors(
-        _same_model(parent, child), kept, how=str(options.repair), data=inputs.data, run=run
-    )
-    if record.sha256 not in {each.sha256 for each in made.entry.data}:
-        yield Check(name, None, f"{inputs.data} is not the data it was fitted on ({specs})")
-    elif not _differing(made.child, plan_pruning(parent, kept, {}, fitted)):
-        yield Check(name, True, f"fitted again: {len(fitted)} tensors, bit for bit", 0.0)
+    repaired = {tensor for pair in output_names(whole, kept).values() for tensor in pair if tensor is not None}
+    yield _bits(name, child, plan_pruning(whole, kept, {}), without=repaired)
+    again, specs = f"{file}, --compensate {options.repair}", ", ".join(record.spec for record in entry.data)
+    if inputs.data is None:
+        yield Check(again, None, f"was fitted on data: give it as --data ({specs})")
+        return
+    run = options.but(seed=entry.seed or 0, device=inputs.run.device)
+    fitted, record = repaired_tensors(_same_model(whole, member), kept, how=options.repair, data=inputs.data, run=run)
+    if record.sha256 not in {each.sha256 for each in entry.data}:
+        yield Check(again, None, f"{inputs.data} is not the data it was fitted on ({specs})")
+    elif not _differing(child, plan_pruning(whole, kept, {}, fitted)):
+        yield Check(again, True, f"fitted again: {len(fitted)} tensors, bit for bit", 0.0)
     else:
-        yield _near(name, child, fitted)
+        yield _near(again, member, fitted)
 
 
 def _near(name: str, child: Checkpoint, fitted: Mapping[str, Raw]) -> Check:
@@ -214,43 +188,43 @@ def _near(name: str, child: Checkpoint, fitted: Mapping[str, Raw]) -> Check:
     )
 
 
-def _fused(made: _Made, members: Sequence[Hashed], inputs: Inputs) -> Iterator[Check]:
+def _fused(name: str, child: Hashed, members: Sequence[Hashed], inputs: Inputs) -> Iterator[Check]:
     """A hydra is the file that `fuse` writes of its members, and answers as they do."""
-    child = made.child.checkpoint
-    manifest, checkpoints = child.manifest, [as_single(member.checkpoint) for member in members]
+    hydra, checkpoints = child.checkpoint, [as_single(member.checkpoint) for member in members]
+    manifest = hydra.manifest
     if manifest.kind != "hydra" or [m.kept for m in manifest.members] != [c.manifest.kept for c in checkpoints]:
-        yield Check(made.name, False, "keeps other heads than its members")
+        yield Check(name, False, "keeps other heads than its members")
         return
     fusion, digests = manifest.fusion, [member.digests for member in members]
     plan = plan_fusion(checkpoints, digests, average_mlp=fusion.mlp == "average")
     if plan.trunk != fusion.trunk:
-        yield Check(made.name, False, f"made again, its trunk has {plan.trunk} layers, not {fusion.trunk}")
+        yield Check(name, False, f"made again, its trunk has {plan.trunk} layers, not {fusion.trunk}")
     else:
-        yield _bits(made, plan.planned)
-    name = f"{made.file}, fused = members"
+        yield _bits(name, child, plan.planned)
+    again = f"{hydra.name}, fused = members"
     mlps = [each for each, weight in checkpoints[0].weights.items() if weight.part == "mlp"]
     if fusion.mlp == "average" and any(len({hashes[mlp] for hashes in digests}) > 1 for mlp in mlps):
-        yield Check(name, None, "the mean of differently tuned MLPs equals none of them")
+        yield Check(again, None, "the mean of differently tuned MLPs equals none of them")
         return
     from hydrasurgeon.runtime.difference import fused_difference
 
-    difference = fused_difference(child, [_same_model(each, child) for each in checkpoints], inputs)
-    yield _outputs(name, difference, inputs)
+    difference = fused_difference(hydra, [_same_model(each, hydra) for each in checkpoints], inputs)
+    yield _outputs(again, difference, inputs)
 
 
-def _tuned(made: _Made, options: FinetuneOptions, parent: Hashed) -> Iterator[Check]:
+def _tuned(name: str, child: Hashed, options: FinetuneOptions, parent: Hashed) -> Iterator[Check]:
     """Training is not derivable; that it left the heads and what it froze alone can be seen."""
-    if made.child.checkpoint.manifest.kept != parent.checkpoint.manifest.kept:
-        yield Check(made.name, False, "keeps other heads than what was tuned")
+    if child.checkpoint.manifest.kept != parent.checkpoint.manifest.kept:
+        yield Check(name, False, "keeps other heads than what was tuned")
         return
-    frozen = _frozen(made.child, options, parent)
-    changed = [n for n in frozen if made.child.digests[n] != parent.digests[n]]
+    frozen = _frozen(child, options, parent)
+    changed = [n for n in frozen if child.digests[n] != parent.digests[n]]
     if changed:
-        yield Check(made.name, False, f"{first(changed)} was frozen, and is another than before")
+        yield Check(name, False, f"{first(changed)} was frozen, and is another than before")
         return
     if frozen:
-        yield Check(f"{made.name}, frozen", True, f"{len(frozen)} tensors, bit for bit")
-    yield Check(made.name, None, "what training makes only replay can tell")
+        yield Check(f"{name}, frozen", True, f"{len(frozen)} tensors, bit for bit")
+    yield Check(name, None, "what training makes only replay can tell")
 
 
 def _frozen(child: Hashed, options: FinetuneOptions, parent: Hashed) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import DataError, UsageError
@@ -35,11 +35,7 @@ BATCHES = 8
 """Batches of real data, at most: a batch of one sample goes on or does not, so several make the mean."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Point(_Record):
+class Point(BaseModel, frozen=True, extra="forbid"):
     """One contender at one batch size and dtype."""
 
     batch: int
@@ -54,7 +50,7 @@ class Point(_Record):
     """Latency over the single model's; None without a single model."""
 
 
-class Contender(_Record):
+class Contender(BaseModel, frozen=True, extra="forbid"):
     name: str
     kind: str
     params: int
@@ -65,7 +61,7 @@ class Contender(_Record):
     points: tuple[Point, ...]
 
 
-class Benched(_Record):
+class Benched(BaseModel, frozen=True, extra="forbid"):
     format: Literal["hydrasurgeon.bench/1"] = "hydrasurgeon.bench/1"
     machine: dict[str, Any]
     settings: dict[str, Any]
@@ -105,8 +101,17 @@ class _Entry:
 @stage(BenchOptions)
 def bench(options: BenchOptions) -> Benched:
     """Measure latency, throughput, memory, multiply-adds and parameters; all contenders in turn."""
-    batches, dtypes = _batches(options.batch), _dtypes(options.dtype)
-    picture, report = _outputs(options)
+    batches = [whole_number(part.strip()) or 0 for part in options.batch.split(",")]
+    if not all(batches):
+        raise UsageError(f"--batch {options.batch}: not a list of positive numbers", hint="Write 1,4,16.")
+    dtypes = [part.strip() for part in options.dtype.split(",")]
+    if not {*dtypes} <= {*DTYPES}:
+        raise UsageError(f"--dtype {options.dtype}: not known", hint=f"Use any of {', '.join(DTYPES)}.")
+    picture = report = None
+    if options.plot is not None:
+        picture = check_plot(Path(options.plot), force=options.force, inputs=options.sources)
+    if options.json_ is not None:
+        report = output_file(options.json_, option="--json", force=options.force, inputs=options.sources)
     entries = _entries(options)
     _check_alike(entries)
 
@@ -146,17 +151,6 @@ def bench(options: BenchOptions) -> Benched:
     if picture is not None:
         _plot(benched, picture)
     return benched
-
-
-def _outputs(options: BenchOptions) -> tuple[Path | None, Path | None]:
-    """Where the picture and the report go, both this command's to write."""
-    inputs = [*options.checkpoints, *options.vs, options.backbone]
-    picture = report = None
-    if options.plot is not None:
-        picture = check_plot(Path(options.plot), force=options.force, inputs=inputs)
-    if options.json_ is not None:
-        report = output_file(options.json_, option="--json", force=options.force, inputs=inputs)
-    return picture, report
 
 
 def _measure(
@@ -240,7 +234,7 @@ def _add_points(
     passes = {}
     for entry, model in zip(entries, models, strict=True):
         ready = _compiled(entry.name, model, inputs[0], notes) if options.compile else model
-        passes[entry.name] = partial(_each, ready)
+        passes[entry.name] = lambda batches, run=ready: [run(batch) for batch in batches]
     taken = {name: total / len(inputs) for name, total in interleaved(passes, inputs, runs=options.runs).items()}
     single = next((taken[e.name] for e in entries if e.kind == "single"), None)
     for entry, peak in zip(entries, peaks, strict=True):
@@ -254,26 +248,6 @@ def _add_points(
             ratio=None if single is None else seconds / single,
         )
         entry.points.append(point)
-
-
-def _each(model: Callable[[Any], Any], batches: Sequence[Any]) -> list[Any]:
-    """Several batches, one after another."""
-    return [model(batch) for batch in batches]
-
-
-def _batches(text: str) -> list[int]:
-    sizes = [whole_number(part.strip()) or 0 for part in text.split(",")]
-    if not all(sizes):
-        raise UsageError(f"--batch {text}: not a list of positive numbers", hint="Write 1,4,16.")
-    return sizes
-
-
-def _dtypes(text: str) -> list[str]:
-    names = [part.strip() for part in text.split(",")]
-    for name in names:
-        if name not in DTYPES:
-            raise UsageError(f"--dtype {name}: not known", hint=f"Use any of {', '.join(DTYPES)}.")
-    return names
 
 
 def _entries(options: BenchOptions) -> list[_Entry]:
@@ -332,15 +306,11 @@ def _plot(benched: Benched, path: Path) -> None:
     """Latency over batch size, one line for each contender and dtype."""
     drawn = figure()
     axes = drawn.subplots()
-    for contender in benched.results:
+    for each in benched.results:
         for dtype in benched.settings["dtype"]:
-            points = [p for p in contender.points if p.dtype == dtype]
-            axes.plot(
-                [p.batch for p in points],
-                [p.ratio if p.ratio is not None else p.latency_ms for p in points],
-                marker="o",
-                label=f"{contender.name} ({contender.kind}), {dtype}",
-            )
+            points = [p for p in each.points if p.dtype == dtype]
+            times = [p.latency_ms if p.ratio is None else p.ratio for p in points]
+            axes.plot([p.batch for p in points], times, marker="o", label=f"{each.name} ({each.kind}), {dtype}")
     compared = any(contender.kind == "single" for contender in benched.results)
     axes.set(xlabel="batch size", ylabel="time / single model" if compared else "ms")
     axes.set_xscale("log", base=2)

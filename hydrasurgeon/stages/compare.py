@@ -47,44 +47,38 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        a, b = self.names
         layers = {
-            tower: [
-                {"layer": i} | {what: asdict(overlap) for what, overlap in row.items()} for i, row in enumerate(rows)
-            ]
+            tower: [{"layer": i, **{what: asdict(each) for what, each in row.items()}} for i, row in enumerate(rows)]
             for tower, rows in self.layers.items()
         }
-        return {
-            "format": FORMAT,
-            "a": a,
-            "b": b,
-            "kept": asdict(self.kept),
-            "removed": asdict(self.removed),
-            "layers": layers,
-        }
+        whole = {"kept": asdict(self.kept), "removed": asdict(self.removed)}
+        return {"format": FORMAT, "a": self.names[0], "b": self.names[1], **whole, "layers": layers}
 
 
 def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compare what two checkpoints, members of a hydra (FILE#0) or manifests keep; no tensor is read."""
-    pair = first, second = _selection(str(a)), _selection(str(b))
-    _check_alike(first, second)
-    towers = first.manifest.towers
+    (mine, first, kept, *_), (other, second, others, *_) = pair = _selection(str(a)), _selection(str(b))
+    if _shape(first) != _shape(second):
+        raise SurgeryError(
+            f"{mine} is {_shape(first)}, {other} is {_shape(second)}: their heads cannot be compared",
+            hint="Compare selections from one backbone.",
+        )
 
     def overlaps(heads: Iterable[Head]) -> dict[str, Overlap]:
         """Overlap of the heads that are kept, and of those that are not."""
         among = set(heads)
-        kept = [among & set(all_heads(each.kept)) for each in pair]
-        return {"kept": overlap(*kept), "removed": overlap(*(among - each for each in kept))}
+        sides = [among & set(all_heads(each)) for each in (kept, others)]
+        return {"kept": overlap(*sides), "removed": overlap(*(among - each for each in sides))}
 
+    towers = first.towers
     every = {t: [[Head(t, i, h) for h in range(size.heads)] for i in range(size.layers)] for t, size in towers.items()}
-    whole = overlaps(head for rows in every.values() for row in rows for head in row)
     return Comparison(
-        names=(first.name, second.name),
-        selections=(first.kept, second.kept),
+        names=(mine, other),
+        selections=(kept, others),
         towers=dict(towers),
-        **whole,
+        **overlaps(head for rows in every.values() for row in rows for head in row),
         layers={tower: tuple(map(overlaps, rows)) for tower, rows in every.items()},
-        notes=tuple(each.note for each in pair if each.note),
+        notes=tuple(note for *_, note in pair if note),
     )
 
 
@@ -112,21 +106,12 @@ def divergence(a: int, b: int, common: int) -> float | None:
     return max(0.0, (alone * math.log(2) + together) / 2)
 
 
-@dataclass(frozen=True)
-class _Selection:
-    name: str
-    manifest: Manifest
-    kept: Kept
-    note: str | None = None
-
-
-def _selection(spec: str) -> _Selection:
-    """What FILE, or member i of FILE#i, keeps."""
+def _selection(spec: str) -> tuple[str, Manifest, Kept, str | None]:
+    """What FILE, or member i of FILE#i, keeps: its name, manifest and heads, and a note."""
     text, hash_, number = spec.rpartition("#")
     if not hash_ or os.path.exists(spec):
         text, number = spec, ""
-    path = Path(text)
-    note = None
+    path, note = Path(text), None
     if path.suffix == ".json":
         if not path.is_file():
             raise CheckpointError(f"{text}: no such manifest")
@@ -138,23 +123,15 @@ def _selection(spec: str) -> _Selection:
     if manifest.kind != "hydra":
         if number:
             raise UsageError(f"{spec}: {path.name} is a {manifest.kind}, not a hydra", hint="Leave #N out.")
-        return _Selection(name, manifest, manifest.kept, note)
-    members = manifest.members
-    which = whole_number(number)
+        return name, manifest, manifest.kept, note
+    members, which = manifest.members, whole_number(number)
     if which is None or which >= len(members):
         raise UsageError(f"{spec}: which member of the hydra?", hint=f"Write {text}#0 to {text}#{len(members) - 1}.")
-    return _Selection(name, manifest, members[which].kept, note)
+    return name, manifest, members[which].kept, note
 
 
-def _check_alike(first: _Selection, second: _Selection) -> None:
-    """Refuse heads of other models."""
-    shapes = []
-    for each in (first, second):
-        model, towers = each.manifest.model, each.manifest.towers.items()
-        sizes = ", ".join(f"{name} {t.layers}×{t.heads} heads of {t.head_dim}" for name, t in towers)
-        shapes.append(f"{model.family}:{model.arch} ({sizes})")
-    if shapes[0] != shapes[1]:
-        raise SurgeryError(
-            f"{first.name} is {shapes[0]}, {second.name} is {shapes[1]}: their heads cannot be compared",
-            hint="Compare selections from one backbone.",
-        )
+def _shape(manifest: Manifest) -> str:
+    """Of which model the heads are."""
+    model, towers = manifest.model, manifest.towers.items()
+    sizes = ", ".join(f"{name} {t.layers}×{t.heads} heads of {t.head_dim}" for name, t in towers)
+    return f"{model.family}:{model.arch} ({sizes})"

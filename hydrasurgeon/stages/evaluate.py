@@ -63,7 +63,10 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     _check(labelled, arguments)
     tracker = tracker_of(arguments.log)
     outputs = _outputs(arguments)
-    temperature = _temperature(arguments.temperature, arguments.val)
+    if arguments.temperature == "fit" and arguments.val is None:
+        raise UsageError("--temperature fit: needs a validation set", hint="Give --val D.")
+    # None where it is to be fitted.
+    temperature = None if arguments.temperature == "fit" else arguments.temperature or 1.0
     files = of_files(arguments, temperature)
     opened = by_path(
         [open_checkpoint(each, arch=arguments.arch) for each in arguments.checkpoints], arguments.checkpoints
@@ -157,14 +160,13 @@ def _check_reference(wanted: str | None, names: Sequence[str]) -> None:
 def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
     """Refuse arguments that do not go together."""
     checkpoints, ensemble, computed = arguments.checkpoints, arguments.ensemble, arguments.predictions_in
-    if arguments.cascade and len(labelled) > 1:
-        raise UsageError("--cascade: is measured on one data set", hint="Give one --data.")
+    single = "--cascade" if arguments.cascade else "--predictions" if arguments.predictions is not None else None
+    if single is not None and len(labelled) > 1:
+        raise UsageError(f"{single}: is for one data set", hint="Give one --data.")
     if not checkpoints and not computed:
         raise UsageError("eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F.")
     if checkpoints and not labelled:
         raise UsageError("eval: needs data", hint="Give --data D.")
-    if arguments.predictions is not None and len(labelled) > 1:
-        raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
     if ensemble and len(checkpoints or computed) < 2:
         raise UsageError("--ensemble: needs at least two checkpoints, or two predictions files and no checkpoint")
     if arguments.predictions is not None and len(checkpoints) > 1 and not ensemble:
@@ -177,32 +179,15 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
 
         for kind in str(arguments.ood_score).split(","):
             check_score(kind)
-    if arguments.ci is not None and not 0 < arguments.ci < 1:
-        raise UsageError(f"--ci {arguments.ci:g}: must lie between 0 and 1")
-    if arguments.card and (ensemble or computed):
-        raise UsageError("--card: a model card holds the result of its own checkpoint alone")
 
 
 def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
     """Where report, logits and pages go, all this command's to write."""
-    inputs = [
-        arguments.checkpoints,
-        arguments.data,
-        arguments.ood,
-        arguments.shift,
-        arguments.val,
-        arguments.classes,
-        arguments.template,
-        arguments.predictions_in,
-    ]
-    outputs = {
-        "json": arguments.json_,
-        "predictions": arguments.predictions,
-        "html": arguments.html,
-        "markdown": arguments.markdown,
-    }
+    force, inputs = arguments.force, arguments.sources
+    kinds = {"json": "json_", "predictions": "predictions", "html": "html", "markdown": "markdown"}
+    outputs = {kind: getattr(arguments, name) for kind, name in kinds.items()}
     return {
-        kind: out if out == STDOUT else output_file(out, option=f"--{kind}", force=arguments.force, inputs=inputs)
+        kind: out if out == STDOUT else output_file(out, option=f"--{kind}", force=force, inputs=inputs)
         for kind, out in outputs.items()
         if out is not None
     }
@@ -215,36 +200,16 @@ def _settings(
     jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
     decided = any(job[0].manifest.decision is not None for job in jobs if job and not decision_ignored(job, arguments))
     temperature: str | float = "decision" if decided else 1.0
+    plain = ("ensemble", "limit", "seed", "dtype", "batch_size")
     return {
         "data": data_names(labelled),
         "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift],
         **({"corrupt": list(arguments.corrupt)} if arguments.corrupt else {}),
         "val": portable_entry(arguments.val),
-        "ensemble": arguments.ensemble,
         "temperature": temperature if arguments.temperature is None else arguments.temperature,
         "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
-        "limit": arguments.limit,
-        "seed": arguments.seed,
-        "dtype": arguments.dtype,
-        "batch_size": arguments.batch_size,
+        **{name: getattr(arguments, name) for name in plain},
         **({"cascade": True} if arguments.cascade else {}),
         **({} if arguments.mc_dropout is None else {"mc_dropout": arguments.mc_dropout}),
     }
-
-
-def _temperature(wanted: str | float | None, val: str | None) -> float | None:
-    """A number, or None where it is to be fitted on the validation set."""
-    if wanted is None:
-        return 1.0
-    if wanted == "fit":
-        if val is None:
-            raise UsageError("--temperature fit: needs a validation set", hint="Give --val D.")
-        return None
-    try:
-        value = float(wanted)
-    except ValueError as error:
-        raise UsageError(f"--temperature {wanted}: neither a number nor fit") from error
-    if not 1e-3 <= value <= 1e3:
-        raise UsageError(f"--temperature {wanted}: must lie between 0.001 and 1000")
-    return value

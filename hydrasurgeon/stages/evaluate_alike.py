@@ -86,17 +86,14 @@ class Uncalibrated:
 
 def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Uncalibrated | None:
     """The reference of a report, where a decision state is in use beside it and it has none."""
-    if not (arguments.html or arguments.markdown) or arguments.no_decision or arguments.temperature is not None:
+    aside = arguments.ensemble or arguments.mc_dropout is not None or arguments.no_decision
+    if aside or arguments.temperature is not None or not (arguments.html or arguments.markdown) or not opened:
         return None
-    if arguments.ensemble or arguments.mc_dropout is not None or not opened:
-        return None
-    named = {name_of([each]): each for each in opened}
-    if arguments.reference is not None and arguments.reference not in named:
-        return None
-    reference = opened[0] if arguments.reference is None else named[arguments.reference]
+    reference = {name_of([each]): each for each in opened}.get(arguments.reference or name_of([opened[0]]))
     decided = next((each for each in opened if each.manifest.decision is not None), None)
-    if decided is None or decided.manifest.decision is None or reference.manifest.decision is not None:
+    if reference is None or reference.manifest.decision is not None or decided is None:
         return None
+    assert decided.manifest.decision is not None
     return Uncalibrated(reference, name_of([decided]), decided.manifest.decision)
 
 

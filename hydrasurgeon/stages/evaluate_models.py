@@ -34,6 +34,7 @@ from hydrasurgeon.measuring.sets import (
 from hydrasurgeon.stages.evaluate_alike import provenance_of
 
 if TYPE_CHECKING:
+    from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.measuring.timing import SideBySide
     from hydrasurgeon.options.measuring import EvaluateOptions
 
@@ -186,18 +187,17 @@ def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]
             "--temperature fit: a predictions file has no validation set", hint="Give the temperature as a number."
         )
     paths = [Path(path) for path in arguments.predictions_in]
+
+    def row(predictions: Predictions, called: str) -> Row:
+        kinds = scores_in(arguments.ood_score, predictions, called)
+        return row_of(predictions, Reading(temperature, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed))
+
     if arguments.ensemble and not arguments.checkpoints:
-        predictions = ensembled([(path, read_predictions(path)) for path in paths])
-        kinds = scores_in(arguments.ood_score, predictions, "their ensemble")
-        return [row_of(predictions, Reading(temperature, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed))]
+        return [row(ensembled([(path, read_predictions(path)) for path in paths]), "their ensemble")]
     rows: list[Row] = []
     for path in paths:
-        predictions = read_predictions(path)
-        kinds = scores_in(arguments.ood_score, predictions, str(path))
-        row = row_of(predictions, Reading(temperature, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed))
-        for other in rows[:1]:
-            check_classes(other.name, other.answers.classes, row.name, row.answers.classes)
-        rows.append(row)
+        rows.append(row(read_predictions(path), str(path)))
+        check_classes(rows[0].name, rows[0].answers.classes, rows[-1].name, rows[-1].answers.classes)
     return rows
 
 

@@ -186,5 +186,5 @@ def test_disagreement_of_many_members_is_that_of_the_pairs() -> None:
 @pytest.mark.parametrize("temperature", ["nan", "inf", "-1", "0", "1e-300", "1e300"])
 def test_temperatures_that_leave_no_probabilities(tmp_path: Path, temperature: str) -> None:
     path = write(tmp_path / "p.safetensors")
-    with pytest.raises(UsageError, match="must lie between"):
+    with pytest.raises(UsageError, match="--temperature"):
         hs.evaluate([], predictions_in=[path], temperature=temperature)

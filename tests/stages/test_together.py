@@ -14,7 +14,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.stages.build.choice import measured
 from hydrasurgeon.stages.build.cost import parse_budgets
-from hydrasurgeon.stages.build.together import OBJECTIVES, Answers, Objective, Pool, check_objective, choose, estimate
+from hydrasurgeon.stages.build.together import OBJECTIVES, Answers, Objective, Pool, choose, estimate
 
 
 def pool(name: str, everyone: Sequence[Answers]) -> Pool:
