@@ -58,7 +58,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     need_classes(named)
     _check_score(named, arguments)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
-    named.verify_hash()
+    named.digests()
     opened = undecided(named)
     digests = opened.digests()
     sets = _opened_data(opened, arguments)

@@ -125,7 +125,7 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
     out = Path(arguments.out or opened.home.with_name(f"{opened.home.stem}.onnx"))
     paths = [real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest")]
     claim(*paths, option="-o", force=arguments.force, inputs=arguments.sources)
-    opened.verify_hash()
+    opened.digests()
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing.cascade_onnx import two_graphs
     from hydrasurgeon.sharing.onnx import OPSET
@@ -143,7 +143,7 @@ def _padded(opened: Checkpoint, arguments: ExportOptions) -> Export:
     """All heads again, those that are gone as zeros."""
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-padded')}/"
     path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    opened.verify_hash()
+    opened.digests()
     from hydrasurgeon.sharing.padded import padded
 
     planned, manifest, difference = padded(opened, arguments.member)

@@ -76,7 +76,7 @@ def predict(arguments: PredictOptions) -> Predicted:
     opened = open_checkpoint(arguments.checkpoint, arch=arguments.arch)
     opened = classifying(opened, arguments, None if streams else arguments.data)
     need_classes(opened)
-    opened.verify_hash()
+    opened.digests()
     answering = _Answering(opened, arguments)
     counts: Counter[str] = Counter()
     if place is None:

@@ -37,7 +37,7 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     if arguments.json_ is not None:
         json = output_file(arguments.json_, option="--json", force=arguments.force, inputs=arguments.sources)
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
-    opened.verify_hash()
+    opened.digests()
     opened = classifying(opened, arguments, arguments.data)
     arguments = _with_amount(opened.manifest, arguments)
     key, score = _scores(opened, arguments)
