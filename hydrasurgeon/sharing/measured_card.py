@@ -19,7 +19,7 @@ from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.options.measuring import EvaluateOptions
-from hydrasurgeon.report.columns import COST, OOD, QUALITY, SHIFT, Metric
+from hydrasurgeon.report.columns import ABSENT, QUALITY, tables
 from hydrasurgeon.report.markdown import table
 from hydrasurgeon.sharing.output import Repository, card_repository, publish_card
 
@@ -27,10 +27,6 @@ HASH = "sha256"
 """What our results in a model-index have among their data set's arguments, and others have not."""
 SPEC = re.compile(r"hf:(?P<id>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>\w[\w.-]*))?:(?P<split>\w[\w.-]*)")
 """A data set of the hub with its organisation: without one the hub knows no leaderboard."""
-MOST_SHIFTS = 12
-"""More have a line for each severity, not for each set."""
-DECIMALS = 4
-"""Digits of the card's figures."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +87,9 @@ def with_measured(card: str, result: Result, data: Mapping[str, DataRecord], set
     """The card with this result, and no other, between its markers."""
     place = _place(card)
     assert place is not None
-    start, end = place
-    section = measured(result, data, settings)
     part = settings["limit"] is not None
-    return _indexed(f"{card[:start]}\n{section}\n{card[end:]}", result, next(iter(data.values())), part=part)
+    text = f"{card[: place[0]]}\n{measured(result, data, settings)}\n{card[place[1] :]}"
+    return _indexed(text, result, next(iter(data.values())), part=part)
 
 
 def _place(card: str) -> tuple[int, int] | None:
@@ -106,56 +101,18 @@ def _place(card: str) -> tuple[int, int] | None:
 
 
 def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:
-    """One result as Markdown: quality, OOD detection, shifts, cost, and what it was measured on."""
-    parts = [table(_heads(QUALITY), [_cells(QUALITY, result.id)])]
-    if result.sets is not None:
-        rows = [[code(each.name), str(each.n), *_cells(QUALITY, each)] for each in result.sets]
-        rows.append(["mean", "", *_cells(QUALITY, result.sets_average)])
-        parts = [table(["data set", "samples", *_heads(QUALITY)], rows)]
-    if result.members > 1:
-        diversity = result.diversity
-        parts.append(
-            f"Two of its {result.members} members disagree on {100 * diversity.disagreement:.1f} % of the samples; "
-            f"mutual information {diversity.mi:.4f} nats."
-        )
-    if result.id.coverage is not None and result.id.set_size is not None:
-        parts.append(
-            f"Its prediction sets hold the true label in {100 * result.id.coverage:.1f} % of cases, and "
-            f"{result.id.set_size:.2f} labels on average."
-        )
-    if result.ood:
-        rows = [[code(o.name), o.group, str(o.n), *_cells(OOD, o)] for o in result.ood]
-        counts = {group: sum(group in ("all", o.group) for o in result.ood) for group in result.ood_average}
-        rows += [
-            [f"mean, {group}", "", "", *_cells(OOD, mean)]
-            for group, mean in result.ood_average.items()
-            if counts[group] > 1
-        ]
-        parts.append(table(["OOD data", "group", "samples", *_heads(OOD)], rows))
-    if result.shift:
-        parts.append(_shifted(result))
-    if result.cost is not None:
-        params, macs = (f"{metric.of(result.cost):.4g}" for metric in COST[:2])
-        parts.append(f"{params} M parameters, {macs} M multiply-adds for one sample.")
+    """One result as Markdown: the report's tables with a line for each data set, and what it was measured on."""
+    parts: list[str] = []
+    for each in tables([result]):
+        rows: dict[str, dict[str, str]] = {}
+        for column in each.columns:
+            if column.metric.key != "latency_ms":  # another time on every machine
+                rows.setdefault(column.group, {})[column.metric.head] = column.cells[0].text
+        heads = list(dict.fromkeys(head for row in rows.values() for head in row))
+        lines = [[code(name or each.names[0]), *(row.get(h, ABSENT) for h in heads)] for name, row in rows.items()]
+        parts += [table([each.title, *heads], lines), *filter(None, [each.note])]
     parts += ["\n".join(_seen(data)), _how(settings, decided=result.id.coverage is not None)]
     return "\n\n".join(parts)
-
-
-def _shifted(result: Result) -> str:
-    metrics, average = SHIFT[:2], result.shift_average
-    if average is not None and len(result.shift) > MOST_SHIFTS:
-        rows = [[str(at), str(each.sets), *_cells(metrics, each)] for at, each in average.severities.items()]
-        return table(["severity of shift", "sets", *_heads(metrics)], rows)
-    rows = [[code(s.name), "" if s.severity is None else str(s.severity), *_cells(metrics, s)] for s in result.shift]
-    return table(["shifted data", "severity", *_heads(metrics)], rows)
-
-
-def _heads(metrics: Sequence[Metric]) -> list[str]:
-    return [metric.head for metric in metrics]
-
-
-def _cells(metrics: Sequence[Metric], record: object) -> list[str]:
-    return [metric.text(record, DECIMALS) for metric in metrics]
 
 
 def _seen(data: Mapping[str, DataRecord]) -> Iterable[str]:

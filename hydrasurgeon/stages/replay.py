@@ -77,9 +77,8 @@ def replay(arguments: ReplayOptions) -> Replay:
     if arguments.dry_run:
         return result
     with _workplace(arguments.out) as root:
-        for artifact in _beginnings(runs):
-            assert artifact.source is not None
-            _bring(artifact.source, root / artifact.place)
+        for artifact, source in _beginnings(runs):
+            _bring(source, root / artifact.place)
         steps = [_run_again(run, root, at_hand.folder, arguments) for run in runs]
         made = open_checkpoint(root / runs[-1].output.place)
         again = Hashed(made, made.digests())
@@ -107,20 +106,18 @@ def _workplace(out: PathLike | None) -> Iterator[Path]:
     yield place.resolve()
 
 
-def _beginnings(runs: Sequence[Rerun]) -> list[Artifact]:
+def _beginnings(runs: Sequence[Rerun]) -> list[tuple[Artifact, Checkpoint]]:
     """The files at hand with which the replay begins; what is on the hub is read there."""
     read = dict.fromkeys(artifact for run in runs for artifact in run.inputs)
-    return [artifact for artifact in read if artifact.source is not None and artifact.is_file]
+    return [(each, each.source.checkpoint) for each in read if each.source is not None and each.is_file]
 
 
 def _script(target: Checkpoint, runs: Sequence[Rerun], folder: Path, *, fetch: bool) -> str:
     """The commands with their options as they were given; data keeps the names it has in `folder`."""
     root = Path("/here")
     lines = [f"from={shlex.quote(str(folder.resolve()))}  # backbone and data", "here=$(pwd)"]
-    for artifact in _beginnings(runs):
-        assert artifact.source is not None
-        name = artifact.source.checkpoint.path.name
-        lines.append(f'cp -R "$from"/{shlex.quote(name)} "$here"/{shlex.quote(artifact.place)}')
+    for artifact, source in _beginnings(runs):
+        lines.append(f'cp -R "$from"/{shlex.quote(source.path.name)} "$here"/{shlex.quote(artifact.place)}')
     lines.append('cd "$from"')
     for run in runs:
         if "/" in run.output.place:
@@ -139,24 +136,22 @@ def _run_again(run: Rerun, root: Path, folder: Path, arguments: ReplayOptions) -
         command.run(device=arguments.device, progress=arguments.progress)
     made = open_checkpoint(place).manifest
     name = f"{run.entry.command} → {run.output.name or run.output.place}"
-    other = _other_data(run.entry, made.history[-1])
+    other = next(
+        (
+            f"{after.spec} is other data than then ({after.rows} rows, {before.rows} then)"
+            for before, after in zip(run.entry.data, made.history[-1].data, strict=False)
+            if (before.rows, before.sha256) != (after.rows, after.sha256)
+        ),
+        None,
+    )
     if made.weights_sha256 == run.output.sha256:
         return Check(name, other is None, other or f"identical ({short(made.weights_sha256)})")
     was = "unknown" if run.output.sha256 is None else short(run.output.sha256)
     return Check(name, False, f"gives {short(made.weights_sha256)}, was {was}" + (f"; {other}" if other else ""))
 
 
-def _other_data(then: Step, now: Step) -> str | None:
-    """Which data a step saw that it did not see the first time."""
-    for before, after in zip(then.data, now.data, strict=False):
-        if (before.rows, before.sha256) != (after.rows, after.sha256):
-            return f"{after.spec} is other data than then ({after.rows} rows, {before.rows} then)"
-    return None
-
-
-def _bring(source: Hashed, place: Path) -> None:
+def _bring(opened: Checkpoint, place: Path) -> None:
     """A copy of a backbone without what was scored since: scores are made again, in their order."""
-    opened = source.checkpoint
     place.parent.mkdir(exist_ok=True)
     if HEADER_KEY in opened.tensors.files[0].metadata:
         plain = rewritten(opened.manifest, scores={}, history=tuple(lineage(opened.manifest.history)))

@@ -75,11 +75,6 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rer
     where, steps = target.name, target.manifest.history
     if not steps:
         raise ManifestError(f"{where}: has no history to replay", hint="Only files that hydrasurgeon made have one.")
-    if steps[-1].output is None:
-        raise ManifestError(
-            f"{where}: was made by an older version, whose history does not say what its steps wrote",
-            hint="Make it again with this version.",
-        )
     every = _linked(steps)
     every[-1].output.name = target.path.name
     runs: list[Rerun] = []
@@ -123,9 +118,8 @@ def _check_inputs(run: Rerun, where: str) -> None:
     command, count = run.entry.command, len(run.inputs)
     recalled(run.entry, where)
     start = str(run.entry.args.get("checkpoint", ""))
-    if command == "finetune" and count == 0 and start.startswith(FRESH) and start.isprintable():
-        return
-    if (count < 2) if command == "fuse" else (count != 1):
+    fresh = command == "finetune" and count == 0 and start.startswith(FRESH) and start.isprintable()
+    if not fresh and ((count < 2) if command == "fuse" else (count != 1)):
         raise ManifestError(f"{where}: its history's {command} read {count} files")
 
 
@@ -153,18 +147,17 @@ def _place(runs: Sequence[Rerun], where: str) -> None:
 
     def put(artifact: Artifact, number: int) -> None:
         name = artifact.name or f"step-{number}.safetensors"
-        long = len(name.encode()) > MAX_NAME
-        if not name.isprintable() or long or Path(name).name != name or name in (".", ".."):
+        plain = name.isprintable() and Path(name).name == name and name not in (".", "..")
+        if not plain or len(name.encode()) > MAX_NAME:
             raise ManifestError(f"{where}: its history names a file {name[:80]!r}")
         artifact.place = name if name not in taken else f"{number}/{name}"
         taken.add(name)
 
-    for source in dict.fromkeys(artifact for run in runs for artifact in run.inputs if artifact.source):
-        assert source.source is not None
-        if source.is_file:
-            put(source, 0)
-        else:
-            source.place = source.source.checkpoint.name
+    for artifact in dict.fromkeys(artifact for run in runs for artifact in run.inputs):
+        if artifact.source is not None and not artifact.is_file:
+            artifact.place = artifact.source.checkpoint.name
+        elif artifact.source is not None:
+            put(artifact, 0)
     for number, run in enumerate(runs, 1):
         first = run.inputs[0] if run.inputs else run.output
         if not changes_weights(run.entry) and first.place == first.name and run.output.name in (None, first.name):
@@ -194,9 +187,8 @@ def _data(option: str, spec: str, folder: Path, *, fetch: bool) -> str:
             f"--{option} {spec}: is not in {folder}, and nothing is fetched because a file says so",
             hint="Give --fetch if you want what the history names.",
         )
-    if spec.startswith((*FETCHED, "demo:")):
-        return spec
-    if any(character in spec for character in PATTERN) and _is_below(Path(spec)):
+    pattern = any(character in spec for character in PATTERN) and _is_below(Path(spec))
+    if spec.startswith((*FETCHED, "demo:")) or pattern:
         return spec
     file, at, root = spec.partition("@")
     return _file(option, file, folder) + at + (root and (_inside(root, folder) or root))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
 from hydrasurgeon.errors import Disagreement, UsageError
-from hydrasurgeon.files.foreign import read_bytes
+from hydrasurgeon.files.foreign import open_regular
 from hydrasurgeon.files.manifest import Manifest, sidecar
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.lookup import need
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 FORMAT = "hydrasurgeon.verify/1"
 """Format identifier of the JSON report."""
-MAX_SIGNATURE = 16 << 20
-"""Bytes of a signature file: a hash for each of a hundred thousand files."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +96,11 @@ def _signature(checkpoint: Checkpoint, signature: Path, public_key: Path) -> Che
             f"--public-key {public_key}: not a public key ({_one_line(error)})",
             hint="Give an EC key in PEM: openssl ec -in KEY -pubout.",
         ) from error
-    content = read_bytes(signature, most=MAX_SIGNATURE, error=UsageError)
-    folder, files = _own_files(checkpoint)
-    files = [path for path in files if path.resolve() != signature.resolve()]
+    open_regular(signature, error=UsageError).close()
+    path = checkpoint.path
+    folder = path if path.is_dir() else path.parent
+    files = sorted(path.rglob("*")) if path.is_dir() else [path, sidecar(path)]
+    files = [each for each in files if each.is_file() and each.resolve() != signature.resolve()]
 
     class OwnFiles(hashing.Config):
         """Hashes these files, where the library takes everything in the folder."""
@@ -110,23 +109,12 @@ def _signature(checkpoint: Checkpoint, signature: Path, public_key: Path) -> Che
             return super().hash(model_path, files_to_hash=files)
 
     verifier.set_hashing_config(OwnFiles().set_allow_symlinks(True))  # type: ignore[no-untyped-call]
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / "signature"
-        copy.write_bytes(content)
-        try:
-            verifier.verify(folder, copy)
-        # Whatever the library raises on a signature that is none, or does not hold.
-        except Exception as error:
-            return Check("signature", False, _one_line(error) or "it is not by this key")
+    try:
+        verifier.verify(folder, signature)
+    # Whatever the library raises on a signature that is none, or does not hold.
+    except Exception as error:
+        return Check("signature", False, _one_line(error) or "it is not by this key")
     return Check("signature", True, f"{len(files)} files, by the key in {public_key.name}")
-
-
-def _own_files(checkpoint: Checkpoint) -> tuple[Path, list[Path]]:
-    """The files of a checkpoint (weights and sidecar, or all of a directory), and the folder that holds them."""
-    path = checkpoint.path
-    if path.is_dir():
-        return path, [each for each in sorted(path.rglob("*")) if each.is_file()]
-    return path.parent, [each for each in (path, sidecar(path)) if each.is_file()]
 
 
 def _one_line(error: Exception) -> str:
