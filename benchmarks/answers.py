@@ -35,7 +35,7 @@ from torch import Tensor
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Samples, fit_classes, open_data
-from hydrasurgeon.data.perturbed import Perturbed
+from hydrasurgeon.data.corruptions import Perturbed
 from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier

@@ -21,8 +21,8 @@ from hydrasurgeon.data.samples import Rows, Samples, limited
 from hydrasurgeon.data.sources import is_there
 from hydrasurgeon.data.tables import CAPTIONS, READERS, Table, read_table
 from hydrasurgeon.data.tables import IMAGES as IMAGE_COLUMNS
-from hydrasurgeon.errors import DataError, reason
-from hydrasurgeon.files.foreign import open_regular, portable, readable, utf8
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.foreign import decoding, must, open_regular, portable, readable, utf8
 
 KINDS = "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, .jsonl or .csv"
 """What image–text pairs can be, in words."""
@@ -128,20 +128,13 @@ def _files_in(path: Path) -> Iterator[tarfile.TarInfo]:
     """The regular members of an uncompressed tar file, each behind the one before and within the file."""
     with open_regular(path, error=DataError) as raw:
         length, end = os.fstat(raw.fileno()).st_size, 0
-        try:
-            with tarfile.open(fileobj=raw, mode="r:") as tar:
-                for member in tar:
-                    if member.offset < end or member.size < 0:
-                        raise tarfile.ReadError("its members overlap")
-                    end = member.offset_data + (member.size if member.isfile() else 0)
-                    if end > length:
-                        raise tarfile.ReadError("it ends within a member")
-                    if member.isfile():
-                        yield member
-        except DataError:
-            raise
-        except Exception as error:  # tarfile raises whatever damaged bytes lead it to
-            raise DataError(f"{path}: not a readable tar file ({reason(error)})") from error
+        with decoding(f"{path}: not a readable tar file"), tarfile.open(fileobj=raw, mode="r:") as tar:
+            for member in tar:
+                must((member.offset >= end and member.size >= 0, "its members overlap"))
+                end = member.offset_data + (member.size if member.isfile() else 0)
+                must((end <= length, "it ends within a member"))
+                if member.isfile():
+                    yield member
 
 
 class Captioned(Samples):

@@ -8,10 +8,9 @@ import warnings
 from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hydrasurgeon.data.images import SUFFIXES as IMAGES
 from hydrasurgeon.data.images import pixels
@@ -19,8 +18,8 @@ from hydrasurgeon.data.labels import class_names, class_numbers
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
 from hydrasurgeon.data.samples import Arrays, Files, Samples, fit_classes, limited
 from hydrasurgeon.data.tables import read_table, rows
-from hydrasurgeon.errors import DataError, reason
-from hydrasurgeon.files.foreign import open_regular, portable, read_text, readable
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.foreign import decoding, open_regular, portable, read_text, readable
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
 
@@ -165,16 +164,11 @@ def _npz(spec: str, path: Path, carried: Collection[str]) -> Samples:
 
 def _arrays(spec: str, file: IO[bytes]) -> Arrays:
     """`images`, and `labels` and `classes` where they are there; nothing is unpickled, other arrays are left alone."""
-    arrays: dict[str, NDArray[Any]] = {}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of dtypes spelt as numpy no longer does
-            archive = np.load(file, allow_pickle=False)
-            for name in {"images", "labels", "classes"} & {*archive.files}:
-                arrays[name] = np.asarray(archive[name])
+    with decoding(f"{spec}: not a readable .npz file"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of dtypes spelt as numpy no longer does
+        archive = np.load(file, allow_pickle=False)
+        arrays = {name: np.asarray(archive[name]) for name in {"images", "labels", "classes"} & {*archive.files}}
         names = arrays["classes"].tolist() if "classes" in arrays else None
-    except Exception as error:  # numpy and zipfile raise whatever damaged bytes lead them to
-        raise DataError(f"{spec}: not a readable .npz file ({reason(error)})") from error
     if "images" not in arrays:
         listed = ", ".join(sorted(archive.files)[:10]) or "nothing"
         raise DataError(f"{spec}: has no array 'images' (found: {listed})")

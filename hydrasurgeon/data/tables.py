@@ -11,8 +11,8 @@ from typing import IO, Any, Literal
 
 from hydrasurgeon.data.labels import class_names, labels_of
 from hydrasurgeon.data.samples import Rows
-from hydrasurgeon.errors import DataError, reason
-from hydrasurgeon.files.foreign import open_regular, parse_json, utf8
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
 
 IMAGES = ("image", "img")
 """Columns that may hold images, the first that is there."""
@@ -100,7 +100,7 @@ def _jsonl(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> T
 def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
     csv.field_size_limit(MAX_LINE)
     lines = csv.reader(_text(spec, file), strict=True)
-    try:
+    with decoding(f"{spec}: not a readable .csv file"):
         names = _once(spec, next(lines, []))
         columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
         for line in filter(None, lines):
@@ -109,8 +109,6 @@ def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Tab
             for name, value in zip(names, line, strict=True):
                 if name in columns:
                     columns[name].append(value)
-    except csv.Error as error:
-        raise DataError(f"{spec}: not a readable .csv file ({error})") from error
     return Table(spec, names, columns, root=root)
 
 
@@ -129,15 +127,11 @@ def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:
 def _parquet(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
     from pyarrow import parquet
 
-    try:
+    with decoding(f"{spec}: not a readable .parquet file"):
         source = parquet.ParquetFile(file)
         schema = source.schema_arrow
         table = source.read([name for name in _once(spec, schema.names) if name in wanted])
         table.validate(full=True)  # that texts are UTF-8, among others
-    except DataError:
-        raise
-    except Exception as error:  # arrow raises whatever damaged bytes lead it to
-        raise DataError(f"{spec}: not a readable .parquet file ({reason(error)})") from error
     columns = {name: _Column(table[name]) for name in table.column_names}
     return Table(spec, tuple(schema.names), columns, _described(spec, schema), root)
 
@@ -161,12 +155,8 @@ def _described(spec: str, schema: Any) -> dict[str, tuple[str, ...]]:
         return {}
     from datasets import Features
 
-    try:
+    with decoding(f"{spec} (its description): cannot be read", "Upgrade the datasets library."):
         features = Features.from_arrow_schema(schema)
-    except Exception as error:
-        raise DataError(
-            f"{spec} (its description): cannot be read ({reason(error)})", hint="Upgrade the datasets library."
-        ) from error
     return classes_of(spec, features)
 
 

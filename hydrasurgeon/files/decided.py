@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from hydrasurgeon.files.foreign import must
+
 PREFIX = "hydrasurgeon.decision."
 """What the names of a decision state's tensors begin with."""
 BESIDE = "decision.safetensors"
@@ -70,13 +72,6 @@ class Record(BaseModel):
     """A part of a manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
-
-
-def must(*claims: tuple[bool, str]) -> None:
-    """ValueError with the words of the first claim that does not hold."""
-    for holds, otherwise in claims:
-        if not holds:
-            raise ValueError(otherwise)
 
 
 class Joint(Record):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
-from hydrasurgeon.errors import CheckpointError, HydraError
+from hydrasurgeon.errors import CheckpointError, DataError, HydraError, reason
 
 # Deep enough for every config there is; whoever walks the values recurses no deeper.
 MAX_DEPTH = 32
@@ -24,6 +24,24 @@ MAX_NAME = 500
 UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
 
 Error = type[HydraError]
+
+
+def must(*claims: tuple[bool, str]) -> None:
+    """ValueError with the words of the first claim that does not hold."""
+    for holds, otherwise in claims:
+        if not holds:
+            raise ValueError(otherwise)
+
+
+@contextlib.contextmanager
+def decoding(what: str, hint: str | None = None) -> Iterator[None]:
+    """Whatever a library makes of damaged bytes within the block, as one message."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as failure:
+        raise DataError(f"{what} ({reason(failure)})", hint=hint) from failure
 
 
 @contextlib.contextmanager

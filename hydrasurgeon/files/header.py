@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.foreign import parse_json, readable
+from hydrasurgeon.files.foreign import must, parse_json, readable
 
 ITEMSIZE = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
@@ -71,12 +71,12 @@ def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, 
     entries = parse_json(content, f"{path} (safetensors header)", most=MAX_HEADER)
     try:
         metadata = entries.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-            raise ValueError("__metadata__ is not a record of texts")
+        texts = isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
+        must((texts, "__metadata__ is not a record of texts"))
         for name in (*metadata, *entries):
             # Control characters would let two sets of names have one hash, and move a terminal's cursor.
-            if not name or len(name) > MAX_NAME or not name.isprintable():
-                raise ValueError(f"{name[:40]!r} is not a name: 1 to {MAX_NAME} characters that can be printed")
+            plain = 0 < len(name) <= MAX_NAME and name.isprintable()
+            must((plain, f"{name[:40]!r} is not a name: 1 to {MAX_NAME} characters that can be printed"))
         infos = {name: _info(name, entry, 8 + length) for name, entry in entries.items()}
     except ValueError as error:
         raise CheckpointError(f"{path}: the safetensors header is damaged ({error})", hint=ONLY) from error
@@ -85,15 +85,15 @@ def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, 
 
 
 def _info(name: str, entry: Any, data: int) -> TensorInfo:
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"tensor {name} does not have dtype, shape and data_offsets")
+    whole = isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}
+    must((whole, f"tensor {name} does not have dtype, shape and data_offsets"))
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEMSIZE:
-        raise ValueError(f"tensor {name} has dtype {str(dtype)[:40]!r}, which is not supported")
-    if not _naturals(shape) or len(shape) > MAX_RANK or math.prod(max(1, size) for size in shape) > MAX_ELEMENTS:
-        raise ValueError(f"tensor {name} has no shape of at most {MAX_RANK} whole numbers")
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != ITEMSIZE[dtype] * math.prod(shape):
-        raise ValueError(f"tensor {name}: its data_offsets do not fit {dtype} of shape {shape}")
+    supported = isinstance(dtype, str) and dtype in ITEMSIZE
+    must((supported, f"tensor {name} has dtype {str(dtype)[:40]!r}, which is not supported"))
+    bounded = _naturals(shape) and len(shape) <= MAX_RANK and math.prod(max(1, n) for n in shape) <= MAX_ELEMENTS
+    must((bounded, f"tensor {name} has no shape of at most {MAX_RANK} whole numbers"))
+    fits = _naturals(offsets) and len(offsets) == 2 and offsets[1] - offsets[0] == ITEMSIZE[dtype] * math.prod(shape)
+    must((fits, f"tensor {name}: its data_offsets do not fit {dtype} of shape {shape}"))
     return TensorInfo(name, dtype, tuple(shape), data + offsets[0], offsets[1] - offsets[0])
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.files.decided import Decision, Record, must
-from hydrasurgeon.files.foreign import parse_json, read_bytes
+from hydrasurgeon.files.decided import Decision, Record
+from hydrasurgeon.files.foreign import must, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 
 FORMAT = "hydrasurgeon.manifest/1"

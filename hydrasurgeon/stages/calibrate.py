@@ -128,7 +128,7 @@ def _fit(
     opened: Checkpoint, sets: dict[str, list[Samples]], arguments: CalibrateOptions, skipped: list[str]
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
-    from hydrasurgeon.data.perturbed import Perturbed
+    from hydrasurgeon.data.corruptions import Perturbed
     from hydrasurgeon.decision.fitting import fit_state
     from hydrasurgeon.measuring.cascades.fit import CascadeFit
     from hydrasurgeon.runtime.classifier import as_classifier

@@ -229,13 +229,13 @@ def test_what_can_be_asked_for() -> None:
         "fog:9": "no such severity",
         "fog:": "no such severity",
         "fog:x": "no such severity",
-        "typos": "corrupts texts",
+        "typos": "no such corruption of images",
         "": "no such corruption",
     }
     for entry, message in wrong.items():
         with pytest.raises(UsageError, match=message):
             corruptions_of([entry], "image")
-    with pytest.raises(UsageError, match="corrupts images, the data holds texts"):
+    with pytest.raises(UsageError, match="no such corruption of texts"):
         corruptions_of(["fog"], "text")
 
 

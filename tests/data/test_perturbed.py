@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from hydrasurgeon.data.perturbed import Perturbed
+from hydrasurgeon.data.corruptions import Perturbed
 from hydrasurgeon.data.samples import Arrays, Rows
 
 

@@ -103,5 +103,5 @@ def test_texts(tmp_path: Path) -> None:
     family.write(tmp_path / "bert")
     row = hs.evaluate([tmp_path / "bert"], data=family.data(tmp_path), corrupt=["all:2"]).report.results[0]
     assert [(s.name, s.severity) for s in row.shift] == [("typos", 2), ("word_dropout", 2)]
-    with pytest.raises(UsageError, match="--corrupt fog: corrupts images, the data holds texts"):
+    with pytest.raises(UsageError, match="--corrupt fog: no such corruption of texts"):
         hs.evaluate([tmp_path / "bert"], data=family.data(tmp_path), corrupt=["fog"])

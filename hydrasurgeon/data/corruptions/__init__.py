@@ -4,4 +4,4 @@
 from __future__ import annotations
 
 from hydrasurgeon.data.corruptions.kinds import Corruption, corruptions_of
-from hydrasurgeon.data.corruptions.samples import Corrupted
+from hydrasurgeon.data.corruptions.samples import Corrupted, Perturbed

@@ -91,34 +91,18 @@ def corruptions_of(
     """What was asked for, each once: `all` stands for every corruption of this kind of data, no severity for all
     five."""
     wanted: dict[Corruption, None] = {}
+    names = ("all", *NAMES[kind])
     for entry in entries:
-        name, severity = _parsed(entry, option)
-        if name != "all" and name not in NAMES[kind]:
+        match, name = FORM.fullmatch(entry), entry.partition(":")[0]
+        severity = int(match[2]) if match and match[2] else None
+        if name not in names:
             raise UsageError(
-                f"{option} {entry}: corrupts {'texts' if kind == 'image' else 'images'}, the data holds {kind}s",
-                hint=_available(kind),
+                f"{option} {entry}: no such corruption of {kind}s{did_you_mean(name.lower().replace('-', '_'), names)}",
+                hint=f"There are {', '.join(names)}.",
             )
+        if not match or severity not in (None, *SEVERITIES):
+            raise UsageError(f"{option} {entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}.")
         for each in NAMES[kind] if name == "all" else (name,):
             for strength in SEVERITIES if severity is None else (severity,):
                 wanted[Corruption(each, strength)] = None
     return tuple(wanted)
-
-
-def _parsed(entry: str, option: str) -> tuple[str, int | None]:
-    """Name and severity; UsageError for a corruption that there is not."""
-    match = FORM.fullmatch(entry)
-    name = entry.partition(":")[0]
-    names = ["all", *(each for names in NAMES.values() for each in names)]
-    if name not in names:
-        raise UsageError(
-            f"{option} {entry}: no such corruption{did_you_mean(name.lower().replace('-', '_'), names)}",
-            hint=f"{_available('image')} {_available('text')}",
-        )
-    severity = int(match[2]) if match and match[2] else None
-    if not match or severity not in (None, *SEVERITIES):
-        raise UsageError(f"{option} {entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}.")
-    return name, severity
-
-
-def _available(kind: str) -> str:
-    return f"For {kind}s there are all, {', '.join(NAMES[kind])}."

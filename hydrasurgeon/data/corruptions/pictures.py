@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from hydrasurgeon.data.corruptions.filters import (
@@ -54,23 +53,10 @@ def _picture(x: Floats) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def _gaussian_noise(x: Floats, deviation: float, random: Random) -> Floats:
-    return x + deviation * random.standard_normal(x.shape, np.float32)
-
-
-def _shot_noise(x: Floats, photons: float, random: Random) -> Floats:
-    counts: NDArray[Any] = random.poisson(x.astype(np.float64) * photons) / photons
-    return counts.astype(np.float32)
-
-
 def _impulse_noise(x: Floats, share: float, random: Random) -> Floats:
     """Salt and pepper, each half of the share."""
     chance = random.random(x.shape)
     return np.where(chance < share, (chance < share / 2).astype(np.float32), x)
-
-
-def _defocus_blur(x: Floats, lens: tuple[float, float], random: Random) -> Floats:
-    return convolved(x, disk(*lens))
 
 
 def _glass_blur(x: Floats, c: tuple[float, int, int], random: Random) -> Floats:
@@ -93,10 +79,6 @@ def _glass_blur(x: Floats, c: tuple[float, int, int], random: Random) -> Floats:
     return gaussian(shuffled, sigma)
 
 
-def _motion_blur(x: Floats, c: tuple[int, float], random: Random) -> Floats:
-    return motion(x, *c, degrees=random.uniform(-45, 45))
-
-
 def _zoom_blur(x: Floats, c: tuple[int, float], random: Random) -> Floats:
     """The mean of a picture and of `count` zooms of it, each `step` closer."""
     count, step = c
@@ -113,11 +95,6 @@ def _snow(x: Floats, c: tuple[float, ...], random: Random) -> Floats:
     luma = x if x.shape[-1] == 1 else (x @ np.array(LUMA, np.float32))[..., None]
     pale = clarity * x + (1 - clarity) * np.maximum(x, luma * 1.5 + 0.5)
     return pale + streaks + streaks[::-1, ::-1]
-
-
-def _frost(x: Floats, c: tuple[float, float], random: Random) -> Floats:
-    clear, ice = c
-    return clear * x + ice * _ice(x.shape, random)
 
 
 def _ice(shape: tuple[int, ...], random: Random) -> Floats:
@@ -189,15 +166,15 @@ def _jpeg_compression(x: Floats, quality: int, random: Random) -> Floats:
 
 
 CORRUPTIONS: dict[str, Callable[[Floats, Any, Random], Floats]] = {
-    "gaussian_noise": _gaussian_noise,
-    "shot_noise": _shot_noise,
+    "gaussian_noise": lambda x, deviation, random: x + deviation * random.standard_normal(x.shape, np.float32),
+    "shot_noise": lambda x, photons, random: (random.poisson(x.astype("f8") * photons) / photons).astype("f4"),
     "impulse_noise": _impulse_noise,
-    "defocus_blur": _defocus_blur,
+    "defocus_blur": lambda x, lens, random: convolved(x, disk(*lens)),
     "glass_blur": _glass_blur,
-    "motion_blur": _motion_blur,
+    "motion_blur": lambda x, c, random: motion(x, c[0], c[1], random.uniform(-45, 45)),
     "zoom_blur": _zoom_blur,
     "snow": _snow,
-    "frost": _frost,
+    "frost": lambda x, c, random: c[0] * x + c[1] * _ice(x.shape, random),
     "fog": _fog,
     "brightness": _brightness,
     "contrast": _contrast,

@@ -1,4 +1,4 @@
-"""Labelled samples, each corrupted as it is read.
+"""Samples, each corrupted or perturbed as it is read.
 
 What is random follows from the seed, the corruption's name and the sample's own content, never from its place: the same
 sample is corrupted alike in any batch, worker, subset or order, and at every severity by the same draws.
@@ -19,6 +19,8 @@ from hydrasurgeon.data.corruptions.pictures import spoiled
 from hydrasurgeon.data.samples import Decoded, Samples, Subset
 from hydrasurgeon.errors import DataError
 
+TILES = 3
+"""Tiles along each side of a perturbed image."""
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 """Rows of a keyboard: a typo hits the neighbouring letter."""
 BESIDE = {key: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in ROWS for at, key in enumerate(row)}
@@ -106,3 +108,49 @@ def _shortened(text: str, chance: float, random: Random) -> str:
     draws = random.random(len(words))
     stays = [word for word, draw in zip(words, draws, strict=True) if draw >= chance]
     return " ".join(stays or [words[int(draws.argmax())]])
+
+
+class Perturbed(Subset):
+    """Every sample of another set, perturbed on purpose: what OOD data might look like; without labels.
+
+    Images are cut into tiles that change places, texts are put together from words of all samples.
+    """
+
+    def __init__(self, parent: Samples, seed: int = 0) -> None:
+        super().__init__(parent, None)
+        self.spec, self.seed = f"{parent.spec}, perturbed", seed
+
+    def read(self, i: int) -> Decoded:
+        random = np.random.default_rng((self.seed, i))
+        raw = self.parent.read(i)
+        if isinstance(raw, str):
+            return self._salad(raw, random)
+        if isinstance(raw, Image.Image):
+            return _shuffled(raw, random)
+        return raw
+
+    def _salad(self, text: str, random: np.random.Generator) -> str:
+        """As many words, each from a sample drawn at random."""
+        words = []
+        for _ in text.split():
+            other = self.parent.read(int(random.integers(len(self.parent))))
+            choice = other.split() if isinstance(other, str) else []
+            words += [choice[int(random.integers(len(choice)))]] if choice else []
+        return " ".join(words)
+
+
+def _shuffled(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    pixels = np.asarray(image)
+    rows, columns = (np.linspace(0, size, TILES + 1).astype(int) for size in pixels.shape[:2])
+    height, width = np.diff(rows).min(), np.diff(columns).min()
+    if not height or not width:
+        return image
+    places = [(int(r), int(c)) for r in rows[:-1] for c in columns[:-1]]
+    spoiled = pixels.copy()
+    for (r, c), at in zip(places, random.permutation(len(places)), strict=True):
+        top, left = places[int(at)]
+        spoiled[r : r + height, c : c + width] = pixels[top : top + height, left : left + width]
+    made = Image.fromarray(spoiled)
+    if image.mode == "P":
+        made.putpalette(image.getpalette() or [])
+    return made

@@ -17,7 +17,7 @@ from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.data import Samples, first_batch, moved
-from hydrasurgeon.data.perturbed import Perturbed
+from hydrasurgeon.data.corruptions import Perturbed
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, sweep, write_text
 from hydrasurgeon.files.foreign import read_json
