@@ -47,10 +47,7 @@ class AtHand:
 
 
 def _opened(path: Path, arch: str | None) -> Checkpoint | None:
-    """The checkpoint, or None for what is none that can be read: a folder holds other things too.
-
-    Without a decision state: what was fitted to weights does not tell what was made of them.
-    """
+    """The checkpoint without a decision state, or None for what is none that can be read."""
     if path.suffix != ".safetensors" and not (path.is_dir() and any(path.glob("*.safetensors"))):
         return None
     try:

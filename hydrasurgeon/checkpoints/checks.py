@@ -98,8 +98,7 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
 
 
 def _config(checkpoint: Checkpoint) -> Iterator[Check]:
-    """A config that we wrote says what the manifest says: else other libraries would run another model, or a random
-    one."""
+    """A config that we wrote says what the manifest says: else other libraries would run another model."""
     family = checkpoint.family
     name, config = family.config_file, config_of(checkpoint.path)[1]
     if config is None or HEADER_KEY not in checkpoint.tensors.files[0].metadata:
@@ -132,8 +131,7 @@ def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
 
 
 def _history(steps: Sequence[Step], actual: str) -> Check:
-    """The links that the history tells by itself: a step read what the one before it wrote, the last wrote these
-    weights."""
+    """A step read what the one before it wrote, and the last wrote these weights."""
     if not steps:
         return Check("history", None, "nothing is recorded")
     # What was fused has several histories, one after another: that it is of these members was checked on opening.

@@ -25,10 +25,7 @@ def with_class_names(
     templates: Sequence[str] = (),
     data: str | Samples | None = None,
 ) -> CheckpointT:
-    """The checkpoint as a classifier of `classes`, else of what it records, else of what the data calls them.
-
-    A checkpoint with a classifier of its own comes back unchanged; without data nothing is required.
-    """
+    """The checkpoint as a classifier of `classes`, else of what it records, else of what the data calls them."""
     model = checkpoint.manifest.model
     if not checkpoint.family.named_classes:
         option = "--classes" if classes is not None else "--template" if templates else None

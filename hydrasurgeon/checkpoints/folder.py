@@ -1,8 +1,4 @@
-"""Where a checkpoint lies: a name becomes a path, a folder its config, weight files and companions.
-
-Companions are the texts that live data needs (a tokenizer's files), in a weight file's header or beside it. A name
-becomes a path only if it is on the family's own list; anything else is refused, never skipped.
-"""
+"""Where a checkpoint lies: a name becomes a path, a folder its config, weight files and the family's companions."""
 
 from __future__ import annotations
 
@@ -83,11 +79,7 @@ def entries(folder: Path) -> list[str]:
 
 
 def read_folder(folder: Path, *, family: Family | None) -> Content:
-    """Config and weights of a directory in its family's layout.
-
-    Which weights are its own follows from the `family` that its manifest names, else from its config: a
-    repository of OpenCLIP's holds transformers' weights of the same model too.
-    """
+    """Config and weights of a directory in the layout of the `family` that its manifest names, else its config."""
     of_config, config = config_of(folder)
     decides = family or of_config
     for name in (WEIGHTS,) if decides is None else decides.weight_files:

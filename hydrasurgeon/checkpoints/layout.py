@@ -1,5 +1,4 @@
-"""The tensors that a manifest demands, and where they lie: in a hydra, shared tensors once, a member's own under its
-prefix, heads as a union."""
+"""The tensors that a manifest demands, and where they lie: in a hydra, shared tensors once, heads as a union."""
 
 from __future__ import annotations
 
@@ -90,10 +89,7 @@ def selection(record: SingleManifest | Member, weights: Weights) -> dict[str, La
 def check_tensors(
     manifest: Manifest, weights: Weights, tensors: Tensors, path: Path, *, recorded: bool, picked: bool
 ) -> None:
-    """The tensors are those that the manifest demands, in their shapes, and no others.
-
-    More tensors may lie in a file of which no manifest is `recorded`, or out of which a family has `picked` its own.
-    """
+    """The tensors are those that the manifest demands; more may lie in a bare file, or one that is `picked` from."""
     source = f"{manifest.model.family}:{manifest.model.arch}"
     if manifest.kind == "hydra":
         source = f"a hydra of {len(manifest.members)} members"
@@ -145,10 +141,7 @@ def _hydra_shapes(
 
 
 def shared_layers(weights: Weights, towers: Mapping[str, Tower], kepts: Sequence[Kept], apart: Collection[str]) -> int:
-    """Leading layers whose tensors, heads and neurons are equal in all members, in the tower that inputs run through.
-
-    `apart` are the tensors of which members have one of their own.
-    """
+    """Leading layers that are equal in all members, which have the tensors `apart` for themselves."""
     tower, size = next(iter(towers.items()))
     differing = [each for name in apart if (each := weights[name]).tower == tower]
     if any(weight.part == "embedding" for weight in differing):
@@ -184,11 +177,7 @@ def member_sources(manifest: HydraManifest, weights: Weights, tensors: Tensors) 
 def member_hashes(
     manifest: HydraManifest, weights: Weights, tensors: Tensors, look: Look | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """sha256 of every stored tensor, and for each member the weights' hash of what can be put together for it again.
-
-    All of it in one pass over the file, at which `look` may look on. Where MLPs were averaged, what comes together
-    is not what was fused.
-    """
+    """sha256 of every stored tensor, and for each member that of the weights put together for it again."""
     sources = member_sources(manifest, weights, tensors)
     cuts: dict[str, set[Source]] = {}
     for each in sources:

@@ -283,10 +283,7 @@ def rewritten(manifest: ManifestT, **changes: Any) -> ManifestT:
 
 
 def undecided(checkpoint: CheckpointT) -> CheckpointT:
-    """The checkpoint as it was before `calibrate`: without its tensors, its entry in the history and its hash.
-
-    Surgery makes other weights, of which the state knows nothing.
-    """
+    """The checkpoint as it was before `calibrate`: surgery makes other weights, of which the state knows nothing."""
     manifest: Manifest = checkpoint.manifest
     if manifest.decision is None:
         return checkpoint

@@ -93,11 +93,7 @@ def save(
     files: Mapping[str, str] | None = None,
     shard: int | None = None,
 ) -> ManifestT:
-    """Write weights and manifest, each whole or not at all; the file is usable alone at every moment.
-
-    In a directory, weights are cut into files of at most `shard` bytes, and those of a decision state have a file of
-    their own.
-    """
+    """Write weights and manifest, each whole or not at all; in a directory, files of at most `shard` bytes."""
     if out.suffix == SUFFIX:
         with replacing(out, sidecar(out)) as (weights, beside):
             final = _write(weights, planned, manifest, files)
@@ -149,10 +145,7 @@ def _write(
 
 
 def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
-    """Give the checkpoint at `path` another manifest; `file` is where its first tensors lie.
-
-    Weights that carry no manifest are their owner's and never written to: only the sidecar appears beside them.
-    """
+    """Give the checkpoint at `path` another manifest; weights that carry none are never written to."""
     folder = path.is_dir()
     if not _carries_manifest(file):
         beside = path / "heads.json" if folder else real(sidecar(path))

@@ -103,8 +103,7 @@ class Family(ABC):
 
     @abstractmethod
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
-        """The model behind bare tensors, and what was assumed, for the user to read; CheckpointError when it cannot
-        be told."""
+        """The model behind bare tensors, and what was assumed; CheckpointError when it cannot be told."""
 
     @abstractmethod
     def towers(self, model: Model) -> dict[str, Tower]:
@@ -150,10 +149,7 @@ class Family(ABC):
         return bare.config
 
     def recognises(self, bare: Bare) -> bool:
-        """Whether a bare checkpoint is this family's rather than that of another with the same `name` or `config_file`.
-
-        There are no tensors yet where a config is all that was read.
-        """
+        """Whether a bare checkpoint (or its config alone) is this family's rather than its namesake's."""
         return False
 
     def covers(self, model: Model) -> bool:
@@ -236,6 +232,5 @@ class Family(ABC):
         return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
 
     def dropouts(self, module: nn.Module) -> Iterable[nn.Dropout]:
-        """The dropout of the layers' residual branches, which a recipe may set; not that of attention weights. There
-        may be none."""
+        """The dropout of the layers' residual branches, which a recipe may set; not that of attention."""
         return ()

@@ -1,8 +1,4 @@
-"""What a file may say to a model family's library: typed records, parsed once.
-
-Behind `parse` nothing is checked again. A key without a field reaches no library: where a library wrote the file
-it is dropped (`known`), where we wrote it, it is refused.
-"""
+"""What a file may say to a model family's library: typed records, parsed once; no other key reaches a library."""
 
 from __future__ import annotations
 

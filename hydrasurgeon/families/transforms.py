@@ -32,8 +32,7 @@ def eval_transform(preprocess: Mapping[str, Any]) -> Callable[[Image.Image], Ten
 
 
 def train_transform(preprocess: Mapping[str, Any], augment: Mapping[str, Any]) -> Callable[[Image.Image], Tensor]:
-    """`augment`: random_resized_crop [lo, hi] or null, hflip, rand_augment (timm's string) or null, pad_crop or
-    null."""
+    """`augment`: random_resized_crop [lo, hi], hflip, rand_augment (timm's string), pad_crop; null for none."""
     from torchvision.transforms import Compose, RandomCrop
 
     crop = augment.get("random_resized_crop")

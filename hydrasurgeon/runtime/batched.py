@@ -113,8 +113,7 @@ class _SideBySide:
 
 
 def _lying(parameters: Sequence[Tensor]) -> Tensor | None:
-    """[member, …] of parameters that lie in one storage at even distances: a part of a hydra then leaves the whole's in
-    place."""
+    """[member, …] of parameters that lie in one storage at even distances, as a part of a hydra finds them."""
     first, *others = parameters
     offsets = [p.storage_offset() for p in parameters]
     step = offsets[1] - offsets[0]
@@ -245,10 +244,7 @@ class _Product:
 
 
 def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) -> Step:
-    """One part of a layer, for all members at once. `dims`: of [member, …].
-
-    It is taken apart into linear layers, norms, functions of single numbers, and halves of what these make.
-    """
+    """One part of a layer for all members, [member, …] of `dims`; taken apart into what is known."""
     if _Tracer().is_leaf_module(modules[0], ""):
         return _leaf(modules, beside, dims)
     stored: dict[fx.Node, Tensor] = {}

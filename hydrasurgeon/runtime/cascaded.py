@@ -59,8 +59,7 @@ def _beside(first: Outputs, more: Outputs, order: Sequence[int]) -> Outputs:
 
 @torch.inference_mode()
 def said(model: LiveModel, inputs: Any, read: Reading | None = None) -> list[Said]:
-    """What the members that ran said, of the rows that stopped early and of those that went on; on the model's
-    device."""
+    """What the members that ran said of the rows that stopped early, and of those that went on."""
     state, cascade = cascade_in(model)
     if read is None and cascade.gate.score == "ood" and state.fitted is not None:
         with reading(model) as listening:

@@ -38,10 +38,7 @@ class Classifier(LiveModel):
 
     @torch.inference_mode()
     def decide(self, inputs: Any, *, cascade: bool | None = None) -> Decided:
-        """Answers, prediction sets, uncertainties and OOD scores, as `calibrate` fitted them; in float64 on the CPU.
-
-        A cascade in the decision state is used, unless `cascade` is False; True asks for one.
-        """
+        """Answers, prediction sets, uncertainties and OOD scores; by the state's cascade, unless `cascade` is False."""
         state = self.state
         if state is None:
             raise CheckpointError(
@@ -78,11 +75,7 @@ def load(
 def as_classifier(
     checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32", lean: bool = False
 ) -> Classifier:
-    """The live model of an opened checkpoint, in eval mode.
-
-    `lean` runs a single model as hydras run their members, its last layer for the tokens that the classifier reads:
-    models that are compared must be. Without it, the family's own module runs as its library does.
-    """
+    """The live model of an opened checkpoint; `lean` runs a single one as hydras run their members."""
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
     module = _hydra(checkpoint, manifest) if manifest.kind == "hydra" else live_module(as_single(checkpoint))

@@ -1,8 +1,4 @@
-"""MC Dropout (Gal & Ghahramani, 2016): passes of one model with its dropout on, as members of an ensemble.
-
-Pass m draws its masks from (seed, m), anew for every batch: what a batch is answered with does not depend on what ran
-before it.
-"""
+"""MC Dropout (Gal & Ghahramani, 2016): pass m draws its masks from (seed, m), anew for every batch."""
 
 from __future__ import annotations
 

@@ -56,10 +56,7 @@ class Started:
 
 
 class Hydra(nn.Module):
-    """M modules of one family, sharing parameters where they are equal, run as one.
-
-    `trunk` leading layers run once. The members' own modules stay reachable as `members`.
-    """
+    """M modules of one family that share parameters where they are equal; `trunk` leading layers run once."""
 
     def __init__(
         self,

@@ -27,8 +27,7 @@ def pieces(
     features: bool = False,
     skipped: list[str] | None = None,
 ) -> Iterator[tuple[Tensor, Outputs]]:
-    """Batch by batch, in float32 on the CPU, with the rows' places; texts of like length run together, so the order is
-    not the samples'. Features are those of one model; several contribute all their members side by side."""
+    """Batch by batch, in float32 on the CPU, with the rows' places; features are those of the first model."""
     first = next(models[0].parameters())
     batches = Batches(
         samples, models[0].transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad

@@ -1,5 +1,4 @@
-"""Pruned models in memory: a loaded backbone hands out members that share with it whatever they do not cut or
-repair."""
+"""Pruned models in memory that share with a loaded backbone whatever they do not cut or repair."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class LoadedBackbone:
         self._cut: WeakValueDictionary[tuple[str, tuple[int, ...]], nn.Parameter] = WeakValueDictionary()
 
     def module(self, kept: Kept, repaired: Mapping[str, Raw] | None = None) -> nn.Module:
-        """The family's own module that `prune` would write for these heads, `repaired` tensors included; in eval
-        mode."""
+        """The family's own module that `prune` would write for these heads, `repaired` tensors included."""
         parameters = dict(self.parameters)
         # Inference tensors would be of no use to hydras, which watch what they have gathered rows from.
         with torch.inference_mode(False):

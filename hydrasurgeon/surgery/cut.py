@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 def plan_pruning(
     opened: Single, kept: Kept, inputs: dict[str, str], repaired: Mapping[str, Raw] | None = None
 ) -> list[Planned]:
-    """Each tensor as it will be written; `inputs` fills with the digests of what was read.
-
-    `repaired` tensors are written instead of the ones in the file.
-    """
+    """Each tensor as it will be written, `repaired` ones anew; `inputs` fills with the digests of what was read."""
     repaired = repaired or {}
     tensors, cuts = opened.tensors, _cuts(opened, {**opened.kept, **kept})
 

@@ -43,8 +43,7 @@ class FusionPlan:
 
     @property
     def spread(self) -> float | None:
-        """How far the members' MLPs lie from what was made of them, as a share of its norm; None where all are
-        equal."""
+        """How far the members' MLPs lie from their average, as a share of its norm; None where all are equal."""
         if not self.spreads:
             return None
         apart, norm = (sum(each) for each in zip(*self.spreads.values(), strict=True))
@@ -87,8 +86,7 @@ def _copy(member: Single, name: str, stored: str) -> Planned:
 
 
 def _average(members: Sequence[Single], name: str, spreads: dict[str, tuple[float, float]]) -> Planned:
-    """Paper section 4.2: the merged MLP is the mean of the members' weights; `spreads` gets to know how far they
-    lie."""
+    """Paper section 4.2: the mean of the members' weights; `spreads` gets to know how far they lie."""
     info = members[0].tensors[name]
 
     def means() -> Iterator[Raw]:

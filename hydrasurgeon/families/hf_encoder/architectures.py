@@ -275,10 +275,7 @@ def has_pooler(config: Encoder) -> bool:
 
 
 def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
-    """Name as `save_pretrained` of the classifier writes it → name in this file.
-
-    Files of the bare encoder lack the prefix; old BERT files say gamma and beta.
-    """
+    """Name as `save_pretrained` of the classifier writes it → name in this file, which may lack the prefix."""
     names = list(stored)
     dot = f"{kind.prefix}."
     bare = not any(name.startswith(dot) for name in names)

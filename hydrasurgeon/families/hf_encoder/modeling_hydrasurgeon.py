@@ -100,10 +100,7 @@ class PrunedModel(SavesCode, Base):  # type: ignore[misc]
 
 
 class HydraModel(SavesCode, transformers.PreTrainedModel):
-    """Several pruned classifiers of one backbone; answers with the mean of their probabilities.
-
-    Members run one after another and share the weights that are equal in all of them.
-    """
+    """Several pruned classifiers of one backbone that share equal weights; answers with their mean probability."""
 
     kind = "HydraModel"
     config_class = Base.config_class
@@ -224,11 +221,7 @@ def member_weights(
     number: int,
     unions: Sequence[tuple[Sequence[Sequence[Sequence[int]]], Mapping[str, Sequence[int]], int]],
 ) -> dict[str, Tensor]:
-    """A member's tensors: its own, the shared ones, and its heads and neurons of those that hold a union of them.
-
-    `unions` say of heads, and of neurons, which each member keeps in each layer; the tensors that hold them, `{}` for
-    the layer, with the axis along which they lie, and how often; and how many rows each has.
-    """
+    """A member's tensors; `cut` names those that hold heads, `{}` for the layer, with their axis and blocks."""
     cuts = {}
     for kepts, cut, size in unions:
         for layer, row in enumerate(kepts[number]):

@@ -1,7 +1,4 @@
-"""transformers' ModernBERT with any number of heads in each layer, taken apart.
-
-A head's queries and keys are turned by their positions; a token of a local layer looks `reach` tokens far.
-"""
+"""transformers' ModernBERT with any number of heads in each layer, taken apart."""
 
 from __future__ import annotations
 
@@ -111,10 +108,7 @@ def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
 
 
 def _counted(numbers: Tensor) -> Tensor:
-    """0, 1, 2, … for as many numbers as there are, whatever they are.
-
-    An exporter freezes a number of tokens that is asked for behind a reshape, but counts anew in every pass.
-    """
+    """0, 1, 2, … for as many numbers as there are: an exporter would freeze a length that is asked for."""
     one = numbers.isnan()
     return (one | ~one).float().cumsum(0) - 1
 

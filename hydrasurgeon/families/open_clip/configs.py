@@ -1,7 +1,4 @@
-"""open_clip_config.json as records: what a ViT and OpenCLIP's own text transformer are made of, with its defaults.
-
-Only these fields reach open_clip: no names of models, of tokenizers or of pretrained weights.
-"""
+"""open_clip_config.json as records, with OpenCLIP's defaults: only these fields reach it."""
 
 from __future__ import annotations
 

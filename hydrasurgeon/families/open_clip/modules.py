@@ -141,11 +141,7 @@ class ZeroShot(DiskNamed):
         return tuple(part for part in parts if part is not None)
 
     def class_features(self) -> Tensor:
-        """One normalised row for each class: the mean over its prompts, each normalised before.
-
-        Kept from pass to pass as long as nothing can change them: the same weights, the same heads turned off, and
-        no gradients asked for.
-        """
+        """One normalised row for each class, the mean over its prompts; kept for as long as nothing can change it."""
         parameters = [
             parameter
             for part in self.text_parts()

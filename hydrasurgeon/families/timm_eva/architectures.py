@@ -1,8 +1,4 @@
-"""timm's Eva class as a table: its registered architectures, and names and shapes of their tensors, without torch or
-timm.
-
-The table is written by tools/timm_eva_architectures.py.
-"""
+"""timm's Eva class as a table, written by tools/timm_eva_architectures.py, without torch or timm."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""timm's Eva with any number of heads in each layer, taken apart.
-
-Class and register tokens are not rotated; every patch is, by its place in the grid that the images have.
-"""
+"""timm's Eva with any number of heads in each layer, taken apart; class and register tokens are not rotated."""
 
 from __future__ import annotations
 
