@@ -47,10 +47,7 @@ def claim_in_place(path: Path) -> None:
     """Keep others from writing a checkpoint that is to get another manifest."""
     place = real(path)
     hold(place, option="score")
-    if place.is_dir():
-        _sweep_within(place)
-    else:
-        sweep(place, sidecar(place))
+    _sweep_within(place) if place.is_dir() else sweep(place, sidecar(place))
 
 
 def _sweep_within(folder: Path) -> None:
@@ -75,14 +72,10 @@ def _foreign(folder: Path) -> list[str]:
 
 
 def _is_ours(weights: Path) -> bool:
+    """Whether we wrote a weight file."""
     with contextlib.suppress(CheckpointError):
-        return _carries_manifest(TensorFile(weights))
+        return HEADER_KEY in TensorFile(weights).metadata
     return False
-
-
-def _carries_manifest(file: TensorFile) -> bool:
-    """Whether we wrote a weight file: a bare one is its owner's, and never written to."""
-    return HEADER_KEY in file.metadata
 
 
 def save(
@@ -101,20 +94,14 @@ def save(
         return final
     with staged(out) as folder:
         weights = folder / weights_name(manifest(UNKNOWN))
-        final = _write_apart(weights, planned, manifest, shard=shard)
+        # The tensors of a decision state have a file of their own.
+        state = [plan for plan in planned if plan.name.startswith(PREFIX)]
+        model = [plan for plan in planned if not plan.name.startswith(PREFIX)]
+        others = write_tensors(folder / BESIDE, state, lambda _: {}) if state else []
+        final = _write(weights, model, manifest, shard=shard, others=others)
         for name, text in texts_beside(final, files).items():
             fill(folder / name, text.encode())
     return final
-
-
-def _write_apart(
-    weights: Path, planned: Sequence[Planned], manifest: Callable[[str], ManifestT], *, shard: int | None = None
-) -> ManifestT:
-    """The model's tensors into `weights`, those of a decision state beside them."""
-    state = [plan for plan in planned if plan.name.startswith(PREFIX)]
-    model = [plan for plan in planned if not plan.name.startswith(PREFIX)]
-    others = write_tensors(weights.with_name(BESIDE), state, lambda _: {}) if state else []
-    return _write(weights, model, manifest, shard=shard, others=others)
 
 
 def _write(
@@ -147,9 +134,8 @@ def _write(
 def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
     """Give the checkpoint at `path` another manifest; weights that carry none are never written to."""
     folder = path.is_dir()
-    if not _carries_manifest(file):
-        beside = path / "heads.json" if folder else real(sidecar(path))
-        write_text(beside, manifest.to_json())
+    if HEADER_KEY not in file.metadata:
+        write_text(path / "heads.json" if folder else real(sidecar(path)), manifest.to_json())
         return
     # A link within a folder may lead into a cache of the hub's: it is replaced, what it leads to stays.
     weights = file.path if folder else real(file.path)

@@ -166,13 +166,14 @@ class Family(ABC):
             described = self.towers(model)
         except ValidationError as error:
             raise ManifestError(f"{where}: model.config: {first_mistake(error)}") from error
-        if set(towers) != set(described):
-            has = ", ".join(described)
-            raise Disagreement(f"{where}: towers {', '.join(towers)[:80]}; {model.family}:{model.arch} has {has}")
-        for name, tower in described.items():
-            for size, is_ in tower.model_dump().items():
-                if (says := getattr(towers[name], size)) != is_:
-                    raise Disagreement(f"{where}: towers.{name}.{size} is {says}, model.config says {is_}")
+        sizes = [
+            {f"{n}.{size}": v for n, t in each.items() for size, v in t.model_dump().items()}
+            for each in (towers, described)
+        ]
+        for name in {**sizes[1], **sizes[0]}:
+            says, is_ = (each.get(name) for each in sizes)
+            if says != is_:
+                raise Disagreement(f"{where}: towers.{name} is {says}, model.config says {is_}")
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:  # noqa: B027
         """Refuse a model that cannot be cut by its config alone."""

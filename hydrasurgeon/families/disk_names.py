@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,9 +16,8 @@ class DiskNamed(nn.Module):
         self.register_state_dict_post_hook(_to_disk)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_to_memory)  # type: ignore[no-untyped-call]
 
-    def disk_name(self, name: str) -> str:
-        """A parameter's name in this module → its name in files."""
-        raise NotImplementedError
+    disk_name: Callable[[str], str]
+    """A parameter's name in this module → its name in files."""
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

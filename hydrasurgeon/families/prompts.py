@@ -47,18 +47,20 @@ def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()
 
 
 def check_prompts(model: Model, recorded: Prompts | None, where: str) -> None:
-    """ManifestError for classes that no prompts can be made of, or for prompts of others."""
+    """ManifestError for classes that no prompts can be made of."""
     if not model.num_classes:
         return
+    why = None
     if recorded is None or model.labels is None:
-        what = f"{where}: {model.num_classes} classes without names of classes and templates for them"
-        raise ManifestError(what, hint="Give --classes.")
-    if not all("{label}" in template for template in recorded.templates):
-        raise ManifestError(f"{where}: model.config.zero_shot: a template has no {{label}}")
-    if recorded.sha256 != _sha256(recorded.templates):
-        raise ManifestError(f"{where}: model.config.zero_shot: sha256 is not that of the templates")
-    if len(model.labels) * len(recorded.templates) > MAX_PROMPTS:
-        raise ManifestError(f"{where}: more than {MAX_PROMPTS:,} texts of templates and classes")
+        why = f"{model.num_classes} classes without names of classes and templates for them"
+    elif not all("{label}" in template for template in recorded.templates):
+        why = "model.config.zero_shot: a template has no {label}"
+    elif recorded.sha256 != _sha256(recorded.templates):
+        why = "model.config.zero_shot: sha256 is not that of the templates"
+    elif len(model.labels) * len(recorded.templates) > MAX_PROMPTS:
+        why = f"more than {MAX_PROMPTS:,} texts of templates and classes"
+    if why is not None:
+        raise ManifestError(f"{where}: {why}", hint="Give --classes.")
 
 
 def prompts(model: Model) -> list[str]:
@@ -93,12 +95,11 @@ def read_labels(text: str) -> tuple[str, ...]:
     # A list may be longer than any name of a file, at which Path's own methods raise.
     path, from_file = Path(text), os.path.isfile(text)
     lines = _lines(path, "--classes") if from_file else [part.strip() for part in text.split(",")]
-    if not from_file and path.suffix in (".txt", ".json"):
-        raise UsageError(f"--classes {text}: no such file")
     # The usual list for ImageNet has two names twice: what stands in a file is meant.
     twice = set() if from_file else {name for name in lines if lines.count(name) > 1}
     if len(lines) < 2 or not all(lines) or twice:
         why = f"{min(twice)!r} is there twice" if twice else "there must be at least two names"
+        why = "no such file" if not from_file and path.suffix in (".txt", ".json") else why
         raise UsageError(f"--classes {text}: {why}", hint="Write cat,dog,… or name a file.")
     return tuple(lines)
 

@@ -50,7 +50,7 @@ class Images(Settings):
 
     input_size: Annotated[tuple[Size, Edge, Edge], Strict(False)]
     mean: Colours
-    std: Colours
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Strict(False)]
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
     # The share of a resized image that is cut out: resizing is bounded by it too.
     crop_pct: Annotated[float, Field(ge=0.2, le=5)] | None = None
@@ -62,8 +62,6 @@ class Images(Settings):
         channels = self.input_size[0]
         if len(self.mean) != channels or len(self.std) != channels:
             raise ValueError(f"mean and std must be {channels} numbers, one for each channel")
-        if not all(deviation > 0 for deviation in self.std):
-            raise ValueError("std must be positive")
         return self
 
     def check(self, channels: int, size: int | Iterable[int], where: str, error: type[HydraError]) -> None:
@@ -81,9 +79,9 @@ class Texts(Settings):
     files_sha256: Sha256 | None = None
 
 
-def known(record: type[Settings], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a library's config that `record` has fields for."""
-    return {key: raw[key] for key in record.names() if key in raw}
+def known(record: type[Settings], raw: object) -> Any:
+    """The entries of a library's config that `record` has fields for; what is no mapping as it is, for `parse`."""
+    return {key: raw[key] for key in record.names() if key in raw} if isinstance(raw, Mapping) else raw
 
 
 def parse(record: type[S], raw: object, where: str, *, error: type[HydraError] = CheckpointError) -> S:

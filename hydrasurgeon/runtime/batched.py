@@ -74,12 +74,11 @@ class _SideBySide:
 
     def __call__(self, modules: Sequence[nn.Module], name: str, filled: Filled | None = None) -> Tensor | None:
         """What all members share, as it is; otherwise [member, …], if need be of copies `filled` to one size."""
-        if not all(name in module._parameters for module in modules):
-            raise CannotGroup(f"{name} of {type(modules[0]).__name__} is no parameter")
-        parameters = [p for module in modules if (p := module._parameters[name]) is not None]
-        if not parameters:
+        held = [module._parameters.get(name) for module in modules]
+        if all(p is None for p in held) and all(name in module._parameters for module in modules):
             return None
-        if len(parameters) < len(modules) or not all(isinstance(p, nn.Parameter) for p in parameters):
+        parameters = [p for p in held if isinstance(p, nn.Parameter)]
+        if len(parameters) < len(modules):
             raise CannotGroup(f"{name} of {type(modules[0]).__name__} is no parameter of all members")
         places = [(module._parameters, name) for module in modules]
         ids = {id(p) for p in parameters}
@@ -262,12 +261,12 @@ def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) 
         elif _alike_for_all(node):
             call: Any = node.target if node.op == "call_function" else Tensor.chunk
             steps.append((node, call))
-        elif node.op == "output" and isinstance(node.args[0], fx.Node):
+        elif node.op == "output" and isinstance(node.args[0], fx.Node) and source is not None:
             result = node.args[0]
         else:
             raise CannotGroup(f"{type(modules[0]).__name__} calls {node.target}")
-    if source is None or result is None:
-        raise CannotGroup(f"{type(modules[0]).__name__} is no function of one tensor")
+    assert source is not None
+    assert result is not None
     return partial(_run, steps, stored, source, result)
 
 

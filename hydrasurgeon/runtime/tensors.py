@@ -52,12 +52,14 @@ def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
 def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no CUDA device", hint="Use --device cpu.")
+    why = "torch sees no CUDA device" if name.startswith("cuda") and not torch.cuda.is_available() else "not a device"
     try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device {name}: not a device", hint="Use auto, cpu or cuda.") from error
+        device = torch.device(name)
+        if device.type != "cuda" or torch.cuda.is_available():
+            return device
+    except RuntimeError:
+        pass
+    raise UsageError(f"--device {name}: {why}", hint="Use auto, cpu or cuda.")
 
 
 def dtype_of(name: str) -> torch.dtype:

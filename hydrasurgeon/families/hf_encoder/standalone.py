@@ -61,8 +61,7 @@ class _Texts:
 
     def take(self, module: str, name: str) -> None:
         """A function or constant of a module, and what it uses of this package."""
-        if self._homes.setdefault(name, module) != module:
-            raise ValueError(f"{name} is defined in {self._homes[name]} and in {module}")
+        assert self._homes.setdefault(name, module) == module, f"{name} is defined in two modules"
         if name in self._texts:
             return
         lines, definitions, imported = _parsed(module)

@@ -64,10 +64,10 @@ class ModernBertConfig(TextEncoder):
 
     @model_validator(mode="after")
     def _fits_rotation(self) -> Self:
-        if self.hidden_size // self.num_attention_heads % 2:
-            raise ValueError("a head of an odd number of dimensions cannot be rotated")
-        if len(self.types) != self.num_hidden_layers:
-            raise ValueError(f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}")
+        odd = self.hidden_size // self.num_attention_heads % 2
+        if odd or len(self.types) != self.num_hidden_layers:
+            layers = f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}"
+            raise ValueError("a head of an odd number of dimensions cannot be rotated" if odd else layers)
         return self
 
     @property

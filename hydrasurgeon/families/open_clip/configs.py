@@ -58,13 +58,6 @@ class Vision(Settings):
     def heads(self) -> int:
         return self.width // self.head_width
 
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if not self.heads or self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
-        patches(self.image_size, self.patch_size)
-        return self
-
 
 class Text(Settings):
     context_length: Annotated[Size, Field(ge=2)] = 77
@@ -84,12 +77,6 @@ class Text(Settings):
     act_kwargs: Activation | None = None
     norm_kwargs: Norm | None = None
 
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
-        return self
-
 
 class Config(Settings):
     """Both towers and what lies between them; `zero_shot` is ours."""
@@ -105,10 +92,17 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.text_cfg.proj_type == "none" and self.text_cfg.width != self.embed_dim:
-            raise ValueError(f"text_cfg.width {self.text_cfg.width} is not projected to embed_dim {self.embed_dim}")
-        if self.quick_gelu and (self.vision_cfg.act_kwargs or self.text_cfg.act_kwargs):
-            raise ValueError("act_kwargs are for GELU, and quick_gelu asks for another")
+        vision, text, why = self.vision_cfg, self.text_cfg, None
+        for tower in (vision, text):
+            if not tower.heads or tower.width % tower.heads:
+                why = f"width {tower.width} is not a multiple of {tower.heads} heads"
+        if text.proj_type == "none" and text.width != self.embed_dim:
+            why = f"text_cfg.width {text.width} is not projected to embed_dim {self.embed_dim}"
+        if self.quick_gelu and (vision.act_kwargs or text.act_kwargs):
+            why = "act_kwargs are for GELU, and quick_gelu asks for another"
+        if why is not None:
+            raise ValueError(why)
+        patches(vision.image_size, vision.patch_size)
         return self
 
     def library(self) -> dict[str, Any]:
@@ -125,11 +119,11 @@ class Preprocess(Settings):
     resize_mode: Literal["shortest", "squash"] | None = None
 
 
-def stock_config(raw: Mapping[str, Any], where: str) -> Config:
+def stock_config(raw: Any, where: str) -> Config:
     """The record of a model_cfg as OpenCLIP writes it; SurgeryError for models whose heads lie elsewhere."""
-    for part in PARTS[1:]:
-        if not isinstance(raw.get(part), dict):
-            raise CheckpointError(f"{where}: model_cfg: {part} is missing or no record")
+    lacking = [part for part in PARTS[1:] if not isinstance(raw, dict) or not isinstance(raw.get(part), dict)]
+    if lacking:
+        raise CheckpointError(f"{where}: model_cfg: {lacking[0]} is missing or no record")
     _refuse_others(raw, where)
     # open_clip itself refuses a key that it does not know.
     said = {key: value for key, value in raw.items() if key not in ("custom_text", "zero_shot")}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
+from hydrasurgeon.errors import ManifestError, UsageError
 from hydrasurgeon.families.base import WEIGHTS, Bare, Family, Usage
 from hydrasurgeon.families.open_clip.configs import SUPPORTED, Config, Preprocess, Text, Vision, config_of, stock_config
 from hydrasurgeon.families.prompts import check_prompts, zero_shot
@@ -54,10 +54,7 @@ class OpenCLIP(Family):
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
         config, where = self.required_config(bare), f"{bare.where}: open_clip_config.json"
-        model_cfg = config.get("model_cfg")
-        if not isinstance(model_cfg, dict):
-            raise CheckpointError(f"{where}: has no model_cfg")
-        read = stock_config(model_cfg, where)
+        read = stock_config(config.get("model_cfg"), where)
         model = Model(
             family="open_clip",
             arch=_name(read),
@@ -148,8 +145,6 @@ def _name(config: Config) -> str:
 def _preprocess(config: Config, preprocess_cfg: object, where: str) -> dict[str, Any]:
     """preprocess_cfg in the words of timm's data configs."""
     at = f"{where}: preprocess_cfg"
-    if not isinstance(preprocess_cfg, dict):
-        raise CheckpointError(f"{at}: is not a record")
     said = parse(Preprocess, known(Preprocess, preprocess_cfg), at)
     images = {
         "input_size": [3, *pair(config.vision_cfg.image_size)],

@@ -76,11 +76,13 @@ class TimmEva(TimmViT):
         """Rotations turn pairs of numbers in both directions; an attention pool has heads of its own."""
         args = self._args(model)
         dim, heads = args["embed_dim"], args["num_heads"]
+        pools, why = args.get("attn_pool_num_heads") or heads, None
         if args["use_rot_pos_emb"] and dim // heads % 4:
-            raise error(f"{where}: heads of {dim // heads} numbers cannot be rotated, which takes fours")
-        pools = args.get("attn_pool_num_heads") or heads
-        if args["global_pool"] == "map" and dim % pools:
-            raise error(f"{where}: embed_dim {dim} is not a multiple of the pool's {pools} heads")
+            why = f"heads of {dim // heads} numbers cannot be rotated, which takes fours"
+        elif args["global_pool"] == "map" and dim % pools:
+            why = f"embed_dim {dim} is not a multiple of the pool's {pools} heads"
+        if why is not None:
+            raise error(f"{where}: {why}")
 
     def covers(self, model: Model) -> bool:
         return self.registered(model.arch) is not None

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
-from hydrasurgeon.families.settings import Chance, Count, Pair, Positive, Settings, Size, pair, patches
+from hydrasurgeon.families.settings import Chance, Count, Pair, Positive, Settings, Size, pair
 from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Part, Weight, linear, norm, shapes_of
 from hydrasurgeon.lookup import nearest
 
@@ -376,12 +376,13 @@ class Config(Names):
 
 def check_whole(args: Mapping[str, Any], where: str, error: type[HydraError]) -> None:
     """Refuse arguments that do not make a ViT together; `args` are all of them, defaults included."""
-    dim, heads = args["embed_dim"], args["num_heads"]
+    dim, heads, why = args["embed_dim"], args["num_heads"], None
+    (height, width), (ph, pw) = pair(args["img_size"]), pair(args["patch_size"])
     if dim % heads:
-        raise error(f"{where}: embed_dim {dim} is not a multiple of num_heads {heads}")
-    if args["global_pool"] == "token" and not args["class_token"]:
-        raise error(f"{where}: global_pool is token, and class_token is off")
-    try:
-        patches(args["img_size"], args["patch_size"])
-    except ValueError as failure:
-        raise error(f"{where}: {failure}") from failure
+        why = f"embed_dim {dim} is not a multiple of num_heads {heads}"
+    elif args["global_pool"] == "token" and not args["class_token"]:
+        why = "global_pool is token, and class_token is off"
+    elif height < ph or width < pw:
+        why = f"an image of {height}×{width} has 0 patches of {ph}×{pw}"
+    if why is not None:
+        raise error(f"{where}: {why}")
