@@ -37,22 +37,20 @@ SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
 
 def decode(content: bytes, where: str) -> Image.Image:
     """The picture in `content`; DataError naming `where` when there is none."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged EXIF data, which we do not read
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of damaged EXIF data, which we do not read
+        try:
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             check_size(*image.size, where)
             image.load()
-        return plain(image)
-    except DataError:
-        raise
-    except Exception as error:  # decoders raise whatever damaged bytes lead them to
-        raise DataError(
-            f"{where}: not a readable image",
-            hint=(
-                f"Mend or remove it (formats read: {', '.join(FORMATS)}), or give --skip-bad to leave such images out."
-            ),
-        ) from error
+            return plain(image)
+        except Exception as error:  # decoders raise whatever damaged bytes lead them to
+            if isinstance(error, DataError):
+                raise
+            raise DataError(
+                f"{where}: not a readable image",
+                hint=f"Mend or remove it (formats read: {', '.join(FORMATS)}), or leave such images out by --skip-bad.",
+            ) from error
 
 
 def check_size(width: int, height: int, where: str) -> None:

@@ -41,21 +41,19 @@ def are_codes(names: Sequence[str]) -> bool:
 def labels_of(spec: str, values: Sequence[Any]) -> tuple[Labels | None, tuple[str, ...] | None]:
     """A column of whole numbers, or of names: then the classes are the names in their order."""
     values = list(values)
-    absent = next((row for row, value in enumerate(values) if value is None or value == ""), None)
-    if absent is not None:
-        raise DataError(f"{spec}: row {absent} has no label", hint="Label every row, or none.")
-    if all(isinstance(value, str) for value in values) and not (values and all(map(MANY.fullmatch, values))):
-        if not all(map(NUMBER.fullmatch, values)):
-            classes = class_names(spec, sorted(set(values)))
-            number = {name: i for i, name in enumerate(classes)}
-            return np.array([number[value] for value in values], dtype=np.int64), classes
-        # Numbers in quotes, as in every csv file.
-        values = [int(value) if INTEGER.fullmatch(value) else value for value in values]
-    wrong = next((row for row, value in enumerate(values) if type(value) is not int), None)
-    if wrong is not None:
+    texts = all(isinstance(value, str) for value in values)
+    if texts and not all(map(NUMBER.fullmatch, values)) and "" not in values and not all(map(MANY.fullmatch, values)):
+        classes = class_names(spec, sorted(set(values)))
+        number = {name: i for i, name in enumerate(classes)}
+        return np.array([number[value] for value in values], dtype=np.int64), classes
+    # Numbers in quotes, as in every csv file.
+    values = [int(value) if texts and INTEGER.fullmatch(value) else value for value in values]
+    wrong = [row for row, value in enumerate(values) if type(value) is not int]
+    if wrong:
+        row = next((row for row in wrong if values[row] in (None, "")), None)
+        what = f"row {wrong[0]} has the label {_shown(values[wrong[0]])}" if row is None else f"row {row} has no label"
         raise DataError(
-            f"{spec}: row {wrong} has the label {_shown(values[wrong])}",
-            hint="Labels are whole numbers or names, one for each row and in all rows alike.",
+            f"{spec}: {what}", hint="Labels are whole numbers or names, one for each row and in all rows alike."
         )
     return class_numbers(spec, values), None
 

@@ -189,12 +189,9 @@ class Rows(Samples):
 
     def _text(self, i: int) -> str:
         value = self.column[i]
-        if not isinstance(value, str):
-            raise DataError(f"{self.spec}: row {i} holds {type(value).__name__}, not text")
-        if len(value) > MAX_TEXT:
-            raise DataError(
-                f"{self.spec}: row {i} holds a text of {len(value):,} characters; at most {MAX_TEXT:,} are read"
-            )
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            what = f"a text of {len(value):,} characters" if isinstance(value, str) else type(value).__name__
+            raise DataError(f"{self.spec}: row {i} holds {what}, not text of at most {MAX_TEXT:,} characters")
         return value
 
 

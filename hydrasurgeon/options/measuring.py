@@ -21,6 +21,7 @@ class EvaluateOptions(Bare, Run, Force):
 
     requires: ClassVar = {
         "reference": ("html", "markdown"),
+        "push_to_hub": ("card",),
         "mc_dropout": ("checkpoints",),
         "predictions": ("checkpoints",),
         "corrupt": ("checkpoints",),

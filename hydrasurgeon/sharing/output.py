@@ -25,7 +25,7 @@ from hydrasurgeon.checkpoints.writing import (
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_text
-from hydrasurgeon.files.manifest import Manifest, ManifestT, sidecar
+from hydrasurgeon.files.manifest import Manifest, ManifestT
 from hydrasurgeon.files.tensors import Planned, TensorFile, Tensors
 from hydrasurgeon.options.shared import Output
 
@@ -95,8 +95,7 @@ def card_repository(name: str | None, cards: Sequence[Path | None]) -> Repositor
     count = len([card for card in cards if card is not None])
     if count != 1:
         raise UsageError(
-            f"--push-to-hub {name}: eval uploads one model card, there are {count}",
-            hint="Add --card, with one directory.",
+            f"--push-to-hub {name}: eval uploads one model card, there are {count}", hint="Give one directory in a run."
         )
     return _checked(name, private=False, exists=True)
 
@@ -108,30 +107,23 @@ def _checked(name: str, *, private: bool, exists: bool = False) -> Repository:
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     option = f"--push-to-hub {name}"
-    try:
-        validate_repo_id(name)
-        valid = name.count("/") == 1
-    except HFValidationError:
-        valid = False
-    if not valid:
-        raise UsageError(f"{option}: not a repository name", hint="Write OWNER/NAME.")
     if get_token() is None:
         raise UsageError("--push-to-hub: there is no token for the hub", hint=LOGIN)
     with _refused(UsageError, option, "Nothing was done; without --push-to-hub the work needs no hub."):
-        api = HfApi()
-        api.whoami()
-        there = (private or exists) and api.repo_exists(name)
-        if exists and not there:
-            raise UsageError(
-                f"{option}: there is no such repository on the hub",
-                hint="Push the checkpoint first, with --push-to-hub of the command that writes it.",
-            )
-        # A repository that is there keeps its visibility, whatever creating it again asks for.
-        if private and there and not api.model_info(name).private:
-            raise UsageError(
-                f"{option} --private: this repository is public already",
-                hint="Make it private on the hub, or choose another name.",
-            )
+        api, wrong = HfApi(), None
+        try:
+            validate_repo_id(name)
+            api.whoami()
+            there = (private or exists) and api.repo_exists(name)
+            if exists and not there:
+                wrong = "there is no such repository on the hub; push the checkpoint first"
+            # A repository that is there keeps its visibility, whatever creating it again asks for.
+            elif private and there and not api.model_info(name).private:
+                wrong = "with --private: this repository is public already"
+        except HFValidationError:
+            wrong = "not a repository name"
+        if wrong is not None or name.count("/") != 1:
+            raise UsageError(f"{option}: {wrong or 'not a repository name'}", hint="Write OWNER/NAME of another one.")
     return Repository(name, private)
 
 

@@ -63,18 +63,18 @@ def padded(opened: Checkpoint, member: int | None) -> tuple[list[Planned], Calla
 def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, tuple[Raw, str]]]:
     """The heads that it keeps, and its tensors as they lie in the file, with their dtypes."""
     manifest, tensors = opened.manifest, opened.tensors
-    if manifest.kind != "hydra":
-        if member is not None:
-            raise UsageError(f"--member {member}: {opened.name} is a {manifest.kind}, not a hydra")
+    count = len(manifest.members or ())
+    if member not in (range(count) if count else (None,)):
+        what = (
+            f"a hydra of {count} members, and one of them can be written"
+            if count
+            else f"a {manifest.kind}, not a hydra"
+        )
+        hint = f"Give --member 0 to {count - 1}." if count else "Leave out --member."
+        raise UsageError(f"{'' if member is None else f'--member {member}: '}{opened.name} is {what}", hint=hint)
+    if manifest.kind != "hydra" or member is None:
         names = {name: tensors[name].dtype for name in tensors if name in opened.weights}
         return opened.kept, {name: (tensors.read(name), dtype) for name, dtype in names.items()}
-    count = len(manifest.members)
-    if member is None or not 0 <= member < count:
-        option = "" if member is None else f"--member {member}: "
-        raise UsageError(
-            f"{option}{opened.name} is a hydra of {count} members, and one of them can be written",
-            hint=f"Give --member 0 to {count - 1}.",
-        )
     sources = member_sources(manifest, opened.weights, tensors)[member]
     return selection(manifest.members[member], opened.weights), {
         name: (source.read(tensors), tensors[source.stored].dtype) for name, source in sources.items()

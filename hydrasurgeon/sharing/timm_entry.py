@@ -77,15 +77,12 @@ def hydrasurgeon_vit(
     model = opened.manifest.model
     recorded = {*model.config.get("model_args", {}), "backbone"}
     num_classes = arguments.pop("num_classes", model.num_classes)
-    unknown = sorted(set(arguments) - recorded)
+    hydra = opened.manifest.kind == "hydra"
+    unknown = sorted({*arguments} - recorded) + (["num_classes"] if hydra and num_classes != model.num_classes else [])
     if unknown:
-        raise UsageError(f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model")
-    module: Any = made.module
-    if opened.manifest.kind == "hydra":
-        module = TimmHydra(made.module, model.num_classes)
+        raise UsageError(f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model or a hydra")
+    module: Any = TimmHydra(made.module, model.num_classes) if hydra else made.module
     if num_classes != model.num_classes:
-        if opened.manifest.kind == "hydra":
-            raise UsageError("a hydra's classifiers cannot be replaced: finetune its members")
         module.reset_classifier(num_classes)
     module.pretrained_cfg = module.default_cfg = pretrained_cfg
     built: nn.Module = module.requires_grad_(True)

@@ -106,9 +106,9 @@ LINE = "prune --method random --keep 2 vit -o out --push-to-hub {}"
         (TOKEN, LINE.format("me/x/y"), "not a repository name"),
         (TOKEN, LINE.format("me/--x"), "not a repository name"),
         (TOKEN, LINE.format("me/public") + " --private", "is public already"),
-        (TOKEN, "prune --method random --keep 2 vit -o out --private", "only about --push-to-hub"),
+        (TOKEN, "prune --method random --keep 2 vit -o out --private", "--private requires --push-to-hub"),
         (TOKEN, "fuse vit vit -o out --push-to-hub x", "not a repository name"),
-        (TOKEN, "finetune vit --data gone.npz -o out --push-to-hub x", "not a repository name"),
+        (TOKEN, "finetune vit --recipe demo --data gone.npz -o out --push-to-hub x", "not a repository name"),
     ],
 )
 def test_it_is_refused_before_any_work(
