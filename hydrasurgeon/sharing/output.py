@@ -25,7 +25,7 @@ from hydrasurgeon.checkpoints.writing import (
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_text
-from hydrasurgeon.files.manifest import Manifest, ManifestT
+from hydrasurgeon.files.manifest import Manifest, ManifestT, sidecar
 from hydrasurgeon.files.tensors import Planned, TensorFile, Tensors
 from hydrasurgeon.options.shared import Output
 
