@@ -8,8 +8,7 @@ With L the mean cross-entropy, θ the weights of q, k, v and W_O, and δθ = −
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,53 +19,37 @@ from torch.nn.functional import cross_entropy
 from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.heads import Head
 
-Batched = Callable[[], Iterable[tuple[Any, Tensor]]]
-"""One pass over (inputs, labels), the same each time."""
-
 
 @dataclass(frozen=True)
 class Weights:
     """The weights of all heads of a live model, and which head each belongs to."""
 
-    sites: tuple[Attention, ...]
     parameters: tuple[Tensor, ...]
     """q, k, v (in one or three) and W_O, site after site."""
     owners: tuple[Tensor, ...]
     """For each parameter, the position of the head at its site, broadcast to the parameter's shape."""
-    places: tuple[int, ...]
-    """For each parameter, the number of its site."""
+    sites: tuple[Attention, ...]
+    """The site of each parameter."""
 
     @classmethod
     def of(cls, sites: Sequence[Attention]) -> Weights:
         """Layers that have no heads left have no weights either."""
-        sites = [site for site in sites if site.heads]
-        parameters, owners, places = [], [], []
-        for number, site in enumerate(sites):
-            heads = torch.arange(len(site.heads), device=site.out.weight.device)
-            each = heads.repeat_interleave(site.head_dim)
-            for project in site.project:
-                parts = len(project.weight) // len(each)
-                parameters.append(project.weight)
-                owners.append(each.repeat(parts)[:, None].expand_as(project.weight))
-                places.append(number)
-            parameters.append(site.out.weight)
-            owners.append(each[None].expand_as(site.out.weight))
-            places.append(number)
-        return cls(tuple(sites), tuple(parameters), tuple(owners), tuple(places))
+        parts = []
+        for site in (site for site in sites if site.heads):
+            rows = torch.arange(len(site.heads), device=site.out.weight.device).repeat_interleave(site.head_dim)
+            weights = [project.weight for project in site.project]
+            parts += [(w, rows.repeat(len(w) // len(rows))[:, None].expand_as(w), site) for w in weights]
+            parts.append((site.out.weight, rows[None].expand_as(site.out.weight), site))
+        return cls(*(tuple(each) for each in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
     def removal(self, heads: Iterable[Head]) -> list[Tensor]:
         """δθ: minus the weights of these heads, nothing elsewhere."""
         gone = set(heads)
         changes = []
-        for parameter, owner, place in zip(self.parameters, self.owners, self.places, strict=True):
-            site = self.sites[place]
+        for parameter, owner, site in zip(self.parameters, self.owners, self.sites, strict=True):
             goes = torch.tensor([Head(site.tower, site.layer, h) in gone for h in site.heads], device=owner.device)
             changes.append(torch.where(goes[owner], -parameter.detach(), 0))
         return changes
-
-    def signs(self, generator: torch.Generator) -> list[Tensor]:
-        """Random signs for each weight, alike on any device."""
-        return [torch.randint(0, 2, p.shape, generator=generator).mul_(2).sub_(1).to(p) for p in self.parameters]
 
 
 @dataclass(frozen=True)
@@ -98,27 +81,30 @@ def curvature(
     Signs are drawn anew for each batch and draw, and alike for two data sets of as many batches: what their
     Hessians have in common cancels in the difference.
     """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     parameters = weights.parameters
-    gradient = [torch.zeros_like(p) for p in parameters]
-    diagonal = [torch.zeros_like(p) for p in parameters]
-    traces = [0.0] * draws
-    loss = along = 0.0
-    samples = 0
+    gradient, diagonal = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    traces, loss, along, samples = [0.0] * draws, 0.0, 0.0, 0
     generator = torch.Generator().manual_seed(seed)
-    with twice_differentiable(parameters):
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    # Fused kernels have a first derivative only.
+    with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         for inputs, labels in batches:
             each = cross_entropy(model(inputs), labels, reduction="sum")
             slopes = torch.autograd.grad(each, parameters, create_graph=True)
             loss, samples = loss + each.item(), samples + len(labels)
-            _add(gradient, [slope.detach() for slope in slopes])
-            products = _product(slopes, parameters, removal)
-            along += sum(_dot(a, b) for a, b in zip(products, removal, strict=True))
+            for total, slope in zip(gradient, slopes, strict=True):
+                total.add_(slope.detach())
+            along += dot(_product(slopes, parameters, removal), removal)
             for draw in range(draws):
-                signs = weights.signs(generator)
-                products = _product(slopes, parameters, signs)
-                parts = [p * s for p, s in zip(products, signs, strict=True)]
-                _add(diagonal, parts, 1 / draws)
-                traces[draw] += sum(part.double().sum().item() for part in parts)
+                signs = [torch.randint(0, 2, p.shape, generator=generator).mul_(2).sub_(1).to(p) for p in parameters]
+                for total, product, sign in zip(diagonal, _product(slopes, parameters, signs), signs, strict=True):
+                    total.add_(product * sign, alpha=1 / draws)
+                    traces[draw] += (product * sign).double().sum().item()
+    for parameter in parameters:
+        parameter.requires_grad_(False)
     size = max(sum(p.numel() for p in parameters), 1)
     return Curvature(
         loss / samples,
@@ -137,30 +123,8 @@ def _product(slopes: Sequence[Tensor], parameters: Sequence[Tensor], vectors: Se
     return [torch.zeros_like(p) if m is None else m.detach() for m, p in zip(made, parameters, strict=True)]
 
 
-def _add(totals: Sequence[Tensor], parts: Sequence[Tensor], share: float = 1.0) -> None:
-    for total, part in zip(totals, parts, strict=True):
-        total.add_(part, alpha=share)
-
-
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float((a.double() * b.double()).sum().item())
-
-
-@contextlib.contextmanager
-def twice_differentiable(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Within the block these parameters, and no others of the model, have gradients, and attention has second ones."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    before = [p.requires_grad for p in parameters]
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    try:
-        # Fused kernels have a first derivative only.
-        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-            yield
-    finally:
-        for parameter, wanted in zip(parameters, before, strict=True):
-            parameter.requires_grad_(wanted)
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    return float(sum((x.double() * y.double()).sum().item() for x, y in zip(a, b, strict=True)))
 
 
 @torch.no_grad()
@@ -175,15 +139,11 @@ def loss_of(model: Callable[[Any], Tensor], batches: Iterable[tuple[Any, Tensor]
 
 def means_by_head(weights: Weights, values: Sequence[Tensor]) -> Mapping[tuple[str, int], list[float]]:
     """(tower, layer) → the mean of `values`, one for each weight, over the weights of each head present."""
-    sums: dict[int, Tensor] = {}
-    counts: dict[int, Tensor] = {}
-    for value, owner, place in zip(values, weights.owners, weights.places, strict=True):
-        heads = len(weights.sites[place].heads)
-        index = owner.reshape(-1).cpu()
-        part = torch.zeros(heads, dtype=torch.float64)
-        part.index_add_(0, index, value.detach().double().reshape(-1).cpu())
-        sums[place] = sums.get(place, 0) + part
-        counts[place] = counts.get(place, 0) + torch.bincount(index, minlength=heads)
-    return {
-        (site.tower, site.layer): (sums[n] / counts[n].clamp(min=1)).tolist() for n, site in enumerate(weights.sites)
-    }
+    sums: dict[tuple[str, int], Tensor] = {}
+    for value, owner, site in zip(values, weights.owners, weights.sites, strict=True):
+        place = (site.tower, site.layer)
+        # A row of sums, and one of counts.
+        parts = sums.setdefault(place, torch.zeros(2, len(site.heads), dtype=torch.float64))
+        flat = value.detach().double().reshape(-1).cpu()
+        parts.index_add_(1, owner.reshape(-1).cpu(), torch.stack([flat, torch.ones_like(flat)]))
+    return {place: (total / amounts.clamp(min=1)).tolist() for place, (total, amounts) in sums.items()}

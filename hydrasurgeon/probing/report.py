@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from hydrasurgeon.files.decided import Record
 
 PerHead = dict[str, tuple[tuple[float | None, ...], ...]]
 """tower → [layer][head] of the original model; None for heads that are gone, or were not looked at."""
@@ -12,11 +12,7 @@ Heads = tuple[tuple[str, int, int], ...]
 """(tower, layer, head)."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Losses(_Record):
+class Losses(Record):
     """Mean cross-entropy with all heads, and without those that go."""
 
     clean: float
@@ -30,7 +26,7 @@ class Losses(_Record):
     """Whether the gap is at least as wide without the heads: what Proposition 1 concludes."""
 
 
-class Gradient(_Record):
+class Gradient(Record):
     """First condition: ∇L of the noisy data does not point against the removal."""
 
     noisy: float
@@ -44,7 +40,7 @@ class Gradient(_Record):
     """noisy ≥ 0."""
 
 
-class Hessian(_Record):
+class Hessian(Record):
     """Second condition: H_noisy − H_clean is positive definite; its diagonal by Hutchinson."""
 
     mean: float
@@ -63,7 +59,7 @@ class Hessian(_Record):
     along_holds: bool
 
 
-class Proposition(_Record):
+class Proposition(Record):
     """Proposition 1 on clean and noisy data, for one removal of heads."""
 
     method: str
@@ -77,7 +73,7 @@ class Proposition(_Record):
     hessian: Hessian
 
 
-class Separation(_Record):
+class Separation(Record):
     """How far one OOD set lies from the ID data, head by head."""
 
     name: str
@@ -88,7 +84,7 @@ class Separation(_Record):
     """Means over the heads of the last layer: the paper's numbers."""
 
 
-class Pictured(_Record):
+class Pictured(Record):
     """The heads of the picture, by a criterion."""
 
     method: str
@@ -98,7 +94,7 @@ class Pictured(_Record):
     """OOD set → for each of these heads, most before least, the share of variance in the picture's plane."""
 
 
-class ProbeReport(_Record):
+class ProbeReport(Record):
     format: Literal["hydrasurgeon.probe/1"] = "hydrasurgeon.probe/1"
     name: str
     settings: dict[str, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,27 +44,26 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     gone = sorted(set(all_heads(opened.manifest.kept)) - set(all_heads(kept)))
     if not gone:
         raise SurgeryError("probe: no head would go", hint="Give --keep K or --remove N.")
-    from hydrasurgeon.probing.looking import Subject, look
+    from hydrasurgeon.probing.looking import look
 
-    subject = Subject(
-        checkpoint=opened,
+    report, planes = look(
+        opened,
+        arguments,
         method=key,
-        gone=tuple(gone),
+        gone=gone,
         ranked=tuple(_ranked(opened.manifest, score)),
         noisy=_noisy(opened, arguments),
-        options=arguments,
+        settings=_settings(arguments),
     )
-    probed = look(subject, settings=_settings(arguments))
     if opened.note is not None:
-        notes = (opened.note, *probed.report.notes)
-        probed = replace(probed, report=probed.report.model_copy(update={"notes": notes}))
+        report = report.model_copy(update={"notes": (opened.note, *report.notes)})
     if json is not None:
-        write_text(json, probed.report.to_json())
-    if plot is not None:
+        write_text(json, report.to_json())
+    if plot is not None and report.pictured is not None:
         from hydrasurgeon.probing.plot import draw_probe
 
-        draw_probe(probed, plot)
-    return probed.report
+        draw_probe(report.pictured, planes, plot)
+    return report
 
 
 def _check(arguments: ProbeOptions) -> None:
