@@ -171,9 +171,9 @@ def searched(make: Callable[[Problem], Search], found: Problem, budget: int, cou
         mine.update(order=[], trace=[], units_after=[], start=search.start())
     while len(mine["order"]) < budget:
         with course.step(mine):
-            step = search.next([Head(*head) for head in mine["order"]])
-        mine["order"].append(step.head)
-        mine["trace"].append(step.score)
+            head, score = search.next([Head(*head) for head in mine["order"]])
+        mine["order"].append(head)
+        mine["trace"].append(score)
         mine["units_after"].append(mine["units"])
         mine["memory"], mine["counts"] = search.memory(), search.counts()
         course.save()

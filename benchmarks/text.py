@@ -30,7 +30,7 @@ from hydrasurgeon.criteria import taylor
 from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.data import by_length, open_data
 from hydrasurgeon.measuring.timing import machine
-from hydrasurgeon.options.shared import Run
+from hydrasurgeon.options.shared import Run, Scoring
 from hydrasurgeon.runtime.outputs import logits_of
 
 RESULTS = Path(__file__).parent / "results" / "text.json"
@@ -137,7 +137,7 @@ def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callabl
     opened = open_single(folder)
     layers = range(opened.manifest.towers["text"].layers)
     run = Run(limit=len(samples), device="cpu", batch_size=batch)
-    subject = Subject(opened, run, ("text",), frozenset(layers)).fed(data, ())
+    subject = Subject(opened, run, "taylor", Scoring(), folder, ("text",), frozenset(layers)).fed(data, ())
     loaded = hs.load(folder, device="cpu")
 
     def score() -> torch.Tensor:

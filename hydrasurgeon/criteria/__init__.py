@@ -53,18 +53,21 @@ def score_key(
     Without an objective it is the only one recorded (of that score), or else avg.
     """
     family, *names = method.split("-", 2)
-    named = dict(zip(("objective", "ood_score"), names, strict=False))
-    for option, value in (("objective", objective), ("ood_score", ood_score)):
-        flag = f"--{option.replace('_', '-')}"
-        if value is not None and family != CIRCUIT:
-            raise UsageError(f"{flag} {value}: --method {method} has none")
-        if value is not None and named.setdefault(option, value) != value:
-            raise UsageError(f"{flag} {value}: --method {method} names another")
     if family != CIRCUIT:
+        for flag, value in (("--objective", objective), ("--ood-score", ood_score)):
+            if value is not None:
+                raise UsageError(f"{flag} {value}: --method {method} has none")
         return method
-    wanted, by = named.get("objective"), named.get("ood_score")
-    if by is not None:
-        _check_ood_score(by)
+    wanted, by = (*names, None, None)[:2]
+    for flag, value, named in (("--objective", objective, wanted), ("--ood-score", ood_score, by)):
+        if None not in (value, named) and value != named:
+            raise UsageError(f"{flag} {value}: --method {method} names another")
+    wanted, by = wanted or objective, by or ood_score
+    if by is not None and by not in OOD_SCORES:
+        why = f"not known{did_you_mean(by, OOD_SCORES)}"
+        if by in (*FITTED, "mi"):
+            why = "a circuit is searched by what one model's logits say"
+        raise UsageError(f"--ood-score {by}: {why}", hint=f"Available: {', '.join(OOD_SCORES)}.")
     if wanted is None:
         circuits = [key for key in recorded if key.startswith(f"{CIRCUIT}-") and by in (None, objective_of(key)[1])]
         if len(circuits) > 1:
@@ -89,19 +92,6 @@ def objective_of(key: str) -> tuple[str, str]:
     """Objective and OOD score of a circuit's key."""
     _, objective, *score = key.split("-", 2)
     return objective, score[0] if score else OOD_SCORES[0]
-
-
-def _check_ood_score(name: str) -> None:
-    """Refuse what a search cannot rank samples by."""
-    if name in OOD_SCORES:
-        return
-    if name in FITTED:
-        why = "needs features; a circuit is searched by what one model's logits say"
-    elif name == "mi":
-        why = "is 0 for every sample of a single model"
-    else:
-        why = f"not known{did_you_mean(name, OOD_SCORES)}"
-    raise UsageError(f"--ood-score {name}: {why}", hint=f"Available: {', '.join(OOD_SCORES)}.")
 
 
 def criterion(name: str, *, option: str = "--method") -> Criterion:

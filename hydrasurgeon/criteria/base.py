@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.options.shared import Run
+from hydrasurgeon.options.shared import Run, Scoring
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.reading import Single
     from hydrasurgeon.data import Batch, Batches
-    from hydrasurgeon.files.manifest import Score
-    from hydrasurgeon.heads import Head
 
 HeadScores = dict[tuple[str, int], list[float]]
 """(tower, layer) → one score for each head present, in the order of the kept heads."""
@@ -32,38 +30,11 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Removal:
-    """The verdict of a criterion that ranks heads by removing them."""
-
-    order: tuple[Head, ...]
-    trace: tuple[float, ...]
-    """What was left of the objective after each removal."""
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class CircuitOptions:
-    """What a circuit is to be found for, and how."""
-
-    objective: Literal["acc", "ood", "avg"]
-    ood_score: str
-    """By which score of the logits OOD samples are told."""
-    search: str
-    remove: int | None
-    state: Path | None
-    """Where an interrupted search leaves its state; None = nowhere."""
-    identity: Mapping[str, Any]
-    """What must be the same for that state, or for a recorded order, to be of use."""
-    recorded: Score | None = None
-    """What the checkpoint has under the same name already."""
-
-
-@dataclass(frozen=True)
 class Criterion:
     """Where a criterion stands, what it needs and what it brings; places are `module:function`."""
 
     score: str
-    """Subject → HeadScores, Verdict or Removal."""
+    """Subject → HeadScores, Verdict, or the Score of a criterion that ranks heads by removing them."""
     needs_data: bool = True
     """Some look at the weights, or at nothing; the others need a model and labelled data."""
     choose: str = "hydrasurgeon.criteria.selection:choose"
@@ -84,6 +55,11 @@ class Subject:
 
     checkpoint: Single
     run: Run
+    key: str
+    """Under which name the scores will stand."""
+    scoring: Scoring
+    output: Path
+    """Beside which an interrupted search leaves its state."""
     towers: tuple[str, ...]
     """Only heads of these are scored."""
     layers: frozenset[int]
@@ -95,7 +71,6 @@ class Subject:
     """Batches of the data, then of each OOD set."""
     records: tuple[DataRecord, ...] = ()
     batch_size: int = 0
-    circuit: CircuitOptions | None = None
 
     def fed(self, data: str, ood: Sequence[str], *, in_turn: bool = False) -> Subject:
         """The same with the live model, the data and the OOD sets."""

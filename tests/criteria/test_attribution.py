@@ -30,7 +30,7 @@ def data(images: SPEC) -> tuple[str, str]:
 def test_effects_are_slopes(tiny: MAKE, data: tuple[str, str]) -> None:
     """Against finite differences in float64."""
     problem = problem_of(tiny(), *data, dtype=torch.float64)
-    effects = first_order(problem)
+    answers, changes = first_order(problem)
     step, present = 1e-5, outcomes_of(problem, ())
     for head in (Head("vision", 2, 3), Head("vision", 1, 2)):
         moved = []
@@ -45,9 +45,9 @@ def test_effects_are_slopes(tiny: MAKE, data: tuple[str, str]) -> None:
                 moved.append(outcomes_of(problem, ()))
         row = problem.candidates.index(head)
         for name in ("margin", "familiar", "foreign"):
-            torch.testing.assert_close(getattr(effects.present, name), getattr(present, name), rtol=0, atol=1e-12)
+            torch.testing.assert_close(getattr(answers, name), getattr(present, name), rtol=0, atol=1e-12)
             slope = (getattr(moved[0], name) - getattr(moved[1], name)) / (2 * step)
-            torch.testing.assert_close(getattr(effects.change, name)[row].double(), -slope, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(getattr(changes, name)[row].double(), -slope, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["avg", *(pytest.param(o, marks=pytest.mark.slow) for o in ("acc", "ood"))])
@@ -69,10 +69,10 @@ def test_predictions_do_not_depend_on_how_many_are_held(
 ) -> None:
     problem = problem_of(tiny(), *data)
     effects = first_order(problem)
-    whole = predicted(problem.objective, effects, range(12))
+    whole = predicted(problem.objective, *effects, range(12))
     assert len(set(whole)) > 6
     monkeypatch.setattr("hydrasurgeon.criteria.circuits.attribution.ROWS", 200)
-    assert predicted(problem.objective, effects, range(12)) == whole
+    assert predicted(problem.objective, *effects, range(12)) == whole
 
 
 def test_heads_that_samples_do_not_run_through(tiny: MAKE, data: tuple[str, str]) -> None:

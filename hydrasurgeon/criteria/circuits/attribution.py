@@ -10,7 +10,6 @@ order that comes out every prefix is measured, so that its trace is true.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,49 +18,27 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.criteria.circuits.engine import Engine
-from hydrasurgeon.criteria.circuits.greedy import NextHead, Search
+from hydrasurgeon.criteria.circuits.greedy import Search
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
 from hydrasurgeon.criteria.circuits.problem import Held, Problem
 from hydrasurgeon.criteria.circuits.race import Runner
-from hydrasurgeon.criteria.circuits.state import HeadRow, Record, these
+from hydrasurgeon.criteria.circuits.state import HeadRow, these
 from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.files.decided import Record
 from hydrasurgeon.heads import Head
 
 
-@dataclass(frozen=True)
-class Effects:
-    """Answers of the model, and what one head less does to each."""
-
-    present: Outcomes
-    change: Outcomes
-    """[candidate, sample]"""
-
-
-def check_reached(problem: Problem) -> None:
-    """Refuse heads whose effect differs between samples only behind another tower: they have one factor for all
-    samples."""
-    reached = {block.attention.tower for block in problem.anatomy.blocks}
-    beyond = sorted({head.tower for head in problem.candidates} - reached)
-    if beyond:
-        raise SurgeryError(
-            f"--search attribution: samples do not run through tower {beyond[0]}, so one backward pass does not tell"
-            " what its heads do to each",
-            hint=f"Give --tower {' or '.join(sorted(reached))}, or another --search.",
-        )
-
-
-def first_order(problem: Problem) -> Effects:
-    """Effects of every candidate on the whole model. Processes share the batches."""
+def first_order(problem: Problem) -> tuple[Outcomes, Outcomes]:
+    """Answers of the whole model, and what one head less does to each ([candidate, sample]). Processes share the
+    batches."""
     objective = problem.objective
     problem.module.requires_grad_(False)
     margin, familiar, margin_change, familiar_change = _gradients(problem, problem.id_inputs, foreign=False)
     foreign, foreign_change = torch.zeros(0), torch.zeros(len(problem.candidates), 0)
     if objective.needs_ood:
         foreign, foreign_change = _gradients(problem, problem.ood_inputs, foreign=True)
-    return Effects(
-        Outcomes(margin, familiar, foreign),
-        Outcomes(margin_change, familiar_change, foreign_change).map(lambda part: -part),
-    )
+    changes = Outcomes(margin_change, familiar_change, foreign_change).map(lambda part: -part)
+    return Outcomes(margin, familiar, foreign), changes
 
 
 def _gradients(problem: Problem, inputs: Held, *, foreign: bool) -> list[Tensor]:
@@ -101,13 +78,10 @@ def _by_candidate(
     problem: Problem, factors: dict[tuple[str, int], Tensor], answer: Float[Tensor, " sample"]
 ) -> Float[Tensor, "candidate sample"]:
     gradients = torch.autograd.grad(answer.sum(), list(factors.values()), retain_graph=True)
-    by_place = dict(zip(factors, gradients, strict=True))
-    heads = {(site.tower, site.layer): site.heads for site in problem.sites}
-    columns = [
-        by_place[head.tower, head.layer][:, heads[head.tower, head.layer].index(head.number)]
-        for head in problem.candidates
-    ]
-    return torch.stack(columns).float().cpu()
+    places = [(site, number) for site in problem.sites for number in site.heads]
+    columns = torch.cat(gradients, dim=1)
+    at = {Head(site.tower, site.layer, number): column for column, (site, number) in enumerate(places)}
+    return columns[:, [at[head] for head in problem.candidates]].T.float().cpu()
 
 
 ROWS = 1 << 22
@@ -129,7 +103,14 @@ class Attribution(Search):
     )
 
     def __init__(self, problem: Problem) -> None:
-        check_reached(problem)
+        reached = {block.attention.tower for block in problem.anatomy.blocks}
+        beyond = sorted({head.tower for head in problem.candidates} - reached)
+        if beyond:  # its heads have one factor for all samples
+            raise SurgeryError(
+                f"--search attribution: samples do not run through tower {beyond[0]}, so one backward pass does not"
+                " tell what its heads do to each",
+                hint=f"Give --tower {' or '.join(sorted(reached))}, or another --search.",
+            )
         engine = Engine(problem.anatomy, together=problem.together)
         super().__init__(problem, engine, "evaluations", "backward_passes")
         self.ranking: list[Head] = []
@@ -139,7 +120,7 @@ class Attribution(Search):
         return self._measured(())
 
     def _rank(self) -> None:
-        order = predicted_order(self.problem.objective, first_order(self.problem), len(self.problem.candidates))
+        order = predicted_order(self.problem.objective, *first_order(self.problem))
         self.ranking = [self.problem.candidates[row] for row in order]
         self.tally["backward_passes"] += 1
 
@@ -147,10 +128,10 @@ class Attribution(Search):
         self._rank()
         return self.ranking[: len(removed)] == list(removed)
 
-    def next(self, removed: Sequence[Head]) -> NextHead:
+    def next(self, removed: Sequence[Head]) -> tuple[Head, float]:
         head = self.ranking[len(removed)]
         self.tally["evaluations"] += 1
-        return NextHead(head, self._measured((*removed, head)))
+        return head, self._measured((*removed, head))
 
     @torch.inference_mode()
     def _measured(self, removed: Sequence[Head]) -> float:
@@ -168,24 +149,23 @@ class Attribution(Search):
             raise ValueError(f"ranks {len(self.ranking)} heads of {len(self.problem.candidates)}")
 
 
-def predicted_order(objective: Objective, effects: Effects, amount: int) -> list[int]:
-    """The first so many candidates (as rows of the effects) to go, by predicted points; ties go to the first."""
-    present, order = effects.present, list[int]()
-    left = list(range(len(effects.change.margin)))
-    while len(order) < amount:
-        points = predicted(objective, Effects(present, effects.change), left)
+def predicted_order(objective: Objective, present: Outcomes, change: Outcomes) -> list[int]:
+    """All candidates (as rows of the changes) in the order in which they go by predicted points; ties to the first."""
+    order, left = list[int](), list(range(len(change.margin)))
+    while left:
+        points = predicted(objective, present, change, left)
         row = left.pop(points.index(max(points)))
         order.append(row)
-        present = present.map(lambda now, change, row=row: now + change[row], effects.change)
+        present = present.map(lambda now, by, row=row: now + by[row], change)
     return order
 
 
-def predicted(objective: Objective, effects: Effects, rows: Sequence[int]) -> list[int]:
+def predicted(objective: Objective, present: Outcomes, change: Outcomes, rows: Sequence[int]) -> list[int]:
     """Points of the present circuit after each of these changes, by what they do to first order."""
     size = max(1, ROWS // (2 * objective.id_rows + objective.ood_rows))
     points: list[int] = []
     for at in range(0, len(rows), size):
         some = list(rows[at : at + size])
-        seen = effects.present.one().map(lambda now, change, some=some: now + change[some], effects.change)
+        seen = present.one().map(lambda now, by, some=some: now + by[some], change)
         points += [low for low, _ in objective.points(seen)]
     return points

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.engine import Engine, engine_of
-from hydrasurgeon.criteria.circuits.greedy import NextHead, Search
+from hydrasurgeon.criteria.circuits.greedy import Search
 from hydrasurgeon.criteria.circuits.objective import Outcomes
 from hydrasurgeon.criteria.circuits.problem import Problem, measure
 from hydrasurgeon.criteria.circuits.race import LEADERS, Race, Runner
-from hydrasurgeon.criteria.circuits.state import HeadRow, Packed, Record, pack, rows_of, these, unpack
+from hydrasurgeon.criteria.circuits.state import HeadRow, Packed, pack, rows_of, these, unpack
+from hydrasurgeon.files.decided import Record
 from hydrasurgeon.heads import Head
 
 SAFETY = 16
@@ -60,7 +61,7 @@ class Exact(Search):
         return self.problem.objective.value(points)
 
     @torch.inference_mode()
-    def next(self, removed: Sequence[Head]) -> NextHead:
+    def next(self, removed: Sequence[Head]) -> tuple[Head, float]:
         assert self.present is not None
         self.engine.remove(removed)
         left = self.problem.left(removed)
@@ -70,14 +71,14 @@ class Exact(Search):
         self.tally["stopped"] += len(left) - len(survivors)
         return self._settle(removed, survivors)
 
-    def _settle(self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]) -> NextHead:
+    def _settle(self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]) -> tuple[Head, float]:
         """Name the winner; the runners-up are the favourites of the next round."""
         objective = self.problem.objective
         head, points = self.decide(removed, survivors)
         self.present = survivors[head]
         ranked = {h: objective.points(seen.one())[0].low for h, seen in survivors.items()}
         self.favourites = sorted((h for h in ranked if h != head), key=lambda h: -ranked[h])
-        return NextHead(head, objective.value(ranked[head] if points is None else points))
+        return head, objective.value(ranked[head] if points is None else points)
 
     def decide(self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]) -> tuple[Head, int | None]:
         """The winner among candidates seen on every sample, the first of equals; its points where they had to be

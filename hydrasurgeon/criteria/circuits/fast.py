@@ -22,7 +22,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydrasurgeon.criteria.circuits.exact import Exact, Memory
-from hydrasurgeon.criteria.circuits.greedy import NextHead
 from hydrasurgeon.criteria.circuits.objective import Outcomes, contributions
 from hydrasurgeon.criteria.circuits.problem import Problem
 from hydrasurgeon.criteria.circuits.race import Part, Runner, batched
@@ -240,7 +239,7 @@ class Fast(Exact):
         )
 
     @torch.inference_mode()
-    def next(self, removed: Sequence[Head]) -> NextHead:
+    def next(self, removed: Sequence[Head]) -> tuple[Head, float]:
         self.engine.remove(removed)
         heads = self.problem.left(removed)
         assert self.present is not None

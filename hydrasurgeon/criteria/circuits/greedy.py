@@ -16,14 +16,6 @@ from hydrasurgeon.errors import HydraError
 from hydrasurgeon.heads import Head
 
 
-@dataclass(frozen=True)
-class NextHead:
-    """The outcome of one round."""
-
-    head: Head
-    score: float
-
-
 class Search(ABC):
     """One way to find the head that is missed least, given those that are gone."""
 
@@ -39,12 +31,12 @@ class Search(ABC):
         """The objective before anything is removed."""
 
     @abstractmethod
-    def next(self, removed: Sequence[Head]) -> NextHead: ...
+    def next(self, removed: Sequence[Head]) -> tuple[Head, float]:
+        """The head that goes, and the objective without it."""
 
     @abstractmethod
     def resume(self, removed: Sequence[Head]) -> bool:
-        """Go on behind removals that a search like it ended with, from the order alone; False where that would not give
-        what a search from the start gives."""
+        """Go on from the order alone; False where that would not give what a search from the start gives."""
 
     @abstractmethod
     def memory(self) -> dict[str, Any]:
@@ -104,66 +96,49 @@ def extract(
             progress(f"{len(order)}/{budget} heads removed, {problem.objective.kind} {score:.4f}", done, sum(rounds))
 
     search = make(replace(problem, tick=tick))
-    begun = _begun(problem, search, state, recorded)
-    order, trace, counts, start = begun.order, begun.trace, begun.counts, begun.start
+    order, trace, counts, start = _begun(search, state, recorded)
     while len(order) < budget:
-        step = search.next(order)
-        order.append(step.head)
-        trace.append(step.score)
+        head, score = search.next(order)
+        order.append(head)
+        trace.append(score)
         counts.append(search.counts())
         if state is not None and problem.world.is_main:
-            position_now = {"order": order, "trace": trace, "start": start, "counts": counts}
-            state.write({**position_now, "memory": search.memory()})
+            position = {"order": order, "trace": trace, "start": start, "counts": counts, "memory": search.memory()}
+            state.write(position)
     # The state may be of a search for more removals: the first of them are those of a shorter one.
     return Circuit(tuple(order[:budget]), tuple(trace[:budget]), start, counts[budget - 1], search.guarantee)
 
 
-@dataclass
-class _Begun:
-    """What is there before the first round that is run."""
-
-    order: list[Head]
-    trace: list[float]
-    counts: list[dict[str, Any]]
-    start: float
-
-
-def _begun(problem: Problem, search: Search, state: SearchState | None, recorded: Circuit | None) -> _Begun:
-    """By the state of a killed search, behind a recorded order, or from the start; the search stands there then."""
-    position = problem.world.gather(_position(state) if problem.world.is_main else None)[0]
+def _begun(
+    search: Search, state: SearchState | None, recorded: Circuit | None
+) -> tuple[list[Head], list[float], list[dict[str, Any]], float]:
+    """Order, trace, counts and start by the state of a killed search, behind a recorded order, or of a new search; the
+    search stands there then."""
+    world = search.problem.world
+    position: SearchPosition | HydraError | None = None
+    if state is not None and world.is_main:  # others may not see its disk, and must hear of its error
+        try:
+            position = state.read()
+        except HydraError as error:
+            position = error
+    (position, *_) = world.gather(position)
     if isinstance(position, HydraError):
         raise position
-    if position is not None:
-        assert state is not None
+    if position is not None and state is not None:
         with state.judged():
-            order = these(position.order, problem.candidates)
+            order = these(position.order, search.problem.candidates)
             search.recall(position.memory)
-            counts = [dict(each) for each in position.counts]
-            for each in counts:
+            for each in position.counts:
                 search.take_over(each)
-        return _Begun(order, list(position.trace), counts, position.start)
-    if recorded is not None and _goes_on(search, recorded):
-        counts = [search.counts()] * len(recorded.order)
-        return _Begun([*recorded.order], [*recorded.trace], counts, recorded.start)
-    return _Begun([], [], [], search.start())
-
-
-def _goes_on(search: Search, recorded: Circuit) -> bool:
-    """Whether the search stands behind the recorded removals now."""
-    before = search.counts()
-    try:
-        search.take_over(recorded.counts)
-    except ValueError:  # counts of no search: the manifest is not ours alone
-        return False
-    if search.resume(recorded.order):
-        return True
-    search.take_over(before)
-    return False
-
-
-def _position(state: SearchState | None) -> SearchPosition | HydraError | None:
-    """Read by the first process for all: the others may not see its disk, and must hear of its error."""
-    try:
-        return state.read() if state is not None else None
-    except HydraError as error:
-        return error
+        return order, [*position.trace], [dict(each) for each in position.counts], position.start
+    if recorded is not None:
+        before = search.counts()
+        try:
+            search.take_over(recorded.counts)
+            if search.resume(recorded.order):
+                counts = [search.counts()] * len(recorded.order)
+                return [*recorded.order], [*recorded.trace], counts, recorded.start
+        except ValueError:  # counts of no search: the manifest is not ours alone
+            pass
+        search.take_over(before)
+    return [], [], [], search.start()

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from hydrasurgeon.criteria.circuits import SEARCH
 from hydrasurgeon.criteria.circuits.objective import PARTS, Objective, Outcomes
 from hydrasurgeon.files.atomic import write_text
+from hydrasurgeon.files.decided import Record
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.heads import Head
@@ -26,14 +27,12 @@ DOUBLE = "<f8"
 """How outcomes are written, exactly."""
 HALF = "<f2"
 """How what only guides a search is written."""
+# The effects of a thousand heads on fifty thousand samples.
+MAX_STATE = 1 << 29
 Natural = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Score = Annotated[float, Field(strict=True)]
+Size = Annotated[float, Field(strict=True, ge=0)]
 HeadRow = tuple[Annotated[str, Field(strict=True, max_length=20)], Natural, Natural]
-
-
-class Record(BaseModel):
-    """Something that a file says: every field, and no other."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Packed(Record):
@@ -58,11 +57,9 @@ def unpack(packed: Packed, rows: Sequence[int], dtype: str = DOUBLE) -> Outcomes
     parts = []
     for name, count in zip(PARTS, rows, strict=True):
         content = base64.b64decode(getattr(packed, name), validate=True)
-        if len(content) != count * np.dtype(dtype).itemsize:
+        numbers = np.frombuffer(content, dtype) if len(content) == count * np.dtype(dtype).itemsize else None
+        if numbers is None or np.isnan(numbers).any():
             raise ValueError(f"{name} does not hold {count} numbers")
-        numbers = np.frombuffer(content, dtype=dtype)
-        if np.isnan(numbers).any():
-            raise ValueError(f"{name} holds NaN")
         parts.append(torch.from_numpy(numbers.copy()))
     return Outcomes(*parts)
 
@@ -75,18 +72,10 @@ def these(rows: Sequence[HeadRow], candidates: Sequence[Head]) -> list[Head]:
     return heads
 
 
-# The effects of a thousand heads on fifty thousand samples.
-MAX_STATE = 1 << 29
-Score = Annotated[float, Field(strict=True)]
-Size = Annotated[float, Field(strict=True, ge=0)]
-
-
-class SearchPosition(BaseModel):
+class SearchPosition(Record):
     """Where a search stood, as its file says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    order: tuple[tuple[str, Natural, Natural], ...] = Field(min_length=1)
+    order: tuple[HeadRow, ...] = Field(min_length=1)
     trace: tuple[Score, ...]
     start: Score
     counts: tuple[dict[str, Natural | Size], ...]
