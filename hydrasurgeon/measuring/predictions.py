@@ -22,12 +22,15 @@ from torch import Tensor
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
-from hydrasurgeon.files.tensors import TensorFile, TensorInfo
+from hydrasurgeon.files.manifest import first_mistake
+from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.measuring.conditions import Provenance
 from hydrasurgeon.measuring.results import Cost
 from hydrasurgeon.runtime.tensors import to_tensor
 
 Group = Literal["near", "far"]
+Fits = Callable[[tuple[int, ...]], bool]
+"""Whether a tensor has a shape that it may have."""
 
 ABOUT = "hydrasurgeon.predictions"
 """Header key of what the file says of itself."""
@@ -35,13 +38,8 @@ MAX_ABOUT = 1 << 20
 """Bytes of it."""
 OF_SET = re.compile(r"ood\.(.+?)(?:\.scores\..+|\.logits)", re.DOTALL)
 """The name of a tensor of an OOD set."""
-LOGITS = (
-    "Add it, as [sample, class] or [sample, member, class]: accuracy and calibration come from logits, and only OOD"
-    " sets may have scores in their place."
-)
-"""What to do about a file of scores alone."""
 FLOATS = ("F16", "BF16", "F32", "F64")
-"""Dtypes of logits."""
+"""Dtypes of logits and scores."""
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 """Dtypes of labels."""
 
@@ -82,10 +80,6 @@ class Predictions:
     """The same of the ID set."""
     provenance: Provenance | None = None
     """How the model was trained and calibrated; None where only its answers are known."""
-
-    @property
-    def members(self) -> int:
-        return self.logits.shape[1]
 
 
 def write_predictions(predictions: Predictions, path: Path) -> None:
@@ -188,10 +182,8 @@ def _about(path: Path, text: str | None) -> _About:
     try:
         return _About.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "it"
         raise DataError(
-            f"{where}: {place}: {first['msg']}", hint="Write the file again with eval --predictions."
+            f"{where}: {first_mistake(error)}", hint="Write the file again with eval --predictions."
         ) from error
 
 
@@ -205,11 +197,7 @@ class _Contents:
     def ood_names(self) -> list[str]:
         """The sets that tensors are called after."""
         matches = map(OF_SET.fullmatch, sorted(self.file.infos))
-        names = list(dict.fromkeys(match[1] for match in matches if match is not None))
-        for name in names:
-            if not is_name(name):
-                raise DataError(f"{self.path}: {name[:80]!r} is no name of a set")
-        return names
+        return _checked([match[1] for match in matches if match is not None], f"{self.path}: %s is no name of a set")
 
     def ood_set(self, name: str, group: Group, *, like: Tensor) -> OodSet:
         """Logits, scores, or both, of as many samples."""
@@ -223,35 +211,30 @@ class _Contents:
 
     def scores(self, prefix: str, *, rows: int) -> dict[str, Float[Tensor, " sample"]]:
         """Finite, one for each of the `rows`."""
-        scores = {}
-        for name in sorted(self.file.infos):
-            if not name.startswith(prefix):
-                continue
-            score = name.removeprefix(prefix)
-            if not is_name(score):
-                raise DataError(f"{self.path}: {score[:80]!r} is no name of a score")
-            self._check(name, FLOATS, lambda shape: shape == (rows,) != (0,), f"floating-point, one for each of {rows}")
-            scores[score] = self._finite(name).double()
-        return scores
+        names = [name.removeprefix(prefix) for name in sorted(self.file.infos) if name.startswith(prefix)]
+        wanted = f"floating-point, one for each of {rows}"
+        return {
+            name: self._finite(prefix + name, lambda shape: shape == (rows,) != (0,), wanted).double()
+            for name in _checked(names, f"{self.path}: %s is no name of a score")
+        }
 
     def logits(self, name: str, *, like: Tensor | None = None) -> Float[Tensor, "sample member klass"]:
         """Finite, for one member or several; with as many members and classes as `like`."""
         wanted = "floating-point [sample, member, class]"
-        info = self._check(name, FLOATS, lambda shape: len(shape) in (2, 3) and all(shape), wanted)
-        samples, *members, classes = info.shape
-        shape = (samples, *(members or [1]), classes)
-        if like is not None and shape[1:] != like.shape[1:]:
+        logits = self._finite(name, lambda shape: len(shape) in (2, 3) and all(shape), wanted)
+        logits = logits if logits.dim() == 3 else logits[:, None]
+        _, members, classes = logits.shape
+        if like is not None and logits.shape[1:] != like.shape[1:]:
             raise DataError(
-                f"{self.path}: {name} has {shape[1]} members and {shape[2]} classes, logits has {like.shape[1]} and"
+                f"{self.path}: {name} has {members} members and {classes} classes, logits has {like.shape[1]} and"
                 f" {like.shape[2]}"
             )
-        return self._finite(name).reshape(shape)
+        return logits
 
     def labels(self, name: str, *, of: Tensor) -> Int[Tensor, " sample"]:
-        info = self._check(
-            name, INTEGERS, lambda shape: shape == (len(of),), f"integer, one for each of the {len(of)} rows of logits"
-        )
-        values = self.file.read(name).view(f"<{info.dtype[0].lower()}{int(info.dtype[1:]) // 8}")
+        wanted = f"integer, one for each of the {len(of)} rows of logits"
+        dtype = self._checked(name, INTEGERS, lambda shape: shape == (len(of),), wanted)
+        values = self.file.read(name).view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
         wrong = ((values < 0) | (values >= of.shape[-1])).nonzero()[0]
         if len(wrong):
             raise DataError(
@@ -260,83 +243,80 @@ class _Contents:
             )
         return torch.from_numpy(values.astype("i8"))
 
-    def _check(
-        self, name: str, dtypes: Sequence[str], fits: Callable[[tuple[int, ...]], bool], wanted: str
-    ) -> TensorInfo:
+    def _checked(self, name: str, dtypes: Sequence[str], fits: Fits, wanted: str) -> str:
+        """The dtype of a tensor that is there, and as it should be."""
         info = self.file.infos.get(name)
         if info is None:
-            why = ": accuracy and calibration need the true class of each row" if name == "labels" else ""
-            raise DataError(f"{self.path}: tensor {name} is missing{why}", hint=LOGITS if name == "logits" else None)
+            hint = "Accuracy and calibration need logits, and the true class of each row; only OOD sets may have scores"
+            raise DataError(f"{self.path}: tensor {name} is missing", hint=f"{hint} instead.")
         if info.dtype not in dtypes or not fits(info.shape):
             raise DataError(f"{self.path}: {name} must be {wanted}, found {info.dtype} {info.shape}")
-        return info
+        return info.dtype
 
-    def _finite(self, name: str) -> Tensor:
-        tensor = to_tensor(self.file.read(name), self.file.infos[name].dtype)
+    def _finite(self, name: str, fits: Fits, wanted: str) -> Tensor:
+        tensor = to_tensor(self.file.read(name), self._checked(name, FLOATS, fits, wanted))
         # In float32: sums and quotients of float64's largest numbers would overflow.
         if not all(part.float().isfinite().all() for part in tensor.split(1 << 12)):
-            rows = ~tensor.reshape(len(tensor), -1).float().isfinite().all(dim=1)
             raise DataError(
-                f"{self.path}: {name} holds values that are not finite, in {int(rows.sum()):,} of {len(rows):,} rows;"
-                f" the first is row {int(rows.nonzero()[0])}",
+                f"{self.path}: {name} holds values that are not finite",
                 hint="The model that gave them overflowed, or its weights hold NaN.",
             )
         return tensor
+
+
+def _checked(names: Sequence[str], wrong: str) -> list[str]:
+    """Names that tensors are called after, each once."""
+    for name in names:
+        if not is_name(name):
+            raise DataError(wrong % repr(name[:80]))
+    return list(dict.fromkeys(names))
 
 
 def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
     """All their members as one model's; DataError where they did not answer for the same samples."""
     (first_path, first), *others = files
     for path, other in others:
-        _check_alike(first_path, first, path, other)
+        for what, mine in _samples_of(first).items():
+            if mine != _samples_of(other)[what]:
+                raise DataError(
+                    f"--ensemble: {first_path} and {path} have other {what}",
+                    hint="Write both with eval --predictions on the same data, in the same order, with the same --limit"
+                    " and --seed.",
+                )
     every = [predictions for _, predictions in files]
-    costs = [predictions.cost for predictions in every if predictions.cost is not None]
-    ood = [{each.name: each for each in predictions.ood} for predictions in every]
-    shift = [{(each.name, each.severity): each for each in p.shift} for p in every]
+    if any(s.logits is None for p in every for s in p.ood):
+        raise DataError("--ensemble: the files hold scores without logits, of which no ensemble can be made")
+    costs = [p.cost for p in every if p.cost is not None]
     cost = None
     if len(costs) == len(every):
         params, macs = sum(each.params for each in costs), sum(each.macs for each in costs)
         cost = Cost(params=params, macs=macs, latency_ms=None, tokens=costs[0].tokens)
+    ood = [{s.name: s.logits for s in p.ood} for p in every]
+    shift = [{(s.name, s.severity): s.logits for s in p.shift} for p in every]
     return Predictions(
         name=" + ".join(predictions.name for predictions in every),
         kind="ensemble",
         logits=_joined([predictions.logits for predictions in every]),
         labels=first.labels,
-        ood=tuple(
-            OodSet(s.name, s.group, _joined([logits for sets in ood if (logits := sets[s.name].logits) is not None]))
-            for s in first.ood
-        ),
+        ood=tuple(OodSet(s.name, s.group, _joined([sets[s.name] for sets in ood])) for s in first.ood),
         shift=tuple(
-            ShiftSet(s.name, s.severity, _joined([sets[s.name, s.severity].logits for sets in shift]), s.labels)
+            ShiftSet(s.name, s.severity, _joined([sets[s.name, s.severity] for sets in shift]), s.labels)
             for s in first.shift
         ),
         cost=cost,
     )
 
 
-def _joined(logits: Sequence[Tensor]) -> Tensor:
-    return torch.cat([each.to(logits[0].dtype) for each in logits], dim=1)
+def _joined(logits: Sequence[Tensor | None]) -> Tensor:
+    present = [each for each in logits if each is not None]
+    return torch.cat([each.to(present[0].dtype) for each in present], dim=1)
 
 
-def _check_alike(first_path: Path, first: Predictions, path: Path, other: Predictions) -> None:
-    """Refuse what cannot be members of one ensemble."""
-    unlike = {
-        f"have {first.logits.shape[2]} and {other.logits.shape[2]} classes": (
-            first.logits.shape[2] != other.logits.shape[2]
-        ),
-        "have other labels": not torch.equal(first.labels, other.labels),
-        "hold scores without logits, of which no ensemble can be made": any(
-            s.logits is None for p in (first, other) for s in p.ood
-        ),
-        "hold other OOD sets": {s.name: (s.group, len(s)) for s in first.ood}
-        != {s.name: (s.group, len(s)) for s in other.ood},
-        "hold other shifted sets": {(s.name, s.severity): s.labels.tolist() for s in first.shift}
-        != {(s.name, s.severity): s.labels.tolist() for s in other.shift},
+def _samples_of(predictions: Predictions) -> dict[str, Any]:
+    """What the members of one ensemble have in common."""
+    return {
+        "classes": predictions.logits.shape[2],
+        "labels": predictions.labels.tolist(),
+        "OOD sets": {s.name: (s.group, len(s)) for s in predictions.ood},
+        "shifted sets": {(s.name, s.severity): s.labels.tolist() for s in predictions.shift},
     }
-    why = next((why for why, is_so in unlike.items() if is_so), None)
-    if why is not None:
-        raise DataError(
-            f"--ensemble: {first_path} and {path} {why}",
-            hint="Write both with eval --predictions on the same data, in the same order, with the same --limit and"
-            " --seed.",
-        )

@@ -63,7 +63,7 @@ def row_of(predictions: Predictions, reading: Reading) -> Row:
         Result(
             name=predictions.name,
             kind=predictions.kind,
-            members=predictions.members,
+            members=predictions.logits.shape[1],
             id=summary(inside, reading),
             ood=ood,
             ood_average=averages,

@@ -56,21 +56,11 @@ def look(
     settings: dict[str, Any],
 ) -> tuple[ProbeReport, Planes]:
     """Both halves of the report; `gone` are removed, `ranked` goes from the least to the most important."""
-    about = checkpoint.manifest.model
-    clean = open_data(str(options.data), limit=options.limit, seed=options.seed, model=about)
-    spoiled = fit_classes(noisy(clean), about)
-    named = [parse_ood(entry) for entry in options.ood]
-    foreign = [(name, open_data(spec, limit=options.limit, seed=options.seed)) for _, name, spec in named]
-    widest = max(size.head_dim for size in checkpoint.manifest.towers.values())
-    if foreign and len(clean) <= widest:
-        raise DataError(
-            f"{clean.spec}: {len(clean)} samples have no covariance of {widest} dimensions",
-            hint=f"Give more than {widest}.",
-        )
+    clean, spoiled, foreign = _data(checkpoint, options, noisy)
     family, device = checkpoint.family, device_of(options.device)
     module = live_module(checkpoint).to(device=device, dtype=dtype_of(options.dtype))
     module.requires_grad_(False)
-    anatomy, transform = family.anatomy(module), family.transform(about, files=checkpoint.files)
+    anatomy, transform = family.anatomy(module), family.transform(checkpoint.manifest.model, files=checkpoint.files)
 
     def passes(samples: Samples, what: str) -> Iterator[tuple[Any, Any, Any]]:
         """In the order of the samples: clean and noisy ones must meet in the same batches."""
@@ -115,6 +105,24 @@ def look(
         notes=notes,
     )
     return report, planes
+
+
+def _data(
+    checkpoint: Single, options: ProbeOptions, noisy: Callable[[Samples], Samples]
+) -> tuple[Samples, Samples, list[tuple[str, Samples]]]:
+    """Clean and noisy samples, and the OOD sets by name."""
+    about = checkpoint.manifest.model
+    clean = open_data(str(options.data), limit=options.limit, seed=options.seed, model=about)
+    spoiled = fit_classes(noisy(clean), about)
+    named = [parse_ood(entry) for entry in options.ood]
+    foreign = [(name, open_data(spec, limit=options.limit, seed=options.seed)) for _, name, spec in named]
+    widest = max(size.head_dim for size in checkpoint.manifest.towers.values())
+    if foreign and len(clean) <= widest:
+        raise DataError(
+            f"{clean.spec}: {len(clean)} samples have no covariance of {widest} dimensions",
+            hint=f"Give more than {widest}.",
+        )
+    return clean, spoiled, foreign
 
 
 def _proposition(
