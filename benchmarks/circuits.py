@@ -36,10 +36,8 @@ from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.criteria.circuits.criterion import TOGETHER
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.fast import Fast
-from hydrasurgeon.criteria.circuits.greedy import Search
-from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
-from hydrasurgeon.criteria.circuits.problem import Held, Problem, measure, outcomes_of
-from hydrasurgeon.criteria.circuits.state import Packed, pack, rows_of, unpack
+from hydrasurgeon.criteria.circuits.greedy import Packed, Search, pack, rows_of, unpack
+from hydrasurgeon.criteria.circuits.objective import Held, Objective, Outcomes, Problem, measure, outcomes_of
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import Head

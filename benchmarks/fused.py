@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,11 +26,13 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.tensors import Planned
-from hydrasurgeon.measuring.cost import launches, macs, parameters
-from hydrasurgeon.measuring.timing import InTurn, interleaved, machine, peak_bytes
+from hydrasurgeon.measuring.cost import InTurn, interleaved, machine, macs, parameters, peak_bytes
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 from hydrasurgeon.tuning.start import fresh
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from launched import launches
 
 RESULTS = Path(__file__).parent / "results"
 MEMBERS = 3

@@ -19,7 +19,7 @@ from fused import RESULTS, members, random_backbone
 
 import hydrasurgeon as hs
 from hydrasurgeon.families import family_of
-from hydrasurgeon.measuring.timing import interleaved, machine
+from hydrasurgeon.measuring.cost import interleaved, machine
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import FULL, Hydra, Mode
 

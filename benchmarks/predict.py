@@ -155,7 +155,7 @@ def main() -> None:
         agree(folder)
     import torch
 
-    from hydrasurgeon.measuring.timing import machine
+    from hydrasurgeon.measuring.cost import machine
 
     pairs = list(zip(times["plain"][1:], times["ours"][1:], strict=True))
     results = {

@@ -29,7 +29,7 @@ from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.criteria import taylor
 from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.data import by_length, open_data
-from hydrasurgeon.measuring.timing import machine
+from hydrasurgeon.measuring.cost import machine
 from hydrasurgeon.options.shared import Run, Scoring
 from hydrasurgeon.runtime.outputs import logits_of
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import hydrasurgeon as hs
-from hydrasurgeon.measuring.timing import machine
+from hydrasurgeon.measuring.cost import machine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "trunk.json"

@@ -42,9 +42,7 @@ class Criterion:
     own_number: bool = False
     """Whether its choice is a set of its own size (`--keep auto`), and no order to draw from."""
     draw: str | None = None
-    """Score and path → a picture."""
     uses: tuple[str, ...] = ()
-    """Packages whose versions history names."""
     in_turn: bool = False
     """Whether batches must hold the samples as the data comes; else texts of a batch are alike in length."""
 
@@ -56,19 +54,16 @@ class Subject:
     checkpoint: Single
     run: Run
     key: str
-    """Under which name the scores will stand."""
     scoring: Scoring
     output: Path
     """Beside which an interrupted search leaves its state."""
     towers: tuple[str, ...]
-    """Only heads of these are scored."""
     layers: frozenset[int]
     keep: int | None = None
     """How many heads each layer will keep, where that is known beforehand."""
     module: Any = None
     sites: tuple[Attention, ...] = ()
     loaders: tuple[Batches, ...] = ()
-    """Batches of the data, then of each OOD set."""
     records: tuple[DataRecord, ...] = ()
     batch_size: int = 0
 

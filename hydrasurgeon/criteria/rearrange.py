@@ -76,7 +76,7 @@ def _information(score: Score, manifest: SingleManifest, where: str) -> Mapping[
     if recorded is None:
         raise SurgeryError(
             f"{where}: its {METHOD} scores do not say how heads matter together",
-            hint=f"Score again with this version: `hydrasurgeon score --method {METHOD} --data D`.",
+            hint=f"Score again: `hydrasurgeon score --method {METHOD} --data D`.",
         )
     matrices = {}
     for tower in score.values or {}:
@@ -85,8 +85,7 @@ def _information(score: Score, manifest: SingleManifest, where: str) -> Mapping[
             stack = np.array(recorded[tower], dtype=np.float64)
         except (KeyError, TypeError, ValueError, OverflowError):
             stack = np.zeros(0)
-        shape = (size.layers, size.heads, size.heads)
-        if stack.shape != shape or not np.array_equal(stack, stack.transpose(0, 2, 1)):
+        if stack.shape != (size.layers, size.heads, size.heads) or (stack != stack.transpose(0, 2, 1)).any():
             raise ManifestError(
                 f"{where}: score {METHOD}: {INFORMATION} of tower {tower} is no symmetric matrix of "
                 f"{size.heads} heads for each of {size.layers} layers"

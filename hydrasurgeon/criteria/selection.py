@@ -45,21 +45,16 @@ def select(
     seed: int = 0,
 ) -> dict[str, Layers]:
     """Kept heads by `keep` (per layer), `remove` (in all) or `sample` (N of the first P to go)."""
-    kept = manifest.kept
     candidates = movable(manifest, score, layers=layers, tower=tower)
     if keep is not None:
-        gone = (
-            _by_layer(manifest, score, candidates, keep)
-            if score.values
-            else _in_order(score, candidates, _surplus(manifest, candidates, keep))
-        )
+        gone = _beyond(manifest, score, candidates, keep)
     elif sample is not None:
         gone = _sampled(score, candidates, sample, seed)
     elif remove is not None:
         gone = _in_order(score, candidates, remove)
     else:
         raise UsageError("how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE.")
-    return _some(drop(kept, gone))
+    return _some(drop(manifest.kept, gone))
 
 
 def movable(manifest: SingleManifest, score: Score, *, layers: str | None, tower: str | None) -> list[Head]:
@@ -80,28 +75,25 @@ def movable(manifest: SingleManifest, score: Score, *, layers: str | None, tower
     return [head for head in present if head.tower in towers and head.layer in chosen]
 
 
-def _by_layer(manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int) -> list[Head]:
-    """Exactly `keep` heads in each layer, by a criterion that compares heads within their layer."""
-    assert score.values is not None
+def _beyond(manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int) -> list[Head]:
+    """What goes where each layer keeps `keep` heads; on average, by a criterion that compares heads of all layers."""
+    rows = [
+        [head for head in candidates if (head.tower, head.layer) == (tower, layer)]
+        for tower in manifest.towers
+        for layer in sorted({head.layer for head in candidates if head.tower == tower})
+    ]
     gone: list[Head] = []
-    for tower in manifest.towers:
-        for layer in sorted({head.layer for head in candidates if head.tower == tower}):
-            row = [head for head in candidates if (head.tower, head.layer) == (tower, layer)]
-            _enough(keep, len(row), f"{tower} layer {layer}")
-            gone += removal_order(score.values, row)[: len(row) - keep]
+    for row in rows if score.values else [list(candidates)]:
+        layers = 1 if score.values else max(1, len(rows))
+        where, present = (
+            f"{row[0].tower} layer {row[0].layer}" if score.values else "a layer on average",
+            len(row) / layers,
+        )
+        if not 1 <= keep <= present:
+            raise SurgeryError(f"--keep {keep}: {where} has {present:g} heads", hint=f"Keep between 1 and {present:g}.")
+        surplus = len(row) - keep * layers
+        gone += removal_order(score.values, row)[:surplus] if score.values else _in_order(score, row, surplus)
     return gone
-
-
-def _surplus(manifest: SingleManifest, candidates: Sequence[Head], keep: int) -> int:
-    """How many heads must go so that the candidate layers keep `keep` on average."""
-    layers = len({(head.tower, head.layer) for head in candidates})
-    _enough(keep, len(candidates) / max(1, layers), "a layer on average")
-    return len(candidates) - keep * layers
-
-
-def _enough(keep: int, present: float, where: str) -> None:
-    if not 1 <= keep <= present:
-        raise SurgeryError(f"--keep {keep}: {where} has {present:g} heads", hint=f"Keep between 1 and {present:g}.")
 
 
 def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
@@ -116,17 +108,11 @@ def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
 def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Head]:
     order = _order(score, candidates)
     if not 1 <= remove <= len(order):
-        raise SurgeryError(
-            f"cannot remove {remove} heads: only {len(order)} can go", hint=_further(score, candidates, remove)
-        )
+        hint = "Remove fewer, or let heads go from more layers (--layers)."
+        if score.order is not None and remove < len(candidates):
+            hint = f"The recorded order ends there: score again with --remove {remove} and the same --layers."
+        raise SurgeryError(f"cannot remove {remove} heads: only {len(order)} can go", hint=hint)
     return order[:remove]
-
-
-def _further(score: Score, candidates: Sequence[Head], remove: int) -> str:
-    """What next, where more heads are to go than can."""
-    if score.order is None or remove >= len(candidates):
-        return "Remove fewer, or let heads go from more layers (--layers)."
-    return f"The recorded order ends there: remove fewer, or score again with --remove {remove} and the same --layers."
 
 
 def _sampled(score: Score, candidates: Sequence[Head], sample: str, seed: int) -> list[Head]:
@@ -135,11 +121,8 @@ def _sampled(score: Score, candidates: Sequence[Head], sample: str, seed: int) -
     if n is None or p is None:
         raise UsageError(f"--sample {sample}: not N/P", hint="Write for example 48/100: remove 48 of the first 100.")
     order = _order(score, candidates)
-    if not 0 < n <= p or p > len(order):
-        raise SurgeryError(
-            f"--sample {sample}: needs 0 < N ≤ P ≤ {len(order)} heads that can go",
-            hint=_further(score, candidates, p) if p > len(order) else None,
-        )
+    if not 0 < n <= p <= len(order):
+        raise SurgeryError(f"--sample {sample}: needs 0 < N ≤ P ≤ {len(order)} heads that can go")
     chosen = np.random.default_rng(seed).permutation(p)[:n]
     return [order[i] for i in sorted(chosen)]
 
@@ -166,20 +149,17 @@ def kept_from_file(path: Path, manifest: SingleManifest) -> dict[str, Layers]:
 
 
 def _rows(path: Path, rows: Any, manifest: SingleManifest, tower: str) -> Layers:
-    size = manifest.towers[tower]
-    present = manifest.kept[tower]
-    if not isinstance(rows, list) or len(rows) != size.layers or not all(isinstance(row, list) for row in rows):
-        raise UsageError(f"--mask {path}: {tower} needs {size.layers} layers")
-    kinds = {type(value) for row in rows for value in row}
-    if len(kinds) > 1 or not kinds <= {bool, int}:
-        raise UsageError(f"--mask {path}: {tower} needs numbers of heads, or a boolean for each")
-    if kinds == {bool}:
-        if any(len(row) != size.heads for row in rows):
-            raise UsageError(f"--mask {path}: {tower} needs {size.heads} booleans in each layer")
+    size, present = manifest.towers[tower], manifest.kept[tower]
+    whole = isinstance(rows, list) and len(rows) == size.layers and all(isinstance(row, list) for row in rows)
+    kinds = {type(value) for row in rows for value in row} if whole else set()
+    if kinds == {bool} and all(len(row) == size.heads for row in rows):
         rows = [list(row) for row in kept_from_mask(np.array(rows, dtype=bool))]
+    elif not whole or not kinds <= {int}:
+        raise UsageError(
+            f"--mask {path}: {tower} needs {size.layers} layers of heads' numbers, or of {size.heads} booleans each"
+        )
     for layer, row in enumerate(rows):
-        absent = sorted(set(row) - set(present[layer]))
-        if absent:
+        if absent := sorted(set(row) - set(present[layer])):
             raise SurgeryError(
                 f"--mask {path}: {tower} layer {layer} has no head {absent[0]} (present: {list(present[layer])})"
             )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,9 +14,9 @@ from torch import Tensor
 
 from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.decision.probabilities import TINY, Labels, Logits
-from hydrasurgeon.measuring.conditions import Conditions
-from hydrasurgeon.measuring.predictions import Predictions
-from hydrasurgeon.measuring.reading import Reading
+from hydrasurgeon.measuring.predictions import OodSet, Predictions
+from hydrasurgeon.measuring.results import Conditions
+from hydrasurgeon.measuring.rows import Reading
 
 ELEMENTS = 1 << 20
 """Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor."""
@@ -42,25 +41,16 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """An OOD set, by every score that was asked for."""
-
-    name: str
-    group: Literal["near", "far"]
-    scores: Mapping[str, Values]
-
-
-@dataclass(frozen=True)
 class Answered:
     """One model's answers on all sets."""
 
     inside: Answers
     scores: Mapping[str, Values] = field(default_factory=dict)
     """The OOD scores of the labelled set; the first is the one in use."""
-    foreign: tuple[Foreign, ...] = ()
+    foreign: tuple[OodSet, ...] = ()
+    """OOD sets without logits, by every score that was asked for."""
     classes: int = 0
     conditions: Conditions = field(default_factory=Conditions)
-    """What a comparison should have alike."""
 
     @property
     def used(self) -> str:
@@ -76,7 +66,7 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
         answers(predictions.logits, predictions.labels, reading),
         {kind: reading.foreign(kind, predictions.logits, predictions.scores) for kind in kinds},
         tuple(
-            Foreign(s.name, s.group, {kind: reading.foreign(kind, s.logits, s.scores) for kind in kinds})
+            OodSet(s.name, s.group, None, {kind: reading.foreign(kind, s.logits, s.scores) for kind in kinds})
             for s in predictions.ood
         ),
         predictions.logits.shape[-1],

@@ -43,7 +43,6 @@ class Assertion:
 
     text: str
     result: str | None
-    """The name of the result it is about; None: every one."""
     path: str
     operator: str
     limit: float

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-adds of one sample, launches of one batch; and a cascade, by its steps.
+"""What a model costs: parameters, multiply-adds of one sample; and a cascade, by its steps.
 
 Matrix products, convolutions and attention count, by formulas of our own: torch's own counter knows attention under
 some names only, and which name it runs under depends on torch's version, the device and the dtype.
@@ -8,14 +8,20 @@ some names only, and which name it runs under depends on torch's version, the de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.measuring.results import Cost
@@ -42,27 +48,20 @@ class MultiplyAdds(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        if name in LEFT_FACTOR:
+        attends = name.startswith(ATTENTION)
+        if name in LEFT_FACTOR or name in CONVOLUTIONS or attends:
             result = func(*args, **kwargs)
-            self.count += result.numel() * args[LEFT_FACTOR[name]].shape[-1]
-        elif name in CONVOLUTIONS:
-            result = func(*args, **kwargs)
-            self.count += result.numel() * prod(args[1].shape[1:])
-        elif name.startswith(ATTENTION):
-            result = func(*args, **kwargs)
-            self.count += _attention(*args[:3])
-        else:
-            with self:  # what others are made of, einsum for one, may multiply
-                result = func.decompose(*args, **kwargs)
-            if result is NotImplemented:
-                result = func(*args, **kwargs)
-        return result
-
-
-def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """q kᵀ and the maps times v: every query meets every key, whatever a mask then hides."""
-    queries, keys = prod(query.shape[:-1]), key.shape[-2]
-    return queries * keys * (query.shape[-1] + value.shape[-1])
+            if attends:  # q kᵀ and the maps times v: every query meets every key, whatever a mask then hides
+                query, key, value = args[:3]
+                self.count += prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+            elif name in LEFT_FACTOR:
+                self.count += result.numel() * args[LEFT_FACTOR[name]].shape[-1]
+            else:
+                self.count += result.numel() * prod(args[1].shape[1:])
+            return result
+        with self:  # what others are made of, einsum for one, may multiply
+            result = func.decompose(*args, **kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
 
 
 def parameters(model: nn.Module) -> int:
@@ -108,26 +107,6 @@ def without_padding(model: nn.Module) -> Iterator[None]:
             hydra.mode = mode
 
 
-@torch.no_grad()
-def launches(model: nn.Module, inputs: Any) -> int:
-    """Kernel launches of one pass: the launch overhead that a small batch is dominated by."""
-    model(inputs)  # what is settled once is no part of a pass
-    with _Launches() as counter:
-        model(inputs)
-    return counter.count
-
-
-class _Launches(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        views = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
-        self.count += not views and func is not torch.ops.aten._unsafe_view.default
-        return func(*args, **(kwargs or {}))
-
-
 def cost_of(models: Iterable[nn.Module], inputs: Any) -> Cost:
     """The cost of running these models one after another: one for a hydra, M for a Deep Ensemble.
 
@@ -147,9 +126,7 @@ class StepMacs:
     """Multiply-adds of one sample in a cascade of two steps."""
 
     first: int
-    """The trunk and the first members."""
     rest: int
-    """The other members, behind the trunk."""
 
     def expected(self, share: float) -> float:
         """On average, where such a share of the rows goes on."""
@@ -198,3 +175,122 @@ def single_macs(model: Classifier, inputs: Any) -> int:
         read = (anatomy.reads or tokens) if last else tokens
         total += lost * site.head_dim * ((2 * read + 2 * tokens) * width + 2 * read * tokens)
     return total
+
+
+HELD = 4 * 2**30
+"""Bytes of weights that a table's models may take together to be timed in turn; `bench` knows no such limit."""
+ROUNDS = 5
+"""Rounds in which a table's models are timed."""
+
+
+class InTurn(nn.Module):
+    """Models run one after another on the same inputs: members unfused, a Deep Ensemble."""
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, inputs: Any) -> list[Any]:
+        return [model(inputs) for model in self.models]
+
+
+def interleaved(
+    models: Mapping[str, Callable[[Any], object]], inputs: Any, *, runs: int, warm_up: bool = True
+) -> dict[str, float]:
+    """Median seconds of each, run in turn so that a slow moment of the machine hits all alike."""
+    passes = {name: partial(model, inputs) for name, model in models.items()}
+    return _in_turn(passes, runs=runs, warm_up=warm_up)
+
+
+class SideBySide:
+    """The models of one table, kept until all of them can be timed in turn."""
+
+    def __init__(self) -> None:
+        self._passes: list[Callable[[], object]] = []
+        self._bytes = self._count = 0
+
+    def add(self, model: nn.Module, inputs: Any) -> int:
+        """The model's place among those that are timed."""
+        self._count += 1
+        self._bytes += sum(p.nbytes for p in model.parameters())
+        self._passes.append(partial(model, inputs))
+        if self._count > 1 and self._bytes > HELD:
+            self._passes.clear()
+        return self._count - 1
+
+    def milliseconds(self) -> list[float | None]:
+        """Time of one batch for each model; None where the models are too large to be held together."""
+        if len(self._passes) < self._count:
+            return [None] * self._count
+        passes = {str(at): each for at, each in enumerate(self._passes)}
+        return [1000 * taken for taken in _in_turn(passes, runs=ROUNDS).values()]
+
+
+@torch.inference_mode()
+def _in_turn(passes: Mapping[str, Callable[[], object]], *, runs: int, warm_up: bool = True) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in passes}
+    for run in range(0 if warm_up else 1, runs + 1):
+        for name, run_once in passes.items():
+            start = time.perf_counter()
+            run_once()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if run:  # 0 is the warm-up
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+@torch.inference_mode()
+def peak_bytes(model: nn.Module, inputs: Any) -> int:
+    """Weights, what a hydra holds in copies of them, and the most memory that one forward pass holds besides."""
+    parameters = {p.data_ptr(): p.nbytes for p in (*model.parameters(), *model.buffers())}
+    before, most = _copied(model), _peak_of_pass(model, inputs)
+    if _copied(model) != before:  # what is settled once is no part of a pass
+        most = _peak_of_pass(model, inputs)
+    return sum(parameters.values()) + _copied(model) + most
+
+
+def _copied(model: nn.Module) -> int:
+    hydras = [module for module in model.modules() if isinstance(module, Hydra)]
+    return sum(copy.nbytes for hydra in hydras for copy in hydra.copies)
+
+
+def _peak_of_pass(model: nn.Module, inputs: Any) -> int:
+    if next(model.parameters()).is_cuda:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        model(inputs)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler talks about missing GPUs
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model(inputs)
+    results: Any = profiler.profiler
+    events = [e for e in results.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "kind": device.type,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()

@@ -24,8 +24,7 @@ from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import first_mistake
 from hydrasurgeon.files.tensors import TensorFile
-from hydrasurgeon.measuring.conditions import Provenance
-from hydrasurgeon.measuring.results import Cost
+from hydrasurgeon.measuring.results import Cost, Provenance
 from hydrasurgeon.runtime.tensors import to_tensor
 
 Group = Literal["near", "far"]
@@ -49,7 +48,6 @@ class OodSet:
     name: str
     group: Group
     logits: Float[Tensor, "sample member klass"] | None
-    """None where there are scores alone."""
     scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
     """OOD scores that were given with the logits, by name; they come before what logits would give."""
 
@@ -77,7 +75,6 @@ class Predictions:
     shift: tuple[ShiftSet, ...] = ()
     cost: Cost | None = None
     scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
-    """The same of the ID set."""
     provenance: Provenance | None = None
     """How the model was trained and calibrated; None where only its answers are known."""
 
@@ -254,7 +251,8 @@ class _Contents:
         return info.dtype
 
     def _finite(self, name: str, fits: Fits, wanted: str) -> Tensor:
-        tensor = to_tensor(self.file.read(name), self._checked(name, FLOATS, fits, wanted))
+        dtype = self._checked(name, FLOATS, fits, wanted)
+        tensor = to_tensor(self.file.read(name), dtype)
         # In float32: sums and quotients of float64's largest numbers would overflow.
         if not all(part.float().isfinite().all() for part in tensor.split(1 << 12)):
             raise DataError(

@@ -1,10 +1,15 @@
-"""The eval report, hydrasurgeon.eval/1: frozen records."""
+"""The eval report, hydrasurgeon.eval/1: frozen records; and the conditions that a fair comparison holds alike."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+
+from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.manifest import DataRecord
 
 Interval = tuple[float, float]
 """The ends of a bootstrap interval."""
@@ -45,7 +50,6 @@ class IdResult(SetAverage):
     """How often a prediction set of the decision state holds the true label."""
     set_size: float | None = None
     ci: dict[str, Interval] | None = None
-    """Bootstrap intervals."""
 
 
 class SetResult(IdResult):
@@ -58,7 +62,6 @@ class OodAverage(_Record):
     aupr: float
     aupr_id: float
     ci: dict[str, Interval] | None = None
-    """Bootstrap intervals."""
 
 
 class OodResult(OodAverage):
@@ -88,7 +91,6 @@ class ShiftAverage(_Record):
     """What is left under shifts of known severity."""
 
     accuracy: float
-    """The mean over severities."""
     brier: float
     severities: dict[int, ShiftLevel]
     mce: float | None
@@ -105,7 +107,6 @@ class Cost(_Record):
     params: int
     macs: int
     latency_ms: float | None
-    """None when it was not measured here."""
     tokens: int | None = None
     """Length of the text that `macs` are counted on, the first of the data set; absent without texts."""
     expected_macs: int | None = None
@@ -121,14 +122,12 @@ class Result(_Record):
     ood_average: dict[Literal["near", "far", "all"], OodAverage]
     shift: tuple[ShiftResult, ...]
     shift_average: ShiftAverage | None = None
-    """Where shifts have severities."""
     diversity: Diversity
     cost: Cost | None
     """None when the result was computed from a predictions file that does not say."""
     sets: tuple[SetResult, ...] | None = None
     """Every labelled data set, where there are several: `id`, and all else here, is of the first."""
     sets_average: SetAverage | None = None
-    """The mean over data sets, each counting the same."""
 
 
 class Asserted(_Record):
@@ -146,7 +145,63 @@ class Report(_Record):
     settings: dict[str, Any]
     results: tuple[Result, ...]
     asserts: tuple[Asserted, ...] | None = None
-    """None where nothing was asserted."""
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=1) + "\n"
+
+
+MOST_SHOWN = 3
+"""Data sets that a difference names."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a model was made, as its history records it."""
+
+    steps: int | None = 0
+    """Optimizer steps from the first training to the last; None where the history does not tell."""
+    trained_on: tuple[DataRecord, ...] = ()
+    calibrated_on: DataRecord | None = None
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What one row of the report rests on."""
+
+    ood_score: str | None = None
+    calibrated: bool = False
+    provenance: Provenance | None = None
+
+
+def unlike(model: Conditions, reference: Conditions) -> dict[str, str]:
+    """What the two do not have in common: {"training": "trained 148 steps, the reference 111"}."""
+    phrases = {}
+    mine, theirs = model.provenance or Provenance(), reference.provenance or Provenance()
+    both = model.provenance is not None and reference.provenance is not None
+    if both and mine.steps != theirs.steps:
+        phrases["training"] = f"trained {_steps(mine)}, the reference {_steps(theirs, short=bool(mine.steps))}"
+    if both and {each.sha256 for each in mine.trained_on} != {each.sha256 for each in theirs.trained_on}:
+        phrases["training data"] = f"trained on {_named(mine.trained_on)}, the reference on {_named(theirs.trained_on)}"
+    if model.ood_score != reference.ood_score and None not in (model.ood_score, reference.ood_score):
+        phrases["OOD score"] = f"OOD by {visible(model.ood_score)}, the reference by {visible(reference.ood_score)}"
+    ours, others = mine.calibrated_on, theirs.calibrated_on
+    if model.calibrated != reference.calibrated:
+        phrases["calibration"] = (
+            "calibrated, the reference not" if model.calibrated else "not calibrated, the reference is"
+        )
+    elif ours is not None and others is not None and ours.sha256 != others.sha256:
+        phrases["calibration"] = f"calibrated on {_named([ours])}, the reference on {_named([others])}"
+    return phrases
+
+
+def _steps(provenance: Provenance, *, short: bool = False) -> str:
+    if not provenance.steps:
+        return "an unknown number of steps" if provenance.steps is None else "no steps on record"
+    return f"{provenance.steps:,}" if short else f"{provenance.steps:,} step{'' if provenance.steps == 1 else 's'}"
+
+
+def _named(data: Sequence[DataRecord]) -> str:
+    """Data sets by name and size."""
+    names = [f"{visible(each.spec)} ({each.rows:,} samples)" for each in data]
+    more = [f"{len(names) - MOST_SHOWN} more"] if len(names) > MOST_SHOWN else []
+    return " and ".join([*names[:MOST_SHOWN], *more]) or "no data on record"

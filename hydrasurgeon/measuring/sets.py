@@ -53,7 +53,7 @@ def labelled_sets(data: str | Sequence[str] | None, classes: str | Sequence[str]
     entries = [data] if isinstance(data, str) else list(data or ())
     pairs = [_name_of(text) for text in entries]
     names = [name for name, _ in pairs]
-    _check_once("--data", names)
+    check_once("--data", names)
     of_one: dict[str, str] = {}
     common: list[str] = []
     for text in [classes] if isinstance(classes, str) else classes or ():
@@ -68,7 +68,7 @@ def labelled_sets(data: str | Sequence[str] | None, classes: str | Sequence[str]
     return [LabelledSet(name, spec, of_one.get(name, shared)) for name, spec in pairs]
 
 
-def _check_once(option: str, names: Sequence[str]) -> None:
+def check_once(option: str, names: Sequence[str]) -> None:
     """A report, a predictions file and an assertion find a data set by its name."""
     for name in names:
         if names.count(name) > 1:
@@ -198,8 +198,8 @@ def open_sets(
         return open_data(spec, limit=limit, seed=seed, model=model)
 
     outside, shifts = [parse_ood(entry) for entry in ood], [parse_shift(entry) for entry in shift]
-    _check_once("--ood", [name for _, name, _ in outside])
-    _check_once("--shift", [name if severity is None else f"{name}:{severity}" for name, severity, _ in shifts])
+    check_once("--ood", [name for _, name, _ in outside])
+    check_once("--shift", [name if severity is None else f"{name}:{severity}" for name, severity, _ in shifts])
     foreign = tuple((name, group, open_data(spec, limit=limit, seed=seed)) for group, name, spec in outside)
     shifted = tuple((name, severity, labelled(spec)) for name, severity, spec in shifts)
     return DataSets(labelled(data), foreign, shifted, labelled(val) if val else None)

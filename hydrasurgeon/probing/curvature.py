@@ -29,7 +29,6 @@ class Weights:
     owners: tuple[Tensor, ...]
     """For each parameter, the position of the head at its site, broadcast to the parameter's shape."""
     sites: tuple[Attention, ...]
-    """The site of each parameter."""
 
     @classmethod
     def of(cls, sites: Sequence[Attention]) -> Weights:

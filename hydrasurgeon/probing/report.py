@@ -37,7 +37,6 @@ class Gradient(Record):
     clean_norm: float
     removal_norm: float
     holds: bool
-    """noisy ≥ 0."""
 
 
 class Hessian(Record):
@@ -100,10 +99,8 @@ class ProbeReport(Record):
     settings: dict[str, Any]
     proposition: Proposition
     separation: tuple[Separation, ...] = ()
-    """Empty without OOD data."""
     pictured: Pictured | None = None
     notes: tuple[str, ...] = ()
-    """What is odd about the data."""
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=1) + "\n"

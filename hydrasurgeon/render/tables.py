@@ -27,7 +27,6 @@ GAP = "  "
 class Column:
     name: str
     group: str = ""
-    """What stands above its name."""
     left: bool = False
 
 

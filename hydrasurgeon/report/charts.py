@@ -233,7 +233,6 @@ class Bin:
     """Answers of about the same confidence."""
 
     confidence: float
-    """Their mean."""
     accuracy: float
     count: int
 

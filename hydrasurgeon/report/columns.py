@@ -31,7 +31,6 @@ class Metric:
     """One number of a record."""
 
     key: str
-    """Its field."""
     name: str
     better: Literal["higher", "lower", ""] = ""
     brief: str = ""
@@ -104,7 +103,6 @@ class Column:
     group: str
     cells: tuple[Cell, ...]
     title: str = ""
-    """Its name, where that is not the metric's."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import UNKNOWN, Manifest
 from hydrasurgeon.measuring.bootstrap import compared, is_paired
-from hydrasurgeon.measuring.conditions import unlike
-from hydrasurgeon.measuring.results import Report
+from hydrasurgeon.measuring.results import Report, unlike
 from hydrasurgeon.measuring.rows import Row
 from hydrasurgeon.report import charts
 from hydrasurgeon.report.columns import short, shown_name, tables
@@ -39,11 +38,8 @@ class Material:
     report: Report
     rows: tuple[Row, ...]
     manifests: Mapping[str, Manifest]
-    """Manifests of the measured checkpoints, by name."""
     reference: int = 0
-    """The row that others are compared with."""
     level: float = 0.95
-    """Level of the intervals."""
     seed: int = 0
     notes: tuple[str, ...] = ()
 

@@ -83,8 +83,7 @@ class _Entry:
 
     def loaded(self, dtype: str, one: Any, device: str) -> Any:
         """The contender as one module; its size is measured the first time."""
-        from hydrasurgeon.measuring.cost import macs, parameters, tokens_of
-        from hydrasurgeon.measuring.timing import InTurn
+        from hydrasurgeon.measuring.cost import InTurn, macs, parameters, tokens_of
         from hydrasurgeon.runtime.cascaded import Cascading
         from hydrasurgeon.runtime.classifier import as_classifier
 
@@ -115,7 +114,7 @@ def bench(options: BenchOptions) -> Benched:
     entries = _entries(options)
     _check_alike(entries)
 
-    from hydrasurgeon.measuring.timing import machine
+    from hydrasurgeon.measuring.cost import machine
     from hydrasurgeon.runtime.tensors import device_of
 
     device = device_of(options.device)
@@ -228,7 +227,7 @@ def _add_points(
     options: BenchOptions,
 ) -> None:
     """Every batch through every contender, in turn."""
-    from hydrasurgeon.measuring.timing import interleaved, peak_bytes
+    from hydrasurgeon.measuring.cost import interleaved, peak_bytes
 
     peaks = [peak_bytes(model, inputs[0]) for model in models]
     passes = {}

@@ -31,8 +31,15 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.sharing.measured_card import claimed_cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
-from hydrasurgeon.stages.evaluate_alike import uncalibrated, unlike_notes
-from hydrasurgeon.stages.evaluate_models import Measured, by_file, decision_ignored, of_files, of_models
+from hydrasurgeon.stages.evaluate_models import (
+    Measured,
+    by_file,
+    decision_ignored,
+    of_files,
+    of_models,
+    uncalibrated,
+    unlike_notes,
+)
 
 STDOUT = "-"
 """A report that is printed."""

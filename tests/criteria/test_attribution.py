@@ -14,7 +14,7 @@ from slow_circuits import problem_of, slow_attribution
 from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.criteria.circuits.attribution import Attribution, first_order, predicted
 from hydrasurgeon.criteria.circuits.greedy import extract
-from hydrasurgeon.criteria.circuits.problem import measure, outcomes_of
+from hydrasurgeon.criteria.circuits.objective import measure, outcomes_of
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Head
 

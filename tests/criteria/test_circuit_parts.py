@@ -14,9 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hydrasurgeon.criteria.circuits.engine import _short
 from hydrasurgeon.criteria.circuits.fast import Drawn, Look, inclusion_probabilities
+from hydrasurgeon.criteria.circuits.greedy import HALF, Packed, pack, unpack
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, contributions
 from hydrasurgeon.criteria.circuits.race import Runner, batched
-from hydrasurgeon.criteria.circuits.state import HALF, Packed, pack, unpack
 from hydrasurgeon.heads import Head
 
 SIZES = st.just(0.0) | st.floats(1e-30, 100)

@@ -59,7 +59,7 @@ LOGITS = st.lists(st.floats(-30, 30), min_size=4, max_size=4)
 def test_familiarity_orders_samples_as_the_score_does(score: str, rows: list[list[float]]) -> None:
     logits = torch.tensor(rows).double()
     strange = ON_LOGITS[score](logits[:, None], 1.0)
-    familiar = FAMILIARITY[score].of(logits)
+    familiar = FAMILIARITY[score][0](logits)
     assert bool(familiar.isfinite().all())
     # What rounding cannot have turned round: near certainty 1 − p loses its digits, which gen takes to the power 0.1.
     surely = (strange[:, None] - strange) > (0.03 if score == "gen" else 1e-9)
@@ -73,8 +73,8 @@ def test_a_score_moves_no_further_than_is_allowed_for(
 ) -> None:
     logits = torch.tensor([row]).double()
     moved = logits + size * torch.tensor([shift]).double()
-    off = (FAMILIARITY[score].of(moved) - FAMILIARITY[score].of(logits)).abs()
-    assert float(off) <= size * FAMILIARITY[score].moves + 1e-9
+    off = (FAMILIARITY[score][0](moved) - FAMILIARITY[score][0](logits)).abs()
+    assert float(off) <= size * FAMILIARITY[score][1] + 1e-9
 
 
 def test_formulas() -> None:
@@ -90,7 +90,7 @@ def test_formulas() -> None:
         "max-logit": logits.amax(-1),
     }
     for score, values in expected.items():
-        torch.testing.assert_close(FAMILIARITY[score].of(logits), values, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(FAMILIARITY[score][0](logits), values, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("score", OOD_SCORES)
@@ -98,7 +98,7 @@ def test_nothing_saturates(score: str) -> None:
     """Samples beyond what a probability can tell apart keep their order."""
     gaps = torch.tensor([30.0, 50.0, 100.0, 700.0, 2000.0, 60000.0]).double()
     logits = torch.stack([gaps, torch.zeros_like(gaps), torch.zeros_like(gaps)], dim=-1)
-    familiar = FAMILIARITY[score].of(logits)
+    familiar = FAMILIARITY[score][0](logits)
     assert bool(familiar.isfinite().all())
     assert bool((familiar.diff() > 0).all())
 

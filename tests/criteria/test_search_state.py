@@ -11,8 +11,8 @@ import torch
 
 from hydrasurgeon.criteria.circuits.engine import Work
 from hydrasurgeon.criteria.circuits.exact import Exact
+from hydrasurgeon.criteria.circuits.greedy import Packed, SearchState, pack, unpack
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
-from hydrasurgeon.criteria.circuits.state import Packed, SearchState, pack, unpack
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.heads import Head
 

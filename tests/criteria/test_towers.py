@@ -15,8 +15,7 @@ from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.engine import Towers, engine_of, numbered
-from hydrasurgeon.criteria.circuits.objective import Objective
-from hydrasurgeon.criteria.circuits.problem import Held, Problem
+from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.heads import Head
 

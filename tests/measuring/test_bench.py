@@ -13,8 +13,8 @@ from torch import nn
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError
-from hydrasurgeon.measuring import timing
-from hydrasurgeon.measuring.timing import InTurn, SideBySide, interleaved, peak_bytes
+from hydrasurgeon.measuring import cost as timing
+from hydrasurgeon.measuring.cost import InTurn, SideBySide, interleaved, peak_bytes
 
 MAKE = Callable[..., Path]
 

@@ -13,8 +13,8 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.conditions import Conditions, Provenance, unlike
-from hydrasurgeon.stages.evaluate_alike import recorded_steps, steps_trained
+from hydrasurgeon.measuring.results import Conditions, Provenance, unlike
+from hydrasurgeon.stages.evaluate_models import recorded_steps, steps_trained
 
 VIT = FAMILIES["timm ViT"]
 

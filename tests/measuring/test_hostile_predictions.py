@@ -16,8 +16,7 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.predictions import read_predictions
-from hydrasurgeon.measuring.reading import Reading
-from hydrasurgeon.measuring.rows import row_of
+from hydrasurgeon.measuring.rows import Reading, row_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -53,7 +52,7 @@ def write(path: Path, *, about: Any = ABOUT, **changes: torch.Tensor | None) -> 
 
 def test_a_good_file_is_read_whole(tmp_path: Path) -> None:
     found = read_predictions(write(tmp_path / "p.safetensors"))
-    assert (found.name, found.kind, found.members) == ("theirs", "hydra", 2)
+    assert (found.name, found.kind, found.logits.shape[1]) == ("theirs", "hydra", 2)
     assert [(s.name, s.group) for s in found.ood] == [("a", "near"), ("b", "far")]
     assert torch.equal(found.shift[0].labels, torch.tensor([0, 1, 2, 0]))
     assert torch.equal(found.logits, tensors()["logits"])

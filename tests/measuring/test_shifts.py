@@ -14,9 +14,8 @@ from hydrasurgeon.data import open_data
 from hydrasurgeon.data.corruptions import Corrupted, Corruption
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.predictions import Predictions
-from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.results import ShiftResult
-from hydrasurgeon.measuring.rows import Row, averaged, row_of, with_mce
+from hydrasurgeon.measuring.rows import Reading, Row, averaged, row_of, with_mce
 from hydrasurgeon.measuring.sets import parse_shift
 
 MAKE = Callable[..., Path]

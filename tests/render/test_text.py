@@ -182,7 +182,7 @@ def test_json_is_ascii_and_strict(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_progress_says_what_it_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("hydrasurgeon.render.bar.PLAIN_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("hydrasurgeon.render.console.PLAIN_EVERY_SECONDS", 0.0)
     with render.progress(False) as tick:
         assert tick is not None
         tick(EVIL, 1, 2)

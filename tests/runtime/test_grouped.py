@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from launched import launches
 from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES, KINDS, LAYERS, Family, thoroughly
 
 import hydrasurgeon as hs
 from hydrasurgeon.families import family_named
-from hydrasurgeon.measuring.cost import launches, macs
-from hydrasurgeon.measuring.timing import peak_bytes
+from hydrasurgeon.measuring.cost import macs, peak_bytes
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra

@@ -403,7 +403,7 @@ def run_mistake(mistake: Mistake, folder: Path) -> Outcome:
     err = io.StringIO()
     silent = contextlib.redirect_stdout(io.StringIO())
     # On a slow machine progress would be among what is said.
-    patient = mock.patch("hydrasurgeon.render.bar.PLAIN_EVERY_SECONDS", math.inf)
+    patient = mock.patch("hydrasurgeon.render.console.PLAIN_EVERY_SECONDS", math.inf)
     with _inside(folder), _lacking(mistake.without), patient, contextlib.redirect_stderr(err), silent:
         code = run(shlex.split(mistake.line))
     message = err.getvalue()

@@ -12,8 +12,7 @@ from torch import Tensor
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.criteria.circuits.objective import Objective
-from hydrasurgeon.criteria.circuits.problem import Held, Problem, measure
+from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem, measure
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.heads import Head

@@ -8,9 +8,9 @@ weight from each, and a layer left empty gets its weightiest head back. Needs no
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hydrasurgeon.criteria.selection import movable
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.manifest import Score, SingleManifest
+from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Head, Layers, count, drop, parse_layers
 from hydrasurgeon.lookup import need
 
@@ -35,7 +36,6 @@ class Choice:
     stay: tuple[Head, ...]
     clusters: tuple[tuple[Head, ...], ...]
     curve: tuple[tuple[int, float], ...]
-    """(number of clusters, mean simplified silhouette)."""
     automatic: int
     knee: bool
     """False where the curve has no knee, and its highest point was taken instead."""
@@ -51,7 +51,10 @@ def choose(
     for k in range(2, len(heads)):
         labels, medoids = _medoids(distances, k)
         curve.append((k, silhouette(distances, labels, medoids)))
-    automatic, knee = _automatic(curve, len(heads))
+    knee = knee_of([k for k, _ in curve], [height for _, height in curve]) if curve else None
+    automatic = max(curve, key=lambda point: point[1])[0] if curve else len(heads)
+    if knee is not None:
+        automatic = knee
     labels, _ = _medoids(distances, automatic if clusters is None else clusters)
     groups = [[i for i, label in enumerate(labels) if label == c] for c in sorted(set(labels))]
     stay = {max(group, key=lambda i: weights[i]) for group in groups}
@@ -64,7 +67,7 @@ def choose(
         clusters=tuple(tuple(heads[i] for i in group) for group in sorted(groups)),
         curve=tuple(curve),
         automatic=automatic,
-        knee=knee,
+        knee=knee is not None,
     )
 
 
@@ -89,16 +92,6 @@ def silhouette(distances: Distances, labels: Sequence[int], medoids: Sequence[in
         return 0.0
     other = (to.sum(axis=1) - to_medoid) / (len(medoids) - 1)
     return float(np.mean(((other - to_medoid) / np.maximum(to_medoid, other))[away]))
-
-
-def _automatic(curve: Sequence[tuple[int, float]], heads: int) -> tuple[int, bool]:
-    """The knee; the curve's highest point where there is none; all heads where there is no curve."""
-    if not curve:
-        return heads, False
-    knee = knee_of([k for k, _ in curve], [height for _, height in curve])
-    if knee is not None:
-        return knee, True
-    return max(curve, key=lambda point: point[1])[0], False
 
 
 def knee_of(ks: Sequence[int], heights: Sequence[float]) -> int | None:
@@ -133,9 +126,31 @@ def choose_heads(
     seed: int = 0,
 ) -> tuple[dict[str, Layers], tuple[str, ...]]:
     """Kept heads: CAHP's own number, K × layers clusters, or all but `remove`; and what is odd about its own number."""
-    kept = select(manifest, score, keep=keep, remove=remove, layers=layers, tower=tower)
+    assert score.values is not None
+    values, settings = score.values, score.settings
+    candidates = movable(manifest, score, layers=layers, tower=tower)
+    placed = {Head(t, layer, h): (x, y) for t, layer, h, x, y in settings.get("points", ())}
+    missing = next((head for head in candidates if head not in placed), None)
+    if missing is not None:
+        raise SurgeryError(
+            f"the cahp scores do not cover head {missing.number} of {missing.tower} layer {missing.layer}",
+            hint="Score again.",
+        )
+    clusters = number_of_clusters(candidates, keep, remove)
+    chosen = parse_layers(layers, max(manifest.towers[name].layers for name in values))
+    if (
+        (clusters, settings.get("clusters_from")) == (None, "auto")
+        and set(settings.get("layers", ())) == chosen
+        and len(placed) == len(candidates)
+    ):
+        kept = {tower: tuple(map(tuple, rows)) for tower, rows in settings["kept"].items()}
+    else:
+        points = np.array([placed[head] for head in candidates]).reshape(-1, 2)
+        weights = [values[head.tower][head.layer][head.number] for head in candidates]
+        choice = choose(candidates, points, weights, clusters=clusters)
+        kept = drop(manifest.kept, set(candidates) - set(choice.stay))
     notes = []
-    if keep == "auto" and not score.settings.get("knee"):
+    if keep == "auto" and not settings.get("knee"):
         notes.append("cahp's curve has no knee: its highest point gives the number of heads")
     left, present = count(kept), count(manifest.kept)
     if keep == "auto" and left < present / 2:
@@ -146,43 +161,8 @@ def choose_heads(
     return kept, tuple(notes)
 
 
-def select(
-    manifest: SingleManifest,
-    score: Score,
-    *,
-    keep: int | str | None = None,
-    remove: int | None = None,
-    layers: str | None = None,
-    tower: str | None = None,
-) -> dict[str, Layers]:
-    """Kept heads by an amount."""
-    assert score.values is not None
-    candidates = movable(manifest, score, layers=layers, tower=tower)
-    chosen = parse_layers(layers, max(manifest.towers[name].layers for name in score.values))
-    placed = {Head(t, layer, h): (x, y) for t, layer, h, x, y in score.settings.get("points", ())}
-    unknown = [head for head in candidates if head not in placed]
-    if unknown:
-        raise SurgeryError(f"the cahp scores do not cover {_named(unknown[0])}", hint="Score again with this version.")
-    clusters = _clusters(candidates, keep, remove)
-    settings = score.settings
-    as_recorded = (
-        settings.get("clusters_from") == "auto"
-        and set(settings.get("layers", ())) == chosen
-        and len(placed) == len(candidates)
-    )
-    if clusters is None and as_recorded:
-        return {tower: tuple(map(tuple, rows)) for tower, rows in settings["kept"].items()}
-    values = score.values
-    choice = choose(
-        candidates,
-        np.array([placed[head] for head in candidates]).reshape(-1, 2),
-        [values[head.tower][head.layer][head.number] for head in candidates],
-        clusters=clusters,
-    )
-    return drop(manifest.kept, set(candidates) - set(choice.stay))
-
-
-def _clusters(candidates: Sequence[Head], keep: int | str | None, remove: int | None) -> int | None:
+def number_of_clusters(candidates: Sequence[Head], keep: int | str | None, remove: int | None) -> int | None:
+    """By the heads to keep in each layer, or to remove in all; None for CAHP's own number."""
     layers = len({(head.tower, head.layer) for head in candidates})
     if keep == "auto":
         return None
@@ -203,17 +183,37 @@ def _clusters(candidates: Sequence[Head], keep: int | str | None, remove: int | 
     return wanted
 
 
-def described(choice: Choice, points: Mapping[Head, tuple[float, float]], *, auto: bool) -> dict[str, Any]:
-    """What the manifest keeps of a choice: enough to choose again without the model."""
-    return {
-        "automatic": choice.automatic,
-        "knee": choice.knee,
-        "clusters_from": "auto" if auto else len(choice.clusters),
-        "clusters": [[list(head) for head in group] for group in choice.clusters],
-        "curve": [[k, round(height, 6)] for k, height in choice.curve],
-        "points": [[*head, x, y] for head, (x, y) in points.items()],
+def draw_cahp(score: Score, path: Path) -> None:
+    """Byte-identical for the same score and the same matplotlib."""
+    import matplotlib
+
+    settings = score.settings
+    points = {Head(t, layer, h): (x, y) for t, layer, h, x, y in settings["points"]}
+    kept = {
+        Head(tower, layer, h) for tower, rows in settings["kept"].items() for layer, row in enumerate(rows) for h in row
     }
-
-
-def _named(head: Head) -> str:
-    return f"head {head.number} of {head.tower} layer {head.layer}"
+    clusters = [[Head(*head) for head in group] for group in settings["clusters"]]
+    with matplotlib.rc_context({"font.size": 9}):
+        drawn = figure(11)
+        left, right = drawn.subplots(1, 2)
+        ks = [k for k, _ in settings["curve"]]
+        left.plot(ks, [height for _, height in settings["curve"]], marker=".", color="0.3")
+        kind = "knee" if settings["knee"] else "no knee, highest point"
+        label = f"{kind}: {settings['automatic']} clusters"
+        left.axvline(settings["automatic"], color="C3", linestyle="--", label=label)
+        if settings["clusters_from"] != "auto":
+            clusters_wanted = settings["clusters_from"]
+            left.axvline(clusters_wanted, color="C0", linestyle=":", label=f"asked for: {clusters_wanted}")
+        left.set(xlabel="clusters", ylabel="mean simplified silhouette")
+        left.legend(frameon=False)
+        colours = matplotlib.colormaps["tab20"]
+        for i, group in enumerate(clusters):
+            for head in group:
+                edge, width = ("black", 1.4) if head in kept else ("none", 0.0)
+                right.scatter(*points[head], color=colours(i % 20), edgecolors=edge, linewidths=width, s=60)
+                right.annotate(
+                    f"{head.layer}.{head.number}", points[head], textcoords="offset points", xytext=(5, 3), fontsize=6
+                )
+        title = f"{len(clusters)} clusters of {len(points)} heads (layer.head), kept ones ringed"
+        right.set(title=title, xticks=[], yticks=[])
+        save_figure(drawn, path)

@@ -28,7 +28,7 @@ from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.anatomy.maps import attention_maps, heads_from_maps, real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
 from hydrasurgeon.criteria.base import Subject, Verdict
-from hydrasurgeon.criteria.cahp.choice import choose, described
+from hydrasurgeon.criteria.cahp.choice import choose, number_of_clusters
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head, count, drop
 from hydrasurgeon.lookup import need
@@ -58,7 +58,12 @@ def score(subject: Subject) -> Verdict:
     model.requires_grad_(False)
     manifest = subject.checkpoint.manifest
     anatomy = subject.checkpoint.family.anatomy(model)
-    _check_reach(subject.towers, anatomy)
+    reached = {block.attention.tower for block in anatomy.blocks}
+    if beyond := sorted(set(subject.towers) - reached):
+        raise SurgeryError(
+            f"the attention maps of tower {beyond[0]} cannot be read: no data runs through it",
+            hint=f"Use another --method, or --tower {' or '.join(sorted(reached))}.",
+        )
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
     classes = _classes(manifest.model.num_classes, subject.run.seed)
     moments = ClassMoments(len(heads), classes)
@@ -69,23 +74,25 @@ def score(subject: Subject) -> Verdict:
         _observe(anatomy, inputs, labels.cpu().numpy(), moments)
         weigher.add(inputs, labels)
     means, variances = moments.finish()
-    _check_finite(heads, means, variances)
+    if not (np.isfinite(means).all() and np.isfinite(variances).all()):
+        raise SurgeryError(
+            "--method cahp: the attention maps hold NaN or infinity",
+            hint="The model overflows on this data: use --dtype float32, or check it with eval.",
+        )
     points = layout(jeffries_matusita(means, variances), seed=subject.run.seed)
     shares = _min_max(weigher.weights().numpy())
     movable = [i for i, head in enumerate(heads) if head.layer in subject.layers]
-    places = len({(heads[i].tower, heads[i].layer) for i in movable})
-    clusters = None if subject.keep is None else subject.keep * places
-    if clusters is not None and clusters > len(movable):
-        raise SurgeryError(
-            f"--keep {subject.keep}: there are only {len(movable)} heads in {places} layers",
-            hint=f"Keep at most {len(movable) // places}.",
-        )
-    choice = choose(
-        [heads[i] for i in movable], points[movable], [float(shares[i]) for i in movable], clusters=clusters
-    )
-    placed = {head: (float(x), float(y)) for head, (x, y) in zip(heads, points, strict=True)}
-    kept = drop(manifest.kept, {heads[i] for i in movable} - set(choice.stay))
-    settings = described(choice, placed, auto=clusters is None) | {
+    candidates = [heads[i] for i in movable]
+    clusters = None if subject.keep is None else number_of_clusters(candidates, subject.keep, None)
+    choice = choose(candidates, points[movable], shares[movable].tolist(), clusters=clusters)
+    kept = drop(manifest.kept, set(candidates) - set(choice.stay))
+    settings = {
+        "automatic": choice.automatic,
+        "knee": choice.knee,
+        "clusters_from": "auto" if clusters is None else len(choice.clusters),
+        "clusters": [[list(head) for head in group] for group in choice.clusters],
+        "curve": [[k, round(height, 6)] for k, height in choice.curve],
+        "points": [[*head, float(x), float(y)] for head, (x, y) in zip(heads, points, strict=True)],
         "kept": {tower: [list(row) for row in rows] for tower, rows in kept.items()},
         "count": count(kept),
         "layers": sorted(subject.layers),
@@ -94,26 +101,6 @@ def score(subject: Subject) -> Verdict:
     }
     each = iter(shares.tolist())
     return Verdict({(s.tower, s.layer): [next(each) for _ in s.heads] for s in sites}, settings)
-
-
-def _check_finite(heads: Sequence[Head], means: Array, variances: Array) -> None:
-    for i, head in enumerate(heads):
-        if not np.isfinite(means[:, i]).all() or not np.isfinite(variances[:, i]).all():
-            raise SurgeryError(
-                f"--method cahp: the attention maps of head {head.number} in {head.tower} layer {head.layer} hold NaN"
-                " or infinity",
-                hint="The model overflows on this data: use --dtype float32, or check it with eval.",
-            )
-
-
-def _check_reach(towers: Sequence[str], anatomy: Anatomy) -> None:
-    reached = {block.attention.tower for block in anatomy.blocks}
-    for tower in towers:
-        if tower not in reached:
-            raise SurgeryError(
-                f"the attention maps of tower {tower} cannot be read: no data runs through it",
-                hint=f"Use another --method, or --tower {' or '.join(sorted(reached))}.",
-            )
 
 
 def _classes(count: int, seed: int) -> list[int]:

@@ -18,11 +18,9 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.criteria.circuits.engine import Engine
-from hydrasurgeon.criteria.circuits.greedy import Search
-from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
-from hydrasurgeon.criteria.circuits.problem import Held, Problem
+from hydrasurgeon.criteria.circuits.greedy import HeadRow, Search, these
+from hydrasurgeon.criteria.circuits.objective import Held, Objective, Outcomes, Problem, margins
 from hydrasurgeon.criteria.circuits.race import Runner
-from hydrasurgeon.criteria.circuits.state import HeadRow, these
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.decided import Record
 from hydrasurgeon.heads import Head

@@ -13,10 +13,8 @@ from hydrasurgeon.criteria import OOD_SCORES, SEARCHES, objective_of
 from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.criteria.circuits import state_path
 from hydrasurgeon.criteria.circuits.engine import numbered
-from hydrasurgeon.criteria.circuits.greedy import Circuit, extract
-from hydrasurgeon.criteria.circuits.objective import Objective
-from hydrasurgeon.criteria.circuits.problem import Held, Problem
-from hydrasurgeon.criteria.circuits.state import SearchState
+from hydrasurgeon.criteria.circuits.greedy import Circuit, SearchState, extract
+from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import Score

@@ -11,7 +11,7 @@ weights instead of being masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
@@ -23,7 +23,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hydrasurgeon.anatomy.layers import attention_input, feed_forward, layer_bias, merge, placed, split_heads
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Prompted, Stack
-from hydrasurgeon.criteria.circuits.problem import Held, Problem
+from hydrasurgeon.criteria.circuits.objective import Held, Problem
 from hydrasurgeon.heads import Head, HeadAxis, positions, take_heads
 
 Hidden = Float[Tensor, "batch token embed"]
@@ -38,7 +38,6 @@ class Work:
     """What ran, in samples × layers."""
 
     layers: int = 0
-    """Whole layers."""
     parts: int = 0
     """Layers of which only a part ran: behind the shared attention, or for the classifier's token alone."""
 
@@ -67,19 +66,24 @@ class Engine:
         """Logits of the present circuit without each of these heads."""
         stack = self.anatomy.embed(inputs)
         hidden, bias = stack.hidden, stack.bias
-        branching = self._by_layer(candidates)
+        places = {(layer.site.tower, layer.site.layer): at for at, layer in enumerate(self._layers)}
+        branching: dict[int, list[Head]] = {}
+        for head in candidates:
+            branching.setdefault(places[head.tower, head.layer], []).append(head)
+        size = max(1, self.together // len(hidden))
         logits_of: dict[Head, Tensor] = {}
         for at, layer in enumerate(self._layers[: max(branching) + 1]):
             one = self._one_token_at(at)
             heads, summed = layer.attention(hidden, bias, one)
-            for group in self._groups(branching.get(at, ()), len(hidden)):
+            branches = branching.get(at, [])
+            for group in (branches[start : start + size] for start in range(0, len(branches), size)):
                 self.work.parts += len(group) * len(hidden)
                 less = layer.without_each(heads, summed, group)
-                logits = self._finish(layer.transform(less.flatten(0, 1)), bias, at + 1)
+                logits = self._finish(feed_forward(layer.block, less.flatten(0, 1)), bias, at + 1)
                 logits_of.update(zip(group, logits.unflatten(0, (len(group), -1)), strict=True))
             if at < max(branching):
                 self._count(at, len(hidden))
-                hidden = layer.transform(summed)
+                hidden = feed_forward(layer.block, summed)
         return torch.stack([logits_of[head] for head in candidates])
 
     def _finish(self, hidden: Hidden, bias: Tensor | None, start: int) -> Float[Tensor, "b klass"]:
@@ -87,7 +91,7 @@ class Engine:
         for at, layer in enumerate(self._layers[start:], start):
             one = self._one_token_at(at)
             self._count(at, len(hidden))
-            hidden = layer.transform(layer.attention(hidden, bias, one)[1])
+            hidden = feed_forward(layer.block, layer.attention(hidden, bias, one)[1])
         return self.anatomy.readout(Stack(hidden, _for_each(bias, len(hidden))))
 
     def _one_token_at(self, layer: int) -> bool:
@@ -99,18 +103,6 @@ class Engine:
             self.work.parts += sequences
         else:
             self.work.layers += sequences
-
-    def _by_layer(self, candidates: Sequence[Head]) -> Mapping[int, list[Head]]:
-        where: dict[int, list[Head]] = {}
-        places = {(layer.site.tower, layer.site.layer): at for at, layer in enumerate(self._layers)}
-        for head in candidates:
-            where.setdefault(places[head.tower, head.layer], []).append(head)
-        return where
-
-    def _groups(self, heads: Sequence[Head], batch: int) -> Iterator[Sequence[Head]]:
-        size = max(1, self.together // batch)
-        for start in range(0, len(heads), size):
-            yield heads[start : start + size]
 
 
 class _Layer:
@@ -212,10 +204,6 @@ class _Layer:
         every = summed.flatten(0, 1)
         less = [torch.addmm(every, heads[:, i].flatten(0, 1), self.outs[i], alpha=-1) for i in at]
         return torch.stack(less).unflatten(1, summed.shape[:2])
-
-    def transform(self, summed: Hidden) -> Hidden:
-        """The rest of the layer, from the residual stream behind its attention on."""
-        return feed_forward(self.block, summed)
 
 
 def _for_each(bias: Tensor | None, sequences: int) -> Tensor | None:

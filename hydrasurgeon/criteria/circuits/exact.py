@@ -16,11 +16,9 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.engine import Engine, engine_of
-from hydrasurgeon.criteria.circuits.greedy import Search
-from hydrasurgeon.criteria.circuits.objective import Outcomes
-from hydrasurgeon.criteria.circuits.problem import Problem, measure
+from hydrasurgeon.criteria.circuits.greedy import HeadRow, Packed, Search, pack, rows_of, these, unpack
+from hydrasurgeon.criteria.circuits.objective import Outcomes, Problem, measure
 from hydrasurgeon.criteria.circuits.race import LEADERS, Race, Runner
-from hydrasurgeon.criteria.circuits.state import HeadRow, Packed, pack, rows_of, these, unpack
 from hydrasurgeon.files.decided import Record
 from hydrasurgeon.heads import Head
 
@@ -33,6 +31,8 @@ class Memory(Record):
 
     present: Packed
     favourites: tuple[HeadRow, ...]
+    effects: Packed | None = None
+    """What a fast search knew besides."""
 
 
 class Exact(Search):

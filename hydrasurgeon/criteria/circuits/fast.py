@@ -21,11 +21,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.criteria.circuits.exact import Exact, Memory
-from hydrasurgeon.criteria.circuits.objective import Outcomes, contributions
-from hydrasurgeon.criteria.circuits.problem import Problem
+from hydrasurgeon.criteria.circuits.exact import Exact
+from hydrasurgeon.criteria.circuits.greedy import HALF, Packed, pack, rows_of, unpack
+from hydrasurgeon.criteria.circuits.objective import Outcomes, Problem, contributions
 from hydrasurgeon.criteria.circuits.race import Part, Runner, batched
-from hydrasurgeon.criteria.circuits.state import HALF, Packed, pack, rows_of, unpack
 from hydrasurgeon.heads import Head
 
 
@@ -88,17 +87,6 @@ SAMPLES = 100
 """At least so many samples are looked at: fewer cannot tell how far off a prediction is."""
 EVEN = 0.2
 """Added to the weight of each sample, in average weights: what never mattered may yet."""
-
-
-def assumptions() -> str:
-    """What must hold for the head that is best to be found."""
-    (_, half), (third, _) = OPENING
-    shares = ", ".join(f"{share:.0%}" for share in SHARES)
-    return (
-        f"the head to remove is predicted among the best {LOOKED_AT:.0%} of the candidates, and on {shares} of the"
-        f" samples is never more than {DOUBT:g} standard errors behind the best; those that are left are measured on"
-        f" all samples. In the first round it is among the best {third:.0%} on {half:.0%} of the samples"
-    )
 
 
 class Look:
@@ -215,12 +203,6 @@ class Look:
         return ((variance + variance[others].median()) / 2 + 1).sqrt()
 
 
-class FastMemory(Memory):
-    """What a file says that the search knew."""
-
-    effects: Packed
-
-
 class Fast(Exact):
     """Predictions are corrected by what is seen of samples, until it is clear who is best."""
 
@@ -233,9 +215,13 @@ class Fast(Exact):
 
     @property
     def guarantee(self) -> str:  # type: ignore[override]
+        (_, half), (third, _) = OPENING
+        shares = ", ".join(f"{share:.0%}" for share in SHARES)
         return (
             "none; assumed: what a removal does to a sample changes little from round to round, so that"
-            f" {assumptions()}"
+            f" the head to remove is predicted among the best {LOOKED_AT:.0%} of the candidates, and on {shares} of the"
+            f" samples is never more than {DOUBT:g} standard errors behind the best; those that are left are measured"
+            f" on all samples. In the first round it is among the best {third:.0%} on {half:.0%} of the samples"
         )
 
     @torch.inference_mode()
@@ -296,8 +282,8 @@ class Fast(Exact):
         return {**super().memory(), "effects": pack(self.effects, HALF)}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        recorded = FastMemory.model_validate(memory)
-        super().recall({"present": recorded.present, "favourites": recorded.favourites})
+        super().recall(memory)
+        effects = Packed.model_validate(memory.get("effects"))
         count = len(self.problem.candidates)
         rows = [count * part for part in rows_of(self.problem.objective)]
-        self.effects = unpack(recorded.effects, rows, HALF).map(lambda part: part.reshape(count, part.numel() // count))
+        self.effects = unpack(effects, rows, HALF).map(lambda part: part.reshape(count, part.numel() // count))

@@ -19,28 +19,24 @@ For the entropy it is Σ p_i |ln p_i + H| / H ≤ 2; for gen each ln p^γ (1−p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
+from hydrasurgeon.anatomy.hooks import ablated
+from hydrasurgeon.anatomy.parts import Anatomy, Attention
+from hydrasurgeon.data import moved
 from hydrasurgeon.decision.scores.on_logits import GAMMA, TOP
+from hydrasurgeon.heads import Head
+from hydrasurgeon.runtime.processes import World
 
 Many = Float[Tensor, "*any klass"]
 One = Float[Tensor, "*any"]
-
-
-@dataclass(frozen=True)
-class Familiarity:
-    """One score, turned round."""
-
-    of: Callable[[Many], One]
-    """Higher = looks more familiar."""
-    moves: float
-    """By how much at most, when each logit moves by 1."""
 
 
 def odds(logits: Many) -> One:
@@ -83,15 +79,15 @@ def _log_surprise(log_p: Many, against: Many) -> Many:
     return torch.where(certain, against, (-log_p.clamp(max=-1e-200)).log())
 
 
-FAMILIARITY = {
-    "msp": Familiarity(odds, 2.0),
-    "entropy": Familiarity(_certainty, 2.0),
-    "gen": Familiarity(_concentration, 2 * GAMMA),
-    "energy": Familiarity(lambda logits: logits.logsumexp(dim=-1), 1.0),
-    "max-logit": Familiarity(lambda logits: logits.amax(dim=-1), 1.0),
+FAMILIARITY: dict[str, tuple[Callable[[Many], One], float]] = {
+    "msp": (odds, 2.0),
+    "entropy": (_certainty, 2.0),
+    "gen": (_concentration, 2 * GAMMA),
+    "energy": (lambda logits: logits.logsumexp(dim=-1), 1.0),
+    "max-logit": (lambda logits: logits.amax(dim=-1), 1.0),
 }
-"""OOD score → how familiar one model finds a sample by it; their names without torch stand in
-`criteria/__init__.py`."""
+"""OOD score → how familiar one model finds a sample by it (higher = more), and by how much that moves at most when each
+logit moves by 1; their names without torch stand in `criteria/__init__.py`."""
 
 
 Kind = Literal["acc", "ood", "avg"]
@@ -119,9 +115,7 @@ class Outcomes:
 
     margin: Float[Tensor, "*circuit id"]
     familiar: Float[Tensor, "*circuit id"]
-    """How familiar ID samples look."""
     foreign: Float[Tensor, "*circuit ood"]
-    """How familiar OOD samples look."""
 
     def one(self) -> Outcomes:
         """A single circuit's as those of several."""
@@ -188,15 +182,14 @@ class Objective:
     id_rows: int
     ood_rows: int
     ood_score: str = "msp"
-    """By which score of the logits OOD samples are told."""
 
     def familiarity(self, logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
         """How familiar samples look: what pairs are compared by."""
-        return FAMILIARITY[self.ood_score].of(logits)
+        return FAMILIARITY[self.ood_score][0](logits)
 
     def gap(self, tolerance: float) -> float:
         """By how much two samples must differ for the order to be sure, when logits may be off by `tolerance`."""
-        return 2 * FAMILIARITY[self.ood_score].moves * tolerance
+        return 2 * FAMILIARITY[self.ood_score][1] * tolerance
 
     @property
     def per_answer(self) -> int:
@@ -235,3 +228,120 @@ class Objective:
     def best_left(self, wrong: Int[Tensor, " circuit"], discordant: Int[Tensor, " circuit"]) -> Int[Tensor, " circuit"]:
         """Points a circuit can still reach after that many surely wrong answers and surely discordant pairs."""
         return self.total - self.per_answer * wrong - (2 * discordant if self.needs_ood else 0)
+
+
+MASK = "attention_mask"
+"""Under which name texts say which of their tokens are real."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """All inputs of one set: a tensor, or tensors by name as text models take them."""
+
+    parts: Mapping[str, Tensor]
+    named: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, batches: Iterable[Any], device: torch.device, dtype: torch.dtype) -> Held:
+        """Batches may be padded to different lengths; the shorter ones are padded on (and masked)."""
+        inputs = list(batches)
+        named = bool(inputs) and isinstance(inputs[0], Mapping)
+        rows: list[dict[str, Tensor]] = [dict(b) if named else {"": b} for b in inputs]
+        return cls({k: _stacked([row[k] for row in rows]) for k in (rows[0] if rows else ())}, named, device, dtype)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values()))) if self.parts else 0
+
+    @property
+    def lengths(self) -> Int[Tensor, " sample"] | None:
+        """Tokens of each text; None where all inputs are of one size."""
+        mask = self.parts.get(MASK)
+        return None if mask is None else mask.ne(0).sum(dim=1)
+
+    def take(self, index: Tensor) -> Any:
+        """These samples as the model's input, on its device, without padding that none of them needs."""
+        chosen = {name: part[index] for name, part in self.parts.items()}
+        if MASK in chosen:
+            used = int(chosen[MASK].ne(0).any(dim=0).nonzero().max()) + 1
+            chosen = {name: part[:, :used] for name, part in chosen.items()}
+        there: Any = moved(chosen, self.device, self.dtype)
+        return there if self.named else there[""]
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Any]]:
+        """(index, inputs) in the order of the set."""
+        for index in torch.arange(len(self)).split(size):
+            if len(index):
+                yield index, self.take(index)
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    if parts[0].dim() == 2:
+        longest = max(part.shape[1] for part in parts)
+        parts = [pad(part, (0, longest - part.shape[1])) for part in parts]
+    return torch.cat([part.cpu() for part in parts])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, its data and what is to be found."""
+
+    module: nn.Module
+    anatomy: Anatomy
+    id_inputs: Held
+    labels: Tensor
+    ood_inputs: Held
+    objective: Objective
+    candidates: tuple[Head, ...]
+    """In the order in which ties are decided."""
+    batch_size: int
+    together: int
+    world: World = field(default_factory=World)
+    tick: Callable[[float], None] = lambda _: None
+
+    @property
+    def sites(self) -> tuple[Attention, ...]:
+        return self.anatomy.sites
+
+    @property
+    def precise(self) -> bool:
+        """Whether rounding is small enough to be bounded."""
+        return self.id_inputs.dtype in (torch.float32, torch.float64)
+
+    @property
+    def lengths(self) -> tuple[Tensor | None, Tensor | None]:
+        """How long ID and OOD texts are."""
+        return self.id_inputs.lengths, self.ood_inputs.lengths
+
+    def left(self, removed: Sequence[Head]) -> list[Head]:
+        gone = set(removed)
+        return [head for head in self.candidates if head not in gone]
+
+
+def measure(problem: Problem, off: Sequence[Head]) -> int:
+    """Points of the model with these heads masked, as Algorithm 1 measures them."""
+    ((low, _),) = problem.objective.points(outcomes_of(problem, off).one())
+    return low
+
+
+@torch.inference_mode()
+def outcomes_of(problem: Problem, off: Sequence[Head]) -> Outcomes:
+    """What the model predicts with these heads masked. Processes share the batches."""
+    objective = problem.objective
+    with ablated(problem.sites, off):
+        logits = _logits(problem, problem.id_inputs)
+        foreign = torch.zeros(0)
+        if objective.needs_ood:
+            foreign = objective.familiarity(_logits(problem, problem.ood_inputs))
+    return Outcomes(margins(logits, problem.labels), objective.familiarity(logits), foreign)
+
+
+def _logits(problem: Problem, inputs: Held) -> Tensor:
+    world = problem.world
+    mine = []
+    for number, (_, batch) in enumerate(inputs.batches(problem.batch_size)):
+        if number % world.size == world.rank:
+            mine.append((number, problem.module(batch).double().cpu()))
+    everyone = [pair for part in world.gather(mine) for pair in part]
+    return torch.cat([logits for _, logits in sorted(everyone, key=lambda pair: pair[0])])

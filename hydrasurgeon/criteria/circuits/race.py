@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.criteria.circuits.engine import Engine
-from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins, pairs_above
-from hydrasurgeon.criteria.circuits.problem import Problem
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, Problem, margins, pairs_above
 from hydrasurgeon.heads import Head
 
 Lengths = tuple[Int[Tensor, " id"] | None, Int[Tensor, " ood"] | None]

@@ -54,22 +54,17 @@ class Sides:
     correct: Bool[Tensor, " sample"]
     confidence: Scores
     inside: Scores
-    """OOD scores of the samples."""
     outside: tuple[Scores, ...]
-    """… and of each OOD set."""
 
     def mixed(self, other: Sides, going: Sequence[Tensor]) -> Sides:
         """This one's answer where a row stops, the other's where it goes on; `going` of the samples, then of each
         set."""
-        inside, *outside = going
+        (correct, sure, inside), (ours, others, scores) = (
+            (each.correct, each.confidence, (each.inside, *each.outside)) for each in (self, other)
+        )
+        mixed = [torch.where(open_, b, a) for open_, a, b in zip(going, inside, scores, strict=True)]
         return Sides(
-            torch.where(inside, other.correct, self.correct),
-            torch.where(inside, other.confidence, self.confidence),
-            torch.where(inside, other.inside, self.inside),
-            tuple(
-                torch.where(open_, theirs, mine)
-                for open_, theirs, mine in zip(outside, other.outside, self.outside, strict=True)
-            ),
+            torch.where(going[0], ours, correct), torch.where(going[0], others, sure), mixed[0], tuple(mixed[1:])
         )
 
     def measures(self) -> Drops:
@@ -119,10 +114,6 @@ def drops_of(cascade: Sides, hydra: Sides) -> Drops:
     return {name: SIGNS.get(name, 100.0) * (whole[name] - part[name]) for name in MEASURES}
 
 
-def worst(drops: Drops) -> float:
-    return max(drops.values())
-
-
 def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, Interval]:
     """Interval of each drop, by a paired bootstrap of the samples and of every OOD set."""
 
@@ -148,22 +139,16 @@ class Candidate:
     def macs(self) -> float:
         return self.steps.expected(self.share)
 
+    @property
+    def worst(self) -> float:
+        return max(self.drops.values())
 
-@dataclass(frozen=True)
-class _Looked:
-    """What the gate of one kind sees of the samples, and of each OOD set."""
 
-    inside: Float[Tensor, " sample"]
-    outside: tuple[Scores, ...]
-    ordered: Float[Tensor, " sample"]
-
-    def bound(self, above: float) -> float | None:
-        """Between two samples, so that this share of them lies above; no bound for none."""
-        count = round(above * len(self.ordered))
-        if count == 0:
-            return None
-        at = len(self.ordered) - count
-        return float(self.ordered[max(at - 1, 0)] + self.ordered[at]) / 2
+def _bound(ordered: Float[Tensor, " sample"], above: float) -> float | None:
+    """Between two samples, so that this share of them lies above; no bound for none."""
+    count = round(above * len(ordered))
+    at = len(ordered) - count
+    return None if count == 0 else float(ordered[max(at - 1, 0)] + ordered[at]) / 2
 
 
 def families(state: State, samples: Outputs, foreign: Sequence[Outputs], costs: Costs) -> Iterator[list[Candidate]]:
@@ -178,10 +163,8 @@ def families(state: State, samples: Outputs, foreign: Sequence[Outputs], costs: 
         for kind in ("disagreement",) if len(starters) == 2 else ("msp", "entropy", "ood"):
             looking = cascade.model_copy(update={"gate": Gate(score=kind)})
             seen = [gate_scores(state, looking, each.logits, each.features) for each in first]
-            looked = _Looked(seen[0], tuple(seen[1:]), seen[0].double().sort().values)
-            if looked.ordered[0] == looked.ordered[-1]:
-                continue  # it tells nothing apart
-            yield from _windows(looking, looked, (early, hydra), steps)
+            if seen[0].min() < seen[0].max():  # else it tells nothing apart
+                yield from _windows(looking, seen, (early, hydra), steps)
 
 
 def _starters(samples: Outputs) -> list[tuple[int, ...]]:
@@ -213,21 +196,23 @@ def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade
 
 
 def _windows(
-    cascade: Cascade, looked: _Looked, answers: tuple[Sides, Sides], steps: StepMacs
+    cascade: Cascade, seen: Sequence[Scores], answers: tuple[Sides, Sides], steps: StepMacs
 ) -> Iterator[list[Candidate]]:
-    """A family for each share that lies above the window."""
+    """A family for each share that lies above the window; `seen` is what the gate sees of the samples, then of each OOD
+    set."""
     early, hydra = answers
+    ordered = seen[0].double().sort().values
 
     def candidate(gate: Gate) -> Candidate:
-        going = [lets(gate, scores) for scores in (looked.inside, *looked.outside)]
+        going = [lets(gate, scores) for scores in seen]
         mixed = early.mixed(hydra, going)
         share = float(going[0].double().mean())
         return Candidate(cascade.model_copy(update={"gate": gate}), steps, share, mixed, drops_of(mixed, hydra))
 
     everything = candidate(Gate(score=cascade.gate.score))
     for top in TOPS:
-        high = looked.bound(top)
-        bounds = [looked.bound(top + share) for share in SHARES if top + share < 1]
+        high = _bound(ordered, top)
+        bounds = [_bound(ordered, top + share) for share in SHARES if top + share < 1]
         gates = [Gate(score=cascade.gate.score, low=low, high=high) for low in bounds]
         if top == 0 and cascade.gate.score == "msp":
             gates.append(Gate(score="msp", low=1.0))  # 1 − max p is always below: nothing goes on

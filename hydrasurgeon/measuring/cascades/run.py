@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.measuring.reading import Reading
-from hydrasurgeon.measuring.rows import Row, row_of
+from hydrasurgeon.measuring.rows import Reading, Row, row_of
 from hydrasurgeon.measuring.running import How, predicted
 
 if TYPE_CHECKING:
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.files.decided import Cascade
+    from hydrasurgeon.measuring.cost import SideBySide
     from hydrasurgeon.measuring.sets import DataSets
-    from hydrasurgeon.measuring.timing import SideBySide
 
 FULL = " (full)"
 """What the name of the hydra's own row ends with, where its cascade has the name itself."""
