@@ -75,7 +75,7 @@ def test_the_record_follows_from_the_model_and_the_data(made: Path) -> None:
     assert sorted(record.order) == [0, 1, 2]
     with torch.inference_mode():
         logits = model(val.inputs).double()
-    starters = list(record.order[: record.first])
+    starters = list(record.starters)
     scores = own_score(record.gate.score, logits[:, starters])
     low = -np.inf if record.gate.low is None else record.gate.low
     high = np.inf if record.gate.high is None else record.gate.high
@@ -89,7 +89,7 @@ def test_the_record_follows_from_the_model_and_the_data(made: Path) -> None:
     assert record.budget == 1.15
     assert not record.certified
     found = model.decide(val.inputs)
-    assert found.members_run.tolist() == [3 if g else record.first for g in going.tolist()]
+    assert found.members_run.tolist() == [3 if g else len(record.starters) for g in going.tolist()]
     # Of the half that certified, as many lie above the threshold as were to be flagged, at most.
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))[ROWS // 2 :]
     flagged = found.unfamiliar[order]
