@@ -159,7 +159,7 @@ def test_max_drop_is_kept_where_it_was_chosen(made: Path) -> None:
         (lambda c: c.update(order=[0, 1, 1]), "not each of 3 members once"),
         (lambda c: c.update(steps=[3, 3]), "steps: 3 and 3"),
         (lambda c: c["gate"].update(score="disagreement"), "the first two members"),
-        (lambda c: c["gate"].update(low=2.0, high=1.0), "a window from 2 to 1"),
+        (lambda c: c["gate"].update(low=2.0, high=1.0), "a window from 2"),
         (lambda c: c["gate"].update(low=None, high=None), "a gate without bounds"),
         (lambda c: c["cost"].update(expected=0.1), "expected is 0.1"),
         (lambda c: c.update(shares=[0.5, 0.5]), "every row comes to the first step"),
