@@ -24,6 +24,9 @@ from hydrasurgeon.options.shared import (
     Texts,
 )
 
+Objective = Literal["avg", "acc", "nll", "ood", "msp", "entropy", "mi", "energy", "max-logit", "gen"]
+"""What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter; or an OOD score."""
+
 
 class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     """Measure how much each head matters, and write it into the manifest.
@@ -152,7 +155,7 @@ class BuildOptions(Checkpoint, ClassNames, Bare, Run, Force):
     budget: str = option(
         "macs=1.5", metavar="UNIT=N[,N]", help="macs= or params=, times the backbone's; a list asks for the front."
     )
-    objective: str | None = option(
+    objective: Objective | None = option(
         None, metavar="NAME", help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood."
     )
     members: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = option(

@@ -150,6 +150,7 @@ class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     requires: ClassVar = {"plot": ("ood",)}
     conflicts: ClassVar = (("keep", "remove"), ("corrupt", "shift"))
 
+    data: str = option(metavar="D", group=READ, help=f"{DATA}.")
     ood: Texts = option(
         (), metavar="NAME=D", group=READ, help="OOD data to be detected head by head; repeatable, needs no labels."
     )
@@ -169,6 +170,9 @@ class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         8, ge=1, le=10_000, metavar="N", group=RUNS, help="Random vectors behind the diagonals of Hessians."
     )
     json_: PathLike | None = option(None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT)
+    dtype: Literal["float32", "float64"] = option(
+        "float32", group=RUNS, help="float32 or float64: second derivatives in half precision are noise."
+    )
     plot: PathLike | None = option(
         None, metavar="FILE", group=WRITTEN, help="Draw ID and OOD samples in the planes of heads, .png or .svg."
     )

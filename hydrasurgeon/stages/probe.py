@@ -20,8 +20,6 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import ProbeOptions
 from hydrasurgeon.probing.report import ProbeReport
 
-PRECISIONS = ("float32", "float64")
-"""Second derivatives in half precision are noise."""
 SPARED = 3
 """Without a number, one head of so many goes: the paper keeps 8 of 12."""
 
@@ -69,12 +67,6 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
 def _check(arguments: ProbeOptions) -> None:
     """Refuse arguments that do not go together."""
     check_keep(arguments.method, arguments.keep)
-    if arguments.data is None:
-        raise UsageError("probe: needs labelled data", hint="Give --data D.")
-    if arguments.dtype not in PRECISIONS:
-        raise UsageError(
-            f"--dtype {arguments.dtype}: too coarse for second derivatives", hint=f"Use {' or '.join(PRECISIONS)}."
-        )
     names = [parse_ood(entry)[1] for entry in arguments.ood]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

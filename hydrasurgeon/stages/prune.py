@@ -17,12 +17,11 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Score, SingleManifest
 from hydrasurgeon.heads import Kept, count
-from hydrasurgeon.lookup import whole_number
+from hydrasurgeon.lookup import imported, whole_number
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import PruneOptions
 from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.surgery.cut import plan_pruning
-from hydrasurgeon.surgery.repair import repaired_tensors
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -56,7 +55,8 @@ def prune(arguments: PruneOptions) -> Pruned:
     repaired: dict[str, Raw] = {}
     if arguments.repair is not None and arguments.data is not None:
         how, source = arguments.repair, arguments.data
-        repaired, calibration = repaired_tensors(opened, kept, how=how, data=source, run=arguments)
+        repair = imported("hydrasurgeon.surgery.repair:repaired_tensors")  # only here the model is loaded
+        repaired, calibration = repair(opened, kept, how=how, data=source, run=arguments)
         data = tuple(dict.fromkeys((*data, calibration)))
     uses = ("torch", opened.manifest.model.family) if repaired else ()
     args = {**arguments.recorded(), "method": key}

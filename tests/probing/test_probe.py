@@ -330,9 +330,9 @@ def test_what_cannot_be_probed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     with pytest.raises(SurgeryError, match="is a hydra of 2 members"):
         hs.probe(hydra, data=spec)
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({}, UsageError, "needs labelled data"),
+        ({}, UsageError, "--data is required"),
         ({"data": images("bare.npz", labels=False)}, DataError, "has no labels"),
-        ({"data": spec, "dtype": "bfloat16"}, UsageError, "too coarse"),
+        ({"data": spec, "dtype": "bfloat16"}, UsageError, "--dtype bfloat16"),
         ({"data": spec, "keep": 4}, SurgeryError, "no head would go"),
         ({"data": images("few.npz", rows=8), "ood": [spec]}, DataError, "no covariance of 8 dimensions"),
     ]

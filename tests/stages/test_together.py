@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import get_args
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from drawn_answers import CANDIDATES, CLASSES, ROWS, answers
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
+from hydrasurgeon.options.making import Objective as Goal
 from hydrasurgeon.stages.build.choice import measured
 from hydrasurgeon.stages.build.cost import parse_budgets
-from hydrasurgeon.stages.build.together import OBJECTIVES, Answers, Objective, Pool, choose, estimate
+from hydrasurgeon.stages.build.together import Answers, Objective, Pool, choose, estimate
 
 
 def pool(name: str, everyone: Sequence[Answers]) -> Pool:
@@ -36,7 +38,7 @@ def plainly(name: str, members: Sequence[Answers]) -> float:
     return (accuracy + area) / 2 if name == "avg" else area
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", get_args(Goal))
 def test_objectives_are_evals_metrics(name: str) -> None:
     everyone = answers()
     summed = pool(name, everyone)

@@ -24,7 +24,7 @@ from hydrasurgeon.stages.build.choice import Choosing, Row, draw_front
 from hydrasurgeon.stages.build.cost import parse_budgets
 from hydrasurgeon.stages.build.making import REFIT, Making
 from hydrasurgeon.stages.build.search import WITH_FOREIGN, check_enough, keys_of, searched
-from hydrasurgeon.stages.build.together import check_objective, needs_foreign
+from hydrasurgeon.stages.build.together import needs_foreign
 from hydrasurgeon.stages.commands import script
 from hydrasurgeon.tuning.recipes import load_recipe
 
@@ -107,7 +107,6 @@ def build(options: BuildOptions) -> Built:
 
 def _check(options: BuildOptions) -> None:
     """Options that go together, before anything is read."""
-    check_objective(options.goal)
     keys = keys_of(options)
     for key in keys:
         criterion(key, option="--criteria")

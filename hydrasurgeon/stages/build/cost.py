@@ -74,17 +74,9 @@ class Part:
     """What tells apart the tensors that are not the backbone's, as a repair leaves W_O and its bias."""
 
 
-@dataclass(frozen=True)
-class SiteSize:
-    """Numbers that one attention site holds."""
-
-    projections: int
-    """In q, k and v of one head."""
-    output: int
-    """In W_O's columns of one head."""
-    bias: int
-    names: tuple[str, str | None]
-    """W_O and its bias."""
+SiteSize = tuple[int, int, int, tuple[str, str | None]]
+"""Numbers that one attention site holds: in q, k and v of one head, in W_O's columns of one head, in W_O's bias; and the
+names of W_O and its bias."""
 
 
 @dataclass(frozen=True)
@@ -144,23 +136,22 @@ class CostModel:
         once."""
         total = self.others
         for tower, sites in self.sites.items():
-            for layer, site in enumerate(sites):
+            for layer, (projections, output, bias_size, (matrix, bias)) in enumerate(sites):
                 rows = [part.kept[tower][layer] for part in parts]
                 heads = len(set().union(*rows))
-                matrix, bias = site.names
                 apart = _conflict(rows, [part.own.get(matrix) for part in parts])
-                total += heads * site.projections + (sum(map(len, rows)) if apart else heads) * site.output
+                total += heads * projections + (sum(map(len, rows)) if apart else heads) * output
                 several = bias is not None and len({part.own.get(bias) for part in parts}) > 1
-                total += (len(parts) if several else 1) * site.bias
+                total += (len(parts) if several else 1) * bias_size
         return total
 
     def trunk(self, parts: Sequence[Part]) -> int:
         """Leading layers that all members have in common."""
         first, *others = parts
         rows = first.kept[self.tower]
-        for layer, site in enumerate(self.sites[self.tower]):
+        for layer, (*_, names) in enumerate(self.sites[self.tower]):
             for other in others:
-                repaired = any(first.own.get(name) != other.own.get(name) for name in site.names if name)
+                repaired = any(first.own.get(name) != other.own.get(name) for name in names if name)
                 if other.kept[self.tower][layer] != rows[layer] or repaired:
                     return layer
         return len(rows) if others else 0
@@ -192,7 +183,7 @@ class Costs:
     def _repaired(self, candidate: Candidate, backbone: Kept) -> dict[str, str]:
         """A repair writes W_O and its bias wherever heads are gone; no two candidates have the same."""
         changed = [
-            self.model.sites[tower][layer].names
+            self.model.sites[tower][layer][-1]
             for tower, rows in backbone.items()
             for layer, row in enumerate(rows)
             if candidate.repair and candidate.kept[tower][layer] != row
@@ -245,9 +236,9 @@ def cost_model(backbone: LoadedBackbone, inputs: Any) -> CostModel:
     sites = _sites(checkpoint)
     whole = sum(torch.Size(weight.shape).numel() for weight in checkpoint.weights.values())
     held = sum(
-        manifest.towers[tower].heads * (site.projections + site.output) + site.bias
+        manifest.towers[tower].heads * (projections + output) + bias
         for tower, layers in sites.items()
-        for site in layers
+        for projections, output, bias, _ in layers
     )
     return CostModel(
         tower=anatomy.blocks[0].attention.tower,
@@ -281,9 +272,8 @@ def _sites(checkpoint: Single) -> dict[str, tuple[SiteSize, ...]]:
     def site(tower: str, layer: int, heads: int) -> SiteSize:
         matrix, bias = output_of(weights, tower, layer)
         projections = sum(numbers(n) for n, place in axes.items() if place[:2] == (tower, layer) and n != matrix)
-        return SiteSize(
-            projections // heads, numbers(matrix) // heads, 0 if bias is None else numbers(bias), (matrix, bias)
-        )
+        size = 0 if bias is None else numbers(bias)
+        return projections // heads, numbers(matrix) // heads, size, (matrix, bias)
 
     return {
         tower: tuple(site(tower, layer, size.heads) for layer in range(size.layers))

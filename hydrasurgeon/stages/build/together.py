@@ -104,15 +104,6 @@ def needs_foreign(name: str) -> bool:
     return name not in ("acc", "nll")
 
 
-def check_objective(name: str) -> None:
-    """Refuse a name that no objective has."""
-    if name not in OBJECTIVES:
-        raise UsageError(
-            f"--objective {name}: no such objective{did_you_mean(name, OBJECTIVES)}",
-            hint=f"Available: {', '.join(OBJECTIVES)}.",
-        )
-
-
 def _accuracy(rows: Tensor, labels: Int[Tensor, " sample"]) -> float:
     return float((rows.argmax(dim=-1) == labels).double().mean())
 
@@ -139,8 +130,6 @@ SCORES: dict[str, tuple[Callable[[Answers], Terms], Callable[[Tensor, int], Tens
     "gen": (_probabilities, lambda rows, members: generalized_entropy(rows / members)),
 }
 """OOD scores whose AUROC can be an objective, functions of logits: their terms, and the score of a sum over members."""
-OBJECTIVES = ("avg", "acc", "nll", "ood", *SCORES)
-"""What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter."""
 
 
 @dataclass(frozen=True)
