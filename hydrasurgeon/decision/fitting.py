@@ -47,11 +47,8 @@ class Outputs:
     labels: Int[Tensor, " sample"] | None = None
 
     def at(self, rows: Tensor | slice) -> Outputs:
-        return Outputs(
-            self.logits[rows],
-            None if self.features is None else self.features[rows],
-            None if self.labels is None else self.labels[rows],
-        )
+        parts = (self.logits, self.features, self.labels)
+        return Outputs(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
 
     def among(self, members: Sequence[int]) -> Outputs:
         """The same of some members, in this order."""

@@ -204,7 +204,8 @@ def _weights(target: Hashed, differences: Mapping[str, float], tolerance: float)
 
 def _manifests(target: Checkpoint, made: Checkpoint, versions: Mapping[str, tuple[str, str]]) -> Check:
     name = f"{target.name}, manifest"
-    if _same_files(target, made):
+    a, b = ([file.path for file in each.tensors.files] for each in (target, made))
+    if len(a) == len(b) and all(filecmp.cmp(*pair, shallow=False) for pair in zip(a, b, strict=True)):
         return Check(name, True, "identical, and so are the files")
     then, now = _comparable(target), _comparable(made)
     differing = [key for key in then if then[key] != now[key]]
@@ -225,9 +226,3 @@ def _comparable(checkpoint: Checkpoint) -> dict[str, Any]:
     for seen in (*plain["history"], *plain["scores"].values()):
         seen["data"] = [(record["rows"], record["sha256"]) for record in seen["data"]]
     return plain
-
-
-def _same_files(one: Checkpoint, other: Checkpoint) -> bool:
-    """Whether the weights' files are the same bytes."""
-    a, b = ([file.path for file in each.tensors.files] for each in (one, other))
-    return len(a) == len(b) and all(filecmp.cmp(*pair, shallow=False) for pair in zip(a, b, strict=True))
