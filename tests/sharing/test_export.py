@@ -38,7 +38,7 @@ def test_onnxruntime_agrees(family: Family, tmp_path: Path) -> None:
     import onnxruntime
 
     inputs = family.inputs(rows=5)
-    for path in made_of(family, tmp_path):
+    for path in made_of(family, tmp_path)[0 if family.name in QUICK else 1 :]:
         made = export(path, out=tmp_path / f"{path.stem}.onnx")
         assert made.max_difference < 1e-4
         session = onnxruntime.InferenceSession(made.path.read_bytes())
