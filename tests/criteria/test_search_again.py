@@ -63,28 +63,6 @@ def test_a_finished_order_goes_on(tiny: MAKE, data: dict[str, Any], rounds: list
     assert rounds == [10]
 
 
-@pytest.mark.slow
-def test_longer_and_shorter(tiny: MAKE, data: dict[str, Any], rounds: list[int]) -> None:
-    path = tiny()
-    fresh = {n: score(tiny(f"{n}.safetensors"), data, "exact", n) for n in (3, 5, 7)}
-    assert rounds == [12, 11, 10, 12, 11, 10, 9, 8, 12, 11, 10, 9, 8, 7, 6]
-    rounds.clear()
-    assert score(path, data, "exact", 5) == fresh[5]
-    assert rounds == [12, 11, 10, 9, 8]
-    rounds.clear()
-    longer = score(path, data, "exact", 7)
-    assert same(longer, fresh[7])
-    assert rounds == [7, 6]
-    assert longer.settings["counts"]["evaluations"] == 12 + 11 + 10 + 9 + 8 + 7 + 6
-    rounds.clear()
-    once = path.read_bytes()
-    assert score(path, data, "exact", 7) == longer
-    assert path.read_bytes() == once
-    assert same(score(path, data, "exact", 3), fresh[3])
-    assert not rounds
-    assert not list(path.parent.glob("*.search.json"))
-
-
 def test_attribution_measures_only_what_is_new(tiny: MAKE, data: dict[str, Any]) -> None:
     path = tiny()
     short = score(path, data, "attribution", 4)

@@ -254,24 +254,6 @@ def test_links_that_lead_in_circles(tmp_path: Path) -> None:
         samples.read(0)
 
 
-def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "x.png").write_bytes(picture())
-    scan = os.scandir
-
-    def refuse(path: object) -> object:
-        if str(path).endswith("/b"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scan(path)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"/b: cannot be read \(Permission denied\)"):
-        open_data(str(tmp_path))
-
-
 @pytest.mark.slow
 def test_damaged_statistics_do_not_end_the_process() -> None:
     """pyarrow 26 raised in a thread of its own what this file's histogram led it to; others read the file."""

@@ -82,27 +82,6 @@ def test_the_cascades_row(folder: Path) -> None:
     assert again.ood == whole.ood
 
 
-def test_the_page_compares_the_cascade_with_its_own_hydra(folder: Path, tmp_path: Path) -> None:
-    page = tmp_path / "r.html"
-    report = hs.evaluate(
-        [folder / "c.safetensors"],
-        data=str(folder / "test.npz"),
-        cascade=True,
-        batch_size=16,
-        html=page,
-        reference="c (full)",
-    ).report
-    part, whole = report.results
-    text = page.read_text(encoding="utf-8")
-    assert "<h1>Compared with c (full): c is " in text
-    assert part.cost is not None
-    assert part.cost.expected_macs is not None
-    assert f"It takes {part.cost.expected_macs / part.cost.macs:.2f} × the multiply-adds" in text
-    # Each row's picture is of that row's answers.
-    difference = part.id.accuracy - whole.id.accuracy
-    assert f"accuracy: {difference:+.4f}, between" in text
-
-
 def test_bench_times_batches_of_real_data(folder: Path) -> None:
     path, data = folder / "c.safetensors", str(folder / "test.npz")
     benched = hs.bench([path], backbone=folder / "source", cascade=True, data=data, batch="1,20", runs=1, device="cpu")

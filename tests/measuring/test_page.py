@@ -292,30 +292,6 @@ def test_markdown(files: list[Path], tmp_path: Path) -> None:
         assert len(lines) == 5
 
 
-def test_a_set_called_mean_is_not_the_mean(tmp_path: Path) -> None:
-    labels = torch.arange(8) % 4
-    right = torch.nn.functional.one_hot(labels, 4).float()[:, None]
-    shifted = {"fog": right, "mean": right.flip(-1)}  # all right, all wrong
-    about = {"name": "m", "shift": [["fog", 1], ["mean", 1]]}
-    tensors = {
-        "logits": right,
-        "labels": labels,
-        **{f"shift.{n}.1.labels": labels for n in shifted},
-        **{f"shift.{n}.1.logits": t for n, t in shifted.items()},
-    }
-    save_file(
-        {n: t.clone() for n, t in tensors.items()},
-        tmp_path / "p.safetensors",
-        metadata={"hydrasurgeon.predictions": json.dumps(about)},
-    )
-    report = hs.evaluate([], predictions_in=[tmp_path / "p.safetensors"]).report
-    table = tables(report.results)[-1]
-    accuracies = {
-        c.group: cell.text for c, cell in zip(table.columns, table.rows[0], strict=True) if c.metric.key == "accuracy"
-    }
-    assert accuracies == {"mean of all": "0.500", "fog": "1.000", "mean": "0.000"}
-
-
 def test_on_stdout_instead_of_the_tables(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Without a word behind it, it is printed; the next word may be a file of predictions.
     assert run(["eval", "--markdown", "--predictions-in", str(files[0])]) == 0

@@ -160,30 +160,6 @@ def test_it_follows_its_parameters(model: Classifier) -> None:
     torch.testing.assert_close(single, by_members(model, IMAGES.float()), rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap has no rule for attention
-def test_parameters_given_from_outside(model: Classifier) -> None:
-    """torch.func: what is run is what is given, and afterwards what is there."""
-    assert_grouped(model, IMAGES)
-    own = by_members(model, IMAGES)
-    given = {name: 1.2 * p.detach() for name, p in model.named_parameters()}
-    twin = copy.deepcopy(model.module)
-    with torch.no_grad():
-        for p in twin.parameters():
-            p.mul_(1.2)
-        expected = torch.stack([member(IMAGES) for member in twin.members], dim=1)
-        called = torch.func.functional_call(model, given, (IMAGES,))
-        torch.testing.assert_close(called, expected, rtol=0, atol=1e-10)
-        torch.testing.assert_close(model(IMAGES), own, rtol=0, atol=1e-11)
-        both = {name: torch.stack([p, given[name]]) for name, p in model.named_parameters()}
-        run = lambda state: torch.func.functional_call(model, state, (IMAGES,))  # noqa: E731
-        several = torch.func.vmap(run)(both)
-        torch.testing.assert_close(several, torch.stack([own, expected]), rtol=0, atol=1e-10)
-    part = model.module.members[0].blocks[1].mlp.fc2
-    part.weight = torch.nn.Parameter(part.weight.detach() * 2)
-    with torch.inference_mode():
-        torch.testing.assert_close(model(IMAGES), by_members(model, IMAGES), rtol=0, atol=1e-11)
-
-
 def test_a_copy_runs_its_own_modules(model: Classifier) -> None:
     """In every mode, and after a round trip through a pickle."""
     before = by_members(model, IMAGES)

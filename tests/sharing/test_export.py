@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from edited import edited
-from exporting import exports, fed, onnx_writes
+from exporting import exports, fed
 from tiny_families import FAMILIES, KINDS, QUICK, Family
 from tiny_members import KEPTS, RAGGED, member
 
@@ -129,15 +128,4 @@ def test_outputs_that_are_nan_are_not_kept(tmp_path: Path) -> None:
     huge = edited(tmp_path / "v", tmp_path / "huge.safetensors", lambda _, t: t.sign() * 3e38)
     with pytest.raises(CheckFailed, match="differ from torch's by nan"):
         export(huge, out=tmp_path / "v.onnx")
-    assert not (tmp_path / "v.onnx").exists()
-
-
-@onnx_writes
-@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_without_an_onnx_package(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    FAMILIES["timm ViT"].write(tmp_path / "v")
-    with pytest.raises(MissingDependency, match=f"needs {package}, which") as refused:
-        export(tmp_path / "v", out=tmp_path / "v.onnx")
-    assert refused.value.exit_code == 6
     assert not (tmp_path / "v.onnx").exists()

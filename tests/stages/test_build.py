@@ -216,6 +216,7 @@ def test_a_folder_is_written_as_one(task: Task) -> None:
     assert last.endswith("/folder/")
 
 
+@pytest.mark.slow
 def test_tuned_members_share_their_trunk(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the layers in which they differ are tuned, so that a tuned hydra costs about what the choice does."""
     within = choosing.Choosing.within

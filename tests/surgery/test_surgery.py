@@ -276,23 +276,6 @@ def test_predict_averages_probabilities(tiny: MAKE, tmp_path: Path) -> None:
     torch.testing.assert_close(hydra.predict(INPUTS.float()), expected, rtol=0, atol=1e-6)
 
 
-def test_unfusable_members_are_named(tiny: MAKE, tmp_path: Path) -> None:
-    a = tiny("a.safetensors")
-    b = tiny(
-        "b.safetensors",
-        arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=6",
-    )
-    c = tiny(
-        "c.safetensors",
-        arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=5",
-    )
-    with pytest.raises(SurgeryError, match=r"number of classes differs \(5 / 6\)"):
-        hs.fuse([a, b], out=tmp_path / "h.safetensors")
-    with pytest.raises(SurgeryError, match=r"configuration model_args differs .*depth.*3.*depth.*2"):
-        hs.fuse([a, c], out=tmp_path / "h.safetensors")
-    assert not (tmp_path / "h.safetensors").exists()
-
-
 def test_a_check_of_predictions_that_are_nan_fails(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> None:
     """NaN is larger than nothing, so that "larger than the tolerance" would let it pass."""
     # Finite weights whose products overflow: infinity minus infinity.
