@@ -131,22 +131,23 @@ def _shards(index: Path) -> list[TensorFile]:
     """The files that an index names: plain names beside it, which hold what it says."""
     content = read_json(index, most=MAX_INDEX)
     homes = content.get("weight_map") if isinstance(content, dict) else None
+    files: dict[str, TensorFile] = {}
+    why = hint = None
     if not isinstance(homes, dict) or not homes:
-        raise CheckpointError(f"{index}: has no weight_map of tensors and files")
-    foreign = [n for n in homes.values() if not isinstance(n, str) or not n.isprintable() or not PLAIN.fullmatch(n)]
-    if foreign:
-        raise CheckpointError(
-            f"{index}: names a file {str(foreign[0])[:80]!r}, which is not one beside it",
-            hint="The index was not written by a library of models: do not use it.",
-        )
-    names = sorted(set(homes.values()))
-    missing = next((name for name in names if not present(index.parent / name)), None)
-    if missing is not None:
-        raise CheckpointError(f"{index.parent}: shard {missing} is missing")
-    files = {name: TensorFile(index.parent / name) for name in names}
-    wrong = next((tensor for tensor, name in homes.items() if tensor not in files[name].infos), None)
-    if wrong is not None:
-        raise CheckpointError(f"{index}: tensor {wrong[:80]!r} is not in {homes[wrong]}")
+        why = "has no weight_map of tensors and files"
+    elif foreign := [
+        n for n in homes.values() if not isinstance(n, str) or not n.isprintable() or not PLAIN.fullmatch(n)
+    ]:
+        why = f"names a file {str(foreign[0])[:80]!r}, which is not one beside it"
+        hint = "The index was not written by a library of models: do not use it."
+    elif missing := [name for name in homes.values() if not present(index.parent / name)]:
+        why = f"shard {missing[0]} is missing"
+    else:
+        files = {name: TensorFile(index.parent / name) for name in sorted(set(homes.values()))}
+        if wrong := [tensor for tensor, name in homes.items() if tensor not in files[name].infos]:
+            why = f"tensor {wrong[0][:80]!r} is not in {homes[wrong[0]]}"
+    if why is not None:
+        raise CheckpointError(f"{index}: {why}", hint=hint)
     return list(files.values())
 
 

@@ -99,11 +99,11 @@ def check_tensors(
     wrong = Disagreement if recorded else CheckpointError
     decision = {} if manifest.decision is None else shapes_of(manifest.decision, manifest.model.num_classes)
     for name, shape in {**shapes, **decision}.items():
-        if name not in tensors:
-            raise wrong(f"{path}: tensor {name} is missing", hint=f"{source} needs it: the file is incomplete.")
-        info = tensors[name]
-        if info.shape != shape:
-            raise wrong(f"{path}: tensor {name} has shape {info.shape}, {source} with these heads needs {shape}")
+        info = tensors.get(name)
+        if info is None or info.shape != shape:
+            what = "is missing" if info is None else f"has shape {info.shape}, {source} with these heads needs {shape}"
+            hint = f"{source} needs it: the file is incomplete." if info is None else None
+            raise wrong(f"{path}: tensor {name} {what}", hint=hint)
         allowed = FLOATS if name in shapes else ("F32",)
         if info.dtype not in allowed:
             raise CheckpointError(
@@ -122,17 +122,14 @@ def _hydra_shapes(
     """The shapes that the members need; refused where they are not those that were fused, or share no such trunk."""
     fused = next((entry for entry in reversed(manifest.history) if entry.command == "fuse"), None)
     hashes = [member.sha256 for member in manifest.members]
-    if fused is not None and [each.sha256 for each in fused.inputs] != hashes:
-        raise Disagreement(f"{path}: the manifest lists other members than `fuse` read")
     towers, kepts = manifest.towers, [selection(member, weights) for member in manifest.members]
     shared = expected_shapes(weights, towers, intersect_union(kepts)[1])
     apart = {name for name in shared if PREFIX.format(0, name) in tensors}
-    longest = shared_layers(weights, towers, kepts, apart)
-    if manifest.fusion.trunk > longest:
-        raise Disagreement(
-            f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share"
-            f" {longest}"
-        )
+    trunk, longest = manifest.fusion.trunk, shared_layers(weights, towers, kepts, apart)
+    others = fused is not None and [each.sha256 for each in fused.inputs] != hashes
+    if others or trunk > longest:
+        share = f"says that all members share {trunk} leading layers; they share {longest}"
+        raise Disagreement(f"{path}: the manifest {'lists other members than `fuse` read' if others else share}")
     shapes = {name: shape for name, shape in shared.items() if name not in apart}
     for member, kept in enumerate(kepts):
         cut = expected_shapes(weights, towers, kept)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
@@ -19,7 +19,6 @@ from hydrasurgeon.files.manifest import Model, Tower
 if TYPE_CHECKING:
     from torch import nn
 
-    from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.heads import Kept
 
 MARKS = ("blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight", "blocks.0.gamma_1")
@@ -47,6 +46,7 @@ class TimmEva(TimmViT):
     example_id = "timm:vit_small_patch16_dinov3.lvd1689m"
     arguments: ClassVar[type[Sizes]] = Arguments
     table = staticmethod(table)
+    listed = staticmethod(weights)
 
     def recognises(self, bare: Bare) -> bool:
         config = bare.config or {}
@@ -87,10 +87,8 @@ class TimmEva(TimmViT):
     def covers(self, model: Model) -> bool:
         return self.registered(model.arch) is not None
 
-    def listed(self, args: Mapping[str, Any]) -> Iterator[Weight]:
-        return weights(args)
-
-    def infer(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> Match:
+    @staticmethod
+    def infer(shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> Match:
         classes = shapes["head.weight"][0] if shapes.get("head.weight") else 0
         overrides = {"num_classes": classes}
         matches = [one for one in table().values() if one.prunable and fits(one, shapes, overrides, weights) is None]

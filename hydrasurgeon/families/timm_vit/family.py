@@ -19,7 +19,6 @@ from hydrasurgeon.families.timm_vit.architectures import (
     Architecture,
     Arguments,
     Config,
-    Match,
     Names,
     Sizes,
     check_whole,
@@ -54,6 +53,10 @@ class TimmViT(Family):
     arguments: ClassVar[type[Sizes]] = Arguments
     """What a manifest, a config.json and --arch may override of an architecture."""
     table = staticmethod(architectures.table)
+    listed = staticmethod(architectures.weights)
+    """All tensors of a model with these constructor arguments."""
+    infer = staticmethod(architectures.infer)
+    """The architecture behind bare tensors."""
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
         tensors, arch, config, where = bare.tensors, bare.asked, bare.config, bare.where
@@ -124,19 +127,11 @@ class TimmViT(Family):
     def weights(self, model: Model) -> Iterator[Weight]:
         return self.listed({**self._args(model), "num_classes": model.num_classes})
 
-    def listed(self, args: Mapping[str, Any]) -> Iterator[Weight]:
-        """All tensors of a model with these constructor arguments."""
-        return architectures.weights(args)
-
     def named(self, name: str, where: str) -> Architecture:
         return self.registered(name) or architectures.named(name, where)
 
     def registered(self, name: str) -> Architecture | None:
         return architectures.registered(name, self.table())
-
-    def infer(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> Match:
-        """The architecture behind bare tensors."""
-        return architectures.infer(shapes, where)
 
     def fresh_model(self, arch: str) -> Model:
         name, arguments, classes = self._parse_arch(arch)
