@@ -21,7 +21,7 @@ from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.report.columns import ABSENT, QUALITY, tables
 from hydrasurgeon.report.markdown import table
-from hydrasurgeon.sharing.output import Repository, card_repository, publish_card
+from hydrasurgeon.sharing.output import card_repository, publish_card
 
 HASH = "sha256"
 """What our results in a model-index have among their data set's arguments, and others have not."""
@@ -36,7 +36,7 @@ class Claimed:
     opened: Sequence[Checkpoint]
     cards: Sequence[Path | None]
     """The card of each checkpoint; empty if none is to be written."""
-    repository: Repository | None
+    repository: str | None
 
     def write(
         self, results: Sequence[Result], data: Mapping[str, DataRecord], settings: Mapping[str, Any], *, bars: bool

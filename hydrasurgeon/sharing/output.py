@@ -34,21 +34,15 @@ LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write.
 
 
 @dataclass(frozen=True)
-class Repository:
-    """Where on the hub a result goes once it is written; the token and the name have been checked."""
-
-    name: str
-    private: bool
-
-
-@dataclass(frozen=True)
 class Target:
     """A place that is this command's to write."""
 
     path: Path
     shard: int | None
     """Bytes of weights in one file of a directory."""
-    repository: Repository | None
+    repository: str | None
+    """Where on the hub the result goes too; its name and the token have been checked."""
+    private: bool = False
     bars: bool = False
     """Whether the progress of an upload is shown."""
 
@@ -62,7 +56,7 @@ class Target:
         """Upload what was written, if anywhere; the repository's address."""
         if self.repository is None:
             return None
-        name, path = self.repository.name, self.path
+        name, path = self.repository, self.path
         texts = texts_beside(manifest, files)
         texts[CARD] = _card_on_hub(texts[CARD], manifest, name)
         if path.is_dir():
@@ -74,7 +68,9 @@ class Target:
             again = f"Push it with `hydrasurgeon prune {path} --mask {mask} -o DIR/ --push-to-hub {name}`."
         with _weights(path, manifest) as weights:
             content = {**{file: text.encode() for file, text in texts.items()}, **weights}
-            address = _commit(self.repository, content, manifest.history[-1].command, path, again, bars=self.bars)
+            address = _commit(
+                name, content, manifest.history[-1].command, path, again, bars=self.bars, private=self.private
+            )
         if path.is_dir():
             write_text(path / CARD, texts[CARD])  # here and there alike
         return address
@@ -85,10 +81,10 @@ def claimed(arguments: Output, out: str | Path, *, bars: bool = False) -> Target
     name = arguments.push_to_hub
     repository = None if name is None else _checked(name, private=arguments.private)
     path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    return Target(path, shard_size(arguments.max_shard_size, path), repository, bars)
+    return Target(path, shard_size(arguments.max_shard_size, path), repository, arguments.private, bars)
 
 
-def card_repository(name: str | None, cards: Sequence[Path | None]) -> Repository | None:
+def card_repository(name: str | None, cards: Sequence[Path | None]) -> str | None:
     """The repository that gets the one model card of a run; refused before any work too."""
     if name is None:
         return None
@@ -100,7 +96,7 @@ def card_repository(name: str | None, cards: Sequence[Path | None]) -> Repositor
     return _checked(name, private=False, exists=True)
 
 
-def _checked(name: str, *, private: bool, exists: bool = False) -> Repository:
+def _checked(name: str, *, private: bool, exists: bool = False) -> str:
     """The repository behind `--push-to-hub`."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
@@ -124,16 +120,16 @@ def _checked(name: str, *, private: bool, exists: bool = False) -> Repository:
             wrong = "not a repository name"
         if wrong is not None or name.count("/") != 1:
             raise UsageError(f"{option}: {wrong or 'not a repository name'}", hint="Write OWNER/NAME of another one.")
-    return Repository(name, private)
+    return name
 
 
-def publish_card(written: Sequence[Path], manifest: Manifest, *, at: Repository, bars: bool) -> str:
+def publish_card(written: Sequence[Path], manifest: Manifest, *, at: str, bars: bool) -> str:
     """Upload a directory's model card and what else `eval --card` wrote there; the repository's address."""
     card = next(path for path in written if path.name == CARD)
-    text = _card_on_hub(card.read_text(encoding="utf-8"), manifest, at.name)
+    text = _card_on_hub(card.read_text(encoding="utf-8"), manifest, at)
     names: dict[str, Path] = {path.relative_to(card.parent).as_posix(): path for path in written}
     include = " ".join(f"--include '{name}'" for name in names)
-    again = f"Upload it with `hf upload {at.name} {card.parent} . {include}`."
+    again = f"Upload it with `hf upload {at} {card.parent} . {include}`."
     address = _commit(at, {**names, CARD: text.encode()}, "eval", card, again, bars=bars)
     write_text(card, text)  # here and there alike
     return address
@@ -144,22 +140,22 @@ def _card_on_hub(card: str, manifest: Manifest, name: str) -> str:
     return on_hub(card, scheme=family.scheme or family.name, repo=name)
 
 
-def _commit(at: Repository, content: Mapping[str, Any], what: str, written: Path, again: str, *, bars: bool) -> str:
+def _commit(
+    at: str, content: Mapping[str, Any], what: str, written: Path, again: str, *, bars: bool, private: bool = False
+) -> str:
     """Upload files (their paths or bytes, by name) as one commit; the repository's address."""
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
 
     api = HfApi()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            _refused(OutputError, f"{at.name}: was not uploaded, but {written} is written and stays", again)
-        )
+        stack.enter_context(_refused(OutputError, f"{at}: was not uploaded, but {written} is written and stays", again))
         if not bars and not are_progress_bars_disabled():
             disable_progress_bars()
             stack.callback(enable_progress_bars)
-        address = api.create_repo(at.name, private=at.private or None, exist_ok=True)
+        address = api.create_repo(at, private=private or None, exist_ok=True)
         operations = [CommitOperationAdd(name, each) for name, each in content.items()]
-        api.create_commit(at.name, operations, commit_message=f"hydrasurgeon {what}")
+        api.create_commit(at, operations, commit_message=f"hydrasurgeon {what}")
     return str(address)
 
 
