@@ -29,9 +29,9 @@ ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
 def test_search_is_algorithm_1(tiny: MAKE, images: SPEC, objective: str) -> None:
     path = tiny()
-    data, ood = images(rows=50), images("ood.npz", rows=30, seed=5, labels=False)
-    expected, trace = algorithm_1(path, data, ood, objective, 8)
-    found = hs.score(path, method="circuit", objective=objective, data=data, ood=[ood], remove=8, batch_size=7).result
+    data, ood = images(rows=40), images("ood.npz", rows=30, seed=5, labels=False)
+    expected, trace = algorithm_1(path, data, ood, objective, 6)
+    found = hs.score(path, method="circuit", objective=objective, data=data, ood=[ood], remove=6, batch_size=7).result
     assert list(found.order) == expected
     assert found.trace == pytest.approx(trace, abs=1e-9)
 

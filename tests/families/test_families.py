@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from slow_circuits import problem_of, slow_order
-from tiny_families import CLASSES, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family, thoroughly
+from tiny_families import CLASSES, FAMILIES, HEADS, KINDS, LAYERS, VOCAB, WORDS, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, logits, member, tune
 
 import hydrasurgeon as hs
@@ -19,7 +19,7 @@ from hydrasurgeon.heads import all_heads
 from hydrasurgeon.options.shared import Run
 
 ALL = [pytest.param(family, id=name.replace(" ", "-")) for name, family in FAMILIES.items()]
-TEXTS = [param for param in ALL if param.values[0].is_text]
+TEXTS = thoroughly(*(name for name in KINDS if FAMILIES[name].is_text))
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_padding_changes_nothing(family: Family, source: Path, tmp_path: Path) -
         torch.testing.assert_close(logits(path, alone), found[1:2], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", thoroughly())
 def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path: Path) -> None:
     """Scores do not depend on how samples share batches, so neither padding nor batching leaks into them."""
     data = family.data(tmp_path)
