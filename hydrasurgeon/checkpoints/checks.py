@@ -1,8 +1,4 @@
-"""What a checkpoint's own files prove about it: hashes, numbers, members, the links of its history.
-
-Whoever changes weights can change the hashes beside them too: that a file agrees with itself says that it is
-whole, not where it comes from. `stages/ancestry.py` compares it with what it was made from.
-"""
+"""What a checkpoint's own files prove about it: that it is whole, not where it comes from (`stages/ancestry.py`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """What a model family is: facts as attributes, its weights as a table, and the few steps that only it knows.
 
-A family is a subclass of `Family` with a `name` and the five methods marked as its own; the others have defaults,
-which fit a model of one tower that reads pictures and is a hydrasurgeon model alone. All but `build`, `anatomy`,
-`transform`, `example` and `dropouts` work on names and shapes and never import torch, so that `inspect`, `prune` and
-`fuse` stay file operations.
+All but `build`, `anatomy`, `transform`, `example` and `dropouts` work on names and shapes and never import torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The layers of M members as batched products: one launch where there would be M.
 
-A device that a small batch leaves idle spends its time being told what to do, so what counts is how often it is
-told. Parameters that each member has for itself are laid side by side in one tensor, of which the members' own
-become views: nothing is stored twice. Only where members keep different numbers of heads, or share an attention's
-rows with some and not with others, these rows are copied, filled up with heads that are all zero.
+Parameters that each member has for itself lie side by side in one tensor, of which the members' own become views; only
+where members keep different numbers of heads are rows copied, and filled up with heads that are all zero.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 """The fused runtime: M members in one forward pass (paper section 4.2).
 
-Leading layers that are equal in all members (the trunk) run once, on the plain batch. In the first layer
-where only the kept heads differ, queries, keys and values are computed once for the union of the heads.
-From there the members part, and go on in one of two ways that compute the same:
-
-- stacked: hidden states are [member, batch, token, embed]; what members share runs as one larger product, what
-  they have for themselves as one batched product (`batched`). Best where a single member leaves the device idle.
-- apart: one member after the other, whose activations stay in the caches; training and compilation go this way.
-
-Where the classifier looks at the first tokens only (a class token), the last layer computes keys and values
-for all tokens and everything else for those few.
+The trunk runs once on the plain batch, and in the first layer where only the kept heads differ, queries, keys and
+values are computed for their union. From there members go on stacked (`batched`, best where one leaves the device
+idle) or apart (one after the other; training and compilation too), and compute the same. Where the classifier
+looks at the first tokens only, the last layer computes keys and values for all tokens and everything else
+for those few.
 """
 
 from __future__ import annotations

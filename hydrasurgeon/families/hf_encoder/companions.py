@@ -1,8 +1,4 @@
-"""The files beside a model that live data needs: which there may be, what they may say, and what is made of them.
-
-The tokenizer's files become transformers' tokenizer, preprocessor_config.json a manifest's preprocess record in the
-words of timm's data configs.
-"""
+"""The files beside a model that live data needs: which there may be, what they may say, and what is made of them."""
 
 from __future__ import annotations
 
