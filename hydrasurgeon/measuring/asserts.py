@@ -129,14 +129,11 @@ def judged(assertions: Sequence[Assertion], results: Sequence[Result]) -> tuple[
 def require(asserted: Sequence[Asserted]) -> None:
     """A failed check that names each broken limit and the value that broke it."""
     broken = [each for each in asserted if not each.holds]
+    details = []
+    for each in broken:
+        named = "" if each.assertion.startswith(f"{each.result}:") else f"{each.result}: "
+        value = "it was not measured" if each.value is None else f"it is {each.value:.6g}"
+        details.append(f"{named}{each.assertion}, but {value}")
     if broken:
-        raise CheckFailed(
-            f"{len(broken)} of {len(asserted)} assertions {'does' if len(broken) == 1 else 'do'} not hold",
-            details=[_explained(each) for each in broken],
-        )
-
-
-def _explained(each: Asserted) -> str:
-    named = each.assertion.startswith(f"{each.result}:")
-    value = "it was not measured" if each.value is None else f"it is {each.value:.6g}"
-    return f"{'' if named else f'{each.result}: '}{each.assertion}, but {value}"
+        verb = "does" if len(broken) == 1 else "do"
+        raise CheckFailed(f"{len(broken)} of {len(asserted)} assertions {verb} not hold", details=details)

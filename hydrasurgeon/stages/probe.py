@@ -42,7 +42,7 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     gone = sorted(set(all_heads(opened.manifest.kept)) - set(all_heads(kept)))
     if not gone:
         raise SurgeryError("probe: no head would go", hint="Give --keep K or --remove N.")
-    from hydrasurgeon.probing.looking import look
+    from hydrasurgeon.probing.looking import draw_probe, look
 
     report, planes = look(
         opened,
@@ -58,8 +58,6 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     if json is not None:
         write_text(json, report.to_json())
     if plot is not None and report.pictured is not None:
-        from hydrasurgeon.probing.plot import draw_probe
-
         draw_probe(report.pictured, planes, plot)
     return report
 
