@@ -91,6 +91,11 @@ class Anatomy:
     """That classifier taken apart in turn."""
 
     @property
+    def layers(self) -> tuple[Block, ...]:
+        """Every layer, tower by tower."""
+        return (*self.blocks, *(self.prompted.tower.blocks if self.prompted is not None else ()))
+
+    @property
     def sites(self) -> tuple[Attention, ...]:
         """Every attention site, tower by tower."""
         return (*(block.attention for block in self.blocks), *self.beside)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from hydrasurgeon.criteria.base import Criterion
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import FITTED
+from hydrasurgeon.files.manifest import OF_NEURONS
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import did_you_mean, imported
 
@@ -25,6 +26,10 @@ CRITERIA = {
         uses=("scikit-learn", "kmedoids", "kneed"),
         in_turn=True,
     ),
+    "neurons-taylor": Criterion("hydrasurgeon.criteria.neurons:taylor"),
+    "neurons-fisher": Criterion("hydrasurgeon.criteria.neurons:fisher"),
+    "neurons-magnitude": Criterion("hydrasurgeon.criteria.neurons:magnitude", needs_data=False),
+    "neurons-random": Criterion("hydrasurgeon.criteria.neurons:random", needs_data=False),
 }
 """Name → the criterion."""
 CIRCUIT = "circuit"
@@ -86,6 +91,12 @@ def score_key(
             hint="Leave it out, or give --objective ood or avg.",
         )
     return f"{CIRCUIT}-{wanted}" + (f"-{by}" if by not in (None, OOD_SCORES[0]) else "")
+
+
+def neurons_key(method: str | None) -> str:
+    """Under which name scores of neurons stand: by the same criterion as heads, or taylor where it has none."""
+    name = f"{OF_NEURONS}{(method or 'taylor').removeprefix(OF_NEURONS)}"
+    return name if name in CRITERIA else f"{OF_NEURONS}taylor"
 
 
 def objective_of(key: str) -> tuple[str, str]:

@@ -38,6 +38,9 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     method: str = option(
         "taylor", metavar="M", recorded=True, help="taylor, fisher, headmap, magnitude, random, cahp or circuit."
     )
+    part: Literal["heads", "neurons"] = option(
+        "heads", recorded=True, help="What is scored: heads, or the neurons of the MLPs by taylor, fisher or magnitude."
+    )
     remove: int | None = option(
         None, metavar="N", recorded=True, help="Heads a circuit's removal order holds; all but one if not given."
     )
@@ -52,9 +55,16 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         help="A copy that carries the scores; else the checkpoint itself gets them.",
     )
 
+    def recorded(self) -> dict[str, Any]:
+        """What history keeps: neurons are named, heads are the rule."""
+        kept = super().recorded()
+        if self.part == "heads":
+            del kept["part"]
+        return kept
+
 
 class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
-    """Remove the least important heads from a checkpoint: writes a member.
+    """Remove the least important heads, and neurons, from a checkpoint: writes a member.
 
     Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
     """
@@ -75,6 +85,12 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
         recorded=True,
         help="Let other heads of the same layers go, by how fisher says that heads matter together.",
     )
+    neurons: float | None = option(
+        None, gt=0, le=1, metavar="SHARE", recorded=True, help="Neurons to keep of each MLP: 0.5 keeps half."
+    )
+    spread: Literal["even", "ranked"] = option(
+        "even", recorded=True, help="The same share of neurons in every layer, or on average: all layers ranked."
+    )
     compensate: Literal["none", "mean", "lstsq"] = option(
         "none", metavar="HOW", recorded=True, help="Repair without training, on --data: none, mean or lstsq."
     )
@@ -89,7 +105,8 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
         """What history keeps: whoever repeats the command must know what is not the default."""
         dtype = None if self.dtype == "float32" else self.dtype
         mask = None if self.mask is None else Path(self.mask)
-        return super().recorded() | {"compensate": self.repair, "dtype": dtype, "mask": mask}
+        spread = None if self.neurons is None else self.spread
+        return super().recorded() | {"compensate": self.repair, "dtype": dtype, "mask": mask, "spread": spread}
 
 
 class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):

@@ -95,7 +95,9 @@ def _cahp(settings: Mapping[str, Any]) -> str:
 @view(lambda result: fields("removed", "notes", "hub")(result) | {"kept": result.manifest.kept})
 def pruned(result: Pruned) -> None:
     manifest = result.manifest
-    show((str(result.path), "bold"), f": {result.removed} heads removed, {count(manifest.kept)} kept")
+    neurons = sum(len(row) for rows in (manifest.kept_neurons or {}).values() for row in rows)
+    also = f", {neurons:,} neurons kept" if neurons else ""
+    show((str(result.path), "bold"), f": {result.removed} heads removed, {count(manifest.kept)} kept{also}")
     picture(manifest.kept, manifest.towers)
     _pushed(result.hub)
 

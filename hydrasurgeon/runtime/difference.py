@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydrasurgeon.anatomy.hooks import ablated
+from hydrasurgeon.anatomy.hooks import ablated, silenced
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single
 from hydrasurgeon.data import Batches, moved, open_data
 from hydrasurgeon.families import family_of
@@ -78,14 +78,14 @@ class Inputs:
 
 
 def masked_difference(child: Single, parent: Single, inputs: Inputs) -> Difference:
-    """Between a pruned model and its parent with the same heads off."""
+    """Between a pruned model and its parent with the same heads and neurons off."""
     pruned, whole = inputs.open(child), inputs.open(parent)
     kept = set(all_heads(child.manifest.kept))
     removed = [head for head in all_heads(parent.manifest.kept) if head not in kept]
-    sites = whole.anatomy.sites
+    anatomy = whole.anatomy
 
     def masked(batch: Any) -> Tensor:
-        with ablated(sites, removed):
+        with ablated(anatomy.sites, removed), silenced(anatomy.layers, parent.kept, child.kept):
             return whole(batch)
 
     return inputs.difference(pruned, masked)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import Check, first, short
+from hydrasurgeon.checkpoints.layout import selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.files.tensors import THREADS, Planned, as_float, sha256_of
-from hydrasurgeon.heads import all_heads
 from hydrasurgeon.options.base import Options
 from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions
 from hydrasurgeon.options.measuring import ExportOptions
@@ -144,9 +144,10 @@ def _pruned(
     """A member is its parent with heads cut out, and answers as the parent with those heads off; of a repaired one what
     was not repaired is the parent's, and what was is fitted again."""
     member, whole = as_single(child.checkpoint), as_single(parent.checkpoint)
-    kept, file = member.manifest.kept, member.name
-    if not set(all_heads(kept)) <= set(all_heads(whole.manifest.kept)):
-        yield Check(name, False, "keeps heads that its parent does not have")
+    kept, file = member.kept, member.name
+    there = [(row, whole.kept[group][layer]) for group, rows in kept.items() for layer, row in enumerate(rows)]
+    if not all(set(row) <= set(present) for row, present in there):
+        yield Check(name, False, "keeps heads or neurons that its parent does not have")
         return
     if options.repair is None:
         yield _bits(name, child, plan_pruning(whole, kept, {}))
@@ -192,8 +193,10 @@ def _fused(name: str, child: Hashed, members: Sequence[Hashed], inputs: Inputs) 
     """A hydra is the file that `fuse` writes of its members, and answers as they do."""
     hydra, checkpoints = child.checkpoint, [as_single(member.checkpoint) for member in members]
     manifest = hydra.manifest
-    if manifest.kind != "hydra" or [m.kept for m in manifest.members] != [c.manifest.kept for c in checkpoints]:
-        yield Check(name, False, "keeps other heads than its members")
+    if manifest.kind != "hydra" or [selection(m, hydra.weights) for m in manifest.members] != [
+        c.kept for c in checkpoints
+    ]:
+        yield Check(name, False, "keeps other heads or neurons than its members")
         return
     fusion, digests = manifest.fusion, [member.digests for member in members]
     plan = plan_fusion(checkpoints, digests, average_mlp=fusion.mlp == "average")
@@ -214,8 +217,9 @@ def _fused(name: str, child: Hashed, members: Sequence[Hashed], inputs: Inputs) 
 
 def _tuned(name: str, child: Hashed, options: FinetuneOptions, parent: Hashed) -> Iterator[Check]:
     """Training is not derivable; that it left the heads and what it froze alone can be seen."""
-    if child.checkpoint.manifest.kept != parent.checkpoint.manifest.kept:
-        yield Check(name, False, "keeps other heads than what was tuned")
+    after, before = child.checkpoint.manifest, parent.checkpoint.manifest
+    if (after.kept, after.kept_neurons) != (before.kept, before.kept_neurons):
+        yield Check(name, False, "keeps other heads or neurons than what was tuned")
         return
     frozen = _frozen(child, options, parent)
     changed = [n for n in frozen if child.digests[n] != parent.digests[n]]

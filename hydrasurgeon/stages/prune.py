@@ -1,4 +1,4 @@
-"""prune: remove heads from a checkpoint; a file operation that loads the model only to repair it."""
+"""prune: remove heads and neurons from a checkpoint; a file operation that loads the model only to repair it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import classifying, fitted_to
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
-from hydrasurgeon.criteria import WITHOUT_DATA, chooser, criterion, score_key
+from hydrasurgeon.criteria import WITHOUT_DATA, chooser, criterion, neurons_key, score_key
 from hydrasurgeon.criteria.circuits import clear_search
+from hydrasurgeon.criteria.neurons import choose_neurons
 from hydrasurgeon.criteria.rearrange import check_rearrange, rearranged
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.criteria.selection import kept_from_file, movable
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Score, SingleManifest
-from hydrasurgeon.heads import Kept, count
-from hydrasurgeon.lookup import imported, whole_number
+from hydrasurgeon.files.manifest import OF_NEURONS, UNKNOWN, DataRecord, Input, Score, SingleManifest
+from hydrasurgeon.heads import NEURONS, Kept, count
+from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import PruneOptions
 from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.surgery.cut import plan_pruning
+from hydrasurgeon.surgery.repair import repaired_tensors
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -32,6 +34,7 @@ class Pruned:
     path: Path
     manifest: SingleManifest
     removed: int
+    """Heads."""
     notes: tuple[str, ...] = ()
     hub: str | None = None
     """Where on the hub it was uploaded to."""
@@ -39,27 +42,36 @@ class Pruned:
 
 @stage(PruneOptions)
 def prune(arguments: PruneOptions) -> Pruned:
-    """Write a member: the checkpoint without the heads that matter least."""
+    """Write a member: the checkpoint without the heads, and the neurons, that matter least."""
     opened, key = _opened(arguments)
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
     target = claimed(arguments, out, bars=arguments.progress is not None)
     scores, data, notes = dict(opened.manifest.scores), tuple[DataRecord, ...](), [opened.note] if opened.note else []
-    if key is None:
-        kept: Kept = kept_from_file(Path(str(arguments.mask)), opened.manifest)
-    else:
-        if key not in scores or (arguments.data is not None and arguments.repair is None):
-            scores[key] = _computed(opened, key, arguments, target.path)
-            data = scores[key].data
-        kept, more = _chosen(opened, key, scores[key], arguments)
+    kept: Kept = opened.manifest.kept
+    neurons = dict(opened.manifest.kept_neurons or {})
+
+    def scored(by: str) -> Score:
+        nonlocal data
+        if by not in scores or (arguments.data is not None and arguments.repair is None):
+            scores[by] = _computed(opened, by, arguments, target.path)
+            data = tuple(dict.fromkeys((*data, *scores[by].data)))
+        return scores[by]
+
+    if key is not None:
+        kept, more = _chosen(opened, key, scored(key), arguments)
         notes += more
+    elif arguments.mask is not None:
+        kept = kept_from_file(Path(arguments.mask), opened.manifest)
+    if (share := arguments.neurons) is not None:
+        neurons |= choose_neurons(opened, scored(neurons_key(arguments.method)), share, arguments)
+    cut = {**kept, **{f"{tower}{NEURONS}": rows for tower, rows in neurons.items()}}
     repaired: dict[str, Raw] = {}
     if arguments.repair is not None and arguments.data is not None:
         how, source = arguments.repair, arguments.data
-        repair = imported("hydrasurgeon.surgery.repair:repaired_tensors")  # only here the model is loaded
-        repaired, calibration = repair(opened, kept, how=how, data=source, run=arguments)
+        repaired, calibration = repaired_tensors(opened, cut, how=how, data=source, run=arguments)
         data = tuple(dict.fromkeys((*data, calibration)))
     uses = ("torch", opened.manifest.model.family) if repaired else ()
-    args = {**arguments.recorded(), "method": key}
+    args = {**arguments.recorded(), "method": key or arguments.method}
     entry = step("prune", args=args, inputs=(), data=data, seed=arguments.seed, uses=uses)
     hashes: dict[str, str] = {}
 
@@ -70,9 +82,9 @@ def prune(arguments: PruneOptions) -> Pruned:
         done = entry.model_copy(update={"inputs": (Input(name=opened.name, sha256=source),)})
         history = (*opened.manifest.history, done.wrote(sha256))
         changes = {"kind": "member", "kept": kept, "scores": scores, "weights_sha256": sha256, "history": history}
-        return rewritten(opened.manifest, **changes)
+        return rewritten(opened.manifest, kept_neurons=neurons or None, **changes)
 
-    written = target.save(plan_pruning(opened, kept, hashes, repaired), manifest, files=opened.files)
+    written = target.save(plan_pruning(opened, cut, hashes, repaired), manifest, files=opened.files)
     clear_search(target.path, key or "mask")
     removed = count(opened.manifest.kept) - count(kept)
     return Pruned(target.path, written, removed, tuple(notes), target.publish(written, opened.files))
@@ -83,21 +95,22 @@ def _opened(arguments: PruneOptions) -> tuple[Single, str | None]:
     mask."""
     amounts = {"--keep": arguments.keep, "--remove": arguments.remove, "--sample": arguments.sample}
     named = [name for name, value in (amounts | {"--mask": arguments.mask}).items() if value is not None]
-    if len(named) != 1:
-        wrong = f"{' and '.join(named)} together" if named else "no number of heads"
-        raise UsageError(f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE.")
+    if len(named) > 1 or not (named or arguments.neurons):
+        wrong = f"{' and '.join(named)} together" if named else "no number of heads or neurons"
+        hint = "Give one of --keep K, --remove N, --sample N/P, --mask FILE, and --neurons SHARE or that alone."
+        raise UsageError(f"prune: {wrong}", hint=hint)
     method, data = arguments.method, arguments.data
     check_keep(method, arguments.keep)
     if arguments.rearrange:
         check_rearrange(method)
-    if method is None and arguments.mask is None:
+    if method is None and arguments.mask is None and named:
         raise UsageError("prune: by which criterion?", hint="Give --method taylor, or --mask FILE.")
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
     scored = data is not None and method is not None and method not in WITHOUT_DATA
     opened = classifying(opened, arguments, data if scored else None)
     if scored and data is not None:
         opened = fitted_to(opened, data, arguments)
-    if method is None or arguments.mask is not None:
+    if method is None or arguments.mask is not None or not named:
         return opened, None
     return opened, score_key(method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores)
 
@@ -111,6 +124,8 @@ def _computed(opened: Single, key: str, arguments: PruneOptions, output: Path) -
             f"{opened.path}: has no {key} scores",
             hint=f"Run `hydrasurgeon score --method {key} {needs} {opened.path.name}` first, or give {needs} here.",
         )
+    if key.startswith(OF_NEURONS):
+        return compute(opened, key, arguments.but(ood=(), search=None, keep=None), arguments, output=output)
     # An order must be long enough to remove, or to draw from, so many.
     pool = whole_number((arguments.sample or "").partition("/")[2])
     scoring = arguments.but(remove=arguments.remove if pool is None else pool)
@@ -140,5 +155,7 @@ def _default_name(name: str, key: str | None, arguments: PruneOptions) -> str:
     elif arguments.sample is not None:
         amount = f"-s{arguments.sample.replace('/', 'of')}-seed{arguments.seed}"
     repair = ("-rearranged" if arguments.rearrange else "") + (f"-{arguments.repair}" if arguments.repair else "")
+    amount += "" if arguments.neurons is None else f"-n{arguments.neurons:g}"
+    key = key or (None if arguments.mask is not None else arguments.method or "taylor")
     where = f"-{arguments.tower}" if arguments.tower not in (None, "both") else ""
     return f"{name.removesuffix('.safetensors')}-{key or 'mask'}{where}{amount}{repair}.safetensors"

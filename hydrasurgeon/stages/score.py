@@ -13,7 +13,7 @@ from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import Manifest, Score
+from hydrasurgeon.files.manifest import OF_NEURONS, Manifest, Score
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.files.processes import is_main_process, process_count
 from hydrasurgeon.lookup import imported
@@ -49,6 +49,8 @@ def score(arguments: ScoreOptions) -> Scored:
 
 def _score(arguments: ScoreOptions) -> Scored:
     key = score_key(arguments.method, arguments.objective, arguments.ood_score)
+    if arguments.part == "neurons":
+        key = f"{OF_NEURONS}{key.removeprefix(OF_NEURONS)}"
     method = criterion(key)
     check_keep(arguments.method, arguments.keep)
     picture = None
@@ -56,7 +58,7 @@ def _score(arguments: ScoreOptions) -> Scored:
         if method.draw is None:
             raise UsageError("--plot requires --method cahp", hint="`inspect` shows the scores of other criteria.")
         picture = check_plot(Path(arguments.plot), force=arguments.force, inputs=arguments.sources)
-    opened, copy = _opened(arguments)
+    opened, copy = _opened(arguments, key)
     digests = opened.digests()
     target = copy or opened.path
     result = compute(opened, key, arguments, arguments, output=target)
@@ -90,7 +92,7 @@ def _score(arguments: ScoreOptions) -> Scored:
     return Scored(target, written, key, notes=(opened.note,) if opened.note else ())
 
 
-def _opened(arguments: ScoreOptions) -> tuple[Single, Path | None]:
+def _opened(arguments: ScoreOptions, key: str) -> tuple[Single, Path | None]:
     """The checkpoint to score, and where its copy goes; what is written is this command's from here on."""
     opened, copy = open_single(arguments.checkpoint, arch=arguments.arch), None
     if arguments.out is not None:
@@ -104,6 +106,6 @@ def _opened(arguments: ScoreOptions) -> tuple[Single, Path | None]:
         claim_in_place(opened.path)
         # Another score may have ended just now.
         opened = open_single(arguments.checkpoint, arch=arguments.arch)
-    data = arguments.data if criterion(arguments.method).needs_data else None
+    data = arguments.data if criterion(key).needs_data else None
     opened = classifying(opened, arguments, data)
     return (opened if data is None else fitted_to(opened, data, arguments)), copy

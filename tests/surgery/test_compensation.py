@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from stacked_system import inputs_of, weighted_ridge
 from torch import Tensor, nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
-from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.surgery import refit as compensation
@@ -26,12 +26,6 @@ SPEC = Callable[..., str]
 HEADS, HEAD_DIM = 4, 8
 # An empty layer, a ragged one, and one that loses nothing in between.
 KEPT = {"vision": ((1, 3), (0, 1, 2, 3), ())}
-
-
-def inputs_of(path: Path, spec: str) -> Tensor:
-    samples = open_data(spec)
-    (batch,) = Batches(samples, hs.load(path).transform, batch_size=len(samples))
-    return batch.inputs.double()
 
 
 def double(path: Path) -> nn.Module:
@@ -73,19 +67,6 @@ def sensitivities(module: nn.Module, layer: int, inputs: Tensor) -> Tensor:
         hook.remove()
         rows.append(shift.grad.square().sum(dim=-1))
     return torch.cat(rows)
-
-
-def weighted_ridge(x: np.ndarray, t: np.ndarray, s: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The docstring's problem as one stacked system for numpy.linalg.lstsq."""
-    width = x.shape[1]
-    centred = x - (s @ x) / s.sum()
-    strength = 1e-3 * np.trace((s[:, None] * centred).T @ centred) / width
-    root = np.sqrt(s)[:, None]
-    top = np.hstack([root * x, root])
-    bottom = np.hstack([np.sqrt(strength) * np.eye(width), np.zeros((width, 1))])
-    right = np.vstack([root * t, np.sqrt(strength) * before.T])
-    found = np.linalg.lstsq(np.vstack([top, bottom]), right, rcond=None)[0]
-    return found[:-1].T, found[-1]
 
 
 def test_lstsq_solves_the_stacked_system(tiny: MAKE, images: SPEC) -> None:

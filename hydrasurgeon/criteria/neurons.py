@@ -1,0 +1,165 @@
+"""How much each neuron of an MLP matters, and which of them go.
+
+taylor      mean over samples of |∂L/∂m|     m multiplies what the neuron says to every token
+fisher      Σ over samples of (∂L/∂m)²
+magnitude   mean |W| of its rows of W_1, times that of its column of W_2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.criteria.base import HeadScores, Subject
+from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.families.weights import all_neurons
+from hydrasurgeon.files.manifest import Score
+from hydrasurgeon.files.tensors import as_float
+from hydrasurgeon.heads import NEURONS, Layers, parse_layers, parse_towers
+from hydrasurgeon.options.making import PruneOptions
+
+
+def taylor(subject: Subject) -> Score:
+    sums = _over_samples(subject, lambda gradients: gradients.abs())
+    return _recorded(subject, {place: [value / subject.samples for value in row] for place, row in sums.items()})
+
+
+def fisher(subject: Subject) -> Score:
+    return _recorded(subject, _over_samples(subject, lambda gradients: gradients.square()))
+
+
+def random(subject: Subject) -> Score:
+    check_neurons(subject.checkpoint, subject.towers)
+    rng = np.random.default_rng(subject.run.seed)
+    rows = {tower: subject.checkpoint.kept[f"{tower}{NEURONS}"] for tower in subject.towers}
+    drawn = {(tower, at): rng.random(len(row)).tolist() for tower in rows for at, row in enumerate(rows[tower])}
+    return _recorded(subject, drawn, seed=subject.run.seed)
+
+
+def _over_samples(subject: Subject, measure: Callable[[Any], Any]) -> HeadScores:
+    """Σ over samples of what is made of each sample's own gradients with respect to the neurons' masks."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from hydrasurgeon.anatomy.hooks import removed
+
+    check_neurons(subject.checkpoint, subject.towers)
+    model, _ = subject.load()
+    blocks = [b for b in subject.checkpoint.family.anatomy(model).blocks if b.attention.tower in subject.towers]
+    model.requires_grad_(False)
+    sums: dict[tuple[str, int], Any] = {}
+    for inputs, labels in subject.batches("gradients of the neurons"):
+        masks = [torch.ones(len(labels), b.out.in_features, device=labels.device, requires_grad=True) for b in blocks]
+        hooks = [b.out.register_forward_pre_hook(_scaled(mask)) for b, mask in zip(blocks, masks, strict=True)]
+        with removed(*hooks):
+            loss = cross_entropy(model(inputs).float(), labels, reduction="sum")
+        for block, gradients in zip(blocks, torch.autograd.grad(loss, masks), strict=True):
+            place = block.attention.tower, block.attention.layer
+            sums[place] = sums.get(place, 0) + measure(gradients.double()).sum(dim=0).cpu()
+    return {place: values.tolist() for place, values in sums.items()}
+
+
+def _scaled(mask: Any) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]:
+    """Multiplies what goes into W_2 by a sample's mask, whatever axes lie between."""
+
+    def scale(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = args[0]
+        return ((x.unflatten(0, (len(mask), -1)) * _spread(mask, x.dim()).to(x.dtype)).flatten(0, 1), *args[1:])
+
+    return scale
+
+
+def _spread(mask: Any, dims: int) -> Any:
+    return mask.view(len(mask), *[1] * (dims - 1), -1)
+
+
+def magnitude(subject: Subject) -> Score:
+    checkpoint = subject.checkpoint
+    check_neurons(checkpoint, subject.towers)
+    scores: HeadScores = {}
+    for tower in subject.towers:
+        for layer, row in enumerate(checkpoint.kept[f"{tower}{NEURONS}"]):
+            into, out = [], []
+            for weight in checkpoint.weights.values():
+                if (weight.group, weight.layer, len(weight.shape)) != (f"{tower}{NEURONS}", layer, 2):
+                    continue
+                stored = checkpoint.tensors[weight.name]
+                values = np.abs(as_float(checkpoint.tensors.read(weight.name), stored.dtype))
+                if weight.heads is not None and weight.heads.axis == 0:
+                    into += list(values.reshape(weight.heads.blocks, len(row), -1).mean(axis=-1))
+                else:
+                    out.append(values.reshape(-1, len(row)).mean(axis=0))
+            scores[tower, layer] = (np.mean(into, axis=0) * out[0]).tolist()
+    return _recorded(subject, scores)
+
+
+def check_neurons(checkpoint: Single, towers: tuple[str, ...]) -> None:
+    """Refuse MLPs that cannot be cut."""
+    lacking = [tower for tower in towers if f"{tower}{NEURONS}" not in checkpoint.kept]
+    if lacking:
+        raise SurgeryError(
+            f"{checkpoint.path}: its MLPs have a norm over their neurons, which none can leave",
+            hint="Prune heads only.",
+        )
+
+
+def _recorded(subject: Subject, scores: HeadScores, **settings: Any) -> Score:
+    """Scores as [layer][neuron] of the original model, in six digits; neurons that are gone score 0."""
+    checkpoint, values = subject.checkpoint, {}
+    whole = all_neurons(checkpoint.weights.values())
+    for tower in dict.fromkeys(tower for tower, _ in scores):
+        group, layers = f"{tower}{NEURONS}", []
+        for layer, row in enumerate(checkpoint.kept[group]):
+            present = dict(zip(row, scores[tower, layer], strict=True))
+            if not all(map(math.isfinite, present.values())):
+                raise SurgeryError(
+                    f"--part neurons: a score in {tower} layer {layer} is not finite",
+                    hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the tensors), or the model"
+                    " overflows: then use --dtype float32.",
+                )
+            layers.append(tuple(float(f"{present.get(neuron, 0.0):.6g}") for neuron in whole[group][layer]))
+        values[tower] = tuple(layers)
+    return Score(values=values, settings=settings)
+
+
+def choose_neurons(checkpoint: Single, score: Score, share: float, options: PruneOptions) -> dict[str, Layers]:
+    """The neurons that stay, by tower: this share of those present, in every layer, or `ranked` over all layers."""
+    assert score.values is not None
+    manifest = checkpoint.manifest
+    towers = [name for name in parse_towers(options.tower, manifest.towers) if name in score.values]
+    check_neurons(checkpoint, tuple(towers))
+    chosen = parse_layers(options.layers, max(manifest.towers[name].layers for name in towers))
+    kept = {name: list(checkpoint.kept[f"{name}{NEURONS}"]) for name in towers}
+    places = [(name, layer) for name in towers for layer in range(len(kept[name])) if layer in chosen]
+    worth = {place: _by_worth(score.values[place[0]][place[1]], kept[place[0]][place[1]]) for place in places}
+    counts = {place: max(1, round(share * len(row))) for place, row in worth.items()}
+    if options.spread == "ranked":
+        counts = _ranked(score.values, worth, share)
+    for (name, layer), row in worth.items():
+        kept[name][layer] = tuple(sorted(row[: counts[name, layer]]))
+    return {name: tuple(rows) for name, rows in kept.items()}
+
+
+def _by_worth(scores: tuple[float, ...], present: tuple[int, ...]) -> list[int]:
+    """The neurons of a layer, the best first."""
+    return sorted(present, key=lambda neuron: (-scores[neuron], neuron))
+
+
+def _ranked(
+    values: Mapping[str, tuple[tuple[float, ...], ...]], worth: Mapping[tuple[str, int], list[int]], share: float
+) -> dict[tuple[str, int], int]:
+    """How many stay in each layer where all compete; one at least. A layer's scores count relative to their mean."""
+    scored = []
+    for (tower, layer), row in worth.items():
+        scores = values[tower][layer]
+        mean = sum(scores[neuron] for neuron in row) / len(row) or 1.0
+        scored += [(-scores[neuron] / mean, tower, layer) for neuron in row[1:]]
+    room = max(0, round(share * sum(map(len, worth.values()))) - len(worth))
+    counts = dict.fromkeys(worth, 1)
+    for _, tower, layer in sorted(scored)[:room]:
+        counts[tower, layer] += 1
+    return counts

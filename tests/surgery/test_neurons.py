@@ -1,0 +1,227 @@
+"""Neurons cut out of MLPs: as if they were masked, in every family, alone and in a hydra."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from stacked_system import inputs_of, weighted_ridge
+from tiny_families import FAMILIES, thoroughly
+from tiny_members import logits
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_single
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import Disagreement, ManifestError
+from hydrasurgeon.families.weights import all_neurons
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+WITHIN = "EVA02 with separate projections"
+"""Has a norm over its neurons."""
+WHOLE = 128
+"""Neurons of a layer of the tiny ViT."""
+
+
+def masked_logits(source: Path, kept: dict[str, Any], inputs: Any) -> Tensor:
+    """The unpruned model with zeros in place of the neurons that are gone."""
+    model = hs.load(source, device="cpu", dtype="float64")
+    prompted = model.anatomy.prompted
+    for anatomy in (model.anatomy, *([prompted.tower] if prompted else [])):
+        for block in anatomy.blocks:
+            mask = torch.zeros(block.out.in_features, dtype=torch.float64)
+            mask[list(kept[block.attention.tower][block.attention.layer])] = 1
+            block.out.register_forward_pre_hook(lambda _, args, mask=mask: (args[0] * mask,))
+    with torch.inference_mode():
+        return model(inputs)
+
+
+@pytest.mark.parametrize("family", thoroughly(*(name for name in FAMILIES if name != WITHIN)))
+def test_pruned_is_masked_and_a_hydra_is_its_members(family: Any, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    family.write(source)
+    whole = all_neurons(open_single(source).weights.values())
+    inputs, members = family.inputs(dtype=torch.float64), []
+    for seed, share in enumerate((0.3, 0.5)):
+        done = hs.prune(
+            source, method="random", neurons=share, spread="ranked", seed=seed, keep=3, out=tmp_path / f"m{seed}"
+        )
+        sizes = [len(row) for rows in done.manifest.kept_neurons.values() for row in rows]
+        assert sum(sizes) == round(share * sum(len(row) for rows in whole.values() for row in rows))
+        members.append(done.path)
+    half = hs.prune(source, method="random", neurons=0.5, out=tmp_path / "half")
+    expected = masked_logits(source, half.manifest.kept_neurons, inputs)
+    torch.testing.assert_close(logits(half.path, inputs, "float64"), expected, rtol=0, atol=1e-12)
+    again = hs.prune(half.path, method="random", neurons=0.5, layers="0", out=tmp_path / "again")
+    expected = masked_logits(source, again.manifest.kept_neurons, inputs)
+    torch.testing.assert_close(logits(again.path, inputs, "float64"), expected, rtol=0, atol=1e-12)
+    hydra = hs.fuse(members, mlp="separate", out=tmp_path / "hydra")
+    for dtype, near in (("float64", 1e-12), ("float32", 1e-5)):
+        told = family.inputs(dtype=getattr(torch, dtype))
+        each = torch.cat([logits(path, told, dtype) for path in members], dim=1)
+        torch.testing.assert_close(logits(hydra.path, told, dtype), each, rtol=0, atol=near)
+    assert hydra.bytes_stored < hydra.bytes_members  # the union is stored once
+    assert run(["verify", str(hydra.path), "--parents", str(tmp_path), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("name", ["BERT", pytest.param("DINOv2", marks=pytest.mark.slow)])
+def test_transformers_loads_members_and_hydras(name: str, tmp_path: Path, own_module_cache: None) -> None:
+    import transformers
+
+    family = FAMILIES[name]
+    family.write(tmp_path / "source")
+    auto = f"AutoModelFor{'Sequence' if family.is_text else 'Image'}Classification"
+    folders = [
+        hs.prune(tmp_path / "source", method="random", neurons=0.4, keep=3, seed=s, out=f"{tmp_path}/m{s}/").path
+        for s in (1, 2)
+    ]
+    folders.append(hs.fuse(folders, mlp="separate", out=f"{tmp_path}/hydra/").path)
+    inputs = family.inputs()
+    for folder in folders:
+        stock = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+        with torch.no_grad():
+            made = (stock(**inputs) if family.is_text else stock(inputs)).logits.softmax(dim=-1)
+        expected = logits(folder, inputs).softmax(dim=-1).mean(dim=1)
+        torch.testing.assert_close(made, expected, rtol=0, atol=1e-5)
+        with pytest.raises(Exception):  # noqa: B017 - a class of the library's own must not fill it at random
+            getattr(transformers, auto).from_pretrained(folder)
+
+
+def test_scores_are_the_masks_gradients(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """Slow version: a mask for each sample, one sample at a time; magnitude by hand."""
+    path, data = tiny(), images(rows=12)
+    model = hs.load(path, device="cpu")
+    labels = torch.from_numpy(np.load(data)["labels"])
+    block = model.module.blocks[1].mlp
+    rows = []
+    for x, label in zip(inputs_of(path, data).float(), labels, strict=True):
+        mask = torch.ones(WHOLE, requires_grad=True)
+        hook = block.fc2.register_forward_pre_hook(lambda _, args, mask=mask: (args[0] * mask,))
+        cross_entropy(model(x[None])[0], label[None]).backward()
+        hook.remove()
+        rows.append(mask.grad.double())
+    gradients = torch.stack(rows)
+    into, out = block.fc1.weight.detach().abs().mean(dim=1), block.fc2.weight.detach().abs().mean(dim=0)
+    for method, expected in (
+        ("taylor", gradients.abs().mean(dim=0)),
+        ("fisher", gradients.square().sum(dim=0)),
+        ("magnitude", into * out),
+    ):
+        scored = hs.score(path, method=method, part="neurons", data=data, batch_size=5, out=tmp_path / method)
+        values = torch.tensor(scored.manifest.scores[f"neurons-{method}"].values["vision"][1], dtype=torch.float64)
+        torch.testing.assert_close(values, expected.double(), rtol=1e-4, atol=1e-9)
+
+
+def test_lstsq_repairs_heads_and_neurons_in_turn(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """W_2 of layer 1 by one stacked system, on what W_O of the same layer, repaired just before, hands it."""
+    path, data = tiny(), images(rows=20)
+    x = inputs_of(path, data)
+    done = hs.prune(
+        path, method="magnitude", keep=3, neurons=0.25, layers="1", compensate="lstsq", data=data, out=tmp_path / "m"
+    )
+    neurons = list(done.manifest.kept_neurons["vision"][1])
+    assert len(neurons) == WHOLE // 4
+    teacher, student = (hs.load(p, device="cpu", dtype="float64").module for p in (path, done.path))
+    seen: dict[str, Any] = {}
+
+    def watched(module: Any, name: str, shift: Tensor | None = None) -> None:
+        block = module.blocks[1]
+        seen[name] = {}
+        block.norm2.register_forward_pre_hook(lambda _, args: seen[name].update(stream=args[0]))
+
+        def note(_: Any, args: Any, out: Tensor) -> Tensor:
+            seen[name].update(x=args[0], y=out)
+            return out if shift is None else out + shift
+
+        block.mlp.fc2.register_forward_hook(note)
+
+    watched(student, "student")
+    student(x)
+    shift = torch.zeros(len(x), 17, 32, dtype=torch.float64, requires_grad=True)
+    watched(teacher, "teacher", shift)
+    best = teacher(x).topk(2).values
+    (best[:, 0] - best[:, 1]).sum().backward()
+    target = seen["teacher"]["y"] + seen["teacher"]["stream"] - seen["student"]["stream"]
+    before = load_file(path)["blocks.1.mlp.fc2.weight"].double()[:, neurons]
+    weight, bias = weighted_ridge(
+        seen["student"]["x"].detach().flatten(0, 1).numpy(),
+        target.detach().flatten(0, 1).numpy(),
+        shift.grad.square().sum(dim=-1).flatten().numpy(),
+        before.numpy(),
+    )
+    after = load_file(done.path)
+    np.testing.assert_allclose(after["blocks.1.mlp.fc2.weight"].numpy(), weight, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(after["blocks.1.mlp.fc2.bias"].numpy(), bias, rtol=1e-3, atol=1e-5)
+
+
+def test_the_whole_way(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scored, pruned, tuned, exported, and made again to the same bytes."""
+    monkeypatch.chdir(tmp_path)
+    path, data = tiny(), images()
+    score = ["score", str(path), "--part", "neurons", "--method", "fisher", "--data", data, "-o", "scored", "--quiet"]
+    assert run(score) == 0
+    assert run(["prune", "scored", "--method", "fisher", "--neurons", "0.5", "-o", "half", "--quiet"]) == 0
+    recipe = ["--recipe", "demo", "--set", "steps=2", "--quiet"]
+    assert run(["finetune", "half", "--data", data, "-o", "tuned", *recipe]) == 0
+    kept = [open_single(name).manifest.kept_neurons for name in ("half", "tuned")]
+    assert kept[0] == kept[1] is not None
+    x = inputs_of(path, data).float()
+    assert run(["export", "tuned", "-o", "tuned.onnx", "--quiet"]) == 0
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession("tuned.onnx")
+    (made, *_) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert np.abs(made - logits(Path("tuned"), x).numpy()).max() < 1e-5
+    assert run(["export", "half", "--format", "padded", "-o", "padded/", "--quiet"]) == 0
+    torch.testing.assert_close(logits(Path("padded"), x), logits(Path("half"), x), rtol=0, atol=1e-5)
+    assert run(["replay", "tuned", "--from", ".", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--neurons", "0"], 2),
+        (["--neurons", "1.5"], 2),
+        (["--neurons", "0.5", "--layers", "9"], 4),
+        (["--keep", "2", "--remove", "3", "--neurons", "0.5"], 2),
+        ([], 2),
+    ],
+)
+def test_what_cannot_be_pruned(words: list[str], code: int, tiny: MAKE, tmp_path: Path) -> None:
+    assert run(["prune", str(tiny()), "--method", "magnitude", *words, "-o", str(tmp_path / "m")]) == code
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_a_norm_over_neurons_keeps_them_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    FAMILIES[WITHIN].write(tmp_path / "source")
+    command = [
+        "prune",
+        str(tmp_path / "source"),
+        "--method",
+        "magnitude",
+        "--neurons",
+        "0.5",
+        "-o",
+        str(tmp_path / "m"),
+    ]
+    assert run(command) == 4
+    assert "have a norm over their neurons" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("row", [[3, 1], [0, WHOLE], []])
+def test_a_manifest_with_other_neurons(row: list[int], tiny: MAKE, tmp_path: Path) -> None:
+    done = hs.prune(tiny(), method="magnitude", neurons=0.5, out=tmp_path / "m")
+    beside = tmp_path / "m.heads.json"
+    manifest = json.loads(beside.read_text())
+    manifest["kept_neurons"]["vision"][0] = row
+    beside.write_text(json.dumps(manifest))
+    with pytest.raises((ManifestError, Disagreement)):
+        open_single(done.path)
