@@ -20,7 +20,7 @@ from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
 from hydrasurgeon.families import family_named
-from hydrasurgeon.options.shared import Run
+from hydrasurgeon.options.shared import Run, Scoring
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -188,7 +188,7 @@ def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
     found = {}
     for method in ("taylor", "circuit-acc", "cahp"):
         run = Run(device="cpu", batch_size=2)
-        subject = Subject(opened, run, ("text",), frozenset())
+        subject = Subject(opened, run, method, Scoring(), tmp_path, ("text",), frozenset())
         subject = subject.fed(str(tmp_path / "texts.jsonl"), (), in_turn=criterion(method).in_turn)
         batches = list(subject.batches("x"))
         found[method] = [inputs["input_ids"].shape[1] - 2 for inputs, _ in batches]
