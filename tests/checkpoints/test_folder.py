@@ -208,13 +208,6 @@ def test_the_manifest_says_whose_the_weights_are(tiny: MAKE, tmp_path: Path) -> 
     assert open_checkpoint(tmp_path / "clip").manifest.model.family == "open_clip"
 
 
-def test_several_weights_and_none_that_is_named(tiny: MAKE, tmp_path: Path) -> None:
-    tiny("a.safetensors")
-    tiny("b.safetensors")
-    with pytest.raises(CheckpointError, match=r"2 \.safetensors files, none of them named model"):
-        open_checkpoint(tmp_path)
-
-
 def test_a_model_type_nobody_knows(tmp_path: Path) -> None:
     FAMILIES["BERT"].write(tmp_path / "bert")
     config = json.loads((tmp_path / "bert" / "config.json").read_text())

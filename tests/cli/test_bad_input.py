@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from fake_hub import FakeHub, Repo, fake_hub
-from safetensors.torch import save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
@@ -139,26 +138,6 @@ def test_code_that_comes_along_is_asked_for_by_taking_auto_map_out(tmp_path: Pat
     inputs = family.inputs()
     found = hs.load(tmp_path / "b", device="cpu")(inputs)[:, 0].detach()
     torch.testing.assert_close(found, family.stock(tmp_path / "b")(inputs), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("arch", "tensors", "says"),
-    [
-        ("vit_relpos_small_patch16_224", {}, "table of relative positions in every layer"),
-        ("beit_base_patch16_224.in22k", {}, "table of relative positions in every layer"),
-        ("resnet50", {}, "resnet50 cannot be pruned"),
-        (None, {"blocks.0.attn.rel_pos.relative_position_bias_table": (49, 3)}, "table of relative positions"),
-        (None, {"blocks.0.attn.relative_position_bias_table": (49, 3)}, "table of relative positions"),
-    ],
-)
-def test_timm_models_that_are_refused(
-    tmp_path: Path, arch: str | None, tensors: dict[str, tuple[int, ...]], says: str
-) -> None:
-    shapes = {"patch_embed.proj.weight": (8, 3, 4, 4), **tensors}
-    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "x.safetensors")
-    with pytest.raises(SurgeryError, match=says) as refused:
-        open_checkpoint(tmp_path / "x", arch=arch and f"timm:{arch}")
-    assert "Supported: timm's ViT, DeiT, DINOv3 and EVA02" in str(refused.value.hint)
 
 
 def test_pickled_directories(tmp_path: Path) -> None:

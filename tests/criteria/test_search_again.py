@@ -83,29 +83,6 @@ def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(tiny: MAKE, da
 
 
 @pytest.mark.slow
-def test_another_search_is_searched(tiny: MAKE, data: dict[str, Any], images: SPEC, rounds: list[int]) -> None:
-    path = tiny()
-    score(path, data, "exact", 2)
-    changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"data": images("other.npz", rows=20, seed=3)}, {}),
-        ({}, {"layers": "1-2"}),
-        ({}, {"objective": "acc"}),
-        ({}, {"dtype": "float64"}),
-        ({}, {"limit": 18}),
-    ]
-    for at, (sets, more) in enumerate(changes):
-        rounds.clear()
-        copy = hs.score(path, method="magnitude", out=path.with_name(f"{at}.safetensors")).path
-        score(copy, {**data, **sets}, "exact", 2, **more)
-        assert len(rounds) == 2, (sets, more)
-    # A member has its parent's scores, and weights of its own.
-    member = hs.prune(path, method="circuit", remove=2, out=path.with_name("m.safetensors")).path
-    rounds.clear()
-    score(member, data, "exact", 2)
-    assert rounds == [10, 9]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"start": "x"}, {"counts": {"evaluations": -1}}, {"identity": "0" * 64}])
 def test_a_record_that_is_not_whole_is_not_believed(
     tiny: MAKE, data: dict[str, Any], rounds: list[int], change: dict[str, Any]

@@ -3,18 +3,11 @@ says."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from typer.main import get_command
 
@@ -73,60 +66,3 @@ def test_every_command_of_the_pipeline_is_one_of_ours() -> None:
             for out in body.get("outs", []):
                 made.add(substituted(out if isinstance(out, str) else next(iter(out)), {"item": item}))
     assert names == ["score", "prune", "prune", "prune", "fuse", "eval", "eval", "verify"]
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """A folder with the examples, the demo's backbone, and `hydrasurgeon` on the path."""
-    for path in CI.iterdir():
-        shutil.copy(path, tmp_path)
-    shutil.copy(str(files("hydrasurgeon") / "demo" / "backbone.safetensors"), tmp_path)
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "hydrasurgeon"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hydrasurgeon "$@"\n')
-    command.chmod(0o755)
-    return tmp_path
-
-
-def shell(line: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(CI.parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = os.environ | {"PATH": f"{cwd / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": paths}
-    env.pop("MAKEFLAGS", None)
-    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, encoding="utf-8")
-
-
-def said(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Which of our commands ran."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    return re.findall(r"^hydrasurgeon (\w+)", done.stdout, re.MULTILINE)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_the_makefile(here: Path) -> None:
-    make = ["make", "DATA_OPTIONS=--limit 48 --device cpu", "LIMITS=hydra:id.ece<=0.9"]
-    assert sorted(said(shell(make, here))) == sorted([*STAGES, "eval"])
-    report = json.loads((here / "build" / "report.json").read_text())
-    assert report["results"][0]["members"] == 3
-    assert json.loads((here / "build" / "verified.json").read_text())["holds"] is True
-    built = {
-        path: (path.stat().st_mtime_ns, path.read_bytes())
-        for path in (here / "build").iterdir()
-        if path.suffix in (".json", ".safetensors")
-    }
-    # A second run does nothing; a touched backbone is scored again, and comes to the same end.
-    assert said(shell(make, here)) == []
-    (here / "backbone.safetensors").touch()
-    assert said(shell(make, here)) == ["score"]
-    assert said(shell(make, here)) == []
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in built} == built
-    # Another limit costs no other evaluation, and a broken one stops with its number.
-    (here / "Makefile").touch()
-    broken = shell([*make[:2], "LIMITS=id.ece<=0"], here)
-    assert broken.returncode == 2
-    assert re.search(r"hydra: id.ece<=0, but it is 0\.\d+", broken.stderr)
-    assert re.findall(r"^hydrasurgeon (\w+)", broken.stdout, re.MULTILINE) == ["eval"]
-    # Another backbone is another hydra.
-    shutil.copy(str(files("hydrasurgeon") / "demo" / "independent-2.safetensors"), here / "backbone.safetensors")
-    (here / "backbone.safetensors").touch()
-    assert sorted(said(shell(make, here))) == sorted([*STAGES, "eval"])

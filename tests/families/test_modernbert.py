@@ -14,7 +14,6 @@ from tiny_members import RAGGED, logits, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families import family_of, family_of_bare
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.modernbert.family import ModernBert
@@ -145,26 +144,6 @@ def test_an_encoder_alone_has_no_head_to_go_on(tmp_path: Path) -> None:
     opened = open_checkpoint(tmp_path / "encoder")
     assert "prediction_head" not in opened.manifest.model.config
     assert not [name for name in opened.tensors if name.startswith("head.")]
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, SurgeryError, "stretches its rotary positions"),
-        (
-            {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},
-            SurgeryError,
-            "stretches its rotary",
-        ),
-        ({"layer_types": ["full_attention"]}, CheckpointError, "lists 1 layers of 4"),
-        ({"num_attention_heads": 256}, CheckpointError, "odd number of dimensions"),
-        ({"problem_type": "regression"}, CheckpointError, "made for regression"),
-    ],
-)
-def test_what_does_not_fit(change: dict[str, Any], error: type[Exception], says: str) -> None:
-    family = family_of_bare(Bare({}, "here", config=BASE), config_file="config.json")
-    with pytest.raises(error, match=says):
-        family.identify(Bare({}, "here", config={**BASE, **change}))
 
 
 def test_layers_turn_by_their_own_angles_and_see_their_own_window(tmp_path: Path) -> None:

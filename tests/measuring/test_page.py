@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.report.columns import tables
 from hydrasurgeon.report.svg import Scale, number, ticks
 from hydrasurgeon.report.verdicts import amount
@@ -290,19 +289,6 @@ def test_markdown(files: list[Path], tmp_path: Path) -> None:
         # A bar in a name is none of the table's.
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert len(lines) == 5
-
-
-def test_on_stdout_instead_of_the_tables(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Without a word behind it, it is printed; the next word may be a file of predictions.
-    assert run(["eval", "--markdown", "--predictions-in", str(files[0])]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("### In dis")
-    assert run(["eval", "--markdown", "-", "--predictions-in", str(files[0])]) == 0
-    assert capsys.readouterr().out == printed
-    page = tmp_path / "r.html"
-    for place in (str(page), "-"):
-        assert run(["eval", "--predictions-in", str(files[0]), "--html", place]) == 0
-    assert capsys.readouterr().out.rstrip().endswith(page.read_text(encoding="utf-8").rstrip())
 
 
 def test_foreign_data_that_is_not_foreign_is_told(

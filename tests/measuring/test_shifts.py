@@ -16,7 +16,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import ShiftResult
 from hydrasurgeon.measuring.rows import Reading, Row, averaged, row_of, with_mce
-from hydrasurgeon.measuring.sets import parse_shift
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -83,16 +82,6 @@ def test_corruptions_are_the_sets_they_would_be(tiny: MAKE, images: SPEC, tmp_pa
     alone = hs.evaluate([model], data=spec, corrupt=["fog:3", "contrast"]).report.results[0]
     assert alone.shift_average.accuracy == row.shift_average.accuracy
     assert [s.brier for s in alone.shift] == pytest.approx([s.brier for s in row.shift], abs=1e-6)
-
-
-def test_severities_of_stored_data_are_those_of_corruptions() -> None:
-    """Any name, for any data may be shifted; but what is averaged by severity has one of the five."""
-    assert parse_shift("camera:5=d.npz") == ("camera", 5, "d.npz")
-    assert parse_shift("camera=d.npz") == ("camera", None, "d.npz")
-    for entry in ("fg:9=d.npz", "blur:0=d.npz", "blur:-1=d.npz", "fog:=d.npz", "fog:much=d.npz", "fog:2.5=d.npz"):
-        with pytest.raises(UsageError, match="no such severity") as refused:
-            parse_shift(entry)
-        assert "Severities are 1 to 5" in str(refused.value.hint)
 
 
 def test_texts(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -69,13 +68,3 @@ def test_a_full_device_is_an_error_with_a_name(here: Path, line: str) -> None:
 def test_a_reader_who_goes_early_is_no_error(here: Path, line: str) -> None:
     done = bash(f"{line} | head -c1; echo ${{PIPESTATUS[0]}} >&2", here)
     assert (len(done.stdout), done.stderr) == (1, "0\n")
-
-
-def test_a_pipe_has_no_width(here: Path) -> None:
-    """Not even where the shell that made it has one."""
-    name = "m" * 150
-    done = bash(f"hs prune --method random --keep 2 vit -o {name} && hs inspect {name}", here, COLUMNS="40")
-    assert done.stdout.splitlines()[0] == f"{name}.safetensors: 6 heads removed, 6 kept"
-    assert f"{name}.safetensors" in done.stdout.splitlines()[4]
-    about = bash(f"hs inspect {name} --json", here, COLUMNS="40")
-    assert json.loads(about.stdout)["path"] == f"{name}.safetensors"

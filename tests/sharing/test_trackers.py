@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +15,6 @@ import torch
 from safetensors.torch import save_file
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.sharing.trackers import TRACKERS
 
@@ -90,16 +87,6 @@ def test_a_run_for_each_result(name: str, client: Callable[[str], Calls], predic
     assert settings["kind"] == "unknown"
 
 
-def test_what_a_client_prints_is_none_of_the_report(
-    client: Callable[[str], Calls], predictions: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    client("trackio")
-    assert run(["eval", "--predictions-in", str(predictions[0]), "--log", "trackio", "--json", "-"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["results"][0]["name"] == "one"
-    assert "* project initialized" in printed.err
-
-
 def test_what_a_client_raises_is_one_message(
     client: Callable[[str], Calls], predictions: list[Path], tmp_path: Path
 ) -> None:
@@ -112,18 +99,3 @@ def test_what_a_client_raises_is_one_message(
     with pytest.raises(UsageError, match=r"--log wandb: one could not be logged \(no route\)"):
         hs.evaluate([], predictions_in=predictions, log="wandb", json=tmp_path / "r.json")
     assert (tmp_path / "r.json").exists()
-
-
-def test_mlflow_reports_its_use_to_nobody(
-    client: Callable[[str], Calls], predictions: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless the user wants that."""
-    name = "MLFLOW_DISABLE_TELEMETRY"
-    monkeypatch.setenv(name, "")
-    client("mlflow")
-    seen: list[str | None] = []
-    monkeypatch.setattr(sys.modules["mlflow"], "set_experiment", lambda project: seen.append(os.environ.get(name)))
-    for value in (None, "false"):
-        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
-        hs.evaluate([], predictions_in=predictions[:1], log="mlflow")
-    assert seen == ["true", "false"]

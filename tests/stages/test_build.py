@@ -19,7 +19,7 @@ from tiny_families import FAMILIES, Family, thoroughly
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import CheckpointError, DataError, HydraError, OutputError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.predictions import read_predictions
@@ -246,12 +246,6 @@ def test_what_cannot_be_built(more: dict[str, Any], error: type[HydraError], say
         task.build(**more)
     assert says in f"{caught.value.message} {caught.value.hint}"
     assert not (task.folder / "hydra.safetensors").exists()
-
-
-def test_data_that_are_the_same(task: Task) -> None:
-    for more, says in (({"val": task.data}, "--data"), ({"ood": [task.val]}, "--ood")):
-        with pytest.raises(DataError, match=f"{says} .*holds the same samples as --val"):
-            task.build(**more)
 
 
 def test_a_work_folder_of_other_work(task: Task) -> None:
