@@ -63,8 +63,9 @@ def run(arguments: list[str]) -> int:
     from hydrasurgeon import render
 
     try:
-        if arguments[:1] == ["bench"]:
-            arguments = spread(arguments, "--vs")
+        several = {"bench": "--vs", "finetune": "--teacher"}.get(arguments[0] if arguments else "")
+        if several is not None:
+            arguments = spread(arguments, several)
         if arguments[:1] == ["eval"]:
             arguments = printed(arguments, {"--markdown": (".md", ".markdown", ".txt")})
         # Help is the one text that typer prints itself.

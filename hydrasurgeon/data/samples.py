@@ -24,6 +24,8 @@ from hydrasurgeon.files.manifest import Model
 # Of one text. No model here reads more than some thousand tokens of it.
 MAX_TEXT = 1_000_000
 
+UNLABELLED = -1
+"""In place of the class of a sample that has none."""
 EMPTY = hashlib.sha256().digest()
 """The digest of a sample that cannot be read."""
 
@@ -217,6 +219,32 @@ class Subset(Samples):
 
     def content(self, i: int) -> bytes:
         return self.parent.content(int(self.index[i]))
+
+
+class Joined(Samples):
+    """The samples of one set behind those of another; those of the second have no labels."""
+
+    def __init__(self, first: Samples, second: Samples) -> None:
+        labels = first.labels if first.labels is not None else np.full(len(first), UNLABELLED, dtype=np.int64)
+        labels = np.concatenate([labels, np.full(len(second), UNLABELLED, dtype=np.int64)])
+        super().__init__(f"{first.spec} and {second.spec}", labels, first.classes)
+        self.first, self.second, self.kind = first, second, first.kind
+        if first.kind != second.kind:
+            raise DataError(f"{second.spec}: holds {second.kind}s, {first.spec} {first.kind}s")
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def _at(self, i: int) -> tuple[Samples, int]:
+        return (self.first, i) if i < len(self.first) else (self.second, i - len(self.first))
+
+    def read(self, i: int) -> Decoded:
+        samples, at = self._at(i)
+        return samples.read(at)
+
+    def content(self, i: int) -> bytes:
+        samples, at = self._at(i)
+        return samples.content(at)
 
 
 def limited(samples: Samples, limit: int | None, seed: int) -> Samples:

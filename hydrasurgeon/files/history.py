@@ -20,6 +20,7 @@ def step(
     args: Mapping[str, Any],
     inputs: Sequence[Input],
     data: Sequence[DataRecord] = (),
+    teachers: Sequence[Input] = (),
     seed: int | None = None,
     uses: Sequence[str] = (),
 ) -> Step:
@@ -29,6 +30,7 @@ def step(
         args={key: _portable(value) for key, value in args.items() if value is not None and value is not False},
         inputs=tuple(inputs),
         data=tuple(data),
+        teachers=tuple(teachers),
         seed=seed,
         versions={name: version for name in ("hydrasurgeon", "numpy", *uses) if (version := installed(name))},
     )

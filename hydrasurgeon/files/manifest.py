@@ -163,6 +163,8 @@ class Step(Record):
     command: Name
     args: Json = Field(default={})
     inputs: tuple[Input, ...] = ()
+    teachers: tuple[Input, ...] = ()
+    """What it learnt from; absent where there was nothing."""
     output: Sha256 | None = None
     """What the weights that it wrote hash to."""
     data: tuple[DataRecord, ...] = ()
@@ -245,7 +247,7 @@ class _Manifest(Record):
         return {
             **{key: value for key, value in plain.items() if key not in optional or value is not None},
             "history": [
-                {key: value for key, value in entry.items() if key != "output" or value is not None}
+                {key: value for key, value in entry.items() if value or key not in ("output", "teachers")}
                 for entry in plain["history"]
             ],
             "scores": {

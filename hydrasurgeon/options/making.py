@@ -115,15 +115,34 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
     CKPT may be init:timm:NAME,key=value… to start from random weights.
     """
 
-    data: str = option(metavar="D", group=READ, recorded=True, help="Labelled training data; image–text pairs for lit.")
+    requires: ClassVar = {"unlabelled": ("teacher",)}
+
+    data: str = option(
+        metavar="D",
+        group=READ,
+        recorded=True,
+        help="Training data, labelled or with --teacher; image–text pairs for lit.",
+    )
     val: str | None = option(
         None, metavar="D", group=READ, recorded=True, help="Labelled data to report on after each epoch."
+    )
+    teacher: Paths = option(
+        (),
+        metavar="T",
+        group=READ,
+        recorded=True,
+        help="Learn from these checkpoints too, from their mean; repeatable.",
+    )
+    alpha: float = option(0.9, ge=0, le=1, recorded=True, help="How much teachers count; labels count the rest.")
+    temperature: float = option(1.0, gt=0, recorded=True, help="By what logits are divided where teachers are met.")
+    unlabelled: str | None = option(
+        None, metavar="D", group=READ, recorded=True, help="More data, of which only the teachers say what it is."
     )
     recipe: PathLike | None = option(
         None,
         metavar="NAME|FILE",
         recorded=True,
-        help="imagenet, image, text, scratch (init:), cifar100, sst2, lora, lit, demo, or a .toml file.",
+        help="imagenet, image, text, teach, scratch (init:), cifar100, sst2, lora, lit, demo, or a .toml file.",
     )
     set: Pairs = option(None, metavar="KEY=VALUE", recorded=True, help="Override a field of the recipe; repeatable.")
     freeze: Commas = option(
@@ -140,6 +159,13 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
     )
     resume: bool = option(False, group=RUNS, help="Continue an interrupted run of the same command.")
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+
+    def recorded(self) -> dict[str, Any]:
+        """What history keeps: of teachers only where there are some."""
+        kept = super().recorded()
+        return (
+            kept if self.teacher else {key: kept[key] for key in kept if key not in ("teacher", "alpha", "temperature")}
+        )
 
 
 class FuseOptions(ClassNames, Run, Output):

@@ -13,7 +13,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Model
 from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.tuning.loop import Trained, Training
     from hydrasurgeon.tuning.recipes import Recipe
 
@@ -65,11 +66,14 @@ class _Material:
     """What comes out: the source's, with the classes and the length of what it learns from."""
     samples: Samples
     held_out: Samples | None
+    unlabelled: Samples | None = None
+    teachers: tuple[Classifier, ...] = ()
+    taught_by: tuple[Input, ...] = ()
 
     @cached_property
     def data(self) -> list[DataRecord]:
         """All the data that is read."""
-        sets = (self.samples, self.held_out)
+        sets = (self.samples, self.held_out, self.unlabelled)
         return [DataRecord(**each.fingerprint()) for each in sets if each is not None]
 
     @cached_property
@@ -124,8 +128,18 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         lora.merge(module)
     # Random weights have no input that tells of them.
     args = arguments.recorded() | ({} if source.inputs else {"checkpoint": str(checkpoint)})
+    if material.taught_by:
+        args["teacher"] = [record.name for record in material.taught_by]
     uses = ["torch", material.model.family, "accelerate", *(["peft"] if recipe.lora_rank is not None else [])]
-    entry = step("finetune", args=args, inputs=source.inputs, data=material.data, seed=arguments.seed, uses=uses)
+    entry = step(
+        "finetune",
+        args=args,
+        inputs=source.inputs,
+        data=material.data,
+        teachers=material.taught_by,
+        seed=arguments.seed,
+        uses=uses,
+    )
     manifest = manifest_after(source.manifest, material.model, entry)
     if not trained.is_main:
         return Finetuned(target.path, manifest(UNKNOWN), trained)
@@ -166,21 +180,31 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     elif source.manifest.model.num_classes == 0 and recipe.classifier == "keep":
         recipe = recipe.model_copy(update={"classifier": "fresh"})  # there is none to keep
     model = model_to_tune(source.manifest.model, recipe, samples)
-    if not paired:
+    if not paired and (samples.labels is not None or not arguments.teacher):
         samples = fit_classes(samples, model)
         model = model.model_copy(update={"labels": samples.classes})
     if held_out is not None:
         held_out = fit_classes(held_out, model)
-    return _Material(source, recipe, model, samples, held_out)
+    if not arguments.teacher:
+        return _Material(source, recipe, model, samples, held_out)
+    from hydrasurgeon.tuning.learning import open_teachers
+
+    unlabelled = None if arguments.unlabelled is None else open_data(arguments.unlabelled, seed=arguments.seed)
+    teachers, records = open_teachers(arguments.teacher, model, source.files, arguments.device)
+    return _Material(source, recipe, model, samples, held_out, unlabelled, tuple(teachers), tuple(records))
 
 
 def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions) -> Training:
     """Batches, what moves, and the loss."""
     from hydrasurgeon.data import Batches
+    from hydrasurgeon.data.samples import Joined
     from hydrasurgeon.tuning.contrastive import Contrast
-    from hydrasurgeon.tuning.loop import CrossEntropy, Training, epoch_order
+    from hydrasurgeon.tuning.learning import Learning, perturbation
+    from hydrasurgeon.tuning.loop import Training, epoch_order
 
     source, recipe, samples = material.source, material.recipe, material.samples
+    if material.unlabelled is not None:
+        samples = Joined(samples, material.unlabelled)
     size, skip_bad, seed = recipe.batch_size, arguments.skip_bad, arguments.seed
     validation = None
     if material.held_out is not None:
@@ -188,7 +212,12 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
         validation = Batches(material.held_out, plain, batch_size=size, skip_bad=skip_bad)
     transform: Any = source.family.transform(material.model, recipe.augment.model_dump(), files=source.files)
     moves = material.moves if recipe.lora_rank is None else lora.trains(material.moves, material.weights)
-    loss: CrossEntropy | Contrast = CrossEntropy(recipe.label_smoothing)
+    # Where no sample has a label, all that is learnt is the teachers'.
+    alpha = (arguments.alpha if samples.labels is not None else 1.0) if material.teachers else 0.0
+    perturb = perturbation(recipe, transform)
+    loss: Learning | Contrast = Learning(
+        recipe.label_smoothing, perturb, material.teachers, alpha, arguments.temperature
+    )
     if recipe.objective == "pairs":
         loss = contrast = Contrast(module)
         transform, moves = contrast.transform(transform), contrast.among(moves)
@@ -217,6 +246,8 @@ def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]
         "checkpoint": material.source.sha256,
         "data": [record.model_dump() for record in material.data],
         "recipe": material.recipe.model_dump(mode="json"),
+        "teachers": [record.sha256 for record in material.taught_by],
+        "alpha": [arguments.alpha, arguments.temperature],
         "seed": arguments.seed,
         "skip_bad": arguments.skip_bad,
         **record_of(material.model),

@@ -26,7 +26,7 @@ MAX_NAME = 200
 """Bytes of a file's name: file systems allow 255, and a file that is being written has a longer one."""
 MAKES_BACKBONES = ("init", "finetune", "export")
 """Steps whose result may be a backbone, with which a replay can begin."""
-DATA = ("data", "val", "fit_data", "ood")
+DATA = ("data", "val", "unlabelled", "fit_data", "ood")
 """Options that name data."""
 FETCHED = ("hf:", "torchvision:")
 """Data that a library fetches."""
@@ -175,6 +175,8 @@ def _located(entry: Step, folder: Path, *, fetch: bool) -> dict[str, Any]:
             options[name] = specs[0] if isinstance(value, str) else specs
         elif name == "mask" or (name == "recipe" and value.endswith(".toml")):
             options[name] = _file(name, value, folder)
+        elif name == "teacher":
+            options[name] = [_file(name, each, folder) for each in value]
         elif name in ("classes", "template"):
             _check_names([value] if isinstance(value, str) else value, folder)
     return options

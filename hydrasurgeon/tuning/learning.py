@@ -19,14 +19,14 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Batch, moved
-from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.data.samples import UNLABELLED
+from hydrasurgeon.errors import SurgeryError, UsageError
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Input, Model
     from hydrasurgeon.runtime.classifier import Classifier
+    from hydrasurgeon.tuning.recipes import Recipe
 
-UNLABELLED = -1
-"""In place of the class of a sample that has none."""
 Mixed = tuple[tuple[Tensor, float], ...]
 """Labels of every sample, and how much they count."""
 
@@ -89,11 +89,10 @@ class Learning:
         inputs, mixed = self.perturb(moved(batch.inputs, device), labels.to(device))
         logits = model(inputs).float()
         loss = logits.new_zeros(())
-        for some, part in mixed if self.alpha < 1 else ():
-            each = cross_entropy(
-                logits, some, label_smoothing=self.label_smoothing, ignore_index=UNLABELLED, reduction="sum"
-            )
-            loss = loss + (1 - self.alpha) * part * each / max(1, int((some != UNLABELLED).sum()))
+        for some, part in mixed:
+            if self.alpha < 1 and bool((some != UNLABELLED).any()):
+                each = cross_entropy(logits, some, label_smoothing=self.label_smoothing, ignore_index=UNLABELLED)
+                loss = loss + (1 - self.alpha) * part * each
         if self.teachers:
             said = (logits / self.temperature).log_softmax(dim=-1)
             loss = loss + self.alpha * self.temperature**2 * kl_div(said, self._taught(inputs), reduction="batchmean")
@@ -104,6 +103,17 @@ class Learning:
         """The mean of all teachers' members."""
         each = [(teacher(inputs).float() / self.temperature).softmax(dim=-1) for teacher in self.teachers]
         return torch.cat(each, dim=1).mean(dim=1)
+
+
+def perturbation(recipe: Recipe, transform: Any) -> Perturbation:
+    """What a recipe does to inputs, in the words of the model's tokenizer."""
+    if not recipe.mask_tokens or getattr(transform, "kind", "image") != "text":
+        return Perturbation(mixup=recipe.mixup)
+    tokenizer = transform.tokenizer
+    mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.unk_token_id
+    if mask is None:
+        raise UsageError("--set mask_tokens: the tokenizer has no token for it", hint="Give --set mask_tokens=0.")
+    return Perturbation(mask_tokens=recipe.mask_tokens, mask=mask, special=tuple(tokenizer.all_special_ids))
 
 
 def open_teachers(

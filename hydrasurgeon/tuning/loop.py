@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -219,25 +218,3 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
     return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
-
-
-@dataclass(frozen=True)
-class CrossEntropy:
-    """On labels."""
-
-    label_smoothing: float = 0.0
-
-    def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
-        total = 0.0
-        for i, batch in enumerate(parts):
-            with accelerator.no_sync(model) if i + 1 < len(parts) else nullcontext():
-                logits = model(moved(batch.inputs, accelerator.device))
-                assert batch.labels is not None
-                labels = batch.labels.to(accelerator.device)
-                loss = cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing) / len(parts)
-                accelerator.backward(loss)
-                total += float(loss.detach())
-        return total
-
-    def settle(self) -> None:
-        pass

@@ -29,7 +29,18 @@ SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
 
 
 def test_the_papers_recipes() -> None:
-    assert recipe_names() == ["cifar100", "demo", "image", "imagenet", "lit", "lora", "scratch", "sst2", "text"]
+    assert recipe_names() == [
+        "cifar100",
+        "demo",
+        "image",
+        "imagenet",
+        "lit",
+        "lora",
+        "scratch",
+        "sst2",
+        "teach",
+        "text",
+    ]
     imagenet, cifar, sst2 = (load_recipe(name, {}) for name in ("imagenet", "cifar100", "sst2"))
     assert (imagenet.optimizer, imagenet.momentum, imagenet.warmup, imagenet.steps, imagenet.floor) == (
         "sgd",

@@ -76,6 +76,10 @@ class Recipe(BaseModel):
     dropout: float | None = Field(None, ge=0, lt=1)
     """Inside the transformer layers (attention weights excepted); null leaves the model's own."""
     augment: Augment = Augment()
+    mixup: float = Field(0.0, ge=0, le=100)
+    """Images are mixed two by two, in parts drawn from Beta(mixup, mixup); 0: not at all."""
+    mask_tokens: Share = 0.0
+    """The share of a text's tokens that are masked."""
     last_blocks: Count | None = None
     """Train only this many last layers, the final norm and the classifier."""
     freeze: tuple[Literal["mlp", "attention", "norm", "embedding", "readout", "classifier"], ...] = ()

@@ -1,0 +1,146 @@
+"""Learning from teachers: the loss by hand, inputs perturbed alike, and the whole command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_families import FAMILIES
+from torch import Tensor, nn
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_single
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import Batch
+from hydrasurgeon.tuning.learning import Learning, Perturbation
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+EXACT = {"epochs": "1", "batch_size": "8", "mixup": "0", "augment.hflip": "0", "augment.random_resized_crop": "null"}
+
+
+class Teacher(nn.Module):
+    """Two members of fixed weights."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.weight = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(seed))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bi,mic->bmc", x, self.weight)
+
+
+def test_the_loss_by_hand() -> None:
+    student, x = nn.Linear(4, 3), torch.randn(6, 4)
+    labels = torch.tensor([0, 2, -1, 1, -1, 0])
+    teachers: Any = [Teacher(1), Teacher(2)]
+    learning = Learning(0.0, Perturbation(), teachers, alpha=0.7, temperature=2.0)
+    loss = learning._loss(student, Batch(x, labels, torch.arange(6)), torch.device("cpu"))
+    logits, expected = student(x).detach().double(), 0.0
+    for i in range(6):
+        probs = logits[i].softmax(-1)
+        if labels[i] >= 0:
+            expected += 0.3 * -probs[labels[i]].log() / 4
+        taught = torch.stack([t(x)[i, m].double().div(2).softmax(-1) for t in teachers for m in (0, 1)]).mean(dim=0)
+        soft = (logits[i] / 2).softmax(-1)
+        expected += 0.7 * 4 * (taught * (taught.log() - soft.log())).sum() / 6
+    assert loss.item() == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_two_images_are_mixed_with_their_labels() -> None:
+    x, labels = torch.randn(8, 3, 4, 4), torch.arange(8)
+    torch.manual_seed(0)
+    mixed, ((first, part), (second, rest)) = Perturbation(mixup=1.0)(x, labels)
+    assert part + rest == 1
+    assert 0 < part < 1
+    torch.testing.assert_close(mixed, part * x[first] + rest * x[second])
+    assert sorted(second.tolist()) == labels.tolist() == first.tolist()
+
+
+def test_masked_tokens_spare_the_special_ones() -> None:
+    ids = torch.tensor([[0, 5, 6, 7, 2, 1, 1]] * 2000)
+    inputs = {"input_ids": ids, "attention_mask": (ids != 1).long()}
+    made, labels = Perturbation(mask_tokens=0.25, mask=3, special=(0, 1, 2))(inputs, torch.zeros(2000))
+    masked = made["input_ids"] == 3
+    assert not masked[:, [0, 4, 5, 6]].any()
+    assert masked[:, 1:4].float().mean().item() == pytest.approx(0.25, abs=0.02)
+    assert labels[0][1] == 1.0
+    assert torch.equal(made["attention_mask"], inputs["attention_mask"])
+
+
+def test_a_member_learns_from_its_whole(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """Without a label it comes closer to what it was cut from; the teacher stands in the history."""
+    path = tiny()
+    with np.load(images(rows=64)) as data:
+        np.savez(tmp_path / "plain.npz", images=data["images"])
+    member = hs.prune(path, method="magnitude", keep=2, neurons=0.3, out=tmp_path / "m").path
+    tuned = hs.finetune(
+        member,
+        data=str(tmp_path / "plain.npz"),
+        teacher=[path],
+        recipe="teach",
+        set=EXACT | {"epochs": "8", "lr": "3e-3"},
+        device="cpu",
+        out=tmp_path / "t",
+    )
+    assert tuned.trained.log[-1]["loss"] < 0.5 * tuned.trained.log[0]["loss"]
+    entry = tuned.manifest.history[-1]
+    assert [each.sha256 for each in entry.teachers] == [open_single(path).record(open_single(path).digests()).sha256]
+    assert entry.args["alpha"] == 0.9
+
+
+def test_taught_again_to_the_same_bits(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `replay`, and resumed after half of the steps; with labelled and unlabelled data, mixed."""
+    monkeypatch.chdir(tmp_path)
+    path = tiny("whole.safetensors")
+    data = images("train.npz", rows=24)
+    with np.load(images("more.npz", rows=16, seed=5)) as more:
+        np.savez("plain.npz", images=more["images"])
+    assert run(["prune", str(path), "--method", "magnitude", "--keep", "2", "-o", "m", "--quiet"]) == 0
+    words = [
+        "finetune",
+        "m",
+        "--data",
+        data,
+        "--unlabelled",
+        "plain.npz",
+        "--teacher",
+        str(path),
+        "m",
+        "--recipe",
+        "teach",
+    ]
+    words += ["--set", "epochs=2", "--batch-size", "8", "--quiet", "--device", "cpu"]
+    assert run([*words, "-o", "taught"]) == 0
+    args = open_single("taught").manifest.history[-1].args
+    assert args["teacher"] == ["whole.safetensors", "m.safetensors"]
+    assert args["unlabelled"] == "plain.npz"
+    assert run(["replay", "taught", "--from", ".", "--quiet"]) == 0
+    assert run(["verify", "taught", "--parents", ".", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("what", ["classes", "inputs"])
+def test_teachers_of_another_kind(what: str, tiny: MAKE, tmp_path: Path, images: SPEC) -> None:
+    path, other = tiny(), tmp_path / "other.safetensors"
+    opened = open_single(path)
+    if what == "classes":
+        FAMILIES["timm ViT"].write(tmp_path / "other")
+        other = tmp_path / "other"
+    else:
+        from hydrasurgeon.checkpoints.reading import rewritten
+        from hydrasurgeon.checkpoints.writing import save
+
+        model = opened.manifest.model
+        model = model.model_copy(
+            update={"preprocess": {**model.preprocess, "mean": [0.1] * len(model.preprocess["mean"])}}
+        )
+        save(other, opened.tensors.planned(), lambda sha: rewritten(opened.manifest, model=model, weights_sha256=sha))
+    words = ["finetune", str(path), "--data", images(), "--teacher", str(other), "--recipe", "teach"]
+    assert run([*words, "-o", str(tmp_path / "t")]) == 4
+    assert not (tmp_path / "t.safetensors").exists()
