@@ -13,7 +13,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Model
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Model, Step
 from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
@@ -98,9 +98,11 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
 
-    checkpoint, chosen = arguments.checkpoint, arguments.recipe is None
+    chosen = arguments.recipe is None
     if chosen:
-        arguments = arguments.but(recipe=usual_recipe(checkpoint, arguments.arch, arguments.data, arguments.limit))
+        arguments = arguments.but(
+            recipe=usual_recipe(arguments.checkpoint, arguments.arch, arguments.data, arguments.limit)
+        )
     overrides, name = dict(arguments.set or {}), str(arguments.recipe)
     recipe = load_recipe(name, overrides, batch_size=arguments.batch_size, freeze=arguments.freeze)
     if recipe.lora_rank is not None:
@@ -126,21 +128,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     trained = train(module, training, arguments, state, save_every=arguments.save_every, resume=arguments.resume)
     if recipe.lora_rank is not None:
         lora.merge(module)
-    # Random weights have no input that tells of them.
-    args = arguments.recorded() | ({} if source.inputs else {"checkpoint": str(checkpoint)})
-    if material.taught_by:
-        args["teacher"] = [record.name for record in material.taught_by]
-    uses = ["torch", material.model.family, "accelerate", *(["peft"] if recipe.lora_rank is not None else [])]
-    entry = step(
-        "finetune",
-        args=args,
-        inputs=source.inputs,
-        data=material.data,
-        teachers=material.taught_by,
-        seed=arguments.seed,
-        uses=uses,
-    )
-    manifest = manifest_after(source.manifest, material.model, entry)
+    manifest = manifest_after(source.manifest, material.model, _entry(material, arguments))
     if not trained.is_main:
         return Finetuned(target.path, manifest(UNKNOWN), trained)
     written = target.save(plan_tensors(module.state_dict()), manifest, files=source.files)
@@ -156,6 +144,19 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         *_doubts(trained, material, name),
     )
     return Finetuned(target.path, written, trained, tuple(filter(None, notes)), hub)
+
+
+def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
+    """What history gets to know."""
+    args, inputs, teachers = arguments.recorded(), material.source.inputs, material.taught_by
+    if not inputs:  # random weights have none that tells of them
+        args["checkpoint"] = str(arguments.checkpoint)
+    if teachers:
+        args["teacher"] = [record.name for record in teachers]
+    uses = ["torch", material.model.family, "accelerate", *(["peft"] if material.recipe.lora_rank is not None else [])]
+    return step(
+        "finetune", args=args, inputs=inputs, data=material.data, teachers=teachers, seed=arguments.seed, uses=uses
+    )
 
 
 def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
