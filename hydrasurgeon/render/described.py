@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.heads import count
-from hydrasurgeon.render.console import as_json, fields, lines, notes, raw, say, show, styled, view
-from hydrasurgeon.render.tables import Column, Row, Table, millions, picture, show_table, size
+from hydrasurgeon.render.console import Part, as_json, fields, lines, notes, raw, say, show, styled, view
+from hydrasurgeon.render.tables import millions, picture, show_table, size
 from hydrasurgeon.report.columns import ABSENT, COST, brief, decimals_of, tokens
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checks import Check
     from hydrasurgeon.probing.report import ProbeReport, Proposition, Separation
-    from hydrasurgeon.report.columns import Table as Results
     from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.evaluate import Evaluation
@@ -34,8 +33,6 @@ OUTCOMES = {True: ("holds", "green"), False: ("does not hold", "bold red"), None
 """How the outcome of a check is drawn."""
 MARK_CELLS = 15
 """As wide as the longest mark and a gap."""
-VERDICTS = {True: ("holds", "bold"), False: ("does not hold", "bold")}
-"""How a condition is told."""
 
 
 def _inspected(inspection: Inspection) -> dict[str, Any]:
@@ -79,7 +76,7 @@ def inspected(inspection: Inspection) -> None:
 def compared(comparison: Comparison) -> None:
     a, b = comparison.names
     show("A ", (a, "bold"), "   B ", (b, "bold"))
-    show_table(_by_layer(comparison))
+    _by_layer(comparison)
     divergences = [
         f"{'–' if overlap.jsd is None else f'{overlap.jsd:.3f}'} over the {what} heads"
         for what, overlap in (("kept", comparison.kept), ("removed", comparison.removed))
@@ -87,23 +84,19 @@ def compared(comparison: Comparison) -> None:
     show(f"Jensen–Shannon divergence in nats (at most 0.693): {', '.join(divergences)}")
 
 
-def _by_layer(comparison: Comparison) -> Table:
-    rows = []
+def _by_layer(comparison: Comparison) -> None:
+    rows: list[list[Part]] = []
     for tower, layers in comparison.layers.items():
         for layer, row in enumerate(layers):
             a, b = (set(selection[tower][layer]) for selection in comparison.selections)
             heads = range(comparison.towers[tower].heads)
             marks = "".join(MARKS[head in a, head in b] for head in heads)
             name = f"{tower} {layer}" if len(comparison.layers) > 1 else f"layer {layer}"
-            rows.append(Row(name, (marks, *_overlap(row["kept"]), *_overlap(row["removed"]))))
-    total = ("", *_overlap(comparison.kept), *_overlap(comparison.removed))
-    columns = (
-        Column("", left=True),
-        *(Column(name, group="kept") for name in OVERLAP),
-        *(Column(name, group="removed") for name in OVERLAP),
-    )
-    title = "heads kept by both ■, by A or B only, by none ·"
-    return Table(title, columns, (*rows, Row("all", total, style="bold")))
+            rows.append([name, marks, *_overlap(row["kept"]), *_overlap(row["removed"])])
+    total = ["all", "", *_overlap(comparison.kept), *_overlap(comparison.removed)]
+    columns = ["", *((group, name) for group in ("kept", "removed") for name in OVERLAP)]
+    rows.append([(cell, "bold") for cell in total])
+    show_table("heads kept by both ■, by A or B only, by none ·", columns, rows, left=(0,))
 
 
 def _overlap(overlap: Overlap) -> list[str]:
@@ -152,7 +145,7 @@ def probed(report: ProbeReport) -> None:
     _proposition(report.proposition)
     for each in report.separation:
         show("")
-        show_table(_distances(each))
+        _distances(each)
     if report.pictured is not None:
         for title, heads in (("most", report.pictured.most), ("least", report.pictured.least)):
             names = ", ".join(f"{layer}.{head}" for _, layer, head in heads)
@@ -160,52 +153,41 @@ def probed(report: ProbeReport) -> None:
 
 
 def _proposition(about: Proposition) -> None:
-    losses, hessian = about.losses, about.hessian
+    """The losses, then the two conditions and the conclusion, each with its number and what to see it beside."""
+    losses, gradient, hessian = about.losses, about.gradient, about.hessian
     show(
         f"Proposition 1, {len(about.removed)} heads removed by {about.method}, {about.samples} samples of {about.clean}"
     )
     show(f"noisy: {about.noisy}")
-    rows = (
-        Row("clean", (f"{losses.clean:.4f}", f"{losses.clean_pruned:.4f}")),
-        Row("noisy", (f"{losses.noisy:.4f}", f"{losses.noisy_pruned:.4f}")),
-        Row("gap", (f"{losses.gap:.4f}", f"{losses.gap_pruned:.4f}")),
-    )
-    show_table(Table("loss", (Column("all heads"), Column("without them")), rows))
-    show_table(_conditions(about))
+    rows = [
+        ["clean", f"{losses.clean:.4f}", f"{losses.clean_pruned:.4f}"],
+        ["noisy", f"{losses.noisy:.4f}", f"{losses.noisy_pruned:.4f}"],
+        ["gap", f"{losses.gap:.4f}", f"{losses.gap_pruned:.4f}"],
+    ]
+    show_table("loss", ["all heads", "without them"], rows)
+    error = "" if hessian.error is None else f"± {hessian.error:.1g}"
+    conditions = [
+        ("∇L_noisy·δθ ≥ 0", gradient.holds, f"{gradient.noisy:.4g}", f"clean {gradient.clean:.4g}"),
+        ("mean diag(H_noisy − H_clean) > 0", hessian.mean_holds, f"{hessian.mean:.3g}", error),
+        ("δθᵀ(H_noisy − H_clean)δθ > 0", hessian.along_holds, f"{hessian.along:.4g}", ""),
+        ("so the gap widens", losses.widens, f"{losses.gap_pruned - losses.gap:.4g}", ""),
+    ]
+    rows_shown = [[name, (OUTCOMES[holds][0], "bold"), value, beside] for name, holds, value, beside in conditions]
+    show_table("conditions", ["", "value", "beside"], rows_shown, left=(0, 2))
     over = "of 1 draw, which shows no error" if hessian.error is None else f"± over {about.draws} draws"
     show(f"{over}; the mean diagonal is above 0 for {100 * hessian.positive_heads:.0f} % of heads")
 
 
-def _conditions(about: Proposition) -> Table:
-    """The two conditions and the conclusion, each with its number, and what to see it beside."""
-    losses, gradient, hessian = about.losses, about.gradient, about.hessian
-    rows = (
-        ("∇L_noisy·δθ ≥ 0", gradient.holds, f"{gradient.noisy:.4g}", f"clean {gradient.clean:.4g}"),
-        (
-            "mean diag(H_noisy − H_clean) > 0",
-            hessian.mean_holds,
-            f"{hessian.mean:.3g}",
-            "" if hessian.error is None else f"± {hessian.error:.1g}",
-        ),
-        ("δθᵀ(H_noisy − H_clean)δθ > 0", hessian.along_holds, f"{hessian.along:.4g}", ""),
-        ("so the gap widens", losses.widens, f"{losses.gap_pruned - losses.gap:.4g}", ""),
-    )
-    columns = (Column("", left=True), Column("value"), Column("beside", left=True))
-    return Table(
-        "conditions", columns, tuple(Row(name, (VERDICTS[holds], value, beside)) for name, holds, value, beside in rows)
-    )
-
-
-def _distances(each: Separation) -> Table:
+def _distances(each: Separation) -> None:
     """Means over the heads of each layer."""
     rows = []
     for tower, layers in each.euclidean.items():
         for layer, values in enumerate(layers):
             means = [_mean(values), _mean(each.mahalanobis[tower][layer])]
             name = f"{tower} {layer}" if len(each.euclidean) > 1 else f"layer {layer}"
-            rows.append(Row(name, tuple("–" if m is None else f"{m:.3f}" for m in means)))
+            rows.append([name, *("–" if mean is None else f"{mean:.3f}" for mean in means)])
     title = f"distance of {each.name}, {each.samples} samples, from the data: means over heads"
-    return Table(title, (Column("Euclidean"), Column("Mahalanobis")), tuple(rows))
+    show_table(title, ["Euclidean", "Mahalanobis"], rows)
 
 
 def _mean(values: tuple[float | None, ...]) -> float | None:
@@ -228,8 +210,14 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     for at, each in enumerate(brief(results)):
         if at:
             show("")
-        show_table(results_table(each))
-    _lengths([None if r.cost is None else r.cost.tokens for r in results])
+        heads = [(c.group, c.title or c.metric.brief) for c in each.columns]
+        rows: list[list[Part]] = [
+            [name, *((cell.text, "bold" if cell.rank == "best" else "") for cell in cells)]
+            for name, cells in zip(each.names, each.rows, strict=True)
+        ]
+        show_table(each.title, heads, rows)
+    if note := tokens([None if r.cost is None else r.cost.tokens for r in results]):
+        show(note)
     asserted = evaluation.report.asserts
     if asserted and all(each.holds for each in asserted):
         show("")
@@ -241,15 +229,6 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     return None
 
 
-def results_table(results: Results) -> Table:
-    columns = tuple(Column(c.title or c.metric.brief, c.group) for c in results.columns)
-    rows = (
-        Row(name, tuple((cell.text, "bold") if cell.rank == "best" else cell.text for cell in cells))
-        for name, cells in zip(results.names, results.rows, strict=True)
-    )
-    return Table(results.title, columns, tuple(rows))
-
-
 @view(lambda benched: benched.model_dump(mode="json"))
 def benched(benched: Benched) -> None:
     results = benched.results
@@ -258,28 +237,16 @@ def benched(benched: Benched) -> None:
     for contender in results:
         name = f"{contender.name} ({contender.kind})"
         sizes = [metric.text(contender, decimals) for metric, decimals in zip(COST, digits, strict=False)]
-        about: tuple[str, ...] = (*sizes, _times(contender.macs_ratio))
+        about = [name, *sizes, _times(contender.macs_ratio)]
         for point in contender.points:
-            times = (
-                point.dtype,
-                str(point.batch),
-                f"{point.latency_ms:.2f}",
-                _times(point.ratio),
-                f"{point.throughput:.1f}",
-                f"{point.peak_bytes / 1e6:.1f}",
-            )
-            rows.append(Row(name, (*about, *times)))
-            name, about = "", ("", "", "")
-    columns = (
-        *(Column(name, "size") for name in (COST[0].brief, COST[1].brief, "of single")),
-        *(Column(name, "speed") for name in ("dtype", "batch", "ms", "of single", "samples/s", "peak MB")),
-    )
-    show_table(Table("", columns, tuple(rows)))
-    _lengths([contender.tokens for contender in results])
-
-
-def _lengths(lengths: list[int | None]) -> None:
-    if note := tokens(lengths):
+            speed = [f"{point.throughput:.1f}", f"{point.peak_bytes / 1e6:.1f}"]
+            times = [f"{point.latency_ms:.2f}", _times(point.ratio)]
+            rows.append([*about, point.dtype, str(point.batch), *times, *speed])
+            about = [""] * len(about)
+    heads = [("size", name) for name in (COST[0].brief, COST[1].brief, "of single")]
+    heads += [("speed", name) for name in ("dtype", "batch", "ms", "of single", "samples/s", "peak MB")]
+    show_table("", heads, rows)
+    if note := tokens([contender.tokens for contender in results]):
         show(note)
 
 

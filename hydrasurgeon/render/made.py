@@ -9,7 +9,7 @@ from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import Part, as_json, fields, notes, raw, say, show, view, width
-from hydrasurgeon.render.tables import Column, Row, Table, picture, show_table, size
+from hydrasurgeon.render.tables import Head, picture, show_table, size
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Score
@@ -46,7 +46,7 @@ def scored(result: Scored) -> None:
     score = result.result
     notes(score.settings.get("notes", ()))
     for tower, rows in (score.values or {}).items():
-        show_table(_by_head(f"{result.method} scores, {tower}, by layer and head (bold: matters most)", rows))
+        _by_head(f"{result.method} scores, {tower}, by layer and head (bold: matters most)", rows)
     if score.order is not None:
         _removals(result.method, score)
     if result.method == "cahp":
@@ -54,7 +54,7 @@ def scored(result: Scored) -> None:
     show("written into ", (str(result.path), "bold"))
 
 
-def _by_head(title: str, rows: Sequence[Sequence[float]]) -> Table:
+def _by_head(title: str, rows: Sequence[Sequence[float]]) -> None:
     flat = [value for row in rows for value in row]
     low, high = min(flat, default=0.0), max(flat, default=0.0)
 
@@ -64,8 +64,8 @@ def _by_head(title: str, rows: Sequence[Sequence[float]]) -> Table:
         style = "bold" if value >= high - third else "dim" if value <= low + third else ""
         return f"{value:.3g}", style
 
-    columns = tuple(Column(str(head)) for head in range(max(map(len, rows), default=0)))
-    return Table(title, columns, tuple(Row(f"layer {at}", tuple(map(cell, row))) for at, row in enumerate(rows)))
+    heads = [str(head) for head in range(max(map(len, rows), default=0))]
+    show_table(title, heads, [[f"layer {at}", *map(cell, row)] for at, row in enumerate(rows)])
 
 
 def _removals(method: str, result: Score) -> None:
@@ -162,10 +162,10 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
         return raw(result.script)
     if quiet:
         return None
-    show_table(_choices("on validation data, each half judging the other's choice", result.rows))
+    _choices("on validation data, each half judging the other's choice", result.rows)
     if len(result.front) > 1:
         show("")
-        show_table(_choices("the best within each budget", result.front))
+        _choices("the best within each budget", result.front)
     show("")
     show(
         f"{result.objective} {result.estimate:.4f} on samples that it was not chosen by "
@@ -177,18 +177,16 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     return show("written ", (str(result.path), "bold"))
 
 
-def _choices(title: str, rows: Sequence[Choice]) -> Table:
+def _choices(title: str, rows: Sequence[Choice]) -> None:
     measures = [name for name in WORTH if name in rows[0].worth]
     costs = [name for name in COST if name in rows[0].cost]
-    columns = [Column("members"), *(Column(WORTH[name][0]) for name in measures)]
-    columns += [Column(name, "x the backbone") for name in costs]
+    heads: list[Head] = ["members", *(WORTH[name][0] for name in measures), *(("x the backbone", n) for n in costs)]
     lines = []
     for row in rows:
-        cells = [str(row.members)]
-        cells += [f"{row.worth[n] * WORTH[n][1]:.{WORTH[n][2]}f}" for n in measures]
-        cells += [f"{row.cost[name]:.2f}" if name in row.cost else "" for name in costs]
-        lines.append(Row(row.name, tuple(cells)))
-    return Table(title, tuple(columns), tuple(lines))
+        worth = [f"{row.worth[n] * WORTH[n][1]:.{WORTH[n][2]}f}" for n in measures]
+        cost = [f"{row.cost[name]:.2f}" if name in row.cost else "" for name in costs]
+        lines.append([row.name, str(row.members), *worth, *cost])
+    show_table(title, heads, lines)
 
 
 @view(lambda result: fields("notes", "hub")(result) | {"decision": result.decision.model_dump(mode="json")})

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
 from rich.measure import Measurement
-from rich.table import Table as Grid
+from rich.table import Table
 from rich.text import Text
 
 from hydrasurgeon.heads import Kept
@@ -22,69 +20,48 @@ WIDEST = 1 << 16
 GAP = "  "
 """Between two columns."""
 
-
-@dataclass(frozen=True)
-class Column:
-    name: str
-    group: str = ""
-    left: bool = False
+Head = str | tuple[str, str]
+"""What stands above a column, or its group and that."""
 
 
-@dataclass(frozen=True)
-class Row:
-    key: str
-    """What the row is about; empty where it goes on with the row above."""
-    cells: tuple[Part, ...]
-    style: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-
-
-def show_table(table: Table) -> None:
-    if table.title:
-        show((table.title, "bold"))
-    grid = _grid(table)
+def show_table(
+    title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]], *, left: Collection[int] = ()
+) -> None:
+    """Each row begins with what it is about, empty where it goes on with the row above; `left`: columns of words."""
+    if title:
+        show((title, "bold"))
+    pairs = [("", head) if isinstance(head, str) else head for head in heads]
+    grid = Table(box=None, pad_edge=False, padding=(0, 0, 0, len(GAP)), header_style="bold")
+    grid.show_header = any(name for _, name in pairs)
+    grid.add_column("", no_wrap=True)
+    above = any(group.strip() for group, _ in pairs)
+    for at, (group, name) in enumerate(pairs):
+        head = styled(name)
+        if above:  # once for each group
+            once = "" if at and pairs[at - 1][0] == group else group
+            head = Text("\n").join([styled((once, "dim")), head])
+        grid.add_column(head, justify="left" if at in left else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*map(styled, row))
     console, room = Terminal(width=WIDEST), width()
     cells = Measurement.get(console, console.options, grid).maximum
     if room is None or cells <= room:
         put(grid, cells)
     else:
-        lines(_blocks(table, room))
+        lines(_blocks([f"{GAP}{f'{group} '.lstrip()}{name} " for group, name in pairs], rows, room))
 
 
-def _grid(table: Table) -> Grid:
-    grid = Grid(box=None, pad_edge=False, padding=(0, 0, 0, len(GAP)), header_style="bold")
-    grid.show_header = any(column.name for column in table.columns)
-    grid.add_column("", no_wrap=True)
-    above = any(column.group.strip() for column in table.columns)
-    for before, column in zip((None, *table.columns), table.columns, strict=False):
-        head = styled(column.name)
-        if above:  # once for each group
-            group = "" if before is not None and before.group == column.group else column.group
-            head = Text("\n").join([styled((group, "dim")), head])
-        grid.add_column(head, justify="left" if column.left else "right", no_wrap=True)
-    for row in table.rows:
-        grid.add_row(styled(row.key), *map(styled, row.cells), style=row.style)
-    return grid
-
-
-def _blocks(table: Table, room: int) -> Iterator[Text]:
+def _blocks(labels: Sequence[str], rows: Sequence[Sequence[Part]], room: int) -> Iterator[Text]:
     """A row's name, then its numbers, each behind what it is."""
-    for row in table.rows:
-        if row.key:
-            yield styled((row.key, "bold"))
+    for key, *cells in rows:
+        if name := styled(key).plain:
+            yield styled((name, "bold"))
         line = Text()
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            label = f"{GAP}{f'{column.group} '.lstrip()}{column.name} "
-            entry = Text.assemble(styled(label), styled(cell))
-            if not styled(cell).plain:
+        for label, cell in zip(labels, map(styled, cells), strict=True):
+            if not cell.plain:
                 continue
-            if line and line.cell_len + cell_len(entry.plain) > room:
+            entry = Text.assemble(styled(label), cell)
+            if line and line.cell_len + entry.cell_len > room:
                 yield line
                 line = Text()
             line.append_text(entry)
