@@ -1,4 +1,4 @@
-"""What a model answered, sample by sample: all that metrics, curves and comparisons need, without the logits.
+"""How predictions are read, and what a model answered, sample by sample, without the logits.
 
 Logits of [sample, member, class] are gone over once, some rows at a time; what stays are a few numbers for each sample.
 """
@@ -14,13 +14,49 @@ from torch import Tensor
 
 from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.decision.probabilities import TINY, Labels, Logits
+from hydrasurgeon.decision.temperature import calibrated
+from hydrasurgeon.files.decided import Conformal, Joint
+from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Conditions
-from hydrasurgeon.measuring.rows import Reading
 
 ELEMENTS = 1 << 20
 """Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor."""
 Values = Float[Tensor, " sample"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How predictions are read: which probabilities they make, and which scores tell the foreign."""
+
+    temperature: float = 1.0
+    joint: Joint | None = None
+    """Instead of the temperature."""
+    ood_scores: tuple[str, ...] = ("msp",)
+    """The first is the one in use."""
+    score_temperature: float | None = None
+    conformal: Conformal | None = None
+    ci: float | None = None
+    seed: int = 0
+
+    @property
+    def is_calibrated(self) -> bool:
+        return self.joint is not None or self.temperature != 1.0
+
+    def probs(self, logits: Tensor) -> Tensor:
+        return calibrated(logits, self.temperature, self.joint)
+
+    def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """How far members are apart on each sample: mutual information, and whether they disagree."""
+        return metrics.mutual_information(logits), metrics.disagreements(logits)
+
+    def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
+        """How OOD samples look by one score: one that came with the logits, or a function of them."""
+        if kind in stored:
+            return stored[kind]
+        assert logits is not None  # scores_in
+        at = self.temperature if self.score_temperature is None else self.score_temperature
+        return torch.cat([metrics.ood_score(rows, kind, at) for (rows,) in in_pieces(logits)])
 
 
 @dataclass(frozen=True)
@@ -88,10 +124,10 @@ def answers(logits: Logits, labels: Labels, reading: Reading) -> Answers:
     return Answers(labels=labels, **joined)
 
 
-def in_pieces(logits: Logits, labels: Labels) -> Iterator[tuple[Tensor, Tensor]]:
+def in_pieces(logits: Logits, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Some rows at a time, so that what is made of them stays small."""
     most = max(1, ELEMENTS // max(1, logits[:1].numel()))
-    yield from zip(logits.split(most), labels.split(most), strict=True)
+    return zip(*(each.split(most) for each in (logits, *others)), strict=True)
 
 
 def _piece(logits: Logits, labels: Labels, reading: Reading) -> dict[str, Tensor]:

@@ -87,6 +87,12 @@ class ShiftLevel(_Record):
     sets: int
 
 
+def level(shift: Sequence[ShiftResult | ShiftLevel]) -> ShiftLevel:
+    """The mean over these sets, each counting the same."""
+    accuracy, brier = (sum(getattr(each, name) for each in shift) / len(shift) for name in ("accuracy", "brier"))
+    return ShiftLevel(accuracy=accuracy, brier=brier, sets=len(shift))
+
+
 class ShiftAverage(_Record):
     """What is left under shifts of known severity."""
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.decided import FITTED, OF_LOGITS
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.measuring import metrics
+from hydrasurgeon.measuring.answers import Answered, Answers, Reading, answered, in_pieces
+from hydrasurgeon.measuring.bootstrap import bootstrap, ood_intervals, quality
+from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import (
     Diversity,
     IdResult,
@@ -19,124 +29,9 @@ from hydrasurgeon.measuring.results import (
     SetAverage,
     SetResult,
     ShiftAverage,
-    ShiftLevel,
     ShiftResult,
+    level,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hydrasurgeon.decision.scores.fitted import EnsembleScore
-    from hydrasurgeon.decision.state import State
-    from hydrasurgeon.files.decided import Conformal, Joint
-    from hydrasurgeon.measuring.answers import Answered, Answers
-    from hydrasurgeon.measuring.predictions import Predictions
-
-
-ELEMENTS = 1 << 20
-"""Logits that a score is made of at a time: in float64 all of them would be held several times over."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How predictions are read: which probabilities they make, and which scores tell the foreign."""
-
-    temperature: float = 1.0
-    joint: Joint | None = None
-    """Instead of the temperature."""
-    ood_scores: tuple[str, ...] = ("msp",)
-    """The first is the one in use."""
-    score_temperature: float | None = None
-    conformal: Conformal | None = None
-    ci: float | None = None
-    seed: int = 0
-
-    @property
-    def is_calibrated(self) -> bool:
-        return self.joint is not None or self.temperature != 1.0
-
-    def probs(self, logits: Tensor) -> Tensor:
-        from hydrasurgeon.decision.temperature import calibrated
-
-        return calibrated(logits, self.temperature, self.joint)
-
-    def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """How far members are apart on each sample: mutual information, and whether they disagree."""
-        from hydrasurgeon.measuring import metrics
-
-        return metrics.mutual_information(logits), metrics.disagreements(logits)
-
-    def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
-        """How OOD samples look by one score: one that came with the logits, or a function of them."""
-        import torch
-
-        from hydrasurgeon.measuring import metrics
-
-        if kind in stored:
-            return stored[kind]
-        assert logits is not None  # scores_in
-        at = self.temperature if self.score_temperature is None else self.score_temperature
-        most = max(1, ELEMENTS // max(1, logits[:1].numel()))
-        return torch.cat([metrics.ood_score(rows, kind, at) for rows in logits.split(most)])
-
-
-def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
-    """The scores that were asked for, the one in use first."""
-    from hydrasurgeon.files.decided import FITTED, OF_LOGITS
-
-    recorded = None if state is None else state.record.ood.score
-    if wanted is None:
-        return (recorded or "msp",)
-    kinds = wanted.split(",")
-    if wanted == "all":
-        kinds = [recorded or "msp", *OF_LOGITS]
-    for kind in kinds:
-        if kind in FITTED and kind != recorded:
-            raise UsageError(
-                f"--ood-score {kind}: is fitted to features, and {name} carries no such fit",
-                hint=f"Write one that does: hydrasurgeon calibrate --ood-score {kind}.",
-            )
-    return tuple(dict.fromkeys(kinds))
-
-
-def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
-    """The scores that were asked for of a predictions file, the one in use first: those it holds, and functions of its
-    logits."""
-    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-
-    sets = predictions.ood
-    held = [name for name in predictions.scores if all(name in each.scores for each in sets)]
-    on_logits = [] if any(each.logits is None for each in sets) else list(ON_LOGITS)
-    available = [*held, *(kind for kind in on_logits if kind not in held)]
-    kinds = (wanted or "msp").split(",")
-    if wanted == "all":
-        kinds = ["msp", *on_logits, *held] if on_logits else held or ["msp"]
-    for kind in kinds:
-        if kind not in available:
-            why = "has OOD sets without logits" if kind in ON_LOGITS else "does not hold this score of every set"
-            raise UsageError(
-                f"--ood-score {visible(kind)}: {source} {why}{did_you_mean(kind, available, visible)}",
-                hint=f"Available: {', '.join(map(visible, available)) or 'none'}.",
-            )
-    return tuple(dict.fromkeys(kinds))
-
-
-def fitted_among(state: State | None, kinds: Sequence[str]) -> EnsembleScore | None:
-    """The fitted score that must be computed with the logits."""
-    return None if state is None or state.record.ood.score not in kinds else state.fitted
-
-
-def reading_of(
-    state: State | None, kinds: tuple[str, ...], *, temperature: float | None, ci: float | None, seed: int
-) -> Reading:
-    """By the decision state, unless there is none or a temperature is asked for."""
-    if state is None or temperature is not None:
-        return Reading(1.0 if temperature is None else temperature, ood_scores=kinds, ci=ci, seed=seed)
-    record = state.record
-    return Reading(
-        record.temperature, record.joint, kinds, score_temperature=1.0, conformal=record.conformal, ci=ci, seed=seed
-    )
-
 
 OOD_METRICS = ("auroc", "fpr95", "aupr", "aupr_id")
 """Metrics of OOD detection, which have means over data sets."""
@@ -162,10 +57,57 @@ class Row:
         return replace(self, result=self.result.model_copy(update=changed))
 
 
+def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
+    """The scores that were asked for, the one in use first."""
+    recorded = None if state is None else state.record.ood.score
+    if wanted is None:
+        return (recorded or "msp",)
+    kinds = wanted.split(",")
+    if wanted == "all":
+        kinds = [recorded or "msp", *OF_LOGITS]
+    for kind in kinds:
+        if kind in FITTED and kind != recorded:
+            raise UsageError(
+                f"--ood-score {kind}: is fitted to features, and {name} carries no such fit",
+                hint=f"Write one that does: hydrasurgeon calibrate --ood-score {kind}.",
+            )
+    return tuple(dict.fromkeys(kinds))
+
+
+def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
+    """The scores that were asked for of a predictions file, the one in use first: those it holds, and functions of its
+    logits."""
+    sets = predictions.ood
+    held = [name for name in predictions.scores if all(name in each.scores for each in sets)]
+    on_logits = [] if any(each.logits is None for each in sets) else list(ON_LOGITS)
+    available = [*held, *(kind for kind in on_logits if kind not in held)]
+    kinds = (wanted or "msp").split(",")
+    if wanted == "all":
+        kinds = ["msp", *on_logits, *held] if on_logits else held or ["msp"]
+    for kind in kinds:
+        if kind not in available:
+            why = "has OOD sets without logits" if kind in ON_LOGITS else "does not hold this score of every set"
+            raise UsageError(
+                f"--ood-score {visible(kind)}: {source} {why}{did_you_mean(kind, available, visible)}",
+                hint=f"Available: {', '.join(map(visible, available)) or 'none'}.",
+            )
+    return tuple(dict.fromkeys(kinds))
+
+
+def reading_of(
+    state: State | None, kinds: tuple[str, ...], *, temperature: float | None, ci: float | None, seed: int
+) -> Reading:
+    """By the decision state, unless there is none or a temperature is asked for."""
+    if state is None or temperature is not None:
+        return Reading(1.0 if temperature is None else temperature, ood_scores=kinds, ci=ci, seed=seed)
+    record = state.record
+    return Reading(
+        record.temperature, record.joint, kinds, score_temperature=1.0, conformal=record.conformal, ci=ci, seed=seed
+    )
+
+
 def row_of(predictions: Predictions, reading: Reading) -> Row:
     """All metrics of one model."""
-    from hydrasurgeon.measuring.answers import answered
-
     answers = answered(predictions, reading)
     shift = tuple(shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift)
     ood, averages = _ood(answers, reading)
@@ -193,9 +135,6 @@ def _ood(
     row: Answered, reading: Reading
 ) -> tuple[tuple[OodResult, ...], dict[Literal["near", "far", "all"], OodAverage]]:
     """Each OOD set, and the means over those of a group."""
-    from hydrasurgeon.measuring import metrics
-    from hydrasurgeon.measuring.bootstrap import ood_intervals
-
     of_sets: Sequence[dict[str, Interval]] = [{} for _ in row.foreign]
     of_groups: dict[str, dict[str, Interval]] = {}
     if reading.ci is not None:
@@ -216,11 +155,6 @@ def _ood(
 
 def summary(inside: Answers, reading: Reading) -> IdResult:
     """Quality, calibration and selective risk on a labelled set."""
-    import torch
-
-    from hydrasurgeon.measuring import metrics
-    from hydrasurgeon.measuring.bootstrap import bootstrap, quality
-
     of_answers = {
         "aece": metrics.aece_of,
         "aurc": metrics.aurc,
@@ -239,22 +173,14 @@ def summary(inside: Answers, reading: Reading) -> IdResult:
         return values
 
     n = len(inside.labels)
-    values: dict[str, Any] = {
-        name: float(value) for name, value in measures(torch.arange(n)[None]).items() if value.isfinite()
-    }
+    whole = measures(torch.arange(n)[None])
+    values: dict[str, Any] = {name: float(value) for name, value in whole.items() if value.isfinite()}
     values |= {"n": n, "smece": metrics.smooth_ece(inside.confidence, inside.correct)}
     if inside.covered is not None and inside.set_size is not None:
         values |= {"coverage": float(inside.covered.double().mean()), "set_size": float(inside.set_size.mean())}
     if reading.ci is not None:
         values["ci"] = bootstrap(measures, n, level=reading.ci, seed=reading.seed)
     return IdResult.model_validate(values)
-
-
-def inside(logits: Tensor, labels: Tensor, reading: Reading) -> IdResult:
-    """The same from logits."""
-    from hydrasurgeon.measuring.answers import answers
-
-    return summary(answers(logits, labels, reading), reading)
 
 
 def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
@@ -268,9 +194,6 @@ def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
 
 def shifted(name: str, severity: int | None, logits: Tensor, labels: Tensor, reading: Reading) -> ShiftResult:
     """What is left under one shift."""
-    from hydrasurgeon.measuring import metrics
-    from hydrasurgeon.measuring.answers import in_pieces
-
     accuracy = brier = 0.0
     for rows, truth in in_pieces(logits, labels):
         probs, share = reading.probs(rows), len(rows) / len(labels)
@@ -279,38 +202,14 @@ def shifted(name: str, severity: int | None, logits: Tensor, labels: Tensor, rea
     return ShiftResult(name=name, severity=severity, accuracy=accuracy, brier=brier)
 
 
-def with_shifts(
-    row: Row,
-    sets: Sequence[tuple[str, int | None, Any]],
-    logits: Callable[[Any], tuple[Tensor, Tensor]],
-    reading: Reading,
-) -> Row:
-    """The same row under further shifts, one after another: of seventy-five, no memory holds all logits."""
-    more = [shifted(name, severity, *logits(samples), reading) for name, severity, samples in sets]
-    shift = (*row.result.shift, *more)
-    return row.but(shift=shift, shift_average=averaged(shift))
-
-
-def level(shift: Sequence[ShiftResult]) -> ShiftLevel:
-    """The mean over these sets, each counting the same."""
-    count = len(shift)
-    return ShiftLevel(
-        accuracy=sum(s.accuracy for s in shift) / count, brier=sum(s.brier for s in shift) / count, sets=count
-    )
-
-
 def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
     """Means by severity and over severities, of the sets that have one (paper, Tables 13 and 14)."""
     severities = sorted({s.severity for s in shift if s.severity is not None})
     levels = {severity: level([s for s in shift if s.severity == severity]) for severity in severities}
     if not levels:
         return None
-    return ShiftAverage(
-        accuracy=sum(level.accuracy for level in levels.values()) / len(levels),
-        brier=sum(level.brier for level in levels.values()) / len(levels),
-        severities=levels,
-        mce=None,
-    )
+    mean = level(list(levels.values()))
+    return ShiftAverage(accuracy=mean.accuracy, brier=mean.brier, severities=levels, mce=None)
 
 
 def with_mce(rows: Sequence[Row]) -> list[Row]:

@@ -6,16 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.data import first_batch, moved
+from hydrasurgeon.decision.scores.fitted import EnsembleScore
 from hydrasurgeon.files.atomic import SUFFIX
+from hydrasurgeon.measuring.metrics import DIGITS
+from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
-
-if TYPE_CHECKING:
-    from hydrasurgeon.decision.scores.fitted import EnsembleScore
-    from hydrasurgeon.measuring.predictions import Predictions
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.dropout import sampled
+from hydrasurgeon.runtime.outputs import collected, logits_of
 
 TIMED = 16
 """Samples in the batch whose time the table shows."""
@@ -48,32 +51,22 @@ class How:
     """Passes of MC Dropout; None for one pass without dropout."""
 
     def load(self, checkpoint: Checkpoint) -> Any:
-        from hydrasurgeon.runtime.classifier import as_classifier
-        from hydrasurgeon.runtime.dropout import sampled
-
         device, dtype = self.run.device, self.run.dtype
         if self.passes is not None:
             return sampled(checkpoint, self.passes, seed=self.run.seed, device=device, dtype=dtype)
         return as_classifier(checkpoint, device=device, dtype=dtype, lean=True)
 
-    def logits(self, models: Sequence[Any], samples: Any) -> Any:
-        from hydrasurgeon.runtime.outputs import logits_of
-
+    def logits(self, models: Sequence[Any], samples: Any) -> tuple[Any, Any]:
         return logits_of(models, samples, self.run, skipped=self.skipped)
 
     def scored(self, model: Any, samples: Any, fitted: EnsembleScore) -> tuple[Any, Any, dict[str, Any]]:
         """Logits, labels and a score of the features, in one pass."""
-        from hydrasurgeon.measuring.metrics import DIGITS
-        from hydrasurgeon.runtime.outputs import collected
-
         piece = collected([model], samples, self.run, features=True, skipped=self.skipped)
         assert piece.features is not None
         return piece.logits, piece.labels, {fitted.kind: fitted(piece.features, piece.logits).round(decimals=DIGITS)}
 
     def first(self, model: Any, samples: Any, count: int = TIMED) -> Any:
         """The first samples as a batch of this model's; no more than it is run on at a time."""
-        from hydrasurgeon.data import first_batch, moved
-
         size, weight = min(self.run.batch_size or TIMED, count), next(model.parameters())
         few = first_batch(samples, model.transform, size, skip_bad=self.run.skip_bad)
         return moved(few, weight.device, weight.dtype)
@@ -83,8 +76,6 @@ def predicted(
     sets: DataSets, answer: Callable[[Any, bool], tuple[Any, Any, dict[str, Any]]], **about: Any
 ) -> Predictions:
     """What one model says of all sets; `answer` gives logits, labels and OOD scores, these where they are asked for."""
-    from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
-
     logits, labels, scores = answer(sets.id, True)
     foreign = []
     for name, group, samples in sets.ood:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.foreign import code, is_name, portable, visible
 from hydrasurgeon.files.manifest import DataRecord, Manifest
@@ -234,6 +234,17 @@ def parse_shift(text: str) -> tuple[str, int | None, str]:
             hint=f"Severities are 1 to {SEVERITIES[-1]}; what has none is given as {visible(name)}=D.",
         )
     return name, int(severity), spec
+
+
+def check_cascades(checkpoints: Sequence[Checkpoint]) -> None:
+    """Every checkpoint has one."""
+    for checkpoint in checkpoints:
+        decision = checkpoint.manifest.decision
+        if decision is None or decision.cascade is None:
+            raise CheckpointError(
+                f"--cascade: {checkpoint.name} has no cascade in a decision state",
+                hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
+            )
 
 
 def kind_read(manifest: Manifest) -> Literal["image", "text"]:

@@ -11,7 +11,7 @@ from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import Part, as_json, fields, lines, notes, raw, say, show, styled, view
-from hydrasurgeon.render.tables import millions, picture, show_table, size
+from hydrasurgeon.render.tables import Head, millions, picture, show_table, size
 from hydrasurgeon.report.columns import ABSENT, COST, brief, decimals_of, tokens
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _by_layer(comparison: Comparison) -> None:
             name = f"{tower} {layer}" if len(comparison.layers) > 1 else f"layer {layer}"
             rows.append([name, marks, *_overlap(row["kept"]), *_overlap(row["removed"])])
     total = ["all", "", *_overlap(comparison.kept), *_overlap(comparison.removed)]
-    columns = ["", *((group, name) for group in ("kept", "removed") for name in OVERLAP)]
+    columns: list[Head] = ["", *((group, name) for group in ("kept", "removed") for name in OVERLAP)]
     rows.append([(cell, "bold") for cell in total])
     show_table("heads kept by both ■, by A or B only, by none ·", columns, rows, left=(0,))
 
@@ -172,7 +172,9 @@ def _proposition(about: Proposition) -> None:
         ("δθᵀ(H_noisy − H_clean)δθ > 0", hessian.along_holds, f"{hessian.along:.4g}", ""),
         ("so the gap widens", losses.widens, f"{losses.gap_pruned - losses.gap:.4g}", ""),
     ]
-    rows_shown = [[name, (OUTCOMES[holds][0], "bold"), value, beside] for name, holds, value, beside in conditions]
+    rows_shown: list[list[Part]] = [
+        [name, (OUTCOMES[holds][0], "bold"), value, beside] for name, holds, value, beside in conditions
+    ]
     show_table("conditions", ["", "value", "beside"], rows_shown, left=(0, 2))
     over = "of 1 draw, which shows no error" if hessian.error is None else f"± over {about.draws} draws"
     show(f"{over}; the mean diagonal is above 0 for {100 * hessian.positive_heads:.0f} % of heads")

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.measuring.results import Interval, Result, ShiftLevel
-from hydrasurgeon.measuring.rows import level
+from hydrasurgeon.measuring.results import Interval, Result, ShiftLevel, level
 
 Rank = Literal["best", "second", ""]
 

@@ -7,25 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.data import Batches, Samples, moved, open_data
 from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.plots import check_plot, figure, save_figure
 from hydrasurgeon.lookup import whole_number
-from hydrasurgeon.measuring.cascades.run import FULL, check_cascades
+from hydrasurgeon.measuring.cascades.run import FULL
+from hydrasurgeon.measuring.cost import InTurn, interleaved, machine, macs, parameters, peak_bytes, step_macs, tokens_of
 from hydrasurgeon.measuring.running import by_path, name_of
+from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions
-
-if TYPE_CHECKING:
-    import torch
-
-    from hydrasurgeon.data import Samples
+from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What models are measured in."""
@@ -83,10 +86,6 @@ class _Entry:
 
     def loaded(self, dtype: str, one: Any, device: str) -> Any:
         """The contender as one module; its size is measured the first time."""
-        from hydrasurgeon.measuring.cost import InTurn, macs, parameters, tokens_of
-        from hydrasurgeon.runtime.cascaded import Cascading
-        from hydrasurgeon.runtime.classifier import as_classifier
-
         models: list[Any] = [as_classifier(c, device=device, dtype=dtype, lean=True) for c in self.checkpoints]
         if not self.params:
             self.params = sum(parameters(m) for m in models)
@@ -113,10 +112,6 @@ def bench(options: BenchOptions) -> Benched:
         report = output_file(options.json_, option="--json", force=options.force, inputs=options.sources)
     entries = _entries(options)
     _check_alike(entries)
-
-    from hydrasurgeon.measuring.cost import machine
-    from hydrasurgeon.runtime.tensors import device_of
-
     device = device_of(options.device)
     notes = [checkpoint.note for entry in entries for checkpoint in entry.checkpoints if checkpoint.note]
     notes += _measure(entries, batches, dtypes, device, options)
@@ -160,12 +155,6 @@ def _measure(
     options: BenchOptions,
 ) -> list[str]:
     """Every contender at every dtype and batch size; what is worth a note."""
-    import torch
-
-    from hydrasurgeon.data import open_data
-    from hydrasurgeon.families import family_of
-    from hydrasurgeon.runtime.tensors import dtype_of
-
     if device.type == "cuda" and "bfloat16" in dtypes and not torch.cuda.is_bf16_supported():
         raise UsageError("--dtype bfloat16: this device lacks it", hint="Use float16 or float32.")
     torch.manual_seed(options.seed)
@@ -187,8 +176,6 @@ def _measure(
 
 def _real(samples: Samples, model: Any, count: int) -> list[Any]:
     """The first batches of a data set as a model reads them; the last one may be dropped, for it could be smaller."""
-    from hydrasurgeon.data import Batches, moved
-
     whole = min(BATCHES, len(samples) // count)
     if whole == 0:
         raise DataError(
@@ -202,9 +189,6 @@ def _real(samples: Samples, model: Any, count: int) -> list[Any]:
 
 def _expect_macs(entries: Sequence[_Entry], models: Sequence[Any], batches: Sequence[Any]) -> None:
     """Multiply-adds of the cascades, by the fraction of these rows that goes on."""
-    from hydrasurgeon.measuring.cost import step_macs
-    from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
-
     for entry, module in zip(entries, models, strict=True):
         if not isinstance(module, Cascading):
             continue
@@ -227,8 +211,6 @@ def _add_points(
     options: BenchOptions,
 ) -> None:
     """Every batch through every contender, in turn."""
-    from hydrasurgeon.measuring.cost import interleaved, peak_bytes
-
     peaks = [peak_bytes(model, inputs[0]) for model in models]
     passes = {}
     for entry, model in zip(entries, models, strict=True):
@@ -287,8 +269,6 @@ def _check_alike(entries: Sequence[_Entry]) -> None:
 
 def _compiled(name: str, model: Any, inputs: Any, notes: list[str]) -> Any:
     """torch.compile of it; what cannot be compiled runs as it is, and a note says so."""
-    import torch
-
     compiled: Any = torch.compile(model)
     try:
         with torch.inference_mode():

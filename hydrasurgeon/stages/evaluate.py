@@ -15,12 +15,13 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
-from hydrasurgeon.measuring.cascades.run import FULL, check_cascades
+from hydrasurgeon.measuring.cascades.run import FULL
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.measuring.rows import Row, with_mce
 from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
+    check_cascades,
     check_classes,
     corruptions_in,
     data_names,

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -18,19 +17,22 @@ from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import lineage
 from hydrasurgeon.files.manifest import DataRecord, Step
+from hydrasurgeon.measuring import metrics
+from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.cascades.run import with_cascade
+from hydrasurgeon.measuring.cost import InTurn, SideBySide, cost_of
+from hydrasurgeon.measuring.predictions import Predictions, ensembled, read_predictions, write_predictions
 from hydrasurgeon.measuring.results import Provenance, SetResult, unlike
 from hydrasurgeon.measuring.rows import (
-    Reading,
     Row,
-    fitted_among,
-    inside,
+    averaged,
     ood_scores,
     over_sets,
     reading_of,
     row_of,
     scores_in,
-    with_shifts,
+    shifted,
+    summary,
 )
 from hydrasurgeon.measuring.running import How, name_of, predicted
 from hydrasurgeon.measuring.sets import (
@@ -51,8 +53,6 @@ from hydrasurgeon.options.shared import Run
 from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 
 if TYPE_CHECKING:
-    from hydrasurgeon.measuring.cost import SideBySide
-    from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.options.measuring import EvaluateOptions
 
 
@@ -91,9 +91,6 @@ class _Table:
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Those of these checkpoints run as one: two for a cascade."""
-        from hydrasurgeon.measuring.cost import InTurn, cost_of
-        from hydrasurgeon.measuring.predictions import write_predictions
-
         arguments, how = self.arguments, self.how
         # A file of logits holds them all; else corrupted sets are read one by one.
         sets = self.sets if self.predictions is None else self.spoiled
@@ -101,7 +98,8 @@ class _Table:
         models = [how.load(checkpoint) for checkpoint in job]
         state = None if decision_ignored(job, arguments) else models[0].state
         kinds = ood_scores(arguments.ood_score, state, name_of(job))
-        fitted = fitted_among(state, kinds)
+        # A fitted score is computed with the logits.
+        fitted = state.fitted if state is not None and state.record.ood.score in kinds else None
 
         def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
             if scored and fitted is not None:
@@ -120,7 +118,13 @@ class _Table:
         reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed)
         together = models[0] if len(models) == 1 else InTurn(list(models))
         row = replace(row_of(predictions, reading), timing=self.timed.add(together, how.first(models[0], sets.id)))
-        row = with_shifts(row, self.spoiled.shift[len(sets.shift) :], partial(how.logits, models), reading)
+        # One after another: of seventy-five corrupted sets, no memory holds all logits.
+        spoiled = [
+            shifted(name, severity, *how.logits(models, samples), reading)
+            for name, severity, samples in self.spoiled.shift[len(sets.shift) :]
+        ]
+        shift = (*row.result.shift, *spoiled)
+        row = row.but(shift=shift, shift_average=averaged(shift))
         if self.further:
             row = over_sets(row, [self._on(each, numbers, models, reading) for each in self.further], first=self.name)
         if self.predictions is not None:
@@ -129,8 +133,6 @@ class _Table:
 
     def _heat(self, models: Sequence[Any]) -> float:
         """The given temperature, or the one that suits the validation set."""
-        from hydrasurgeon.measuring import metrics
-
         if self.temperature is not None:
             return self.temperature
         logits, labels = self.how.logits(models, self.sets.val)
@@ -142,7 +144,7 @@ class _Table:
         if [c.manifest.model for c in ours] != [self.opened[i].manifest.model for i in numbers]:
             models = [self.how.load(checkpoint) for checkpoint in ours]
         logits, labels = self.how.logits(models, data.samples)
-        return SetResult(name=data.name, **inside(logits, labels, reading).model_dump())
+        return SetResult(name=data.name, **summary(answers(logits, labels, reading), reading).model_dump())
 
 
 def of_models(
@@ -153,8 +155,6 @@ def of_models(
     predictions: Path | None,
 ) -> Measured:
     """Every checkpoint, or all of them as one ensemble, on all data sets."""
-    from hydrasurgeon.measuring.cost import SideBySide
-
     first, *others = labelled
     opened = first.named(plain, arguments.template)
     check_same_classes(opened)
@@ -194,8 +194,6 @@ def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]
     """The rows of predictions files, each by itself; without checkpoints perhaps all as one ensemble."""
     if not arguments.predictions_in:
         return []
-    from hydrasurgeon.measuring.predictions import ensembled, read_predictions
-
     if temperature is None:
         raise UsageError(
             "--temperature fit: a predictions file has no validation set", hint="Give the temperature as a number."

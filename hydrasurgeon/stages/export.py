@@ -12,7 +12,7 @@ from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import claim, fill, output_file, real, replacing, write_bytes
 from hydrasurgeon.lookup import need
-from hydrasurgeon.measuring.cascades.run import check_cascades
+from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import ExportOptions
 

@@ -17,7 +17,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.files.atomic import output_file
 from hydrasurgeon.files.growing import Growing, write_csv, write_lines, write_parquet
-from hydrasurgeon.measuring.cascades.run import check_cascades
+from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
 

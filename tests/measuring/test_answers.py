@@ -13,8 +13,8 @@ from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.files.decided import Conformal
 from hydrasurgeon.measuring import answers as module
 from hydrasurgeon.measuring import metrics
-from hydrasurgeon.measuring.answers import answers
-from hydrasurgeon.measuring.rows import Reading, shifted, summary
+from hydrasurgeon.measuring.answers import Reading, answers
+from hydrasurgeon.measuring.rows import shifted, summary
 from hydrasurgeon.report import charts
 
 
@@ -67,10 +67,8 @@ def test_a_shifted_set_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("kind", ["msp", "entropy", "energy", "max-logit", "mi", "gen"])
 def test_scores_by_pieces_are_those_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydrasurgeon.measuring import rows
-
     whole = metrics.ood_score(logits(), kind, 1.3)
-    monkeypatch.setattr(rows, "ELEMENTS", 40)
+    monkeypatch.setattr(module, "ELEMENTS", 40)
     assert torch.equal(Reading(1.3).foreign(kind, logits(), {}), whole)
 
 

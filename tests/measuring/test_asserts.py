@@ -14,10 +14,11 @@ import torch
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckFailed, UsageError
+from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, paths_of, require
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.results import Cost, Result
-from hydrasurgeon.measuring.rows import Reading, row_of
+from hydrasurgeon.measuring.rows import row_of
 
 SPEC = Callable[..., str]
 

@@ -15,8 +15,9 @@ import hydrasurgeon as hs
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring import metrics
+from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.predictions import read_predictions
-from hydrasurgeon.measuring.rows import Reading, row_of
+from hydrasurgeon.measuring.rows import row_of
 
 Tensors = dict[str, torch.Tensor]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from hydrasurgeon.measuring import metrics
-from hydrasurgeon.measuring.answers import answered
+from hydrasurgeon.measuring.answers import Reading, answered
 from hydrasurgeon.measuring.bootstrap import Ranked, bootstrap, ood_intervals
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Result
-from hydrasurgeon.measuring.rows import Reading, row_of
+from hydrasurgeon.measuring.rows import row_of
 from hydrasurgeon.report.columns import tables
 
 NAMES = ("auroc", "fpr95", "aupr", "aupr_id")

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from hydrasurgeon.measuring import metrics
-from hydrasurgeon.measuring.answers import Answered, answered
+from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.bootstrap import REPEATS, Difference, compared, is_paired
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
-from hydrasurgeon.measuring.rows import Reading
 
 
 def predictions(sharpness: float, *, noise: int = 0, rows: int = 300) -> Predictions:

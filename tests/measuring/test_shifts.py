@@ -13,9 +13,10 @@ import hydrasurgeon as hs
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.corruptions import Corrupted, Corruption
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import ShiftResult
-from hydrasurgeon.measuring.rows import Reading, Row, averaged, row_of, with_mce
+from hydrasurgeon.measuring.rows import Row, averaged, row_of, with_mce
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]

@@ -4,21 +4,29 @@ did not run."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.measuring.rows import Reading, Row, row_of
+from hydrasurgeon.data import Batches, by_length, moved
+from hydrasurgeon.data.batches import unreadable
+from hydrasurgeon.decision.cascaded import step_state
+from hydrasurgeon.decision.scores.fitted import scores_of
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.files.decided import Cascade
+from hydrasurgeon.measuring.answers import Reading
+from hydrasurgeon.measuring.cost import SideBySide, step_macs
+from hydrasurgeon.measuring.metrics import DIGITS
+from hydrasurgeon.measuring.rows import Row, row_of
 from hydrasurgeon.measuring.running import How, predicted
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hydrasurgeon.decision.state import State
-    from hydrasurgeon.files.decided import Cascade
-    from hydrasurgeon.measuring.cost import SideBySide
-    from hydrasurgeon.measuring.sets import DataSets
+from hydrasurgeon.measuring.sets import DataSets
+from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
+from hydrasurgeon.runtime.features import reading
+from hydrasurgeon.runtime.outputs import check_finite
 
 FULL = " (full)"
 """What the name of the hydra's own row ends with, where its cascade has the name itself."""
@@ -36,10 +44,6 @@ class InSteps(Reading):
         return self.state, self.state.record.cascade
 
     def probs(self, logits: Tensor) -> Tensor:
-        import torch
-
-        from hydrasurgeon.decision.cascaded import step_state
-
         state, cascade = self._steps()
         probs = torch.empty(len(logits), logits.shape[-1], dtype=torch.float64)
         for rows, members in _by_step(logits, cascade):
@@ -48,8 +52,6 @@ class InSteps(Reading):
 
     def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Disagreement between the members that ran; zero for one alone."""
-        import torch
-
         information, disagreement = (torch.zeros(len(logits), dtype=torch.float64) for _ in range(2))
         for rows, members in _by_step(logits, self._steps()[1]):
             each = super().apart(logits[rows][:, list(members)])
@@ -64,32 +66,8 @@ def _by_step(logits: Tensor, cascade: Cascade) -> list[tuple[Tensor, tuple[int, 
     return [(rows, members) for rows, members in steps if len(rows)]
 
 
-def check_cascades(checkpoints: Sequence[Checkpoint]) -> None:
-    """Every checkpoint has one."""
-    for checkpoint in checkpoints:
-        decision = checkpoint.manifest.decision
-        if decision is None or decision.cascade is None:
-            raise CheckpointError(
-                f"--cascade: {checkpoint.name} has no cascade in a decision state",
-                hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
-            )
-
-
 def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
     """Logits of the members that ran, labels, and these OOD scores, in one pass of the cascade."""
-    from contextlib import nullcontext
-
-    import torch
-
-    from hydrasurgeon.data import Batches, by_length, moved
-    from hydrasurgeon.data.batches import unreadable
-    from hydrasurgeon.decision.cascaded import step_state
-    from hydrasurgeon.decision.scores.fitted import scores_of
-    from hydrasurgeon.measuring.metrics import DIGITS
-    from hydrasurgeon.runtime.cascaded import cascade_in, rows_in, said
-    from hydrasurgeon.runtime.features import reading
-    from hydrasurgeon.runtime.outputs import check_finite
-
     state, cascade = cascade_in(model)
     run, first = how.run, next(model.parameters())
     batches = Batches(
@@ -127,11 +105,6 @@ def with_cascade(
     full: Row, checkpoint: Checkpoint, sets: DataSets, how: How, timed: SideBySide, *, reading: Reading
 ) -> list[Row]:
     """The cascade's row, then the hydra's, read by `reading`."""
-    import torch
-
-    from hydrasurgeon.measuring.cost import step_macs
-    from hydrasurgeon.runtime.cascaded import Cascading, cascade_in
-
     # Another copy: parameters that lie side by side for all members cannot do so for some at the same time.
     model = how.load(checkpoint)
     state, cascade = cascade_in(model)
