@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError, model_validator
 from safetensors.torch import save
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import first_mistake
 from hydrasurgeon.files.tensors import TensorFile
-from hydrasurgeon.measuring.results import Cost, Provenance
+from hydrasurgeon.measuring.results import Cost, Count, Provenance
 from hydrasurgeon.runtime.tensors import to_tensor
 
 Group = Literal["near", "far"]
@@ -117,7 +117,13 @@ def read_predictions(path: Path) -> Predictions:
             f"{path}: not a readable predictions file ({error.message.removeprefix(f'{path}: ')})",
             hint="Write one with eval --predictions.",
         ) from error
-    about = _about(path, file.metadata.get(ABOUT))
+    about, where = _About(), f"{path}: its description"
+    if (text := file.metadata.get(ABOUT)) is not None:
+        try:
+            about = _About.model_validate(parse_json(text, where, most=MAX_ABOUT, error=DataError))
+        except ValidationError as error:
+            hint = "Write the file again with eval --predictions."
+            raise DataError(f"{where}: {first_mistake(error)}", hint=hint) from error
     contents = _Contents(path, file)
     logits = contents.logits("logits")
     groups = dict(about.ood) | {name: "far" for name in contents.ood_names() if name not in dict(about.ood)}
@@ -133,7 +139,7 @@ def read_predictions(path: Path) -> Predictions:
         labels=contents.labels("labels", of=logits),
         ood=tuple(contents.ood_set(name, group, like=logits) for name, group in groups.items()),
         shift=tuple(shifts),
-        cost=None if about.cost is None else Cost(**about.cost.model_dump(), latency_ms=None),
+        cost=about.cost,
         scores=contents.scores("scores.", rows=len(logits)),
     )
 
@@ -145,13 +151,11 @@ def _named(text: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_named)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _AboutCost(BaseModel):
-    params: Count
-    macs: Count
-    tokens: Count | None = None
+def _untimed(cost: Any) -> Any:
+    """Times are not written: they are another one on every machine."""
+    return {**cost, "latency_ms": None} if isinstance(cost, dict) else cost
 
 
 class _About(BaseModel):
@@ -161,7 +165,7 @@ class _About(BaseModel):
     kind: Name = "unknown"
     ood: list[tuple[Name, Group]] = []
     shift: list[tuple[Name, Count | None]] = []
-    cost: _AboutCost | None = None
+    cost: Annotated[Cost, BeforeValidator(_untimed)] | None = None
 
     @model_validator(mode="after")
     def _each_once(self) -> _About:
@@ -169,19 +173,6 @@ class _About(BaseModel):
         if any(len(set(names)) != len(names) for names in keys):
             raise ValueError("names a set twice")
         return self
-
-
-def _about(path: Path, text: str | None) -> _About:
-    if text is None:
-        return _About()
-    where = f"{path}: its description"
-    content = parse_json(text, where, most=MAX_ABOUT, error=DataError)
-    try:
-        return _About.model_validate(content)
-    except ValidationError as error:
-        raise DataError(
-            f"{where}: {first_mistake(error)}", hint="Write the file again with eval --predictions."
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -194,7 +185,7 @@ class _Contents:
     def ood_names(self) -> list[str]:
         """The sets that tensors are called after."""
         matches = map(OF_SET.fullmatch, sorted(self.file.infos))
-        return _checked([match[1] for match in matches if match is not None], f"{self.path}: %s is no name of a set")
+        return self._names([match[1] for match in matches if match is not None], "a set")
 
     def ood_set(self, name: str, group: Group, *, like: Tensor) -> OodSet:
         """Logits, scores, or both, of as many samples."""
@@ -212,8 +203,15 @@ class _Contents:
         wanted = f"floating-point, one for each of {rows}"
         return {
             name: self._finite(prefix + name, lambda shape: shape == (rows,) != (0,), wanted).double()
-            for name in _checked(names, f"{self.path}: %s is no name of a score")
+            for name in self._names(names, "a score")
         }
+
+    def _names(self, names: Sequence[str], of: str) -> list[str]:
+        """Names that tensors are called after, each once."""
+        for name in names:
+            if not is_name(name):
+                raise DataError(f"{self.path}: {name[:80]!r} is no name of {of}")
+        return list(dict.fromkeys(names))
 
     def logits(self, name: str, *, like: Tensor | None = None) -> Float[Tensor, "sample member klass"]:
         """Finite, for one member or several; with as many members and classes as `like`."""
@@ -260,14 +258,6 @@ class _Contents:
                 hint="The model that gave them overflowed, or its weights hold NaN.",
             )
         return tensor
-
-
-def _checked(names: Sequence[str], wrong: str) -> list[str]:
-    """Names that tensors are called after, each once."""
-    for name in names:
-        if not is_name(name):
-            raise DataError(wrong % repr(name[:80]))
-    return list(dict.fromkeys(names))
 
 
 def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import DataRecord
@@ -109,11 +109,15 @@ class Diversity(_Record):
     disagreement: float
 
 
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""How many there are of something."""
+
+
 class Cost(_Record):
-    params: int
-    macs: int
+    params: Count
+    macs: Count
     latency_ms: float | None
-    tokens: int | None = None
+    tokens: Count | None = None
     """Length of the text that `macs` are counted on, the first of the data set; absent without texts."""
     expected_macs: int | None = None
     """Average over the data set for a cascade; absent where all members always run."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
-from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.foreign import code, is_name, portable, visible
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 
@@ -39,13 +38,8 @@ class LabelledSet:
         return [with_class_names(c, classes=self.classes, templates=templates, data=self.spec) for c in checkpoints]
 
 
-@dataclass(frozen=True)
-class Further:
-    """A data set besides the first, opened."""
-
-    name: str
-    samples: Any
-    checkpoints: tuple[Checkpoint, ...]
+Further = tuple[str, Any, list[Checkpoint]]
+"""A data set besides the first, opened: its name, its samples, and the checkpoints as classifiers of its classes."""
 
 
 def labelled_sets(data: str | Sequence[str] | None, classes: str | Sequence[str] | None) -> list[LabelledSet]:
@@ -107,7 +101,7 @@ def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict
     from hydrasurgeon.data.corruptions import Corrupted
 
     uses = {"in distribution": sets.id}
-    uses |= {f"also {code(each.name)}": each.samples for each in further}
+    uses |= {f"also {code(name)}": samples for name, samples, _ in further}
     uses |= {f"{group}-OOD {code(name)}": samples for name, group, samples in sets.ood}
     uses |= {
         f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples
@@ -137,25 +131,12 @@ def _split(entry: str) -> tuple[str | None, str]:
     return (name, spec) if equals else (None, entry)
 
 
-def data_names(labelled: Sequence[LabelledSet]) -> str | list[str] | None:
-    if len(labelled) > 1:
-        return [f"{each.name}={portable_entry(each.spec)}" for each in labelled]
-    return portable_entry(labelled[0].spec) if labelled else None
-
-
-def class_hashes(further: Sequence[Further]) -> dict[str, Any]:
-    """Hashes of the class names and templates of zero-shot models on data sets besides the first."""
-    hashes = {each.name: record_of(each.checkpoints[0].manifest.model) for each in further}
-    return {"sets": hashes} if any(hashes.values()) else {}
-
-
 def open_further(
     each: LabelledSet, checkpoints: Sequence[Checkpoint], template: Sequence[str], limit: int | None, seed: int
 ) -> Further:
     named = each.named(checkpoints, template)
     check_same_classes(named)
-    samples = open_sets(named[0], each.spec, (), (), None, limit, seed).id
-    return Further(each.name, samples, tuple(named))
+    return each.name, open_sets(named[0], each.spec, (), (), None, limit, seed).id, named
 
 
 def check_same_classes(opened: Sequence[Checkpoint]) -> None:

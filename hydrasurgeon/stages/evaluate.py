@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.decision.scores.fitted import check_score
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
@@ -17,19 +18,20 @@ from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.cascades.run import FULL
 from hydrasurgeon.measuring.results import Report
-from hydrasurgeon.measuring.rows import Row, with_mce
+from hydrasurgeon.measuring.rows import with_mce
 from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_cascades,
     check_classes,
     corruptions_in,
-    data_names,
     labelled_sets,
     portable_entry,
 )
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
+from hydrasurgeon.report.markdown import markdown
+from hydrasurgeon.report.page import Material, document
 from hydrasurgeon.sharing.measured_card import claimed_cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
 from hydrasurgeon.stages.evaluate_models import (
@@ -71,8 +73,6 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     _check(labelled, arguments)
     tracker = tracker_of(arguments.log)
     outputs = _outputs(arguments)
-    if arguments.temperature == "fit" and arguments.val is None:
-        raise UsageError("--temperature fit: needs a validation set", hint="Give --val D.")
     # None where it is to be fitted.
     temperature = None if arguments.temperature == "fit" else arguments.temperature or 1.0
     files = of_files(arguments, temperature)
@@ -87,7 +87,11 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
-    _check_reference(arguments.reference, names)
+    if (wanted := arguments.reference) is not None and wanted not in names:
+        raise UsageError(
+            f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
+            hint=f"There are {', '.join(map(visible, names))}.",
+        )
     check_paths(assertions, [*names, *([] if twin is None else [twin.name])])
     if opened and files:
         first = labelled[0].named(opened, arguments.template)[0]
@@ -110,8 +114,13 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     notes = [*(each.note for each in opened if each.note), *measured.notes]
     if plain is not None and twin is None:
         notes.append(plain.advice())
-    reference = twin.name if twin else arguments.reference
-    printed = _shown(outputs, report, rows, opened, reference, notes, arguments)
+    printed = {}
+    if "html" in outputs or "markdown" in outputs:
+        reference = twin.name if twin else arguments.reference
+        at = next((at for at, row in enumerate(rows) if row.name == reference), 0)
+        manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
+        material = Material(report, tuple(rows), manifests, at, arguments.ci or 0.95, arguments.seed, tuple(notes))
+        printed = _written(material, outputs)
     if tracker is not None and is_main_process():
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, paths, (*notes, *unlike_notes(rows)), printed, hub)
@@ -127,64 +136,42 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
     return [each for name in names for each in (name, name + FULL)] if arguments.cascade else names
 
 
-def _shown(
-    outputs: Mapping[str, Any],
-    report: Report,
-    rows: Sequence[Row],
-    opened: Sequence[Checkpoint],
-    reference: str | None,
-    notes: Sequence[str],
-    arguments: EvaluateOptions,
-) -> dict[str, str]:
-    """The report as people read it, written; what of it is to be printed."""
-    kinds = [kind for kind in ("html", "markdown") if kind in outputs]
-    if not kinds:
-        return {}
-    from hydrasurgeon.report.markdown import markdown
-    from hydrasurgeon.report.page import Material, document
-
-    at = next((at for at, row in enumerate(rows) if row.name == reference), 0)
-    manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
-    material = Material(report, tuple(rows), manifests, at, arguments.ci or 0.95, arguments.seed, tuple(notes))
+def _written(material: Material, outputs: Mapping[str, Any]) -> dict[str, str]:
+    """The report as people read it; what of it is to be printed."""
     printed = {}
-    for kind in kinds:
-        text = document(material) if kind == "html" else markdown(material)
-        if outputs[kind] == STDOUT:
-            printed[kind] = text
-        else:
-            write_text(outputs[kind], text)
+    for kind, written in (("html", document), ("markdown", markdown)):
+        if outputs.get(kind) == STDOUT:
+            printed[kind] = written(material)
+        elif kind in outputs:
+            write_text(outputs[kind], written(material))
     return printed
-
-
-def _check_reference(wanted: str | None, names: Sequence[str]) -> None:
-    """Refuse a reference that no result will be called, before models run."""
-    if wanted is not None and wanted not in names:
-        raise UsageError(
-            f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
-            hint=f"There are {', '.join(map(visible, names))}.",
-        )
 
 
 def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
     """Refuse arguments that do not go together."""
     checkpoints, ensemble, computed = arguments.checkpoints, arguments.ensemble, arguments.predictions_in
     single = "--cascade" if arguments.cascade else "--predictions" if arguments.predictions is not None else None
-    if single is not None and len(labelled) > 1:
-        raise UsageError(f"{single}: is for one data set", hint="Give one --data.")
-    if not checkpoints and not computed:
-        raise UsageError("eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F.")
-    if checkpoints and not labelled:
-        raise UsageError("eval: needs data", hint="Give --data D.")
-    if ensemble and len(checkpoints or computed) < 2:
-        raise UsageError("--ensemble: needs at least two checkpoints, or two predictions files and no checkpoint")
-    if arguments.predictions is not None and len(checkpoints) > 1 and not ensemble:
-        raise UsageError(
-            "--predictions: holds one model's logits", hint="Give one checkpoint, or several with --ensemble."
-        )
+    several = arguments.predictions is not None and len(checkpoints) > 1 and not ensemble
+    for wrong, message, hint in (
+        (single and len(labelled) > 1, f"{single}: is for one data set", "Give one --data."),
+        (not checkpoints and not computed, "eval: nothing to evaluate", "Give checkpoints, or --predictions-in F."),
+        (checkpoints and not labelled, "eval: needs data", "Give --data D."),
+        (
+            ensemble and len(checkpoints or computed) < 2,
+            "--ensemble: needs at least two checkpoints, or two predictions files and no checkpoint",
+            None,
+        ),
+        (several, "--predictions: holds one model's logits", "Give one checkpoint, or several with --ensemble."),
+        (
+            arguments.temperature == "fit" and arguments.val is None,
+            "--temperature fit: needs a validation set",
+            "Give --val D.",
+        ),
+    ):
+        if wrong:
+            raise UsageError(message, hint=hint)
     # What a predictions file may be asked for, it says itself.
     if checkpoints and arguments.ood_score not in (None, "all"):
-        from hydrasurgeon.decision.scores.fitted import check_score
-
         for kind in str(arguments.ood_score).split(","):
             check_score(kind)
 
@@ -206,11 +193,12 @@ def _settings(
 ) -> dict[str, Any]:
     """What the report says of how it came about; `decision`: as each checkpoint's decision state has it."""
     jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
+    named = [f"{each.name}={portable_entry(each.spec)}" for each in labelled]
     decided = any(job[0].manifest.decision is not None for job in jobs if job and not decision_ignored(job, arguments))
     temperature: str | float = "decision" if decided else 1.0
     plain = ("ensemble", "limit", "seed", "dtype", "batch_size")
     return {
-        "data": data_names(labelled),
+        "data": named if len(labelled) > 1 else portable_entry(labelled[0].spec if labelled else None),
         "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift],
         **({"corrupt": list(arguments.corrupt)} if arguments.corrupt else {}),

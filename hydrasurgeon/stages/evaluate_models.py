@@ -41,7 +41,6 @@ from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_classes,
     check_same_classes,
-    class_hashes,
     corrupted,
     corruptions_in,
     in_samples,
@@ -140,11 +139,12 @@ class _Table:
 
     def _on(self, data: Further, numbers: Sequence[int], models: Sequence[Any], reading: Reading) -> SetResult:
         """What these checkpoints are worth on a further data set; `models` have the classes of the first."""
-        ours = [data.checkpoints[i] for i in numbers]
+        name, samples, checkpoints = data
+        ours = [checkpoints[i] for i in numbers]
         if [c.manifest.model for c in ours] != [self.opened[i].manifest.model for i in numbers]:
             models = [self.how.load(checkpoint) for checkpoint in ours]
-        logits, labels = self.how.logits(models, data.samples)
-        return SetResult(name=data.name, **summary(answers(logits, labels, reading), reading).model_dump())
+        logits, labels = self.how.logits(models, samples)
+        return SetResult(name=name, **summary(answers(logits, labels, reading), reading).model_dump())
 
 
 def of_models(
@@ -169,11 +169,12 @@ def of_models(
     jobs = [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]
     rows = [row for numbers in jobs for row in table.rows(numbers)]
     taken = timed.milliseconds()
-    orders = [*sets.notes, *(each.samples.note for each in further if each.samples.note is not None)]
+    orders = [*sets.notes, *(samples.note for _, samples, _ in further if samples.note is not None)]
+    hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
     return Measured(
         tuple(_timed(row, taken) for row in rows),
         uses_of(spoiled, further, fitted=temperature is None),
-        record_of(opened[0].manifest.model) | class_hashes(further),
+        record_of(opened[0].manifest.model) | ({"sets": hashes} if any(hashes.values()) else {}),
         tuple(dict.fromkeys(how.skipped)),
         (*dict.fromkeys(orders), *in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE)),
     )
