@@ -23,13 +23,14 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 def model_card(manifest: Manifest, usage: Usage) -> str:
     """README.md in the hub's layout; every number in it comes from the manifest."""
     model, (kind, what) = manifest.model, _what(manifest)
+    library, task, loading = usage
     classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
     labels = [code(label) for label in (model.labels or ())[:10]]
     more = ["…"] if len(model.labels or ()) > 10 else []
     names = f" ({', '.join([*labels, *more])})" if labels else ""
     return f"""---
-library_name: {usage.library}
-pipeline_tag: {usage.task}
+library_name: {library}
+pipeline_tag: {task}
 tags:
 - hydrasurgeon
 - {manifest.kind}
@@ -39,7 +40,7 @@ tags:
 # {kind}: {code(model.arch)}
 
 ```python
-{usage.code.strip()}
+{loading.strip()}
 ```
 
 {what}

@@ -21,32 +21,18 @@ def risk_bound(wrong: int, answered: int, delta: float) -> float:
     """The b with P(Bin(answered, b) ≤ wrong) = delta, by bisection; 1 where there is nothing to tell from."""
     if answered == 0 or wrong >= answered:
         return 1.0
-    ways = _log_binomials(answered, wrong)
+    j = torch.arange(wrong + 1, dtype=torch.float64)
+    total = torch.tensor(answered + 1.0, dtype=torch.float64)
+    ways = total.lgamma() - (j + 1).lgamma() - (total - j).lgamma()  # ln C(answered, j)
     low, high = wrong / answered, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        if _tail(ways, answered, middle) > delta:
+        tail = (ways + j * math.log(middle) + (answered - j) * math.log1p(-middle)).logsumexp(0).exp()
+        if float(tail) > delta:
             low = middle
         else:
             high = middle
     return high
-
-
-def _log_binomials(count: int, most: int) -> torch.Tensor:
-    """ln C(count, j) for j = 0 … most."""
-    j = torch.arange(most + 1, dtype=torch.float64)
-    total = torch.tensor(count + 1.0, dtype=torch.float64)
-    return total.lgamma() - (j + 1).lgamma() - (total - j).lgamma()
-
-
-def _tail(ways: torch.Tensor, count: int, p: float) -> float:
-    """P(Bin(count, p) < len(ways))."""
-    if p <= 0:
-        return 1.0
-    if p >= 1:
-        return 0.0
-    j = torch.arange(len(ways), dtype=torch.float64)
-    return float((ways + j * math.log(p) + (count - j) * math.log1p(-p)).logsumexp(0).exp())
 
 
 def samples_needed(risk: float, delta: float) -> int:
@@ -63,24 +49,18 @@ def _tries(count: int) -> int:
 
 def fit_abstention(confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = 0.05) -> Abstention:
     """The lowest threshold found that keeps the promise; DataError where the samples cannot certify any."""
-    count = len(confidence)
-    needed = samples_needed(risk, delta)
+    count, needed = len(confidence), samples_needed(risk, delta)
     if count < needed:
-        raise DataError(
-            f"{count} samples cannot promise a risk of {risk:g} with confidence {1 - delta:g}",
-            hint=(
-                f"It takes at least {needed} of them, even if none is wrong (half of the validation data certifies); "
-                "give more --data, or a larger --risk or --delta."
-            ),
-        )
+        what = f"{count} samples cannot promise a risk of {risk:g} with confidence {1 - delta:g}"
+        least = f"It takes at least {needed} of them, even if none is wrong (half of the validation data certifies); "
+        raise DataError(what, hint=f"{least}give more --data, or a larger --risk or --delta.")
     values, order = confidence.double().sort()
     wrong = (~correct[order]).double().flip(0).cumsum(0).flip(0)
     share = delta / _tries(count)
     # Fewer answers than this certify nothing, even if none is wrong.
     fewest = math.ceil(math.log(share) / math.log1p(-risk) - 1e-9)
     low, high = 0, count - fewest
-    best: Abstention | None = None
-    closest = 1.0
+    best, closest = None, 1.0
     while low <= high:
         at = (low + high) // 2
         # Samples of equal confidence are answered together.
@@ -96,8 +76,7 @@ def fit_abstention(confidence: Scores, correct: torch.Tensor, *, risk: float, de
         else:
             low = at + 1
     if best is None:
-        raise DataError(
-            f"no threshold keeps a risk of {risk:g} with confidence {1 - delta:g} on {count} samples",
-            hint=f"The best that can be promised is {closest:.3g}: give more --data, or a larger --risk or --delta.",
-        )
+        what = f"no threshold keeps a risk of {risk:g} with confidence {1 - delta:g} on {count} samples"
+        best_of_all = f"The best that can be promised is {closest:.3g}: "
+        raise DataError(what, hint=f"{best_of_all}give more --data, or a larger --risk or --delta.")
     return best

@@ -55,23 +55,19 @@ def lets(gate: Gate, scores: Scores) -> Bool[Tensor, " sample"]:
     return (scores >= low) & (scores <= high)
 
 
-def disagreement(logits: Logits) -> Scores:
-    """½ Σ_c |p_1 − p_2|, total variation between the first two members."""
+def own_score(kind: str, logits: Logits) -> Scores:
+    """A score of the first members' logits alone; `disagreement` is ½ Σ_c |p_1 − p_2| of the first two."""
+    if kind != "disagreement":
+        return ON_LOGITS[kind](logits, 1.0)
     probs = member_probs(logits)
     return (probs[:, 0] - probs[:, 1]).abs().sum(dim=-1) / 2
 
 
-def own_score(kind: str, logits: Logits) -> Scores:
-    """A score of the first members' logits alone."""
-    return disagreement(logits) if kind == "disagreement" else ON_LOGITS[kind](logits, 1.0)
-
-
 def gate_scores(state: State, cascade: Cascade, logits: Logits, features: Tensor | None) -> Scores:
     """What the gate looks at, from what its first members said; temperature has no say in who goes on."""
-    kind = cascade.gate.score
-    if kind == "ood":
+    if cascade.gate.score == "ood":
         return step_state(state, cascade, cascade.starters).ood_score(logits, features)
-    return own_score(kind, logits)
+    return own_score(cascade.gate.score, logits)
 
 
 def in_steps(
@@ -79,19 +75,15 @@ def in_steps(
 ) -> tuple[list[Said], Bool[Tensor, " sample"]]:
     """What the cascade would have said where all members were run; and which rows go on."""
     first, every = list(cascade.starters), tuple(range(len(cascade.order)))
-
-    def of(members: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        at = list(members)
-        return logits[:, at], None if features is None else features[:, at]
-
     going = torch.ones(len(logits), dtype=torch.bool)
     if not cascade.gate.everything:
-        going = lets(cascade.gate, gate_scores(state, cascade, *of(first)))
+        early = None if features is None else features[:, first]
+        going = lets(cascade.gate, gate_scores(state, cascade, logits[:, first], early))
     parts = []
-    for rows, members in ((~going, tuple(first)), (going, every)):
-        some, some_features = of(members)
-        at = rows.nonzero()[:, 0]
-        parts.append(Said(at, members, some[at], None if some_features is None else some_features[at]))
+    for which, members in ((~going, tuple(first)), (going, every)):
+        rows = which.nonzero()[:, 0]
+        at = rows[:, None], list(members)
+        parts.append(Said(rows, members, logits[at], None if features is None else features[at]))
     return parts, going
 
 

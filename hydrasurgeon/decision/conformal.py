@@ -6,8 +6,7 @@ samples.
     raps  aps + λ max(0, rank of c − k)                              Angelopoulos et al., ICLR 2021
 
 The true label is in the set with probability ≥ coverage, on average over samples exchangeable with those of the
-calibration,
-whatever the model. No dice are thrown: aps and raps count the whole of p_c, and a set may be empty.
+calibration, whatever the model. No dice are thrown: aps and raps count the whole of p_c, and a set may be empty.
 """
 
 from __future__ import annotations
@@ -68,12 +67,9 @@ def quantile(scores: Scores, coverage: float) -> float:
     """The finite-sample quantile; DataError where there are too few samples to have it."""
     rank = _rank(len(scores), coverage)
     if rank > len(scores):
+        what, needed = f"{len(scores)} samples cannot promise a coverage of {coverage:g}", samples_needed(coverage)
         raise DataError(
-            f"{len(scores)} samples cannot promise a coverage of {coverage:g}",
-            hint=(
-                f"It takes at least {samples_needed(coverage)} to calibrate with (half of the validation data"
-                " certifies)."
-            ),
+            what, hint=f"It takes at least {needed} to calibrate with (half of the validation data certifies)."
         )
     return float(scores.sort().values[rank - 1])
 

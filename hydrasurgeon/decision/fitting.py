@@ -1,9 +1,8 @@
 """Fit a decision state: one half of the validation data fits, the other certifies.
 
-What is fitted (temperature, joint calibration, the choice of an OOD score, the penalty of raps) never meets the half on
-which
-thresholds are taken (conformal, abstention, share of ID data flagged), so their promises hold. Before → after is
-cross-fitted: each half is measured with what the other half gave.
+What is fitted (temperature, joint calibration, the choice of an OOD score, the penalty of raps) never meets the half
+on which thresholds are taken (conformal, abstention, share of ID data flagged), so their promises hold. Before → after
+is cross-fitted: each half is measured with what the other half gave.
 """
 
 from __future__ import annotations
@@ -64,22 +63,18 @@ class Outputs:
         """How unfamiliar they look."""
         return scores_of(kind, self.logits, self.features, fitted)
 
-
-@dataclass(frozen=True)
-class Fitted:
-    """A state, and what is to be said of how it came about."""
-
-    state: State
-    notes: tuple[str, ...]
+    @property
+    def truth(self) -> Labels:
+        """The labels, which are there."""
+        assert self.labels is not None
+        return self.labels
 
 
 def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Two disjoint halves of the rows, drawn at random and in no order: a part of one is as random."""
     if count < FEWEST:
-        raise DataError(
-            f"{count} validation samples: half of them fits and half certifies, which takes at least {FEWEST}",
-            hint="Give more --data.",
-        )
+        what = f"{count} validation samples: half of them fits and half certifies, which takes at least {FEWEST}"
+        raise DataError(what, hint="Give more --data.")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[: count // 2], order[count // 2 :]
 
@@ -97,11 +92,9 @@ def check_count(count: int, promise: CalibrateOptions) -> str | None:
     if count >= ENOUGH:
         return None
     spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))
-    return (
-        f"calibrated on {count} samples, of which {len(certifying)} certify: the coverage that is reached may lie"
-        f" {spread:.2f} from {promise.coverage:g}, and the choice of OOD score is uncertain; {ENOUGH:,} or more are"
-        " better"
-    )
+    halved = f"calibrated on {count} samples, of which {len(certifying)} certify"
+    reached = f"the coverage that is reached may lie {spread:.2f} from {promise.coverage:g}"
+    return f"{halved}: {reached}, and the choice of OOD score is uncertain; {ENOUGH:,} or more are better"
 
 
 def fit_state(
@@ -115,28 +108,29 @@ def fit_state(
     zero_shot: bool = False,
     chosen_by: Literal["option", "ood", "perturbed"] = "option",
     seed: int = 0,
-) -> Fitted:
-    """Everything from the outputs on validation data; `foreign` are those on OOD or perturbed data, for `auto`.
+) -> tuple[State, tuple[str, ...]]:
+    """A state from the outputs on validation data, and notes; `foreign` are those on OOD or perturbed data, for `auto`.
 
     `evidence` is what OOD scores are fitted on, a member each; without it a part of the fitting half, read by
     `classifiers`.
     """
-    assert val.labels is not None
     if score != "auto":
         check_score(score)
     fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
     held = fitting
     if evidence is None and val.features is not None:
         cut = int(SHARE * len(fitting.logits))
-        evidence = _gathered(fitting.at(slice(cut)), classifiers, seed)
-        held = fitting.at(slice(cut, None))
+        some, held, evidence = fitting.at(slice(cut)), fitting.at(slice(cut, None)), []
+        assert some.features is not None
+        for member, classifier in enumerate(classifiers):
+            gathering = Gathering(*classifier, seed=seed)
+            gathering.add(some.features[:, member], some.logits[:, member], some.truth)
+            evidence.append(gathering.evidence())
     temperature, joint, losses = _calibration(fitting, certifying)
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, zero_shot)
-    probs, truth = certifying.probs(temperature, joint), _labels(certifying)
-    penalty = None
+    probs, truth, penalty, abstention = certifying.probs(temperature, joint), certifying.truth, None, None
     if promise.conformal == "raps":
-        penalty = fit_penalty(fitting.probs(temperature, joint), _labels(fitting), coverage=promise.coverage)
-    abstention = None
+        penalty = fit_penalty(fitting.probs(temperature, joint), fitting.truth, coverage=promise.coverage)
     if promise.risk is not None:
         confidence, label = probs.max(dim=-1)
         abstention = fit_abstention(confidence, label == truth, risk=promise.risk, delta=promise.doubt)
@@ -158,7 +152,7 @@ def fit_state(
         fitted=len(fitting.logits),
         certified=len(certifying.logits),
     )
-    return Fitted(State(record, fitted), tuple(dict.fromkeys(notes)))
+    return State(record, fitted), tuple(dict.fromkeys(notes))
 
 
 def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
@@ -175,21 +169,9 @@ def flag_threshold(scores: Tensor, flagged: float) -> float:
     try:
         return quantile(scores, 1 - flagged)
     except DataError as error:
-        raise DataError(
-            f"{len(scores)} samples are too few for a threshold that flags a fraction of {flagged:g}",
-            hint=f"It takes at least {math.ceil(1 / flagged) - 1} of them (half of the validation data certifies).",
-        ) from error
-
-
-def _gathered(outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int) -> list[Evidence]:
-    assert outputs.features is not None
-    assert outputs.labels is not None
-    evidence = []
-    for member, (weight, bias) in enumerate(classifiers):
-        gathering = Gathering(weight, bias, seed=seed)
-        gathering.add(outputs.features[:, member], outputs.logits[:, member], outputs.labels)
-        evidence.append(gathering.evidence())
-    return evidence
+        what = f"{len(scores)} samples are too few for a threshold that flags a fraction of {flagged:g}"
+        hint = f"It takes at least {math.ceil(1 / flagged) - 1} of them (half of the validation data certifies)."
+        raise DataError(what, hint=hint) from error
 
 
 Constants = tuple[float, Joint | None]
@@ -212,16 +194,15 @@ def _calibration(fitting: Outputs, certifying: Outputs) -> tuple[float, Joint | 
 
 
 def _constants(outputs: Outputs) -> Constants:
-    labels = _labels(outputs)
-    joint = fit_joint(outputs.logits, labels) if outputs.logits.shape[1] > 1 else None
-    return temperature_of(outputs.logits, labels), joint
+    joint = fit_joint(outputs.logits, outputs.truth) if outputs.logits.shape[1] > 1 else None
+    return temperature_of(outputs.logits, outputs.truth), joint
 
 
 def _crossed(*pairs: tuple[Constants, Outputs]) -> dict[str, float]:
     """NLL `before`, by `temperature` and, of an ensemble, `joint`: each part with constants that another one gave."""
     totals: dict[str, float] = {}
     for (temperature, joint), part in pairs:
-        labels = _labels(part)
+        labels = part.truth
         losses = {"before": nll_of(part.logits, labels), "temperature": nll_of(part.logits, labels, temperature)}
         if joint is not None:
             losses["joint"] = nll_of(part.logits, labels, joint=joint)
@@ -231,19 +212,13 @@ def _crossed(*pairs: tuple[Constants, Outputs]) -> dict[str, float]:
     return {name: total / count for name, total in totals.items()}
 
 
-def _labels(outputs: Outputs) -> Labels:
-    assert outputs.labels is not None
-    return outputs.labels
-
-
 def _ood(
     score: str, evidence: Sequence[Evidence] | None, held: Outputs, foreign: Sequence[Outputs], zero_shot: bool
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
     """The score that was asked for, or the one that tells `foreign` from `held` best.
 
     Of several OOD sets, the one whose largest loss against the best score of a set is the smallest: a set that all
-    scores
-    tell well, or none does, then has little say.
+    scores tell well, or none does, then has little say.
     """
     if score in ON_LOGITS:
         return score, None, {}, []

@@ -45,13 +45,12 @@ class State:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of each sample, calibrated or not."""
+    """What a model says of each sample, calibrated or not; entropies in nats: total = aleatoric + epistemic."""
 
     probs: Float[Tensor, "sample klass"]
     label: Int[Tensor, " sample"]
     probability: Float[Tensor, " sample"]
     total: Float[Tensor, " sample"]
-    """Entropies in nats: total = aleatoric + epistemic."""
     aleatoric: Float[Tensor, " sample"]
     epistemic: Float[Tensor, " sample"]
     members_run: Int[Tensor, " sample"]
@@ -111,38 +110,28 @@ def rows_of(
     def called(klass: int) -> str | int:
         return klass if names is None else names[klass]
 
+    def short(values: Tensor) -> list[float]:  # nine digits: more than the model's float32 has
+        return [float(f"{value:.9g}") for value in values.tolist()]
+
+    def held(state: Decided, i: int) -> list[str | int]:  # the most probable label first
+        inside = state.sets[i].nonzero().flatten()
+        order = torch.argsort(state.probs[i, inside], descending=True, stable=True)
+        return [called(k) for k in inside[order].tolist()]
+
     state = decided if isinstance(decided, Decided) else None
     values, order = decided.probs.topk(min(top, decided.probs.shape[-1]), dim=-1)
-    tops = zip(order.tolist(), values.tolist(), strict=True)
+    tops = zip(order.tolist(), map(short, values), strict=True)
     nothing = [None] * len(begun)
     columns = {
         "label": map(called, decided.label.tolist()),
-        "probability": _short(decided.probability),
-        "top": ([[called(k), _nine(p)] for k, p in zip(*pair, strict=True)] for pair in tops),
-        "set": nothing if state is None else ([called(k) for k in _held(state, i)] for i in range(len(begun))),
-        "total": _short(decided.total),
-        "aleatoric": _short(decided.aleatoric),
-        "epistemic": _short(decided.epistemic),
-        "ood_score": nothing if state is None else _short(state.ood_score),
+        "probability": short(decided.probability),
+        "top": ([[called(k), p] for k, p in zip(*pair, strict=True)] for pair in tops),
+        "set": nothing if state is None else [held(state, i) for i in range(len(begun))],
+        **{name: short(getattr(decided, name)) for name in ("total", "aleatoric", "epistemic")},
+        "ood_score": nothing if state is None else short(state.ood_score),
         "unfamiliar": nothing if state is None else state.unfamiliar.tolist(),
         "members_run": decided.members_run.tolist(),
         "answer": (called(each) if isinstance(each, int) else each for each in decided.answers()),
     }
     rows = zip(*columns.values(), strict=True)
     return [{**start, **dict(zip(columns, row, strict=True))} for start, row in zip(begun, rows, strict=True)]
-
-
-def _held(decided: Decided, i: int) -> list[int]:
-    """A prediction set, the most probable label first."""
-    inside = decided.sets[i].nonzero().flatten()
-    order = torch.argsort(decided.probs[i, inside], descending=True, stable=True)
-    return list(inside[order].tolist())
-
-
-def _short(values: torch.Tensor) -> list[float]:
-    return [_nine(value) for value in values.tolist()]
-
-
-def _nine(value: float) -> float:
-    """Nine digits: more than the model's float32 has."""
-    return float(f"{value:.9g}")

@@ -10,7 +10,6 @@ Both are chosen by the NLL on labelled data that the members have not seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,7 +44,9 @@ STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
 """Where the search for the two constants starts: the NLL of several members may have more than one valley."""
 
 
-def jointly(logits: Logits, aleatoric: float, epistemic: float) -> Float[Tensor, "sample member klass"]:
+def jointly(
+    logits: Logits, aleatoric: float | Tensor, epistemic: float | Tensor
+) -> Float[Tensor, "sample member klass"]:
     """Each member's probabilities by the joint calibration."""
     z = logits.double()
     mean = z.mean(dim=1, keepdim=True)
@@ -81,7 +82,7 @@ def nll_of(logits: Logits, labels: Labels, temperature: float = 1.0, joint: Join
 
 
 def fit_temperature(probs: Probs, labels: Labels) -> float:
-    """The T in [0.05, 20] with the smallest NLL, by golden-section search over ln T (NLL is unimodal in it)."""
+    """The T in [0.05, 20] with the smallest NLL."""
     return _temperature(probs.clamp_min(TINY).log_(), labels)
 
 
@@ -91,7 +92,7 @@ def temperature_of(logits: Logits, labels: Labels) -> float:
 
 
 def _temperature(logs: Probs, labels: Labels) -> float:
-    """−ln softmax(ln p / T)_y = ln Σ_c exp(ln p_c / T) − ln p_y / T, some rows at a time, each less its largest."""
+    """By golden-section search over ln T, in which the NLL is unimodal: ln Σ_c exp(ln p_c / T) − ln p_y / T."""
     for piece in in_pieces(logs, CALIBRATED):
         piece -= piece.amax(dim=-1, keepdim=True)
     of_truth = logs.gather(1, labels[:, None])[:, 0]
@@ -102,10 +103,6 @@ def _temperature(logs: Probs, labels: Labels) -> float:
         norm = torch.cat([(piece / t).exp_().sum(dim=-1) for piece in pieces]).log_()
         return -float((of_truth / t - norm).clamp_min(least).mean())
 
-    return _golden(loss)
-
-
-def _golden(loss: Callable[[float], float]) -> float:
     low, high = math.log(LOW), math.log(HIGH)
     golden = (math.sqrt(5) - 1) / 2
     left, right = high - golden * (high - low), low + golden * (high - low)
@@ -137,22 +134,17 @@ def fit_joint(logits: Logits, labels: Labels) -> Joint:
 
 
 def _descend(logits: Logits, labels: Labels, start: tuple[float, float]) -> tuple[float, float]:
-    z = logits.detach().double()
-    mean = z.mean(dim=1, keepdim=True)
-    apart = z - mean
     bounds = math.log(LOW), math.log(HIGH)
     with torch.inference_mode(False), torch.enable_grad():
-        mean, apart, truth = mean.clone(), apart.clone(), labels.clone()
-        point = torch.tensor(start, dtype=torch.float64).log()
-        point.requires_grad_()
+        z, truth = logits.detach().double().clone(), labels.clone()
+        point = torch.tensor(start, dtype=torch.float64).log().requires_grad_()
         optimizer = torch.optim.LBFGS(
             [point], max_iter=100, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
         )
 
         def loss() -> torch.Tensor:
             optimizer.zero_grad()
-            aleatoric, epistemic = point.clamp(*bounds).exp()
-            each = ((mean + epistemic * apart) / aleatoric).softmax(dim=-1)
+            each = jointly(z, *point.clamp(*bounds).exp())
             value = -each.mean(dim=1).gather(1, truth[:, None]).clamp_min(TINY).log().mean()
             value.backward()  # type: ignore[no-untyped-call]
             return value

@@ -52,16 +52,8 @@ class Bare:
         return (self.arch or "").partition(":")[2] or None
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What a model card says of loading a directory without us."""
-
-    library: str
-    task: str
-    """The hub's name of it (pipeline_tag)."""
-    code: str
-
-
+Usage = tuple[str, str, str]
+"""What a model card says of loading a directory without us: the library, the hub's name of the task, the code."""
 USAGE = """
 import hydrasurgeon as hs
 
@@ -199,7 +191,7 @@ class Family(ABC):
 
     def usage(self, manifest: Manifest) -> Usage:
         """How such a directory is loaded: what a model card says."""
-        return Usage(library="hydrasurgeon", task="image-classification", code=USAGE)
+        return "hydrasurgeon", "image-classification", USAGE
 
     # --- classes ---
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from PIL import Image
@@ -15,14 +15,8 @@ SIZING = ("Resize", "ResizeKeepRatio", "CenterCrop", "CenterCropOrPad")
 """Transforms that decide the size of a picture."""
 
 
-@dataclass(frozen=True)
-class ToMode:
-    """Any picture → RGB or grey, as many channels as the model reads."""
-
-    channels: int
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return plain(image).convert("L" if self.channels == 1 else "RGB")
+def _converted(image: Image.Image, *, mode: str) -> Image.Image:
+    return plain(image).convert(mode)
 
 
 def eval_transform(preprocess: Mapping[str, Any]) -> Callable[[Image.Image], Tensor]:
@@ -70,4 +64,6 @@ def _transform(preprocess: Mapping[str, Any], **options: Any) -> Any:
         crop_mode=preprocess.get("crop_mode"),
         **options,
     )
-    return Compose([ToMode(preprocess["input_size"][0]), *transform.transforms])
+    # Any picture → RGB or grey, as many channels as the model reads.
+    mode = "L" if preprocess["input_size"][0] == 1 else "RGB"
+    return Compose([partial(_converted, mode=mode), *transform.transforms])

@@ -36,14 +36,14 @@ ROUNDING = 1e-9
 GAUSSIAN = {"centre": "width", "factor": "width width", "means": "classes width"}
 """What distances to class means need: whitened class means."""
 FITTED: dict[str, tuple[str, Mapping[str, str]]] = {
-    "mds": ("gaussian:mds", GAUSSIAN),
-    "rmds": ("gaussian:rmds", {**GAUSSIAN, "background": "width width"}),
-    "maha++": ("gaussian:directions", GAUSSIAN),
-    "vim": ("subspace:vim", {"origin": "width", "rest": "width size", "alpha": ""}),
-    "residual": ("subspace:residual", {"origin": "width", "rest": "width size"}),
-    "knn": ("neighbours:knn", {"bank": "size width"}),
-    "nci": ("angles:nci", {"mean": "width", "weight": "classes width"}),
-    "mcm": ("angles:mcm", {"classes": "classes width"}),
+    "mds": ("on_features:mds", GAUSSIAN),
+    "rmds": ("on_features:rmds", {**GAUSSIAN, "background": "width width"}),
+    "maha++": ("on_features:directions", GAUSSIAN),
+    "vim": ("on_features:vim", {"origin": "width", "rest": "width size", "alpha": ""}),
+    "residual": ("on_features:residual", {"origin": "width", "rest": "width size"}),
+    "knn": ("on_features:knn", {"bank": "size width"}),
+    "nci": ("on_features:nci", {"mean": "width", "weight": "classes width"}),
+    "mcm": ("on_features:mcm", {"classes": "classes width"}),
 }
 """Scores that are fitted on features: `module:name` of `fit_name` and `score_name` in decision/scores, and the tensors
 of one member's fit with their dimensions; a new one is a file there and a line here."""

@@ -152,7 +152,7 @@ def _fit(
     evidence = None
     if features and sets["--fit-data"]:
         evidence = _gathered(model, linear, sets["--fit-data"][0], arguments, skipped)
-    fitted = fit_state(
+    state, notes = fit_state(
         val,
         promise=arguments,
         score=arguments.ood_score,
@@ -163,7 +163,6 @@ def _fit(
         chosen_by="option" if not auto else "ood" if sets["--ood"] else "perturbed",
         seed=arguments.seed,
     )
-    state, notes = fitted.state, fitted.notes
     if arguments.cascade:
         costs = _costs(model, validation, arguments)
         cascade, more = CascadeFit(state, val, foreign, costs, seed=arguments.seed).record(arguments)

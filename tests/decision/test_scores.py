@@ -11,11 +11,10 @@ import torch
 from sklearn.covariance import EmpiricalCovariance, ledoit_wolf
 from torch import Tensor, nn
 
-from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
-from hydrasurgeon.decision.scores.fitted import fit, fitting_of, scores_of, scoring_of
-from hydrasurgeon.decision.scores.moments import Accumulator, shrinkage
+from hydrasurgeon.decision.scores.evidence import Accumulator, Evidence, Gathering, shrinkage
+from hydrasurgeon.decision.scores.fitted import fit, functions_of, scores_of
+from hydrasurgeon.decision.scores.on_features import principal
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.scores.subspace import principal
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED
 
@@ -65,8 +64,8 @@ def double() -> Iterator[None]:
 
 def raw(kind: str, data: Data) -> Tensor:
     """A member's score before it is standardised."""
-    state, _ = fitting_of(kind)(data.evidence())
-    return scoring_of(kind)(state, data.others, data.other_logits)
+    state, _ = functions_of(kind)[0](data.evidence())
+    return functions_of(kind)[1](state, data.others, data.other_logits)
 
 
 def precision(covariance: np.ndarray) -> np.ndarray:
@@ -185,7 +184,7 @@ def test_gen_takes_the_hundred_largest() -> None:
 def test_moments_do_not_depend_on_the_batches(
     batch: int, rows: int, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydrasurgeon.decision.scores.moments.ROWS", rows)
+    monkeypatch.setattr("hydrasurgeon.decision.scores.evidence.ROWS", rows)
     accumulator = Accumulator(CLASSES, WIDTH)
     shifted = data.features + 1e4  # far from the origin, where naive sums lose their digits
     for x, y in zip(shifted.split(batch), data.labels.split(batch), strict=True):
@@ -215,12 +214,12 @@ def test_shrinkage_is_that_of_scikit_learn() -> None:
 def test_a_singular_covariance_is_shrunk_and_said(kind: str, data: Data) -> None:
     flat = Data()
     flat.features[:, 3] = flat.features[:, 2]
-    state, notes = fitting_of(kind)(flat.evidence())
+    state, notes = functions_of(kind)[0](flat.evidence())
     assert any("Ledoit-Wolf" in note for note in notes) or kind == "maha++"
-    assert torch.isfinite(scoring_of(kind)(state, flat.others, flat.other_logits)).all()
-    assert fitting_of(kind)(data.evidence())[1] == []
-    few, _ = fitting_of(kind)(data.evidence(slice(8)))  # fewer samples than dimensions
-    assert torch.isfinite(scoring_of(kind)(few, data.others, data.other_logits)).all()
+    assert torch.isfinite(functions_of(kind)[1](state, flat.others, flat.other_logits)).all()
+    assert functions_of(kind)[0](data.evidence())[1] == []
+    few, _ = functions_of(kind)[0](data.evidence(slice(8)))  # fewer samples than dimensions
+    assert torch.isfinite(functions_of(kind)[1](few, data.others, data.other_logits)).all()
 
 
 def test_shrinking_gives_the_distances_of_scikit_learns_covariance() -> None:
@@ -230,8 +229,8 @@ def test_shrinking_gives_the_distances_of_scikit_learns_covariance() -> None:
     covariance, _ = ledoit_wolf(x - means[y], assume_centered=True)
     inverse = precision(covariance)
     expected = [min((o - m) @ inverse @ (o - m) for m in means) for o in few.others.numpy()]
-    state, _ = fitting_of("mds")(few.evidence())
-    found = scoring_of("mds")(state, few.others, few.other_logits)
+    state, _ = functions_of("mds")[0](few.evidence())
+    found = functions_of("mds")[1](state, few.others, few.other_logits)
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
@@ -299,22 +298,17 @@ def test_a_class_that_never_occurs(data: Data) -> None:
     some.labels[some.labels == 2] = 1
     for kind in ("mds", "rmds", "maha++"):
         with pytest.raises(DataError, match="class 2 never occurs") as caught:
-            fitting_of(kind)(some.evidence())
+            functions_of(kind)[0](some.evidence())
         assert caught.value.message.startswith(kind)
     for kind in ("vim", "residual", "knn", "nci"):
-        fitting_of(kind)(some.evidence())
-    four = Data()
-    four.labels[four.labels > 1] = 0
-    evidence = four.evidence()
-    with pytest.raises(DataError, match="cat, dog"):
-        evidence.need_every_class("mds", ["a", "b", "cat", "dog"])
+        functions_of(kind)[0](some.evidence())
 
 
 def test_too_few_samples(data: Data) -> None:
     with pytest.raises(DataError, match="nothing to estimate"):
-        fitting_of("mds")(data.evidence(slice(4)))
+        functions_of("mds")[0](data.evidence(slice(4)))
     with pytest.raises(DataError, match="no 50th neighbour"):
-        fitting_of("knn")(data.evidence(slice(49)))
+        functions_of("knn")[0](data.evidence(slice(49)))
     with pytest.raises(DataError, match="no samples"):
         Gathering(data.weight, data.bias).evidence()
 
@@ -338,7 +332,7 @@ def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
     assert len(set(rows)) == 100
     assert min(rows) < 150
     assert max(rows) > 450
-    assert fitting_of("knn")(evidence)[1] == ["knn keeps 100 of 600 features, drawn at random"]
+    assert functions_of("knn")[0](evidence)[1] == ["knn keeps 100 of 600 features, drawn at random"]
 
 
 def test_statistics_of_a_thousand_classes_are_small() -> None:
@@ -350,5 +344,5 @@ def test_statistics_of_a_thousand_classes_are_small() -> None:
 
 @pytest.mark.parametrize("kind", FITTED)
 def test_a_fit_holds_what_the_record_says(kind: str, data: Data) -> None:
-    state, _ = fitting_of(kind)(data.evidence())
+    state, _ = functions_of(kind)[0](data.evidence())
     assert set(state) == set(FITTED[kind][1])

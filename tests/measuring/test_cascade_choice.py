@@ -74,7 +74,7 @@ def outputs(seed: int, count: int = 1000, noise: float = 2.0, foreign: bool = Fa
 
 def fitted(noise: float) -> CascadeFit:
     val, foreign = outputs(0, noise=noise), [outputs(1, 800, noise, foreign=True)]
-    state = fit_state(val, promise=promise(risk=0.3), score="msp").state
+    state, _ = fit_state(val, promise=promise(risk=0.3), score="msp")
     return CascadeFit(state, val, foreign, MACS, seed=0)
 
 

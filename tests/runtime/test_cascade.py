@@ -184,7 +184,7 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
 
 def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     """The OOD score of the first member alone, by the distances that it was fitted with."""
-    from hydrasurgeon.decision.scores.fitted import EnsembleScore, scoring_of
+    from hydrasurgeon.decision.scores.fitted import EnsembleScore, functions_of
     from hydrasurgeon.runtime.features import reading
 
     model = hydra(tmp_path, FAMILIES["timm ViT"])
@@ -198,7 +198,7 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
         logits, features = (each.float() for each in read(inputs))
 
     def standard(m: int) -> torch.Tensor:
-        score = scoring_of("mds")(fits[m], features[:, m], logits[:, m])
+        score = functions_of("mds")[1](fits[m], features[:, m], logits[:, m])
         return (score - standards[m].mean) / standards[m].deviation
 
     first = standard(ORDER[0]).double()

@@ -10,7 +10,6 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from hydrasurgeon.checkpoints.card import BEGIN, END, model_card
-from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.manifest import DataRecord, Input, Model, Score, SingleManifest, Step, Tower
 from hydrasurgeon.measuring.results import Result
@@ -40,7 +39,7 @@ DECISION = Decision.model_validate(
         "certified": 20,
     }
 )
-USAGE = Usage(library="timm", task="image-classification", code="import timm")
+USAGE = ("timm", "image-classification", "import timm")
 
 
 # The boundary refuses most of these names; cards do not rely on that.

@@ -1,8 +1,12 @@
-"""What the OOD scores of one member are fitted on: moments of all features, and a bounded sample of them."""
+"""What the OOD scores of one member are fitted on: moments of all features, and a bounded sample of them.
+
+Moments take one pass in float64. Σ⁻¹ = W Wᵀ is shrunk where Σ is singular (Ledoit, Wolf 2004):
+Σ* = (1 − ρ) S + ρ μ I,  μ = tr S / d,  ρ = min(b², d²)/d²,
+b² = 1/n² Σ_i |x_i x_iᵀ − S|²,  d² = |S − μ I|²  (Frobenius, x centred).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hydrasurgeon.decision.scores.moments import Accumulator, Moments
 from hydrasurgeon.errors import DataError
 
 Fit = dict[str, Tensor]
@@ -20,6 +23,116 @@ Fit = dict[str, Tensor]
 BANK = 10_000
 # Features that differ by less than this share of their length differ by rounding alone.
 ALIKE = 1e-6
+# Features in one product: many small ones cost more than a few large, and much larger ones cost memory.
+ROWS = 2048
+SINGULAR = 1e-10
+"""A covariance is singular when its smallest eigenvalue is below this fraction of its largest: features behind a
+LayerNorm have such a direction, and few samples have many."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """First and second moments of features, by class and over all."""
+
+    counts: Int[Tensor, " klass"]
+    means: Float[Tensor, "klass width"]
+    """Means of each class; zeros for a class that never occurs."""
+    mean: Float[Tensor, " width"]
+    within: Float[Tensor, "width width"]
+    """Covariance about the class means: 1/n Σ (x − μ_y)(x − μ_y)ᵀ."""
+    total: Float[Tensor, "width width"]
+    """Covariance about the mean."""
+
+    @property
+    def count(self) -> int:
+        return int(self.counts.sum())
+
+    def about(self, origin: Float[Tensor, " width"]) -> Float[Tensor, "width width"]:
+        """1/n Σ (x − o)(x − o)ᵀ."""
+        apart = self.mean - origin
+        return self.total + torch.outer(apart, apart)
+
+
+class Accumulator:
+    """Sums that moments are made of; about the first batch's mean, so that little is lost to cancellation."""
+
+    def __init__(self, classes: int, width: int) -> None:
+        self._counts = torch.zeros(classes, dtype=torch.int64)
+        self._sums = torch.zeros(classes, width, dtype=torch.float64)
+        self._squares = torch.zeros(width, width, dtype=torch.float64)
+        self._origin: Tensor | None = None
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, features: Float[Tensor, "sample width"], labels: Int[Tensor, " sample"]) -> None:
+        self._waiting += zip(features.split(ROWS), labels.split(ROWS), strict=True)
+        if sum(len(classes) for _, classes in self._waiting) >= ROWS:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        if not self._waiting:
+            return
+        features, labels = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting = []
+        for rows, classes in zip(features.split(ROWS), labels.split(ROWS), strict=True):
+            wide = rows.double()
+            if self._origin is None:
+                self._origin = wide.mean(dim=0)
+            wide = wide - self._origin
+            self._counts += torch.bincount(classes, minlength=len(self._counts))
+            self._sums.index_add_(0, classes, wide)
+            self._squares.addmm_(wide.T, wide)
+
+    def moments(self) -> Moments:
+        self._sum_up()
+        assert self._origin is not None
+        count = self._counts.sum()
+        means = self._sums / self._counts.clamp_min(1)[:, None]
+        mean = self._sums.sum(dim=0) / count
+        second = self._squares / count
+        between = (means * self._counts[:, None]).T @ means / count
+        present = (self._counts > 0)[:, None]
+        return Moments(
+            counts=self._counts,
+            means=torch.where(present, means + self._origin, 0.0),
+            mean=mean + self._origin,
+            within=_symmetric(second - between),
+            total=_symmetric(second - torch.outer(mean, mean)),
+        )
+
+
+def _symmetric(matrix: Tensor) -> Tensor:
+    return (matrix + matrix.T) / 2
+
+
+def whitening(
+    covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]
+) -> tuple[Tensor, float | None]:
+    """W, by which x W has the identity as covariance, and the share of the identity that had to be mixed in.
+
+    `centred` are samples that the covariance is of: they tell how far to shrink it if it is singular.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    shrunk = None
+    if values[0] <= SINGULAR * values[-1]:
+        shrunk = shrinkage(covariance, centred)
+        values = (1 - shrunk) * values.clamp_min(0.0) + shrunk * values.mean()
+        # Samples that are all alike have no covariance at all.
+        values = values.clamp_min(SINGULAR * values[-1]).clamp_min(torch.finfo(values.dtype).tiny)
+    return vectors / values.sqrt(), shrunk
+
+
+def shrinkage(covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]) -> float:
+    """Ledoit and Wolf's ρ, in (0, 1]."""
+    x = centred.double()
+    count, width = x.shape
+    identity = torch.eye(width, dtype=torch.float64) * covariance.trace() / width
+    distance = (covariance - identity).square().sum()
+    norms = x.square().sum(dim=1).square().sum()
+    # Σ_i |x_i x_iᵀ − S|² = Σ_i |x_i|⁴ − 2 Σ_i x_iᵀ S x_i + n |S|²
+    error = norms - 2 * ((x @ covariance) * x).sum() + count * covariance.square().sum()
+    if float(distance) <= 0:
+        return 1.0
+    return min(max(float(error / count**2 / distance), SINGULAR), 1.0)
 
 
 @dataclass(frozen=True)
@@ -36,47 +149,29 @@ class Evidence:
     weight: Float[Tensor, "klass width"]
     bias: Float[Tensor, " klass"]
 
-    @property
-    def capped(self) -> bool:
-        """Whether there were more samples than are kept."""
-        return self.moments.count > len(self.features)
-
-    def need_every_class(self, score: str, names: Sequence[str] | None = None) -> None:
+    def need_every_class(self, score: str) -> None:
         """Class statistics of a class without samples do not exist."""
         absent = (self.moments.counts == 0).nonzero().flatten().tolist()
+        count, classes = self.moments.count, len(self.moments.counts)
         if absent:
-            called = [str(c) if names is None else names[c] for c in absent[:3]]
             more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-            raise DataError(
-                f"{score}: {'class' if len(absent) == 1 else 'classes'} {', '.join(called)}{more} never "
-                f"{'occurs' if len(absent) == 1 else 'occur'} among the {self.moments.count} samples it is fitted on",
-                hint=(
-                    "Give --fit-data that has samples of every class, or a score that needs no classes (gen, knn, vim)."
-                ),
-            )
-        classes = len(self.moments.counts)
-        if self.moments.count <= classes:
-            raise DataError(
-                f"{score}: {self.moments.count} samples of {classes} classes leave nothing to estimate a covariance"
-                " from",
-                hint=f"It needs at least {classes + 1}; give more --fit-data.",
-            )
+            which = f"class{'es' * (len(absent) > 1)} {', '.join(map(str, absent[:3]))}{more}"
+            what = f"{score}: {which} never occur{'s' * (len(absent) == 1)} among the {count} samples it is fitted on"
+            raise DataError(what, hint="Give --fit-data of every class, or a score without classes (gen, knn, vim).")
+        if count <= classes:
+            what = f"{score}: {count} samples of {classes} classes leave nothing to estimate a covariance from"
+            raise DataError(what, hint=f"It needs at least {classes + 1}; give more --fit-data.")
 
     def need_spread(self, score: str) -> None:
         """Samples that are all the same do not tell how far from them is far."""
         length = self.moments.total.trace() + self.moments.mean.square().sum()
         if self.moments.total.trace() <= ALIKE**2 * length:
-            raise DataError(
-                f"{score}: the {self.moments.count} samples it is fitted on all have the same features",
-                hint=(
-                    "Look at what --data or --fit-data holds; a score of the logits, such as --ood-score msp, needs no"
-                    " features."
-                ),
-            )
+            what = f"{score}: the {self.moments.count} samples it is fitted on all have the same features"
+            raise DataError(what, hint="Look at --data or --fit-data; --ood-score msp needs no features.")
 
 
 class Gathering:
-    """One pass over batches of features; keeps a seeded random sample of them ."""
+    """One pass over batches of features; keeps a seeded random sample of them."""
 
     def __init__(
         self, weight: Float[Tensor, "klass width"], bias: Float[Tensor, " klass"], *, seed: int = 0, bank: int = BANK
@@ -93,7 +188,10 @@ class Gathering:
         logits: Float[Tensor, "sample klass"],
         labels: Int[Tensor, " sample"],
     ) -> None:
-        check_finite(features, logits)
+        for what, values in (("logits", logits), ("features", features)):
+            if broken := int((~torch.isfinite(values)).flatten(1).any(dim=1).sum()):
+                message = f"{what} hold NaN or infinity for {broken} of {len(values)} samples"
+                raise DataError(message, hint="The model overflows: use --dtype float32, or start from a sound one.")
         self._plain.add(features, labels)
         self._directions.add(directions(features), labels)
         keys = torch.rand(len(features), generator=self._random, dtype=torch.float64)
@@ -113,26 +211,9 @@ class Gathering:
         if not self._drawn:
             raise DataError("there are no samples to fit an OOD score on")
         _, features, logits, labels = self._smallest()
-        return Evidence(
-            self._plain.moments(),
-            self._directions.moments(),
-            features.double(),
-            logits.double(),
-            labels,
-            self._weight,
-            self._bias,
-        )
+        moments, classifier = (self._plain.moments(), self._directions.moments()), (self._weight, self._bias)
+        return Evidence(*moments, features.double(), logits.double(), labels, *classifier)
 
 
 def directions(features: Float[Tensor, "sample width"]) -> Float[Tensor, "sample width"]:
     return normalize(features.double(), dim=-1)
-
-
-def check_finite(features: Tensor, logits: Tensor) -> None:
-    for what, values in (("logits", logits), ("features", features)):
-        broken = int((~torch.isfinite(values)).flatten(1).any(dim=1).sum())
-        if broken:
-            raise DataError(
-                f"{what} hold NaN or infinity for {broken} of {len(values)} samples",
-                hint="The model overflows: use --dtype float32, or start from a sound one.",
-            )

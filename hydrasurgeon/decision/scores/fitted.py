@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,32 +25,27 @@ ROWS = 1024
 """Samples that are scored at a time: a knn bank of 10,000 then takes some 80 MB."""
 
 
-def fitting_of(kind: str) -> Callable[[Evidence], tuple[Fit, list[str]]]:
-    """How a score is fitted to one member; the list holds what is to be said of it."""
-    return _function("fit", kind)
+Scoring = Callable[[Fit, Tensor, Tensor], Scores]
+"""What a score makes of one member's fit, features and logits."""
 
 
-def scoring_of(kind: str) -> Callable[[Fit, Tensor, Tensor], Scores]:
-    """What a score makes of one member's fit, features and logits."""
-    return _function("score", kind)
+def functions_of(kind: str) -> tuple[Callable[[Evidence], tuple[Fit, list[str]]], Scoring]:
+    """How a score is fitted to one member, with what is to be said of it; and its scoring."""
+    place, _, name = FITTED[kind][0].partition(":")
+    module = import_module(f"hydrasurgeon.decision.scores.{place}")
+    return getattr(module, f"fit_{name}"), getattr(module, f"score_{name}")
 
 
-def stored_scores() -> dict[str, tuple[tuple[str, ...], Callable[[Fit, Tensor, Tensor], Scores]]]:
-    """Score → what it stores of each member, and what it makes of that, features and logits."""
-    return {kind: ((*parts,), scoring_of(kind)) for kind, (_, parts) in FITTED.items()}
-
-
-def _function(what: str, kind: str) -> Any:
-    module, _, name = FITTED[kind][0].partition(":")
-    return getattr(import_module(f"hydrasurgeon.decision.scores.{module}"), f"{what}_{name}")
+def stored_scores() -> dict[str, tuple[tuple[str, ...], Scoring]]:
+    """Score → what it stores of each member, and its scoring."""
+    return {kind: ((*parts,), functions_of(kind)[1]) for kind, (_, parts) in FITTED.items()}
 
 
 def check_score(kind: str, among: Sequence[str] = SCORES) -> None:
     """Refuse a name that no score has."""
     if kind not in among:
-        raise UsageError(
-            f"--ood-score {kind}: not known{did_you_mean(kind, among)}", hint=f"Available: {', '.join(among)}."
-        )
+        what = f"--ood-score {kind}: not known{did_you_mean(kind, among)}"
+        raise UsageError(what, hint=f"Available: {', '.join(among)}.")
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ class EnsembleScore:
 
 def _values(kind: str, fit: Fit, features: Tensor, logits: Tensor) -> Scores:
     """One member's score of many samples, in bounded memory."""
-    score = scoring_of(kind)
+    score = functions_of(kind)[1]
     pairs = zip(in_pieces(features, ROWS), in_pieces(logits, ROWS), strict=True)
     return torch.cat([score(fit, x, z) for x, z in pairs])
 
@@ -95,15 +89,13 @@ def fit(
     notes: dict[str, None] = {}
     for member, each in enumerate(evidence):
         each.need_spread(kind)
-        made, said = fitting_of(kind)(each)
+        made, said = functions_of(kind)[0](each)
         if not precise:
             made = {name: tensor.float() for name, tensor in made.items()}
         values = _values(kind, made, features[:, member], logits[:, member])
         if not torch.isfinite(values).all():
-            raise DataError(
-                f"{kind}: is not finite for samples that were held back from fitting it",
-                hint="Give more --data or --fit-data, or another --ood-score.",
-            )
+            what = f"{kind}: is not finite for samples that were held back from fitting it"
+            raise DataError(what, hint="Give more --data or --fit-data, or another --ood-score.")
         fits.append(made)
         standards.append(Standard(mean=float(values.mean()), deviation=float(values.std(correction=0)) or 1.0))
         notes |= dict.fromkeys(said)
@@ -118,5 +110,4 @@ def scores_of(
         return torch.cat([ON_LOGITS[kind](rows, temperature) for rows in in_pieces(logits, ROWS)])
     assert fitted is not None
     assert features is not None
-    assert fitted.kind == kind
     return fitted(features, logits)

@@ -8,9 +8,9 @@ import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.hf_encoder.architectures import Encoder, ImageEncoder, TextEncoder
@@ -27,9 +27,10 @@ VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
 """What the words are called in older tokenizers."""
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 """Words with a role, such as [CLS], and words beyond the vocabulary, in older tokenizers."""
-WORDS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Words with a role, as the two small files call them."""
-SPECIAL_KEYS = (*WORDS, "additional_special_tokens")
+SPECIAL_KEYS = (
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+    "additional_special_tokens",
+)
 """What special_tokens_map.json may say."""
 CONFIG_KEYS = (
     *(*SPECIAL_KEYS, "tokenizer_class", "model_max_length", "extra_special_tokens", "added_tokens_decoder"),
@@ -42,7 +43,9 @@ MAX_BYTES = 64 << 20
 GENERIC = "PreTrainedTokenizerFast"
 """The class that does what tokenizer.json says and nothing else."""
 # Other classes of transformers whose tokenizer is in tokenizer.json or in plain vocabularies.
-CLASSES = re.compile(r"(Bert|Camembert|DistilBert|Electra|MPNet|PreTrained|(XLM)?Roberta)Tokenizer(Fast)?")
+CLASSES = re.compile(
+    r"TokenizersBackend|(Bert|Camembert|DistilBert|Electra|MPNet|PreTrained|(XLM)?Roberta)Tokenizer(Fast)?"
+)
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet's colours: what the library takes unless a config names others."""
@@ -50,8 +53,6 @@ HALVES = ((0.5,), (0.5,))
 """What the library takes for ViTs, and for images of other than three colours."""
 RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """PIL's ways to resize, by its numbers."""
-
-
 # Height and width, or the shortest edge.
 Sides = dict[Literal["height", "width", "shortest_edge"], Edge]
 
@@ -67,13 +68,6 @@ class Processor(Settings):
     image_mean: Colours | None = None
     image_std: Colours | None = None
 
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        for sides in (self.size, self.crop_size):
-            if isinstance(sides, dict) and {*sides} not in ({"height", "width"}, {"shortest_edge"}):
-                raise ValueError("a size has height and width, or shortest_edge")
-        return self
-
 
 def companions(present: Collection[str]) -> tuple[str, ...]:
     """The files of a directory that live data needs, and no others."""
@@ -88,35 +82,36 @@ def files_sha256(files: Mapping[str, str]) -> str:
 
 def check_files(files: Mapping[str, str], where: str) -> None:
     """CheckpointError for small files that say what they may not; vocabularies are read when texts are."""
-    _config(files, where)
-    _said(files, SPECIAL, SPECIAL_KEYS, where)
-    _added(files, where)
+    _tokenizer(files, where)
     _processor(files, where)
 
 
-def _said(files: Mapping[str, str], name: str, keys: Iterable[str], where: str) -> dict[str, Any]:
-    """What a small JSON file says under these keys; null stands for the default."""
-    raw = _mapping(files, name, where)
-    return {key: raw[key] for key in keys if raw.get(key) is not None}
-
-
-def _config(files: Mapping[str, str], where: str) -> dict[str, Any]:
-    """tokenizer_config.json, with a class that runs no code of a repository."""
-    said = _said(files, CONFIG, CONFIG_KEYS, where)
-    limit, name = said.get("model_max_length", 1), said.get("tokenizer_class", GENERIC)
+def _tokenizer(files: Mapping[str, str], where: str) -> dict[str, dict[str, Any]]:
+    """What the small files of a tokenizer may say, with a class that runs no code of a repository."""
+    small = {name: _mapping(files, name, where) for name in (CONFIG, SPECIAL, ADDED)}
+    for name, keys in ((CONFIG, CONFIG_KEYS), (SPECIAL, SPECIAL_KEYS)):
+        small[name] = {key: small[name][key] for key in keys if small[name].get(key) is not None}
+    config = small[CONFIG]
+    limit, called = config.get("model_max_length", 1), str(config.get("tokenizer_class", GENERIC))
     if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 1:
         raise CheckpointError(f"{where}: {CONFIG}: model_max_length: {str(limit)[:60]} is no number of tokens")
-    if name not in (GENERIC, "TokenizersBackend") and not CLASSES.fullmatch(str(name)):
+    if any(type(number) is not int or number < 0 for number in small[ADDED].values()):
+        raise CheckpointError(f"{where}: {ADDED}: a word has no number")
+    if not CLASSES.fullmatch(called):
         if WHOLE not in files:
-            what = f"{where}: {CONFIG}: tokenizer_class {str(name)[:60]!r} is not supported without {WHOLE}"
+            what = f"{where}: {CONFIG}: tokenizer_class {called[:60]!r} is not supported without {WHOLE}"
             raise CheckpointError(what, hint="Save the tokenizer by transformers once, which writes tokenizer.json.")
-        said["tokenizer_class"] = GENERIC
-    return said
+        config["tokenizer_class"] = GENERIC
+    return small
 
 
 def _processor(files: Mapping[str, str], where: str) -> Processor:
-    raw = _mapping(files, PREPROCESSOR, where)
-    return parse(Processor, known(Processor, raw), f"{where}: {PREPROCESSOR}")
+    raw, place = _mapping(files, PREPROCESSOR, where), f"{where}: {PREPROCESSOR}"
+    read = parse(Processor, known(Processor, raw), place)
+    for sides in (read.size, read.crop_size):
+        if isinstance(sides, dict) and {*sides} not in ({"height", "width"}, {"shortest_edge"}):
+            raise CheckpointError(f"{place}: a size has height and width, or shortest_edge")
+    return read
 
 
 def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
@@ -128,15 +123,6 @@ def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
         what = f"{where}: {name}: runs code of its own (auto_map), which is not executed"
         raise CheckpointError(what, hint="If transformers' own classes do as well, take auto_map out of it.")
     return raw
-
-
-def _added(files: Mapping[str, str], where: str) -> dict[str, int]:
-    """added_tokens.json: words and their numbers."""
-    words = _mapping(files, ADDED, where)
-    wrong = next((word for word, number in words.items() if type(number) is not int or number < 0), None)
-    if wrong is not None:
-        raise CheckpointError(f"{where}: {ADDED}: {wrong[:60]!r} has no number of a word")
-    return words
 
 
 def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any:
@@ -153,11 +139,8 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
     for name in (name for name in texts if name.endswith(".json")):
         # Before tokenizers sees them: it makes room for every number below the largest.
         _check_numbers(_numbers(parse_json(texts[name], f"{where}: {name}", most=MAX_BYTES)), words, f"{where}: {name}")
-    texts[CONFIG] = json.dumps(_config(files, where))
-    if SPECIAL in files:
-        texts[SPECIAL] = json.dumps(_said(files, SPECIAL, SPECIAL_KEYS, where))
-    if ADDED in files:
-        texts[ADDED] = json.dumps(_added(files, where))
+    small = _tokenizer(files, where)
+    texts |= {name: json.dumps(small[name]) for name in small if name == CONFIG or name in files}
     named = ", ".join(sorted(texts))
     # transformers takes the class that tokenizer_config.json names only if it knows what model it is for.
     texts["config.json"] = json.dumps({"model_type": model_type})
@@ -194,8 +177,8 @@ def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[st
     """What the companions say, else what is usual for the type."""
     recorded = {"files_sha256": files_sha256(files)} if files else {}
     if isinstance(config, TextEncoder):
-        length = min(config.longest, int(_config(files, where).get("model_max_length", config.longest)))
-        return parse(Texts, {"max_length": length, **recorded}, where).written()
+        limit = _tokenizer(files, where)[CONFIG].get("model_max_length", config.longest)
+        return parse(Texts, {"max_length": min(config.longest, int(limit)), **recorded}, where).written()
     assert isinstance(config, ImageEncoder)
     said, place = _processor(files, where), f"{where}: {PREPROCESSOR}"
     images = parse(Images, {**_sizing(config, said), **_colours(config, said), **recorded}, place)
@@ -240,9 +223,10 @@ def _usual(config: ImageEncoder) -> tuple[Sides, Sides | None]:
     if config.model_type == "vit":
         return crop, None
     high, wide = (round(edge * 256 / 224) for edge in (height, width))
-    return (
-        {"shortest_edge": min(high, wide)} if config.model_type == "dinov2" else {"height": high, "width": wide}
-    ), crop
+    return {"shortest_edge": min(high, wide)} if config.model_type == "dinov2" else {
+        "height": high,
+        "width": wide,
+    }, crop
 
 
 def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
@@ -260,14 +244,11 @@ def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
 def processor(images: Images) -> dict[str, Any]:
     """A preprocessor_config.json for a checkpoint that came without one."""
     _, height, width = images.input_size
-    share = images.crop_pct or 1.0
+    share, squash = images.crop_pct or 1.0, images.crop_mode == "squash"
     edge = round(height / share - (0 if share == 1.0 else 0.5))
-    squash = images.crop_mode == "squash"
     return {
-        "image_processor_type": "BitImageProcessor" if not squash else "DeiTImageProcessor",
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
+        "image_processor_type": "DeiTImageProcessor" if squash else "BitImageProcessor",
+        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
         "do_center_crop": edge != height,
         "size": {"height": edge, "width": edge} if squash else {"shortest_edge": edge},
         "crop_size": {"height": height, "width": width},

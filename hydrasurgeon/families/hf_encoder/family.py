@@ -255,7 +255,7 @@ class HFEncoder(Family):
         code = USAGE.format(auto=_auto(manifest.model), task=task, trust=trust, warning=warning)
         if manifest.decision is not None:
             code += DECIDED
-        return Usage(library="transformers", task=task, code=code)
+        return "transformers", task, code
 
     def _written(self, model: Model) -> dict[str, Any]:
         """config.json of the unpruned classification model."""

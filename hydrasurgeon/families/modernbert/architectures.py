@@ -24,13 +24,6 @@ class Rotation(Settings):
     rope_theta: Theta | None = None
 
 
-class Rotations(Settings):
-    """One for each type of layer."""
-
-    full_attention: Rotation | None = None
-    sliding_attention: Rotation | None = None
-
-
 class ModernBertConfig(TextEncoder):
     model_type: Literal["modernbert"]
     vocab_size: Size = 50368
@@ -55,10 +48,9 @@ class ModernBertConfig(TextEncoder):
     layer_types: list[LayerType] | None = None
     global_attn_every_n_layers: Size = 3
     local_attention: Annotated[Size, Field(ge=2)] = 128
-    rope_parameters: Rotations | None = None
+    rope_parameters: dict[LayerType, Rotation | None] | None = None
     prediction_head: bool = False
-    """Whether a file without a classifier has what lies in front of one: a masked language model's goes on to a
-    classifier."""
+    """Whether a file without a classifier has what lies in front of one."""
     global_rope_theta: Theta = 160_000.0
     local_rope_theta: Theta = 10_000.0
 
@@ -81,13 +73,9 @@ class ModernBertConfig(TextEncoder):
     @property
     def thetas(self) -> dict[str, float]:
         """How slowly the slowest pair of dimensions turns, for each type of layer."""
-        usual = {GLOBAL: self.global_rope_theta, LOCAL: self.local_rope_theta}
-        rotations = self.rope_parameters or Rotations()
-        by_type = {GLOBAL: rotations.full_attention, LOCAL: rotations.sliding_attention}
-        return {
-            kind: float(usual[kind] if one is None or one.rope_theta is None else one.rope_theta)
-            for kind, one in by_type.items()
-        }
+        thetas = {GLOBAL: float(self.global_rope_theta), LOCAL: float(self.local_rope_theta)}
+        recorded = (self.rope_parameters or {}).items()
+        return thetas | {kind: float(one.rope_theta) for kind, one in recorded if one and one.rope_theta is not None}
 
     @property
     def reach(self) -> int:

@@ -17,25 +17,18 @@ SUPPORTED = "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and Ope
 PARTS = ("embed_dim", "vision_cfg", "text_cfg")
 """The parts of OpenCLIP's model config: the width both towers end in, and each tower's sizes."""
 # What a tower's config may not ask for.
-FOREIGN: tuple[str, ...] = (
-    "timm_model_name",
-    "hf_model_name",
-    "hf_tokenizer_name",
-    "tokenizer_kwargs",
-    "tokenizer_mode",
+FOREIGN = (
+    *("timm_model_name", "hf_model_name", "hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode"),
+    *("attentional_pool", "embed_cls", "output_tokens", "block_type", "qk_norm", "scaled_cosine_attn"),
+    *("scale_heads", "scale_attn_inner", "scale_attn", "scale_fc"),
 )
-FOREIGN += ("attentional_pool", "embed_cls", "output_tokens", "block_type", "qk_norm", "scaled_cosine_attn")
-FOREIGN += ("scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 # How the names begin of what OpenCLIP reads only together with one of them.
 INERT = ("attn_pooler_", "hf_", "timm_")
 
 
-class Norm(Settings):
-    eps: Positive = 1e-5
-
-
-class Activation(Settings):
-    approximate: Literal["none", "tanh"] = "none"
+# What GELU and norms may be told.
+Activation = dict[Literal["approximate"], Literal["none", "tanh"]]
+Norm = dict[Literal["eps"], Positive]
 
 
 class Vision(Settings):

@@ -118,7 +118,7 @@ class OpenCLIP(Family):
         return {"open_clip_config.json": json.dumps(config, indent=2) + "\n"}
 
     def usage(self, manifest: Manifest) -> Usage:
-        return Usage(library="open_clip", task="zero-shot-image-classification", code=USAGE)
+        return "open_clip", "zero-shot-image-classification", USAGE
 
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.open_clip.modules import ZeroShot

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,7 +11,7 @@ from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.settings import Count, Pair, Positive
 from hydrasurgeon.families.timm_eva.architectures import table, weights
-from hydrasurgeon.families.timm_vit.architectures import RELATIVE_TABLE, TOWER, Match, Sizes, fits
+from hydrasurgeon.families.timm_vit.architectures import RELATIVE_TABLE, TOWER, Match, Sizes, fits, only
 from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.files.manifest import Model, Tower
 
@@ -89,23 +88,18 @@ class TimmEva(TimmViT):
 
     @staticmethod
     def infer(shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> Match:
-        classes = shapes["head.weight"][0] if shapes.get("head.weight") else 0
-        overrides = {"num_classes": classes}
-        matches = [one for one in table().values() if one.prunable and fits(one, shapes, overrides, weights) is None]
-        alike = {
-            json.dumps({k: v for k, v in one.args.items() if k != "num_classes"}, sort_keys=True) for one in matches
-        }
-        if len(alike) != 1:
-            names = ", ".join(f"timm:{one.name}" for one in matches[:4])
-            why = (
-                f"several architectures fit, and would run differently: {names}"
-                if matches
-                else "no registered architecture has these sizes"
+        overrides = {"num_classes": next(iter(shapes.get("head.weight", ())), 0)}
+        matches = [
+            (one, overrides)
+            for one in table().values()
+            if one.prunable and fits(one, shapes, overrides, weights) is None
+        ]
+        if not matches:
+            what = (
+                f"{where}: looks like a rotary vision transformer of timm; no registered architecture has these sizes"
             )
-            what = f"{where}: looks like a rotary vision transformer of timm; {why}"
             raise CheckpointError(what, hint="Say which: --arch timm:NAME[,key=value…].")
-        first, *others = sorted(matches, key=lambda one: (len(one.name), one.name))
-        return first, overrides, tuple(one.name for one in others)
+        return only(matches, where)
 
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.timm_eva.modules import build

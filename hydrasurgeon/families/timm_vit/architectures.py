@@ -221,7 +221,12 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
     ]
     if not matches:
         raise _unknown(shapes, where)
-    groups: dict[str, list[tuple[Architecture, dict[str, Any]]]] = {}
+    return only(matches, where)
+
+
+def only(matches: Iterable[tuple[Architecture, Mapping[str, Any]]], where: str) -> Match:
+    """The plainest of architectures that run alike; CheckpointError where some run differently."""
+    groups: dict[str, list[tuple[Architecture, Mapping[str, Any]]]] = {}
     for architecture, overrides in matches:
         forward = {key: value for key, value in architecture.args.items() if key not in SILENT}
         groups.setdefault(json.dumps(forward, sort_keys=True), []).append((architecture, overrides))
@@ -359,15 +364,10 @@ class Arguments(Sizes):
     drop_path_rate: Chance | None = None
 
 
-class Names(Settings):
-    """pretrained_cfg, as far as it names classes."""
-
-    label_names: list[str] | None = None
-
-
-class Config(Names):
+class Config(Settings):
     """config.json as timm writes it, as far as it is read."""
 
+    label_names: list[str] | None = None
     architecture: str
     num_classes: Count | None = None
     model_args: dict[str, Any] | None = None

@@ -19,7 +19,6 @@ from hydrasurgeon.families.timm_vit.architectures import (
     Architecture,
     Arguments,
     Config,
-    Names,
     Sizes,
     check_whole,
     fits,
@@ -64,15 +63,16 @@ class TimmViT(Family):
         note, preprocess, labels = None, {}, None
         if arch is None and config and "architecture" in config:
             where = f"{where}: config.json"
-            read = parse(Config, known(Config, config), where)
+            pretrained = config.get("pretrained_cfg") or {}
+            names = pretrained.get("label_names") if isinstance(pretrained, Mapping) else None
+            read = parse(Config, {"label_names": names, **known(Config, config)}, where)
             name, classes = read.architecture, read.num_classes
             said = {key: value for key, value in (read.model_args or {}).items() if key not in INERT}
             inner = said.pop("num_classes", None)
             classes = inner if classes is None else classes
             arguments = parse(self.arguments, said, f"{where}: model_args").written()
-            pretrained = read.pretrained_cfg or {}
             preprocess = {key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None}
-            labels = read.label_names or parse(Names, known(Names, pretrained), where).label_names
+            labels = read.label_names
         elif arch is not None:
             name, arguments, classes = self._parse_arch(arch)
         else:
@@ -197,7 +197,7 @@ class TimmViT(Family):
         return {"config.json": json.dumps(config, indent=2) + "\n"}
 
     def usage(self, manifest: Manifest) -> Usage:
-        return Usage(library="timm", task="image-classification", code=USAGE)
+        return "timm", "image-classification", USAGE
 
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         import timm
