@@ -38,7 +38,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages import build as building
-from hydrasurgeon.stages.build.answers import Cache, answers_of
+from hydrasurgeon.stages.build.answers import Cache
 from hydrasurgeon.stages.build.choice import measured
 from hydrasurgeon.stages.build.cost import parse_budgets
 from hydrasurgeon.stages.build.search import Search
@@ -109,8 +109,8 @@ def task(
     model = search.backbone.manifest.model
     test = fit_classes(open_data(options.test), model)
     foreign = tuple(open_data(spec) for spec in (options.near, *options.far))
-    trial = replace(search.cache.trial, val=test, foreign=foreign)
-    elsewhere = Cache(folder / f"test-{seed}", trial, {"test": options.test})
+    work = search.cache.options.but(cache=folder / f"test-{seed}")
+    elsewhere = Cache({"test": options.test}, search.backbone, test, foreign, work)
     elsewhere.folder.parent.mkdir(exist_ok=True)
     elsewhere.fill(search.candidates)
     answers = [elsewhere.read(candidate) for candidate in search.candidates]
@@ -138,7 +138,7 @@ def task(
         }
         rows[f"random, {budget}x"] = triples(search, answers, free, budget, seed)
     if independent:
-        each = [answers_of(as_classifier(open_checkpoint(p), lean=True), trial)[0] for p in independent]
+        each = [elsewhere.answers_of(as_classifier(open_checkpoint(p), lean=True))[0] for p in independent]
         rows["Deep Ensemble of 3"] = reported(each) | {"macs": float(len(each))}
     return {"rows": rows, "seconds": seconds, "candidates": len(free)}
 

@@ -208,7 +208,7 @@ def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
         cost = costs(hydra, spec if spec.startswith("demo:") else str(cache / spec))
         for score in SCORES:
             foreign = [answers.sets["perturbed"], answers.sets[task.chooses]]
-            fitting = fit_state(
+            state, _ = fit_state(
                 answers.sets["val"],
                 promise=CalibrateOptions.of("", data="", out=""),
                 score=score,
@@ -216,7 +216,6 @@ def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
                 foreign=foreign,
                 seed=seed,
             )
-            state = fitting.state
             fit = CascadeFit(state, answers.sets["val"], foreign, cost, seed=seed)
             asked = {
                 "max_drop 0.5": CalibrateOptions.of("", data="", out="", cascade=True, max_drop=0.5),

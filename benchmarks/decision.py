@@ -81,11 +81,10 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
     chosen = {}
     for by, names in (("perturbed", ("perturbed",)), ("foreign", ("perturbed", task.chooses))):
         foreign = [answers.sets[name] for name in names]
-        fitting = fit_state(
+        state, _ = fit_state(
             val, promise=CalibrateOptions.of("", data="", out=""), evidence=fits, foreign=foreign, seed=seed
         )
-        chosen[by] = fitting.state.record.ood.score
-    state = fitting.state
+        chosen[by] = state.record.ood.score
     before, after = mean_probs(test.logits), state.probs(test.logits)
     assert test.labels is not None
     correct = before.argmax(dim=-1) == test.labels

@@ -104,14 +104,13 @@ def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
     result["ood_disagreement"] = metrics.disagreement(outside_logits)
     if row.features:
         chooses = [sets[each] for each in ("perturbed", task.chooses)]
-        fitted = fit_state(
+        state, _ = fit_state(
             val,
             promise=CalibrateOptions.of("", data="", out=""),
             evidence=evidence_of(row.answers),
             foreign=chooses,
             seed=seed,
         )
-        state = fitted.state
         kind = state.record.ood.score
         found = {
             each: scores_of(kind, sets[each].logits, sets[each].features, state.fitted)

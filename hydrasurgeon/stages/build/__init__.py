@@ -22,7 +22,7 @@ from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.stages.build.choice import Choosing, Row, draw_front
 from hydrasurgeon.stages.build.cost import parse_budgets
-from hydrasurgeon.stages.build.making import REFIT, Making
+from hydrasurgeon.stages.build.making import Making
 from hydrasurgeon.stages.build.search import WITH_FOREIGN, check_enough, keys_of, searched
 from hydrasurgeon.stages.build.together import needs_foreign
 from hydrasurgeon.stages.commands import script
@@ -90,7 +90,8 @@ def build(options: BuildOptions) -> Built:
             making.make(command)
     lines = [f"work=${{WORK:-{shlex.quote(work.name)}.again}}", 'mkdir -p "$work"']
     lines += [command.line(work, "work") for command in (*search.commands, *commands)]
-    refit = [REFIT] if options.calibrate else []
+    chosen_by = "the decision state was fitted on --val, by which the members were chosen"
+    refit = [f"{chosen_by}: run calibrate on fresh data for the full guarantee"] if options.calibrate else []
     return Built(
         path=None if options.dry_run else out,
         objective=options.goal,
@@ -145,8 +146,6 @@ def _opened_data(opened: Single, options: BuildOptions) -> tuple[dict[str, list[
     notes = [samples.note for _, samples in in_turn if samples.note is not None]
     notes += apart(in_turn, "What members are chosen by must be neither trained on nor OOD data.")
     if len(val) < FEWEST:
-        raise DataError(
-            f"--val {options.val}: has {len(val)} samples",
-            hint=f"A choice that two halves judge needs at least {FEWEST}.",
-        )
+        hint = f"A choice that two halves judge needs at least {FEWEST}."
+        raise DataError(f"--val {options.val}: has {len(val)} samples", hint=hint)
     return {"data": [data], "val": [val], "ood": foreign}, notes

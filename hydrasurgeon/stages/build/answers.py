@@ -22,7 +22,7 @@ from hydrasurgeon.data import Samples
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import make_folder
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, read_predictions, write_predictions
-from hydrasurgeon.options.shared import Run
+from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.outputs import logits_of
@@ -35,35 +35,28 @@ SIDE_BY_SIDE = 8
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What candidates are tried on, and how they run."""
+class Cache:
+    """A folder of answers, one file a candidate; what candidates are tried on, and how they run."""
 
+    identity: Mapping[str, Any]
+    """What answers depend on besides the candidate."""
     backbone: Single
     val: Samples
     foreign: tuple[Samples, ...]
-    calibration: str
-    """Data that repairs are fitted to."""
-    calibration_run: Run
-    run: Run
+    options: BuildOptions
+
+    @property
+    def folder(self) -> Path:
+        return self.options.work / "answers"
 
     def loaded(self) -> LoadedBackbone:
-        return LoadedBackbone(self.backbone, device=self.run.device, dtype=self.run.dtype)
-
-
-class Cache:
-    """A folder of answers, one file a candidate."""
-
-    def __init__(self, folder: Path, trial: Trial, identity: Mapping[str, Any]) -> None:
-        """`identity`: what answers depend on besides the candidate."""
-        self.folder = folder / "answers"
-        self.trial = trial
-        self.identity = json.dumps(identity, sort_keys=True)
+        return LoadedBackbone(self.backbone, device=self.options.device, dtype=self.options.dtype)
 
     def place(self, candidate: Candidate) -> Path:
         about: dict[str, Any] = {"kept": candidate.kept, "repair": candidate.repair}
         if candidate.repair:  # which samples it is fitted to follows from the seed
             about["seed"] = candidate.seed
-        text = f"{self.identity}\n{json.dumps(about, sort_keys=True)}"
+        text = f"{json.dumps(self.identity, sort_keys=True)}\n{json.dumps(about, sort_keys=True)}"
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
 
     def fill(self, candidates: Sequence[Candidate]) -> None:
@@ -81,7 +74,7 @@ class Cache:
                 mine: list[tuple[Path, Predictions]] = []
                 if first + world.rank < len(chunks):
                     chunk = chunks[first + world.rank]
-                    backbone = backbone or self.trial.loaded()
+                    backbone = backbone or self.loaded()
                     answers = self._run(backbone, chunk)
                     said = zip(map(self.place, chunk), answers, strict=True)
                     mine = [(place, each) for place, each in said if place in missing]
@@ -91,7 +84,7 @@ class Cache:
                     for place, predictions in everyone:
                         write_predictions(predictions, place)
                 done += len(everyone)
-                self.trial.run.tick("candidates", done, len(candidates))
+                self.options.tick("candidates", done, len(candidates))
             world.gather(None)  # nobody reads before everything is written
 
     def read(self, candidate: Candidate) -> Answers:
@@ -104,40 +97,37 @@ class Cache:
 
     def _run(self, backbone: LoadedBackbone, chunk: Sequence[Candidate]) -> list[Predictions]:
         """A few candidates on all sets, in one pass over each."""
-        trial = self.trial
         trunk = min(first_changed(candidate, backbone.manifest.kept) for candidate in chunk)
         modules = []
         for candidate in chunk:
             repaired = None
             if candidate.repair is not None:
-                run = trial.calibration_run.but(seed=candidate.seed, progress=None)
-                how, data = candidate.repair, trial.calibration
-                repaired, _ = repaired_tensors(trial.backbone, candidate.kept, how=how, data=data, run=run)
+                run = self.options.but(limit=self.options.score_limit, seed=candidate.seed, progress=None)
+                how, data = candidate.repair, self.options.data
+                repaired, _ = repaired_tensors(self.backbone, candidate.kept, how=how, data=data, run=run)
             modules.append(backbone.module(candidate.kept, repaired))
-        return _answered(_Several(backbone, modules, trunk=trunk), trial)
+        return self._answered(_Several(backbone, modules, trunk=trunk))
 
+    def _answered(self, model: Classifier) -> list[Predictions]:
+        """What each member of a model says of all sets."""
+        run = self.options.but(progress=None)
+        val, labels = logits_of([model], self.val, run)
+        assert labels is not None  # its classes are fitted
+        outside = [logits_of([model], samples, run)[0] for samples in self.foreign]
+        return [
+            Predictions(
+                name="candidate",
+                kind="member",
+                logits=val[:, [i]].clone(),
+                labels=labels,
+                ood=tuple(OodSet(str(at), "near", rows[:, [i]].clone()) for at, rows in enumerate(outside)),
+            )
+            for i in range(model.members)
+        ]
 
-def _answered(model: Classifier, trial: Trial) -> list[Predictions]:
-    """What each member of a model says of all sets."""
-    run = trial.run.but(progress=None)
-    val, labels = logits_of([model], trial.val, run)
-    assert labels is not None  # its classes are fitted
-    outside = [logits_of([model], samples, run)[0] for samples in trial.foreign]
-    return [
-        Predictions(
-            name="candidate",
-            kind="member",
-            logits=val[:, [i]].clone(),
-            labels=labels,
-            ood=tuple(OodSet(str(at), "near", rows[:, [i]].clone()) for at, rows in enumerate(outside)),
-        )
-        for i in range(model.members)
-    ]
-
-
-def answers_of(model: Classifier, trial: Trial) -> list[Answers]:
-    """What a model's members answer, in the same order of samples."""
-    return [shuffled(each) for each in _answered(model, trial)]
+    def answers_of(self, model: Classifier) -> list[Answers]:
+        """What a model's members answer, in the same order of samples."""
+        return [shuffled(each) for each in self._answered(model)]
 
 
 class _Several(Classifier):

@@ -77,10 +77,8 @@ class Choosing:
         affordable = partial(self.search.costs.affordable, budget)
         chosen = self._chosen(pools=self.search.pools, members=self.options.wanted, affordable=affordable)
         if chosen is None:
-            raise SurgeryError(
-                f"--members {self.options.members}: no {self.options.members} candidates cost at most {budget}",
-                hint="Allow more, ask for fewer members, or try more --candidates.",
-            )
+            what = f"--members {self.options.members}: no {self.options.members} candidates cost at most {budget}"
+            raise SurgeryError(what, hint="Allow more, ask for fewer members, or try more --candidates.")
         return chosen
 
     def _chosen(self, **how: Any) -> tuple[Choice, Estimate] | None:
@@ -91,8 +89,7 @@ class Choosing:
         return [self.search.cache.read(self.search.candidates[i]) for i in members]
 
     def row(self, name: str, choice: Choice, judged: Estimate | None = None) -> Row:
-        """Measured where it was not chosen: each half of the samples judges the other half's choice; without a judgement
-        nothing was chosen."""
+        """Measured where it was not chosen: each half of the samples judges the other half's choice."""
         halves = (choice, choice) if judged is None else judged.choices
         cost: dict[str, float] = {unit: self.search.costs.cost(choice.members, unit) for unit in UNITS}
         worth = halved(*(self.read(half.members) for half in halves))

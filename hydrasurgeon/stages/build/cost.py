@@ -59,9 +59,8 @@ def parse_budgets(text: str) -> list[Budget]:
     except ValueError:
         numbers = []
     if match is None or not numbers or not all(0 < number < 1e9 for number in numbers):
-        raise UsageError(
-            f"--budget {text}: expected macs=N or params=N, above 0", hint="Such as macs=1.5, or a list: macs=1,1.5,2."
-        )
+        what = f"--budget {text}: expected macs=N or params=N, above 0"
+        raise UsageError(what, hint="Such as macs=1.5, or a list: macs=1,1.5,2.")
     return [Budget(match[1], number) for number in numbers]  # type: ignore[arg-type]
 
 
@@ -132,8 +131,7 @@ class CostModel:
         return total
 
     def params(self, parts: Sequence[Part]) -> int:
-        """Numbers in the fused hydra's file, as `stored` counts them: heads that several members keep stand in it
-        once."""
+        """Numbers in the fused hydra's file, as `stored` counts them: heads of several members stand in it once."""
         total = self.others
         for tower, sites in self.sites.items():
             for layer, (projections, output, bias_size, (matrix, bias)) in enumerate(sites):
@@ -201,10 +199,8 @@ class Costs:
         """Refuse a budget that nothing is within."""
         least = min(self.cost([i], budget.unit) for i in range(len(self.parts)))
         if not budget.allows(least):
-            raise SurgeryError(
-                f"--budget {budget}: the cheapest candidate costs {budget.unit}={least:.3g}",
-                hint="Allow more, or try more --candidates.",
-            )
+            what = f"--budget {budget}: the cheapest candidate costs {budget.unit}={least:.3g}"
+            raise SurgeryError(what, hint="Allow more, or try more --candidates.")
 
 
 def stored(checkpoint: Checkpoint) -> int:

@@ -13,20 +13,12 @@ from hydrasurgeon.data import first_batch, moved
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.classifier import as_classifier
-from hydrasurgeon.stages.build.answers import answers_of
 from hydrasurgeon.stages.build.choice import Choosing, Row, halved
 from hydrasurgeon.stages.commands import Command
 from hydrasurgeon.stages.build.cost import Budget, stored
 from hydrasurgeon.stages.build.search import SCORED, Search
 from hydrasurgeon.stages.build.together import Answers, Pool
 from hydrasurgeon.tuning.recipes import load_recipe
-
-REFIT = (
-    "the decision state was fitted on --val, by which the members were chosen: run calibrate on fresh data for the"
-    " full guarantee"
-)
-"""What is said of a state that knows the samples of the choice."""
-
 
 class Making:
     """The commands that make these members and the hydra out of the scored backbone."""
@@ -121,13 +113,12 @@ class Making:
 
     def _run(self, file: Path) -> tuple[list[Answers], dict[str, float]]:
         """What a tuned file answers, and what it costs, counted as it runs."""
-        trial, whole = self.search.cache.trial, self.search.costs.whole
-        opened = open_checkpoint(file)
-        model = as_classifier(opened, device=trial.run.device, dtype=trial.run.dtype, lean=True)
+        cache, whole, opened = self.search.cache, self.search.costs.whole, open_checkpoint(file)
+        model = as_classifier(opened, device=self.options.device, dtype=self.options.dtype, lean=True)
         weight = next(model.parameters())
-        sample = moved(first_batch(trial.val, model.transform, 1), weight.device, weight.dtype)
+        sample = moved(first_batch(cache.val, model.transform, 1), weight.device, weight.dtype)
         cost = {"macs": macs(model, sample) / whole["macs"], "params": stored(opened) / whole["params"]}
-        return answers_of(model, trial), cost
+        return cache.answers_of(model), cost
 
 
 def _written(command: Command) -> Path:

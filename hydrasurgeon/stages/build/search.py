@@ -25,7 +25,7 @@ from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.processes import joined
-from hydrasurgeon.stages.build.answers import Cache, Trial
+from hydrasurgeon.stages.build.answers import Cache
 from hydrasurgeon.stages.build.candidates import Candidate, candidates, first_changed, papers, read_tower
 from hydrasurgeon.stages.commands import Command
 from hydrasurgeon.stages.build.cost import Costs, cost_model, parse_budgets
@@ -53,10 +53,8 @@ def keys_of(options: BuildOptions) -> tuple[str, ...]:
 def check_enough(members: int | None, candidates: int) -> None:
     """Refuse more members than there are candidates, the backbone among them."""
     if members is not None and candidates < members:
-        raise UsageError(
-            f"--members {members}: there are {candidates} candidates",
-            hint="Ask for fewer members, or more --candidates.",
-        )
+        what = f"--members {members}: there are {candidates} candidates"
+        raise UsageError(what, hint="Ask for fewer members, or more --candidates.")
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,8 @@ class State(Resumable):
         # What lies in a folder without a state may come from anywhere.
         files = [file for file in folder.iterdir() if not file.name.startswith(".")]
         if files:
-            raise OutputError(
-                f"{folder}: holds {files[0].name}, and no state of a build",
-                hint="Give another --cache, or delete the folder.",
-            )
+            what = f"{folder}: holds {files[0].name}, and no state of a build"
+            raise OutputError(what, hint="Give another --cache, or delete the folder.")
         return {}
 
     @property
@@ -142,9 +138,8 @@ def searched(opened: Single, sets: Mapping[str, Sequence[Samples]], options: Bui
     val, foreign = sets["val"][0], tuple(sets["ood"])
     if foreign:  # those given are of one kind: what is chosen by them alone may tell no other
         foreign += (Perturbed(val, options.seed),)
-    trial = Trial(backbone, val, foreign, options.data, options.but(limit=options.score_limit), options)
-    cache = Cache(work, trial, identity | {"perturbed": bool(foreign)})
-    loaded = trial.loaded()
+    cache = Cache(identity | {"perturbed": bool(foreign)}, backbone, val, foreign, options)
+    loaded = cache.loaded()
     transform = backbone.family.transform(manifest.model, files=backbone.files)
     one = moved(first_batch(val, transform, 1, skip_bad=options.skip_bad), loaded.device, loaded.dtype)
     costs = Costs(cost_model(loaded, one), manifest.kept, everyone)
@@ -216,10 +211,8 @@ def _scored_backbone(commands: Sequence[Command], options: BuildOptions, *, weig
         if target.exists():
             copy = undecided(open_single(target))
             if copy.record(copy.digests()).sha256 != weights:
-                raise CheckpointError(
-                    f"{target}: holds other weights than what is to be built from",
-                    hint="Delete the folder, or give another --cache.",
-                )
+                what = f"{target}: holds other weights than what is to be built from"
+                raise CheckpointError(what, hint="Delete the folder, or give another --cache.")
             present = set(copy.manifest.scores)
         present = world.gather(present)[0]  # before anyone writes
         for command in commands:
