@@ -87,11 +87,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
-    if (wanted := arguments.reference) is not None and wanted not in names:
-        raise UsageError(
-            f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
-            hint=f"There are {', '.join(map(visible, names))}.",
-        )
+    _check_reference(arguments.reference, names)
     check_paths(assertions, [*names, *([] if twin is None else [twin.name])])
     if opened and files:
         first = labelled[0].named(opened, arguments.template)[0]
@@ -114,13 +110,10 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     notes = [*(each.note for each in opened if each.note), *measured.notes]
     if plain is not None and twin is None:
         notes.append(plain.advice())
-    printed = {}
-    if "html" in outputs or "markdown" in outputs:
-        reference = twin.name if twin else arguments.reference
-        at = next((at for at, row in enumerate(rows) if row.name == reference), 0)
-        manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
-        material = Material(report, tuple(rows), manifests, at, arguments.ci or 0.95, arguments.seed, tuple(notes))
-        printed = _written(material, outputs)
+    at = next((at for at, row in enumerate(rows) if row.name == (twin.name if twin else arguments.reference)), 0)
+    manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
+    material = Material(report, tuple(rows), manifests, at, arguments.ci or 0.95, arguments.seed, tuple(notes))
+    printed = _written(material, outputs)
     if tracker is not None and is_main_process():
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, paths, (*notes, *unlike_notes(rows)), printed, hub)
@@ -134,6 +127,15 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
     names = [name_of(job, passes=arguments.mc_dropout) for job in jobs]
     return [each for name in names for each in (name, name + FULL)] if arguments.cascade else names
+
+
+def _check_reference(wanted: str | None, names: Sequence[str]) -> None:
+    """Refuse a reference that no result will be called, before models run."""
+    if wanted is not None and wanted not in names:
+        raise UsageError(
+            f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
+            hint=f"There are {', '.join(map(visible, names))}.",
+        )
 
 
 def _written(material: Material, outputs: Mapping[str, Any]) -> dict[str, str]:
