@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -44,24 +43,23 @@ def reliability(rows: Drawn) -> list[str]:
     charts = []
     for at, name, row in rows:
         bins = bins_of_confidence(row.inside.confidence, row.inside.correct)
-        gap = max(bins, key=lambda b: b.count * abs(b.accuracy - b.confidence))
+        sure, right, count = max(bins, key=lambda each: each[2] * abs(each[1] - each[0]))
         says = (
             f"Of {len(row.inside.labels)} answers. The largest part of the calibration error: "
-            f"{gap.count} answers of confidence {gap.confidence:.2f}, of which {gap.accuracy:.2f} are right."
+            f"{count} answers of confidence {sure:.2f}, of which {right:.2f} are right."
         )
         chart = Chart.of(f"Reliability of {name}", says, x=(0, 1), y=(0, 1))
         chart.axes("confidence, %", "right, %", percent="xy")
-        most = max(b.count for b in bins)
-        for b in bins:
-            place = min(int(b.confidence * 15 + 1e-9), 14)
-            tip = f"confidence {100 * b.confidence:.1f} %: {100 * b.accuracy:.1f} % right\nof {b.count} answers"
-            chart.bar(place / 15, (place + 1) / 15, b.accuracy, f"share c{at % 8}", tip)
-            top, low = sorted((b.accuracy, b.confidence), reverse=True)
+        most = max(count for *_, count in bins)
+        for sure, right, count in bins:
+            place = min(int(sure * 15 + 1e-9), 14)
+            tip = f"confidence {100 * sure:.1f} %: {100 * right:.1f} % right\nof {count} answers"
+            chart.bar(place / 15, (place + 1) / 15, right, f"share c{at % 8}", tip)
             x, width = chart.x(place / 15) + 0.5, chart.x(1 / 15) - chart.x(0) - 1
-            kind = "sure" if b.confidence > b.accuracy else "shy"
-            chart.rect(f"gap {kind}", x, chart.y(top), width, chart.y(low) - chart.y(top))
+            top = chart.y(max(sure, right))
+            chart.rect(f"gap {'sure' if sure > right else 'shy'}", x, top, width, chart.y(min(sure, right)) - top)
             # How many answers have this confidence, as a line of that length at the foot.
-            chart.rect("count", x, chart.y.start - 3, width * b.count / most, 3)
+            chart.rect("count", x, chart.y.start - 3, width * count / most, 3)
         chart.ideal()
         charts.append(figure(name, chart.svg()))
     return charts
@@ -228,28 +226,14 @@ def forest(differences: Sequence[Difference], title: str) -> str:
     return drawing(title, says, WIDTH, height, "".join(pieces), kind="forest")
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Answers of about the same confidence."""
-
-    confidence: float
-    accuracy: float
-    count: int
-
-
-def bins_of_confidence(confidence: Float[Tensor, " sample"], correct: Bool[Tensor, " sample"]) -> list[Bin]:
-    """The bins of the ECE that hold anything."""
+def bins_of_confidence(
+    confidence: Float[Tensor, " sample"], correct: Bool[Tensor, " sample"]
+) -> list[tuple[float, float, int]]:
+    """Confidence, accuracy and count of the bins of the ECE that hold anything."""
     bins = bins_of(confidence)
-    counts = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
-        0, bins, torch.ones_like(confidence, dtype=torch.float64)
-    )
-    sure = torch.zeros_like(counts).index_add_(0, bins, confidence.double())
-    right = torch.zeros_like(counts).index_add_(0, bins, correct.double())
-    return [
-        Bin(float(sure[at] / counts[at]), float(right[at] / counts[at]), int(counts[at]))
-        for at in range(BINS + 1)
-        if counts[at]
-    ]
+    rows = torch.stack([confidence.double(), correct.double(), torch.ones_like(confidence, dtype=torch.float64)])
+    sums = torch.zeros(3, BINS + 1, dtype=torch.float64).index_add_(1, bins, rows)
+    return [(sure / count, right / count, int(count)) for sure, right, count in sums.T.tolist() if count]
 
 
 def bars_of(sets: Sequence[Tensor]) -> tuple[float, float, list[list[float]]]:
@@ -277,25 +261,15 @@ def _ends(values: Tensor) -> tuple[float, float]:
 def roc_curve(inside: Tensor, outside: Tensor) -> Curve:
     """(share of ID samples flagged, share of OOD samples flagged), from nothing flagged to everything."""
     thresholds = torch.cat([inside, outside]).unique(sorted=True).flip(0)
-    at = _spread(len(thresholds))
-    chosen = thresholds[at]
-    false = _flagged(inside, chosen)
-    true = _flagged(outside, chosen)
-    return [(0.0, 0.0), *zip(false, true, strict=True)]
-
-
-def _flagged(scores: Tensor, thresholds: Tensor) -> list[float]:
-    """The share of scores at or above each threshold."""
-    below = torch.searchsorted(scores.sort().values, thresholds, right=False)
-    shares: list[float] = (1 - below.double() / len(scores)).tolist()
-    return shares
+    chosen = thresholds[_spread(len(thresholds))]
+    below = [torch.searchsorted(scores.sort().values, chosen).double() / len(scores) for scores in (inside, outside)]
+    return [(0.0, 0.0), *zip(*((1 - share).tolist() for share in below), strict=True)]
 
 
 def risk_curve(confidence: Float[Tensor, " sample"], correct: Bool[Tensor, " sample"]) -> Curve:
     """(share answered, share wrong among them), the surest first."""
     risk = risks(confidence, correct)
-    at = _spread(len(risk))
-    return [(float((i + 1) / len(risk)), float(risk[i])) for i in at]
+    return [(float((at + 1) / len(risk)), float(risk[at])) for at in _spread(len(risk))]
 
 
 def _spread(count: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 from hydrasurgeon.files.foreign import visible
@@ -117,13 +118,7 @@ class Table:
 
     def groups(self) -> list[tuple[str, int]]:
         """The groups of neighbours, and how many columns each has."""
-        groups: list[tuple[str, int]] = []
-        for column in self.columns:
-            if groups and groups[-1][0] == column.group:
-                groups[-1] = (column.group, groups[-1][1] + 1)
-            else:
-                groups.append((column.group, 1))
-        return groups
+        return [(group, len(list(each))) for group, each in groupby(column.group for column in self.columns)]
 
 
 def shown_name(result: Result) -> str:
@@ -143,9 +138,9 @@ def tables(results: Sequence[Result]) -> list[Table]:
     mean = _free("mean", (each.name for r in results for each in r.sets or ()))
     average = _free("mean", (s.name for r in results for s in r.shift))
     by_set = [{**{s.name: s for s in r.sets or ()}, mean: r.sets_average} for r in results]
-    by_shift = [{average: r.shift_average, **{n: _over_severities(r, n) for n in _shifts(r)}} for r in results]
+    by_shift = [{average: r.shift_average, **_over_severities(r)} for r in results]
     made = {
-        "In distribution": [*quality(results), *columns(DIVERSITY, [r.diversity for r in results])],
+        "In distribution": quality(results),
         "Cost": columns(COST, [r.cost for r in results]),
         "Out of distribution": _grouped(OOD, [_ood(r) for r in results]),
         "By data set": _grouped((QUALITY[0], *QUALITY[2:4]), by_set),
@@ -158,15 +153,14 @@ def tables(results: Sequence[Result]) -> list[Table]:
 
 def brief(results: Sequence[Result]) -> list[Table]:
     """The same for a terminal: what has a brief name, OOD sets and shifts by their averages."""
-    inside = [*quality(results), *columns(DIVERSITY, [r.diversity for r in results])]
     averages = [
         {group: each for group, each in r.ood_average.items() if group != "all" or len(r.ood_average) > 2}
         for r in results
     ]
     sets = [{**{s.name: s for s in r.sets or ()}, " mean": r.sets_average} for r in results]
+    costs = columns(COST, [r.cost for r in results], " ")  # the blank gives them no heading
     made = {
-        # Costs stand together on a narrow terminal; the blank gives them no heading.
-        "in distribution": [*inside, *columns(COST, [r.cost for r in results], " ")],
+        "in distribution": [*quality(results), *costs],
         "out of distribution": _grouped(OOD, averages),
         "under shift, by severity": _by_severity(results),
         "by data set": _grouped((QUALITY[0], *QUALITY[2:4]), sets),
@@ -177,7 +171,11 @@ def brief(results: Sequence[Result]) -> list[Table]:
 
 
 def quality(results: Sequence[Result]) -> list[Column]:
-    return columns((*QUALITY, *ANSWERS), [r.id for r in results])
+    """How well the labelled set is answered, and how members differ."""
+    return [
+        *columns((*QUALITY, *ANSWERS), [r.id for r in results]),
+        *columns(DIVERSITY, [r.diversity for r in results]),
+    ]
 
 
 def columns(metrics: Iterable[Metric], records: Sequence[Any], group: str = "") -> list[Column]:
@@ -201,11 +199,9 @@ def _cells(metric: Metric, records: Sequence[Any]) -> tuple[Cell, ...]:
     decimals = decimals_of(values) if metric.unit else DECIMALS
     texts = [ABSENT if value is None else f"{value:.{decimals}f}" for value in values]
     numbers = sorted({float(text) for text in texts if text != ABSENT}, reverse=metric.better == "higher")
-    ranks: dict[float, Rank] = {}
-    if metric.better and len(numbers) > 1:
-        ranks = {numbers[0]: "best"}
-        if len(numbers) > 2:  # of two numbers the second best is the worst
-            ranks[numbers[1]] = "second"
+    # Of two numbers the second best is the worst.
+    places: tuple[Rank, ...] = ("best", "second") if len(numbers) > 2 else ("best",)
+    ranks = dict(zip(numbers, places, strict=False)) if metric.better and len(numbers) > 1 else {}
     cells = []
     for record, text in zip(records, texts, strict=True):
         ends: Interval | None = (getattr(record, "ci", None) or {}).get(metric.key)
@@ -241,13 +237,10 @@ def _free(title: str, taken: Iterable[str]) -> str:
     return title
 
 
-def _shifts(result: Result) -> list[str]:
-    return list(dict.fromkeys(each.name for each in result.shift))
-
-
-def _over_severities(result: Result, name: str) -> ShiftLevel:
-    """The mean of one shift over its severities."""
-    return level([each for each in result.shift if each.name == name])
+def _over_severities(result: Result) -> dict[str, ShiftLevel]:
+    """The mean of each shift over its severities."""
+    names = dict.fromkeys(each.name for each in result.shift)
+    return {name: level([each for each in result.shift if each.name == name]) for name in names}
 
 
 def _by_severity(results: Sequence[Result]) -> list[Column]:

@@ -45,26 +45,20 @@ def _map(name: str, tower: str, layers: int, heads: int, kept: list[tuple[tuple[
     top = round(max(TOP, text * 2 + 14))
     width = round(left + heads * step + 12 + text * CHARACTER * max(map(len, shown), default=0))
     height = top + layers * step + 4
-    style = f' font-size="{number(text)}"'
-    pieces = [f'<text class="map-text" x="{left}" y="{number(text)}"{style}>{text_of(tower)}</text>']
+
+    def label(content: object, x: float, y: object, more: str = "") -> str:
+        return f'<text class="map-text" x="{x}" y="{y}"{more} font-size="{number(text)}">{content}</text>'
+
+    pieces = [label(text_of(tower), left, number(text))]
     for layer in range(layers):
         y = top + layer * step
         if layer % every == 0:
-            pieces.append(
-                f'<text class="map-text" x="{left - 8}" y="{y + CELL / 2}" dy=".32em"'
-                f' text-anchor="end"{style}>{layer}</text>'
-            )
-            pieces.append(
-                f'<text class="map-text" x="{left + heads * step + 4}" y="{y + CELL / 2}"'
-                f' dy=".32em"{style}>{shown[layer]}</text>'
-            )
+            pieces.append(label(layer, left - 8, y + CELL / 2, ' dy=".32em" text-anchor="end"'))
+            pieces.append(label(shown[layer], left + heads * step + 4, y + CELL / 2, ' dy=".32em"'))
         rows = [set(member[layer]) if layer < len(member) else set() for member in kept]
         pieces += [_cell(left + head * step, y, layer, head, rows) for head in range(heads)]
-    pieces += [
-        f'<text class="map-text" x="{left + head * step + CELL / 2}" y="{top - 6}"'
-        f' text-anchor="middle"{style}>{head}</text>'
-        for head in range(0, heads, every)
-    ]
+    for head in range(0, heads, every):
+        pieces.append(label(head, left + head * step + CELL / 2, top - 6, ' text-anchor="middle"'))
     listed = ", ".join(f"layer {layer}: {each}" for layer, each in enumerate(counts))
     says = f"Heads kept of {heads} in each layer: {listed}."
     return drawing(f"Heads of {name}, {tower}", says, width, height, "".join(pieces), kind="map")
@@ -82,10 +76,9 @@ def _range(sizes: list[int]) -> str:
 def _cell(x: int, y: int, layer: int, head: int, rows: list[set[int]]) -> str:
     """One head: an empty frame, and what is kept of it."""
     keepers = [member for member, row in enumerate(rows) if head in row]
-    frame = f'<rect class="gone" x="{x}" y="{y}" width="{CELL}" height="{CELL}" rx="4"/>'
+    square = f'x="{x}" y="{y}" width="{CELL}" height="{CELL}" rx="4"/>'
     if len(rows) == 1:
-        fate = "kept" if keepers else "removed"
-        stripes = f'<rect class="kept" x="{x}" y="{y}" width="{CELL}" height="{CELL}" rx="4"/>' if keepers else ""
+        fate, stripes = ("kept", f'<rect class="kept" {square}') if keepers else ("removed", "")
     elif len(rows) <= STRIPES:
         fate = f"kept by {', '.join(map(str, keepers)) or 'no member'}"
         width = CELL / len(rows)
@@ -95,9 +88,6 @@ def _cell(x: int, y: int, layer: int, head: int, rows: list[set[int]]) -> str:
         )
     else:
         fate = f"kept by {len(keepers)} of {len(rows)} members"
-        stripes = (
-            f'<rect class="kept" opacity="{len(keepers) / len(rows):.2f}" x="{x}" y="{y}" width="{CELL}"'
-            f' height="{CELL}" rx="4"/>'
-        )
+        stripes = f'<rect class="kept" opacity="{len(keepers) / len(rows):.2f}" {square}'
     group = mark("g >", f"layer {layer}, head {head}: {fate}")
-    return f"{group}{frame}{stripes}</g>"
+    return f'{group}<rect class="gone" {square}{stripes}</g>'

@@ -1,8 +1,6 @@
-"""The report as one HTML file that opens anywhere: no library, no network, nothing but a style and forty lines of
-script.
+"""The report as one HTML file that opens anywhere: no library, no network, a style and forty lines of script.
 
-A policy in its head names these two by their hashes, so that a browser runs nothing else, whatever a name in the report
-holds.
+A policy in its head names these two by their hashes: a browser runs nothing else, whatever a name in the report holds.
 """
 
 from __future__ import annotations
@@ -50,26 +48,22 @@ class Material:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """Every other row compared with the reference."""
-        return [self._verdict(row) for at, row in enumerate(self.rows) if at != self.reference]
-
-    def _verdict(self, row: Row) -> Verdict:
-        reference = self.rows[self.reference]
-        mine, theirs = row.answers, reference.answers
-        differences, conditions = None, {}
-        if is_paired(mine, theirs):
-            differences = compared(mine, theirs, level=self.level, seed=self.seed)
-            conditions = unlike(mine.conditions, theirs.conditions)
-        return verdict(row.result, reference.result, differences, level=self.level, unlike=conditions)
+        reference, made = self.rows[self.reference], []
+        for row in (row for at, row in enumerate(self.rows) if at != self.reference):
+            differences, conditions = None, {}
+            if is_paired(row.answers, reference.answers):
+                differences = compared(row.answers, reference.answers, level=self.level, seed=self.seed)
+                conditions = unlike(row.answers.conditions, reference.answers.conditions)
+            made.append(verdict(row.result, reference.result, differences, level=self.level, unlike=conditions))
+        return made
 
 
 def document(material: Material) -> str:
     """The whole file."""
     environment = Environment(autoescape=True, finalize=_shown, undefined=StrictUndefined, keep_trailing_newline=True)
     style, script = (Markup(_part(name)) for name in ("style.css", "script.js"))
-    policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action"
-        " 'none'"
-    )
+    sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
     members = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]

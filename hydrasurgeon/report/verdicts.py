@@ -27,16 +27,14 @@ FEWEST = 20
 """Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is too narrow."""
 NAMED = 3
 """Models of one verdict that the headline names; of more it says how many."""
-HEADS = {"better": "Better", "equal": "Equal", "worse": "Worse", "mixed": "Mixed", "unknown": "Not compared"}
-"""The word above a verdict."""
 JUDGED = {
-    "better": "better",
-    "mixed": "better in some and worse in others",
-    "equal": "level",
-    "worse": "worse",
-    "unknown": "not compared",
+    "better": ("Better", "better"),
+    "mixed": ("Mixed", "better in some and worse in others"),
+    "equal": ("Equal", "level"),
+    "worse": ("Worse", "worse"),
+    "unknown": ("Not compared", "not compared"),
 }
-"""The same in the headline."""
+"""The word above a verdict, and the same in the headline."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Verdict:
 
     @property
     def head(self) -> str:
-        return HEADS[self.word]
+        return JUDGED[self.word][0]
 
 
 def verdict(
@@ -75,9 +73,7 @@ def verdict(
         return Verdict(name, "unknown", f"{why} takes {FEWEST} at least.", cost)
     if any(o.n < FEWEST for o in result.ood):
         differences = [d for d in differences if d.metric not in ("auroc", "fpr95")]
-    better, worse, equal = (
-        [d for d in differences if d.judgement == judgement] for judgement in ("better", "worse", "equal")
-    )
+    better, worse, equal = ([d for d in differences if d.judgement == j] for j in ("better", "worse", "equal"))
     word: Word = "mixed" if better and worse else "better" if better else "worse" if worse else "equal"
     level_in = listed([NAMES[d.metric] for d in equal])
     parts = []
@@ -88,18 +84,16 @@ def verdict(
     if equal and parts:
         parts.append(f"level in {level_in}")
     if not parts:
-        parts.append(
-            f"No significant difference from {other}: every {100 * level:.4g} % interval of {level_in} contains 0"
-        )
+        every = f"every {100 * level:.4g} % interval of {level_in} contains 0"
+        parts.append(f"No significant difference from {other}: {every}")
     if unlike:
         parts.append(f"not alike: {'; '.join(unlike.values())}")
     return Verdict(name, word, f"{'; '.join(parts)}.", cost, tuple(differences), unlike)
 
 
 def _told(differences: Iterable[Difference]) -> str:
-    return listed(
-        [f"{NAMES[d.metric]} ({signed(d.value)}, between {signed(d.low)} and {signed(d.high)})" for d in differences]
-    )
+    words = "{} ({}, between {} and {})"
+    return listed([words.format(NAMES[d.metric], *map(signed, (d.value, d.low, d.high))) for d in differences])
 
 
 def signed(value: float) -> str:
@@ -126,10 +120,8 @@ def cost_words(result: Result, reference: Result) -> str:
         return "Its cost is not known." if mine is None else ""
     parts = []
     # A time is another one in the next minute: it stands in the table, no verdict rests on it.
-    for what, value, base in (
-        ("multiply-adds", macs_of(mine), macs_of(theirs)),
-        ("parameters", mine.params, theirs.params),
-    ):
+    pairs = {"multiply-adds": (macs_of(mine), macs_of(theirs)), "parameters": (mine.params, theirs.params)}
+    for what, (value, base) in pairs.items():
         if value and base:
             ratio = value / base
             times = f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.1g}"
@@ -142,7 +134,7 @@ def headline(verdicts: Sequence[Verdict], reference: str) -> list[tuple[str, str
     if not verdicts:
         return [(f"What {short(reference)} is worth", "")]
     parts: list[tuple[str, str]] = []
-    for word, judgement in JUDGED.items():
+    for word, (_, judgement) in JUDGED.items():
         of_word = [v for v in verdicts if v.word == word]
         if of_word:
             subject = listed([short(v.name) for v in of_word]) if len(of_word) <= NAMED else f"{len(of_word)} models"

@@ -76,8 +76,8 @@ def test_a_reliability_curve_holds_the_calibration_error() -> None:
     z, labels = logits(), torch.arange(257) % 5
     inside = answers(z, labels, Reading())
     bins = charts.bins_of_confidence(inside.confidence, inside.correct)
-    assert sum(b.count for b in bins) == 257
-    error = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / 257
+    assert sum(count for *_, count in bins) == 257
+    error = sum(count * abs(right - sure) for sure, right, count in bins) / 257
     assert error == pytest.approx(metrics.ece_of(inside.confidence, inside.correct))
 
 
