@@ -90,32 +90,22 @@ def parse(record: type[S], raw: object, where: str, *, error: type[HydraError] =
         return record.model_validate(raw)
     except ValidationError as failure:
         first = failure.errors(include_url=False)[-1]
-        path, value = _place(raw, first["loc"])
-        at = ": ".join(part for part in (where, path) if part)
-        why = first["msg"].removeprefix("Value error, ") + (f" (it is {value[:60]})" if path and value else "")
-        hint = None
+        names, value = list[str](), raw
+        for step in first["loc"]:  # pydantic's own steps, of a union, are left out
+            if isinstance(value, Mapping):
+                names.append(str(step)[:60])
+                value = value.get(step)
+            elif isinstance(value, list | tuple) and isinstance(step, int) and step < len(value):
+                names.append(str(step))
+                value = value[step]
+        shown = f" (it is {repr(value)[:60]})" if names and not isinstance(value, Mapping | list | tuple) else ""
+        why, hint = first["msg"].removeprefix("Value error, ") + shown, None
         if first["type"] == "missing":
             why = "is missing"
         elif first["type"] == "extra_forbidden":
             why = "is not a setting that is known here"
-            hint = f"Known: {', '.join(record.names())}." if "." not in path else None
-        raise error(f"{at}: {why}", hint=hint) from failure
-
-
-def _place(raw: Any, loc: Iterable[int | str]) -> tuple[str, str]:
-    """The dotted name of a place in `raw`, and what is there; pydantic's own steps (of a union) are left out."""
-    names: list[str] = []
-    for step in loc:
-        inside = (isinstance(raw, Mapping) and step in raw) or (
-            isinstance(raw, list | tuple) and isinstance(step, int) and step < len(raw)
-        )
-        if inside or isinstance(raw, Mapping):
-            names.append(str(step)[:60])
-        if inside:
-            raw = raw[step]
-        elif isinstance(raw, Mapping):
-            return ".".join(names), ""
-    return ".".join(names), repr(raw) if not isinstance(raw, Mapping | list | tuple) else ""
+            hint = f"Known: {', '.join(record.names())}." if len(names) < 2 else None
+        raise error(f"{': '.join(filter(None, (where, '.'.join(names))))}: {why}", hint=hint) from failure
 
 
 def pair(size: Any) -> tuple[int, int]:

@@ -75,13 +75,10 @@ class TextEncoder(Encoder):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        why = None
         if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
-            why = f"pad_token_id {self.pad_token_id} is none of {self.vocab_size} words (vocab_size)"
-        elif self.longest < 1:
-            why = f"max_position_embeddings {self.max_position_embeddings} leaves no place for a token"
-        if why is not None:
-            raise ValueError(why)
+            raise ValueError(f"pad_token_id {self.pad_token_id} is none of {self.vocab_size} words (vocab_size)")
+        if self.longest < 1:
+            raise ValueError(f"max_position_embeddings {self.max_position_embeddings} leaves no place for a token")
         return self
 
     @property

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from hydrasurgeon.families.settings import pair
-from hydrasurgeon.families.timm_vit.architectures import TOWER, Architecture, attention_pool, read_table
+from hydrasurgeon.families.timm_vit.architectures import TOWER, Architecture, attention_pool, read_table, tokens
 from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Weight, linear, norm
 
 
@@ -36,20 +35,10 @@ def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
 
 
 def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
-    dim, prefix = a["embed_dim"], a["class_token"] + a["num_reg_tokens"]
-    (height, width), (ph, pw) = pair(a["img_size"]), pair(a["patch_size"])
-    if a["class_token"]:
-        yield Weight("cls_token", (1, 1, dim), "embedding")
-    if a["num_reg_tokens"]:
-        yield Weight("reg_token", (1, a["num_reg_tokens"], dim), "embedding")
-    if a["use_abs_pos_emb"]:
-        tokens = (height // ph) * (width // pw) + (0 if a["no_embed_class"] else prefix)
-        yield Weight("pos_embed", (1, tokens, dim), "embedding")
-    yield Weight("patch_embed.proj.weight", (dim, a["in_chans"], ph, pw), "embedding")
-    if not a["use_pre_transformer_norm"]:
-        yield Weight("patch_embed.proj.bias", (dim,), "embedding")
-    else:
-        yield from norm("norm_pre", dim, "embedding", bias=_biased(a))
+    before = a["use_pre_transformer_norm"]
+    yield from tokens(a, a["num_reg_tokens"], distilled=False, learned=a["use_abs_pos_emb"], bias=not before)
+    if before:
+        yield from norm("norm_pre", a["embed_dim"], "embedding", bias=_biased(a))
 
 
 def _block(a: Mapping[str, Any]) -> Iterator[Weight]:

@@ -13,6 +13,7 @@ from hydrasurgeon.anatomy.layers import attend
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.anatomy.projections import Biased, resize
 from hydrasurgeon.families.timm_vit.architectures import TOWER
+from hydrasurgeon.families.timm_vit.family import taken_apart
 
 
 def build(name: str, args: Mapping[str, Any], classes: int, kept: Sequence[Sequence[int]], *, fresh: bool) -> nn.Module:
@@ -128,21 +129,7 @@ def anatomy(module: nn.Module) -> Anatomy:
     def embed(inputs: Tensor) -> Stack:
         return Stack(m.norm_pre(m._pos_embed(m.patch_embed(inputs))[0]))
 
-    def readout(stack: Stack) -> Tensor:
-        logits: Tensor = m.forward_head(m.norm(stack.hidden))
-        return logits
-
-    loose = [m.cls_token, m.reg_token, m.pos_embed]
-    parts = [m.attn_pool, m.fc_norm, m.head]
-    token = m.global_pool == "token" and m.attn_pool is None
-    return Anatomy(
-        embed=embed,
-        embed_parts=(m.patch_embed, m.norm_pre, *(p for p in loose if p is not None)),
-        blocks=tuple(_block(block) for block in m.blocks),
-        readout=readout,
-        readout_parts=(m.norm, *(p for p in parts if p is not None)),
-        reads=1 if token else None,
-    )
+    return taken_apart(m, embed, tuple(_block(block) for block in m.blocks))
 
 
 def _block(block: Any) -> Block:

@@ -129,25 +129,29 @@ def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
     dim, distilled = a["embed_dim"], a["class"] == "VisionTransformerDistilled"
-    prefix = _prefix(a)
-    height, width = pair(a["img_size"])
-    ph, pw = pair(a["patch_size"])
-    tokens = (height // ph) * (width // pw) + (0 if a["no_embed_class"] else prefix)
-    if a["class_token"]:
-        yield Weight("cls_token", (1, 1, dim), "embedding")
-    if distilled:
-        yield Weight("dist_token", (1, 1, dim), "embedding")
-    if a["reg_tokens"]:
-        yield Weight("reg_token", (1, a["reg_tokens"], dim), "embedding")
-    if a["pos_embed"] == "learn":
-        yield Weight("pos_embed", (1, tokens, dim), "embedding")
-    yield Weight("patch_embed.proj.weight", (dim, a["in_chans"], ph, pw), "embedding")
-    if not a["pre_norm"]:
-        yield Weight("patch_embed.proj.bias", (dim,), "embedding")
+    yield from tokens(
+        a, a["reg_tokens"], distilled=distilled, learned=a["pos_embed"] == "learn", bias=not a["pre_norm"]
+    )
     if a["embed_norm_layer"]:
         yield from _norm("patch_embed.norm", a["embed_norm_layer"], dim, "embedding")
     if a["pre_norm"]:
         yield from _norm("norm_pre", a["norm_layer"], dim, "embedding")
+
+
+def tokens(a: Mapping[str, Any], registers: int, *, distilled: bool, learned: bool, bias: bool) -> Iterator[Weight]:
+    """What makes tokens of an image: those of its own, positions if they are `learned`, and the patches' projection."""
+    dim, (height, width), (ph, pw) = a["embed_dim"], pair(a["img_size"]), pair(a["patch_size"])
+    prefix = 0 if a["no_embed_class"] else a["class_token"] + distilled + registers
+    for name, there, shape in (
+        ("cls_token", a["class_token"], (1, 1, dim)),
+        ("dist_token", distilled, (1, 1, dim)),
+        ("reg_token", registers, (1, registers, dim)),
+        ("pos_embed", learned, (1, (height // ph) * (width // pw) + prefix, dim)),
+        ("patch_embed.proj.weight", True, (dim, a["in_chans"], ph, pw)),
+        ("patch_embed.proj.bias", bias, (dim,)),
+    ):
+        if there:
+            yield Weight(name, shape, "embedding")
 
 
 def _block(a: Mapping[str, Any]) -> Iterator[Weight]:

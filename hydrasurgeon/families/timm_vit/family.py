@@ -223,20 +223,7 @@ class TimmViT(Family):
         def embed(inputs: Tensor) -> Stack:
             return Stack(m.norm_pre(m.patch_drop(m._pos_embed(m.patch_embed(inputs)))))
 
-        def readout(stack: Stack) -> Tensor:
-            logits: Tensor = m.forward_head(m.norm(stack.hidden))
-            return logits
-
-        loose = [m.cls_token, m.reg_token, m.pos_embed, getattr(m, "dist_token", None)]
-        parts = [m.attn_pool, m.fc_norm, m.head, getattr(m, "head_dist", None)]
-        return Anatomy(
-            embed=embed,
-            embed_parts=(m.patch_embed, m.norm_pre, *(p for p in loose if p is not None)),
-            blocks=tuple(_block(block, layer) for layer, block in enumerate(m.blocks)),
-            readout=readout,
-            readout_parts=(m.norm, *(p for p in parts if p is not None)),
-            reads=_reads(m),
-        )
+        return taken_apart(m, embed, tuple(_block(block, layer) for layer, block in enumerate(m.blocks)))
 
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
         from torch import nn
@@ -246,11 +233,25 @@ class TimmViT(Family):
                 yield part
 
 
-def _reads(module: Any) -> int | None:
-    """The class token, with a distillation token beside it where there is one; or all tokens."""
-    if module.global_pool != "token" or module.attn_pool is not None:
-        return None
-    return 1 if getattr(module, "dist_token", None) is None else 2
+def taken_apart(m: Any, embed: Callable[[Any], Stack], blocks: tuple[Block, ...]) -> Anatomy:
+    """A model of timm with these blocks; it reads the class token (and a distillation token behind it) or all."""
+
+    def readout(stack: Stack) -> Tensor:
+        logits: Tensor = m.forward_head(m.norm(stack.hidden))
+        return logits
+
+    token = m.global_pool == "token" and m.attn_pool is None
+    distillation = getattr(m, "dist_token", None)
+    loose = [m.cls_token, m.reg_token, m.pos_embed, distillation]
+    parts = [m.attn_pool, m.fc_norm, m.head, getattr(m, "head_dist", None)]
+    return Anatomy(
+        embed=embed,
+        embed_parts=(m.patch_embed, m.norm_pre, *(p for p in loose if p is not None)),
+        blocks=blocks,
+        readout=readout,
+        readout_parts=(m.norm, *(p for p in parts if p is not None)),
+        reads=(1 if distillation is None else 2) if token else None,
+    )
 
 
 def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dict[str, Any]:
