@@ -88,12 +88,10 @@ def run(arguments: list[str]) -> int:
             raise
         import tempfile
 
-        full = OutputError(
-            f"{visible(str(error.filename or tempfile.gettempdir()))}: the disk is full",
-            hint="Free some of it, or set TMPDIR to a folder with room for temporary files.",
-        )
-        render.failed(full)
-        return full.exit_code
+        where = visible(str(error.filename or tempfile.gettempdir()))
+        hint = "Free some of it, or set TMPDIR to a folder with room for temporary files."
+        render.failed(OutputError(f"{where}: the disk is full", hint=hint))
+        return OutputError.exit_code
     return code if isinstance(code, int) else 0
 
 
@@ -121,10 +119,8 @@ def printed(arguments: list[str], suffixes: Mapping[str, tuple[str, ...]]) -> li
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         alone = word in suffixes and following != "-" and not following.endswith(suffixes[word])
         if alone and Path(following).suffix in PAGES:
-            raise UsageError(
-                f"{word} {following}: must end in {' or '.join(suffixes[word])}",
-                hint=f"Write {word}={following} to call it so.",
-            )
+            what = f"{word} {following}: must end in {' or '.join(suffixes[word])}"
+            raise UsageError(what, hint=f"Write {word}={following} to call it so.")
         words += [word, "-"] if alone else [word]
     return words
 

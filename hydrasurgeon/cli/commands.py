@@ -88,23 +88,17 @@ class Grouped(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{group: [] for group in GROUPS}}
         for parameter in self.get_params(ctx):
-            line = parameter.get_help_record(ctx)
-            if line is None:
-                continue
+            line, field = parameter.get_help_record(ctx), self.record.model_fields.get(parameter.name or "")
+            group = WRITTEN if parameter.name == "as_json" else RUNS
             if parameter.param_type_name == "argument":
-                sections["Arguments"].append(line)
-            else:
-                sections[self._group(parameter.name)].append(line)
+                group = "Arguments"
+            elif field is not None:
+                group = str(about(field)["group"])
+            sections[group] += [line] if line else []
         for title, lines in sections.items():
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
-
-    def _group(self, name: str | None) -> str:
-        field = self.record.model_fields.get(name or "")
-        if field is not None:
-            return str(about(field)["group"])
-        return WRITTEN if name == "as_json" else RUNS
 
 
 def _function(command: Command) -> Callable[..., None]:
@@ -149,9 +143,8 @@ def _printed(options: dict[str, Any]) -> str | None:
     """Which report goes to stdout; `--json -` is the command line's own, the others the stage prints."""
     printed = [name for name in ("json", "html", "markdown") if options.get(name) == STDOUT]
     if len(printed) > 1:
-        raise UsageError(
-            f"--{printed[0]} - conflicts with --{printed[1]} -: both would be printed", hint="Give one of them a file."
-        )
+        what = f"--{printed[0]} - conflicts with --{printed[1]} -: both would be printed"
+        raise UsageError(what, hint="Give one of them a file.")
     if printed == ["json"]:
         del options["json"]
     return printed[0] if printed else None
@@ -166,11 +159,10 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     else:
         flags = said["flags"] or (f"--{name.replace('_', '-')}",)
         info = typer.Option(*flags, metavar=said["metavar"], help=field.description)
-    default = inspect.Parameter.empty if field.is_required() else field.default
-    if default is not inspect.Parameter.empty:
-        default = default if kind is bool else None if default in (None, ()) else str(default)
-    optional = kind if default is inspect.Parameter.empty else kind | None
-    annotation = Annotated[optional, info]  # type: ignore[valid-type]
+    if field.is_required():
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info])
+    default = field.default if kind is bool else None if field.default in (None, ()) else str(field.default)
+    annotation = Annotated[kind | None, info]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

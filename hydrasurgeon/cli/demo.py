@@ -99,9 +99,8 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"-o {folder}: is not a directory", hint="Give another -o.")
     if folder.exists() and any(folder.iterdir()) and not force:
-        raise OutputError(
-            f"{folder}: is not empty", hint="Give --force to replace the demo's files in it, or another -o."
-        )
+        hint = "Give --force to replace the demo's files in it, or another -o."
+        raise OutputError(f"{folder}: is not empty", hint=hint)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         hold(real(folder), option="-o")

@@ -68,9 +68,8 @@ def quantile(scores: Scores, coverage: float) -> float:
     rank = _rank(len(scores), coverage)
     if rank > len(scores):
         what, needed = f"{len(scores)} samples cannot promise a coverage of {coverage:g}", samples_needed(coverage)
-        raise DataError(
-            what, hint=f"It takes at least {needed} to calibrate with (half of the validation data certifies)."
-        )
+        hint = f"It takes at least {needed} to calibrate with (half of the validation data certifies)."
+        raise DataError(what, hint=hint)
     return float(scores.sort().values[rank - 1])
 
 

@@ -29,19 +29,13 @@ if TYPE_CHECKING:
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
 KINDS = {
-    "id": "text",
-    "label": "text",
+    **dict.fromkeys(("id", "label"), "text"),
     "probability": "number",
-    "top": "json",
-    "set": "json",
-    "total": "number",
-    "aleatoric": "number",
-    "epistemic": "number",
-    "ood_score": "number",
+    **dict.fromkeys(("top", "set"), "json"),
+    **dict.fromkeys(("total", "aleatoric", "epistemic", "ood_score"), "number"),
     "unfamiliar": "flag",
     "members_run": "whole",
-    "answer": "text",
-    "error": "text",
+    **dict.fromkeys(("answer", "error"), "text"),
 }
 """All that an answer may hold, and what kind of value it is."""
 ENDINGS = (".jsonl", ".csv", ".parquet")
@@ -77,24 +71,23 @@ def predict(arguments: PredictOptions) -> Predicted:
     opened = classifying(opened, arguments, None if streams else arguments.data)
     need_classes(opened)
     opened.digests()
-    answering = _Answering(opened, arguments)
-    counts: Counter[str] = Counter()
+    answering, counts, resumed = _Answering(opened, arguments), Counter[str](), 0
     if place is None:
         for rows in answering.rows(0):
             counts.update(map(_outcome, rows))
             for row in rows if arguments.each else ():
                 arguments.each(_line(row))  # type: ignore[misc]
-        return Predicted(None, sum(counts.values()), dict(sorted(counts.items())), answering.notes)
-    growing = Growing(place, answering.identity, step=answering.batch, force=arguments.force or streams)
-    resumed = growing.done
-    counts.update(_outcome(json.loads(line)) for line in growing.lines())
-    try:
-        for rows in answering.rows(growing.done):
-            counts.update(map(_outcome, rows))
-            growing.add([_line(row) for row in rows])
-        growing.finish(answering.writer(place.suffix))
-    finally:
-        growing.close()
+    else:
+        growing = Growing(place, answering.identity, step=answering.batch, force=arguments.force or streams)
+        resumed = growing.done
+        counts.update(_outcome(json.loads(line)) for line in growing.lines())
+        try:
+            for rows in answering.rows(resumed):
+                counts.update(map(_outcome, rows))
+                growing.add([_line(row) for row in rows])
+            growing.finish(answering.writer(place.suffix))
+        finally:
+            growing.close()
     return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed)
 
 
@@ -138,13 +131,11 @@ class _Answering:
         self.kept = {f"data_{name}" if name in KINDS else name: name for name in keep}
         self.id_column = arguments.id_column or ID
         self.samples = None if arguments.data == "-" else _samples(arguments, keep)
-        self.first, self.last = 0, 0
-        if self.samples is not None:  # this shard's samples, cut where batches are
-            count = len(self.samples)
-            number, shards = map(int, (arguments.shard or "1/1").split("/"))
-            batches = -(-count // self.batch)
-            ends = [min(count, self.batch * (batches * at // shards)) for at in (number - 1, number)]
-            self.first, self.last = ends
+        # This shard's samples, cut where batches are; none of stdin.
+        count = 0 if self.samples is None else len(self.samples)
+        number, shards = map(int, (arguments.shard or "1/1").split("/"))
+        batches = -(-count // self.batch)
+        self.first, self.last = (min(count, self.batch * (batches * at // shards)) for at in (number - 1, number))
         self.notes: tuple[str, ...] = (opened.note,) if opened.note else ()
         cascade = None if self.model.state is None else self.model.state.record.cascade
         check_cascades([opened] if arguments.cascade else [])
@@ -237,10 +228,8 @@ def _samples(arguments: PredictOptions, keep: list[str]) -> Samples:
     wanted = [("--id-column", arguments.id_column), *(("--keep-columns", name) for name in keep)]
     for option, name in wanted:
         if name and name not in samples.columns:
-            raise DataError(
-                f"{option} {name}: {samples.spec} has no such column",
-                hint="Columns are those of a .csv, .jsonl, .parquet or hf: table; names are case-sensitive.",
-            )
+            hint = "Columns are those of a .csv, .jsonl, .parquet or hf: table; names are case-sensitive."
+            raise DataError(f"{option} {name}: {samples.spec} has no such column", hint=hint)
     return samples
 
 
@@ -268,15 +257,10 @@ def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Prediction:
 
     from hydrasurgeon.decision.state import undecided
 
-    decided: Prediction
-    if model.state is not None:
-        decided = model.decide(inputs, cascade=cascade)
-    else:
-        with torch.inference_mode():
-            decided = undecided(model(inputs).float().cpu())
+    with torch.inference_mode():
+        plain = model.state is None
+        decided = undecided(model(inputs).float().cpu()) if plain else model.decide(inputs, cascade=cascade)
     if not torch.isfinite(decided.probs).all():
-        raise CheckpointError(
-            f"{model.name}: its logits hold NaN or infinity",
-            hint="The model overflows: use --dtype float32, or start from a sound one.",
-        )
+        hint = "The model overflows: use --dtype float32, or start from a sound one."
+        raise CheckpointError(f"{model.name}: its logits hold NaN or infinity", hint=hint)
     return decided

@@ -83,7 +83,7 @@ class Choosing:
 
     def _chosen(self, **how: Any) -> tuple[Choice, Estimate] | None:
         choice, judged = choose(self.pool, **how), estimate(self.pool, **how)
-        return None if choice is None or judged is None else (choice, judged)
+        return (choice, judged) if choice and judged else None
 
     def read(self, members: Sequence[int]) -> list[Answers]:
         return [self.search.cache.read(self.search.candidates[i]) for i in members]
@@ -109,8 +109,7 @@ class Choosing:
 
 
 def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path) -> None:
-    """Quality against cost, the best within each budget and what could be had otherwise; byte-identical for the same
-    rows and the same matplotlib."""
+    """Quality against cost, the best within each budget and what else there is; the same bytes for the same rows."""
     import matplotlib
 
     measures = [name for name in ("accuracy", "auroc") if name in rows[0].worth]

@@ -54,9 +54,8 @@ class Answers:
 
     def halves(self) -> tuple[Answers, Answers]:
         """The first half of every set, and the rest: samples come in no order."""
-        first, rest = zip(*((rows[: len(rows) // 2], rows[len(rows) // 2 :]) for rows in self.sets), strict=True)
-        middle = len(self.val) // 2
-        return (Answers(first[0], self.labels[:middle], first[1:]), Answers(rest[0], self.labels[middle:], rest[1:]))
+        first, rest = zip(*(torch.tensor_split(rows, [len(rows) // 2]) for rows in (*self.sets, self.labels)), strict=True)
+        return Answers(first[0], first[-1], first[1:-1]), Answers(rest[0], rest[-1], rest[1:-1])
 
 
 @dataclass(frozen=True)
@@ -176,9 +175,10 @@ class Pool:
     def halves(self) -> tuple[Pool, Pool]:
         """The first half of every set's samples, which come in no order, and the rest; nothing is copied."""
         middle = len(self.labels) // 2
-        first = [term[:, : term.shape[1] // 2] for term in self.terms]
-        rest = [term[:, term.shape[1] // 2 :] for term in self.terms]
-        return Pool(self.objective, first, self.labels[:middle]), Pool(self.objective, rest, self.labels[middle:])
+        parts = [term.tensor_split([term.shape[1] // 2], dim=1) for term in self.terms]
+        labels = self.labels[:middle], self.labels[middle:]
+        first, rest = (Pool(self.objective, [part[half] for part in parts], labels[half]) for half in (0, 1))
+        return first, rest
 
     def sums(self, members: Sequence[int]) -> list[Tensor]:
         """Over nothing: zeros."""
@@ -209,8 +209,7 @@ class Pool:
             torch.set_num_threads(threads)
 
     def difference(self, one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
-        """How much more `one` is worth than `other`, and the standard error of that: both on the same draws of
-        samples."""
+        """How much more `one` is worth than `other`, and its standard error, both on the same draws of samples."""
         dice, drawn = torch.Generator().manual_seed(0), []
         sides = [(self.sums(members), len(members)) for members in (one, other)]
         for _ in range(RESAMPLES):
