@@ -194,12 +194,21 @@ class InTurn(nn.Module):
         return [model(inputs) for model in self.models]
 
 
+@torch.inference_mode()
 def interleaved(
     models: Mapping[str, Callable[[Any], object]], inputs: Any, *, runs: int, warm_up: bool = True
 ) -> dict[str, float]:
     """Median seconds of each, run in turn so that a slow moment of the machine hits all alike."""
-    passes = {name: partial(model, inputs) for name, model in models.items()}
-    return _in_turn(passes, runs=runs, warm_up=warm_up)
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for run in range(0 if warm_up else 1, runs + 1):
+        for name, model in models.items():
+            start = time.perf_counter()
+            model(inputs)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if run:  # 0 is the warm-up
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 class SideBySide:
@@ -222,22 +231,8 @@ class SideBySide:
         """Time of one batch for each model; None where the models are too large to be held together."""
         if len(self._passes) < self._count:
             return [None] * self._count
-        passes = {str(at): each for at, each in enumerate(self._passes)}
-        return [1000 * taken for taken in _in_turn(passes, runs=ROUNDS).values()]
-
-
-@torch.inference_mode()
-def _in_turn(passes: Mapping[str, Callable[[], object]], *, runs: int, warm_up: bool = True) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in passes}
-    for run in range(0 if warm_up else 1, runs + 1):
-        for name, run_once in passes.items():
-            start = time.perf_counter()
-            run_once()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if run:  # 0 is the warm-up
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+        passes = {str(at): lambda _, run=each: run() for at, each in enumerate(self._passes)}
+        return [1000 * taken for taken in interleaved(passes, None, runs=ROUNDS).values()]
 
 
 @torch.inference_mode()

@@ -46,24 +46,16 @@ class Terminal(Console):
         raise BrokenPipeError
 
 
-def out() -> Terminal:
-    return Terminal()
-
-
-def err() -> Terminal:
-    return Terminal(stderr=True)
-
-
-def _print(console: Terminal, *texts: Text) -> None:
-    with writing(sys.stderr if console.stderr else sys.stdout):
+def _print(*texts: Text, stderr: bool = False) -> None:
+    console = Terminal(stderr=stderr)
+    with writing(sys.stderr if stderr else sys.stdout):
         for text in texts:
             console.print(text)
 
 
 def width(*, stderr: bool = False) -> int | None:
     """Columns of the terminal that a stream is; a file or a pipe has no end of line to keep within."""
-    console, stream = (err(), sys.stderr) if stderr else (out(), sys.stdout)
-    return console.width if stream.isatty() else None
+    return Terminal(stderr=stderr).width if (sys.stderr if stderr else sys.stdout).isatty() else None
 
 
 def styled(*parts: Part) -> Text:
@@ -106,7 +98,7 @@ WORD = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
 
 def lines(texts: Iterable[Text]) -> None:
     """Several of them, each made by `styled`."""
-    _print(out(), *texts)
+    _print(*texts)
 
 
 def put(renderable: RenderableType, cells: int) -> None:
@@ -117,7 +109,7 @@ def put(renderable: RenderableType, cells: int) -> None:
 
 def say(text: str, *, style: str = "", fold: bool = True) -> None:
     """A line about the work, on stderr; one to be copied is not folded."""
-    _print(err(), *folded(styled((text, style)), width(stderr=True) if fold else None))
+    _print(*folded(styled((text, style)), width(stderr=True) if fold else None), stderr=True)
 
 
 def failed(error: HydraError) -> None:
@@ -126,7 +118,7 @@ def failed(error: HydraError) -> None:
     head = styled(("error:", "bold red"), f" {error.message}")
     columns, hang = width(stderr=True), len("error: ")
     texts = [head, *(styled(" " * hang + line) for line in more)]
-    _print(err(), *(piece for text in texts for piece in folded(text, columns, hang)))
+    _print(*(piece for text in texts for piece in folded(text, columns, hang)), stderr=True)
 
 
 def as_json(value: Any) -> None:
@@ -239,7 +231,7 @@ def progress(quiet: bool) -> Iterator[Tick | None]:
 def _bar() -> Iterator[Tick]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = err()
+    console = Terminal(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=8),

@@ -74,17 +74,7 @@ def inspected(inspection: Inspection) -> None:
 
 @view(lambda comparison: comparison.to_json())
 def compared(comparison: Comparison) -> None:
-    a, b = comparison.names
-    show("A ", (a, "bold"), "   B ", (b, "bold"))
-    _by_layer(comparison)
-    divergences = [
-        f"{'–' if overlap.jsd is None else f'{overlap.jsd:.3f}'} over the {what} heads"
-        for what, overlap in (("kept", comparison.kept), ("removed", comparison.removed))
-    ]
-    show(f"Jensen–Shannon divergence in nats (at most 0.693): {', '.join(divergences)}")
-
-
-def _by_layer(comparison: Comparison) -> None:
+    show("A ", (comparison.names[0], "bold"), "   B ", (comparison.names[1], "bold"))
     rows: list[list[Part]] = []
     for tower, layers in comparison.layers.items():
         for layer, row in enumerate(layers):
@@ -97,6 +87,11 @@ def _by_layer(comparison: Comparison) -> None:
     columns: list[Head] = ["", *((group, name) for group in ("kept", "removed") for name in OVERLAP)]
     rows.append([(cell, "bold") for cell in total])
     show_table("heads kept by both ■, by A or B only, by none ·", columns, rows, left=(0,))
+    divergences = [
+        f"{'–' if overlap.jsd is None else f'{overlap.jsd:.3f}'} over the {what} heads"
+        for what, overlap in (("kept", comparison.kept), ("removed", comparison.removed))
+    ]
+    show(f"Jensen–Shannon divergence in nats (at most 0.693): {', '.join(divergences)}")
 
 
 def _overlap(overlap: Overlap) -> list[str]:

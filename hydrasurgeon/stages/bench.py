@@ -121,22 +121,15 @@ def bench(options: BenchOptions) -> Benched:
         settings={
             "batch": batches,
             "dtype": dtypes,
-            "compile": options.compile,
-            "runs": options.runs,
-            "seed": options.seed,
+            **{name: getattr(options, name) for name in ("compile", "runs", "seed")},
             **({} if options.data is None else {"data": portable(options.data)}),
         },
         results=tuple(
             Contender(
-                name=e.name,
-                kind=e.kind,
-                params=e.params,
-                macs=e.macs,
-                macs_ratio=None if single is None else e.macs / single,
-                tokens=e.tokens,
-                points=tuple(e.points),
+                macs_ratio=None if single is None else each.macs / single,
+                **{name: value for name, value in vars(each).items() if name != "checkpoints"},
             )
-            for e in entries
+            for each in entries
         ),
         notes=tuple(dict.fromkeys(notes)),
     )

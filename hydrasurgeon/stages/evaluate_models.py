@@ -172,18 +172,15 @@ def of_models(
     orders = [*sets.notes, *(samples.note for _, samples, _ in further if samples.note is not None)]
     hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
     return Measured(
-        tuple(_timed(row, taken) for row in rows),
+        tuple(
+            row.but(cost=row.result.cost and row.result.cost.model_copy(update={"latency_ms": taken[row.timing or 0]}))
+            for row in rows
+        ),
         uses_of(spoiled, further, fitted=temperature is None),
         record_of(opened[0].manifest.model) | ({"sets": hashes} if any(hashes.values()) else {}),
         tuple(dict.fromkeys(how.skipped)),
         (*dict.fromkeys(orders), *in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE)),
     )
-
-
-def _timed(row: Row, taken: Sequence[float | None]) -> Row:
-    assert row.timing is not None
-    assert row.result.cost is not None
-    return row.but(cost=row.result.cost.model_copy(update={"latency_ms": taken[row.timing]}))
 
 
 def decision_ignored(job: Sequence[Checkpoint], arguments: EvaluateOptions) -> bool:
