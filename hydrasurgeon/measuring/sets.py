@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -131,14 +131,6 @@ def _split(entry: str) -> tuple[str | None, str]:
     return (name, spec) if equals else (None, entry)
 
 
-def open_further(
-    each: LabelledSet, checkpoints: Sequence[Checkpoint], template: Sequence[str], limit: int | None, seed: int
-) -> Further:
-    named = each.named(checkpoints, template)
-    check_same_classes(named)
-    return each.name, open_sets(named[0], each.spec, (), (), None, limit, seed).id, named
-
-
 def check_same_classes(opened: Sequence[Checkpoint]) -> None:
     """One table needs models of the same classes in the same order."""
     first = opened[0]
@@ -247,14 +239,6 @@ def corruptions_in(
         if name in names:
             raise UsageError(f"--corrupt {name}: --shift {name} is given too", hint="Call that one otherwise.")
     return corruptions
-
-
-def corrupted(sets: DataSets, corruptions: Sequence[Corruption], seed: int) -> DataSets:
-    """The same data sets, and the labelled one under every corruption besides."""
-    from hydrasurgeon.data.corruptions import Corrupted
-
-    made = [(each.name, each.severity, Corrupted(sets.id, each, seed=seed)) for each in corruptions]
-    return replace(sets, shift=(*sets.shift, *made))
 
 
 def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:

@@ -36,12 +36,7 @@ COST = ("macs", "params")
 """Columns of cost of `build`."""
 
 
-def _scored(result: Scored) -> dict[str, Any]:
-    score = result.result.model_dump(mode="json", exclude_none=True)
-    return fields("method", "notes")(result) | {"score": score}
-
-
-@view(_scored)
+@view(lambda r: fields("method", "notes")(r) | {"score": r.result.model_dump(mode="json", exclude_none=True)})
 def scored(result: Scored) -> None:
     score = result.result
     notes(score.settings.get("notes", ()))
@@ -102,12 +97,7 @@ def pruned(result: Pruned) -> None:
     _pushed(result.hub)
 
 
-def _finetuned(result: Finetuned) -> dict[str, Any]:
-    trained = result.trained
-    return fields("notes", "hub")(result) | {"steps": trained.steps, "loss": trained.loss, "log": trained.log}
-
-
-@view(_finetuned)
+@view(lambda r: fields("notes", "hub")(r) | {name: getattr(r.trained, name) for name in ("steps", "loss", "log")})
 def finetuned(result: Finetuned) -> None:
     for entry in result.trained.log:
         measured = ""

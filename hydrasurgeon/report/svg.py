@@ -104,18 +104,14 @@ class Chart:
         for value, text in _ticks(self.x, percent="x" in percent):
             at = number(self.x(value))
             self.pieces.append(f'<line class="grid" y1="{TOP}" y2="{number(self.y.start)}" x1="{at}" x2="{at}"/>')
-            self.pieces.append(
-                f'<text class="tick" x="{at}" y="{number(self.y.start + 15)}" text-anchor="middle">{text}</text>'
-            )
-        middle = number((self.x.start + self.x.end) / 2)
-        self.pieces.append(
-            f'<text class="axis" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{text_of(x_label)}</text>'
-        )
-        across = number((self.y.start + self.y.end) / 2)
-        self.pieces.append(
-            f'<text class="axis" transform="rotate(-90 11 {across})" x="11" y="{across}"'
-            f' text-anchor="middle">{text_of(y_label)}</text>'
-        )
+            y = number(self.y.start + 15)
+            self.pieces.append(f'<text class="tick" x="{at}" y="{y}" text-anchor="middle">{text}</text>')
+        middle, across = (number((axis.start + axis.end) / 2) for axis in (self.x, self.y))
+        for place, label in (
+            (f'x="{middle}" y="{HEIGHT - 8}"', x_label),
+            (f'transform="rotate(-90 11 {across})" x="11" y="{across}"', y_label),
+        ):
+            self.pieces.append(f'<text class="axis" {place} text-anchor="middle">{text_of(label)}</text>')
 
     def line(self, points: Sequence[tuple[float, float]], at: int, tip: str) -> None:
         """A curve of row `at`, with a broad invisible one around it that is easy to point at."""
@@ -136,23 +132,18 @@ class Chart:
         placed: list[tuple[float, float]] = []
         for a, b, at, tip in points:
             x, y = self.x(a), self.y(b)
-            free = [
-                (x + dx, y + dy)
-                for dx, dy in ASIDE
-                if all(math.hypot(x + dx - px, y + dy - py) >= 2 * RADIUS for px, py in placed)
-            ]
-            bx, by = free[0] if free else (x, y)
-            placed.append((bx, by))
-            if (bx, by) != (x, y):
-                self.pieces.append(
-                    f'<path class="line thin {colour(at)}" d="M{number(x)} {number(y)}L{number(bx)} {number(by)}"/>'
-                )
+            places = [(x + dx, y + dy) for dx, dy in ASIDE]
+            free = [p for p in places if all(math.dist(p, other) >= 2 * RADIUS for other in placed)]
+            placed.append(free[0] if free else (x, y))
+            left, top = map(number, placed[-1])
+            if placed[-1] != (x, y):
+                path = f"M{number(x)} {number(y)}L{left} {top}"
+                self.pieces.append(f'<path class="line thin {colour(at)}" d="{path}"/>')
             self.pieces.append(
-                mark(f'circle cx="{number(bx)}" cy="{number(by)}" r="{RADIUS}"/>', tip, kind=f"mark dot {colour(at)}")
+                mark(f'circle cx="{left}" cy="{top}" r="{RADIUS}"/>', tip, kind=f"mark dot {colour(at)}")
             )
             self.pieces.append(
-                f'<text class="in-dot" x="{number(bx)}" y="{number(by)}" dy=".34em"'
-                f' text-anchor="middle">{at + 1}</text>'
+                f'<text class="in-dot" x="{left}" y="{top}" dy=".34em" text-anchor="middle">{at + 1}</text>'
             )
 
     def bar(self, low: float, high: float, top: float, kind: str, tip: str) -> None:

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.data.corruptions import Corrupted
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.decided import Decision
@@ -41,10 +42,8 @@ from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_classes,
     check_same_classes,
-    corrupted,
     corruptions_in,
     in_samples,
-    open_further,
     open_sets,
     uses_of,
 )
@@ -161,8 +160,16 @@ def of_models(
     limit, seed = arguments.limit, arguments.seed
     val = arguments.val if temperature is None else None
     sets = open_sets(opened[0], first.spec, arguments.ood, arguments.shift, val, limit, seed)
-    spoiled = corrupted(sets, corruptions_in(arguments.corrupt, arguments.shift, opened), seed)
-    further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
+    made = [
+        (each.name, each.severity, Corrupted(sets.id, each, seed=seed))
+        for each in corruptions_in(arguments.corrupt, arguments.shift, opened)
+    ]
+    spoiled = replace(sets, shift=(*sets.shift, *made))
+    further: list[Further] = []
+    for each in others:
+        named = each.named(plain, arguments.template)
+        check_same_classes(named)
+        further.append((each.name, open_sets(named[0], each.spec, (), (), None, limit, seed).id, named))
     how, timed = How(arguments, passes=arguments.mc_dropout), SideBySide()
     table = _Table(arguments, temperature, opened, first.name, sets, spoiled, further, predictions, how, timed)
     everyone = range(len(opened))
