@@ -113,8 +113,7 @@ PAGES = {".html", ".htm", ".md", ".tex", ".json", ".csv", ".log", ".out"}
 
 
 def printed(arguments: list[str], suffixes: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """`--markdown` alone → `--markdown -`: it takes the next word only where that ends as such a file does, or is
-    `-`."""
+    """`--markdown` alone → `--markdown -`: the next word is its own only where that ends as such a file does."""
     words: list[str] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         alone = word in suffixes and following != "-" and not following.endswith(suffixes[word])

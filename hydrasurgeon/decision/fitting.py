@@ -80,8 +80,7 @@ def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def check_count(count: int, promise: CalibrateOptions) -> str | None:
-    """Refuse, before any sample is run, what so few cannot promise even of a model that is never wrong; a note where
-    more would be of use."""
+    """Refuse what so few cannot promise even of a model that is never wrong; a note where more would be of use."""
     fitting, certifying = (torch.ones(len(rows)) for rows in halves(count, 0))
     if promise.conformal == "raps":
         quantile(fitting, promise.coverage)
@@ -179,10 +178,7 @@ Constants = tuple[float, Joint | None]
 
 
 def _calibration(fitting: Outputs, certifying: Outputs) -> tuple[float, Joint | None, dict[str, float]]:
-    """Temperature, the joint calibration where it is better, and the NLL before and after, cross-fitted.
-
-    Which is better is told by the fitting half alone, cut in two: the other half has no say in what is certified on it.
-    """
+    """Temperature, the joint calibration where it is better on the fitting half, and the NLL before and after."""
     constants = temperature, joint = _constants(fitting)
     losses = _crossed((constants, certifying), (_constants(certifying), fitting))
     if joint is not None:

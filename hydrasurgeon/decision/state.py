@@ -104,8 +104,7 @@ def decide(state: State, logits: Logits, features: Tensor | None) -> Decided:
 def rows_of(
     decided: Prediction, begun: Sequence[dict[str, Any]], *, names: Sequence[str] | None, top: int
 ) -> list[dict[str, Any]]:
-    """One row for each sample, continuing what is `begun`; without a decision state there are no sets and nothing is
-    unfamiliar: None."""
+    """One row for each sample, continuing what is `begun`; without a decision state some columns are None."""
 
     def called(klass: int) -> str | int:
         return klass if names is None else names[klass]

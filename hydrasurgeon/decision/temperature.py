@@ -65,10 +65,7 @@ def calibrated(logits: Logits, temperature: float = 1.0, joint: Any = None) -> P
 
 
 def uncertainties(logits: Logits, temperature: float = 1.0, joint: Any = None) -> tuple[Scores, Scores]:
-    """H(mean q_m) and mean H(q_m) of the calibrated members q_m.
-
-    A temperature acts behind the average; members of their own are given the same one.
-    """
+    """H(mean q_m) and mean H(q_m) of the calibrated members q_m, each at the temperature of the average."""
     constants = (temperature, 1.0) if joint is None else (joint.aleatoric, joint.epistemic)
     each = jointly(logits, *constants)
     return entropy(each.mean(dim=1)), entropy(each).mean(dim=1)
@@ -120,10 +117,7 @@ def _temperature(logs: Probs, labels: Labels) -> float:
 
 
 def fit_joint(logits: Logits, labels: Labels) -> Joint:
-    """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from several starts.
-
-    Of more samples than `MOST` logits stand for, a random part tells: two numbers need no more.
-    """
+    """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from several starts."""
     count = max(1, MOST // logits[0].numel())
     if len(logits) > count:
         rows = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))[:count]

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Tower
 
 Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "readout", "classifier"]
-"""In front of the layers: embedding. In a layer: norm, attention (projections to q, k and v, and what normalises
-them), output (W_O and its bias), mlp, scale (of a residual branch). Behind the layers: readout, classifier."""
+"""A layer has norm, attention (q, k, v and their norms), output (W_O and its bias), mlp, and scale (LayerScale)."""
 
 QUERIES = HeadAxis(0)
 """Where q, k or v have their heads, and W_1 its neurons: rows."""

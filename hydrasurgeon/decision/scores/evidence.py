@@ -26,8 +26,7 @@ ALIKE = 1e-6
 # Features in one product: many small ones cost more than a few large, and much larger ones cost memory.
 ROWS = 2048
 SINGULAR = 1e-10
-"""A covariance is singular when its smallest eigenvalue is below this fraction of its largest: features behind a
-LayerNorm have such a direction, and few samples have many."""
+"""A covariance is singular when its smallest eigenvalue is below this fraction of its largest."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,7 @@ def _symmetric(matrix: Tensor) -> Tensor:
 def whitening(
     covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]
 ) -> tuple[Tensor, float | None]:
-    """W, by which x W has the identity as covariance, and the share of the identity that had to be mixed in.
-
-    `centred` are samples that the covariance is of: they tell how far to shrink it if it is singular.
-    """
+    """W, by which x W has the identity as covariance, and the share of the identity that had to be mixed in."""
     values, vectors = torch.linalg.eigh(covariance)
     shrunk = None
     if values[0] <= SINGULAR * values[-1]:

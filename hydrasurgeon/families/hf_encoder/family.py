@@ -74,8 +74,7 @@ MODELLING, DECIDING = "modeling_hydrasurgeon", "deciding_hydrasurgeon"
 OWN_TYPE = "hydrasurgeon_"
 """What stands before the `model_type` of a config.json whose weights stock transformers would not recognise."""
 STOCK = "load with trust_remote_code=True"
-"""Stands there as the name of the weight file, so that transformers' own classes raise instead of filling a model at
-random."""
+"""Stands there as the name of the weight file, so that transformers' own classes raise."""
 ACTS = {"temperature", "joint", "ood"}
 """What of a decision state config.json holds, but for how it was chosen."""
 

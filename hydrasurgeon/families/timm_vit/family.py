@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
-from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families.base import Bare, Family, Usage
 from hydrasurgeon.families.settings import Images, known, pair, parse
 from hydrasurgeon.families.timm_vit import architectures
@@ -81,10 +81,8 @@ class TimmViT(Family):
             classes = arguments.pop("num_classes", None)
             also = f" (runs like {', '.join(alike[:3])})" if alike else ""
             note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
-        architecture = self._prunable(name, where)
-        overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
+        architecture, overrides = self._configured(name, arguments, where, CheckpointError)
         args = {**architecture.args, **overrides}
-        check_whole(args, where, CheckpointError)
         num_classes = classes or next(iter(shapes.get("head.weight", (0,))), 0)
         difference = fits(architecture, shapes, {**overrides, "num_classes": num_classes}, self.listed)
         if difference:
@@ -135,9 +133,7 @@ class TimmViT(Family):
 
     def fresh_model(self, arch: str) -> Model:
         name, arguments, classes = self._parse_arch(arch)
-        architecture = self._prunable(name, f"timm:{arch}")
-        overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
-        check_whole({**architecture.args, **overrides}, f"timm:{arch}", UsageError)
+        architecture, overrides = self._configured(name, arguments, f"timm:{arch}", UsageError)
         return Model(
             family="timm",
             arch=name,
@@ -162,11 +158,16 @@ class TimmViT(Family):
         parse(Config, {"architecture": name, "num_classes": classes}, where, error=UsageError)
         return name, parse(self.arguments, args, where, error=UsageError).written(), classes
 
-    def _prunable(self, name: str, where: str) -> Architecture:
+    def _configured(
+        self, name: str, arguments: Mapping[str, Any], where: str, error: type[HydraError]
+    ) -> tuple[Architecture, dict[str, Any]]:
+        """A registered architecture that can be pruned, and the arguments that differ from its own."""
         architecture = self.named(name, where)
         if not architecture.prunable:
             raise SurgeryError(f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED)
-        return architecture
+        overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
+        check_whole({**architecture.args, **overrides}, where, error)
+        return architecture, overrides
 
     def _overrides(self, model: Model, where: str = "the manifest") -> dict[str, Any]:
         """The arguments that a manifest records."""

@@ -24,7 +24,6 @@ from hydrasurgeon.stages.build.choice import Choosing, Row, draw_front
 from hydrasurgeon.stages.build.cost import parse_budgets
 from hydrasurgeon.stages.build.making import Making
 from hydrasurgeon.stages.build.search import WITH_FOREIGN, check_enough, keys_of, searched
-from hydrasurgeon.stages.build.together import needs_foreign
 from hydrasurgeon.stages.commands import script
 from hydrasurgeon.tuning.recipes import load_recipe
 
@@ -111,7 +110,7 @@ def _check(options: BuildOptions) -> None:
     keys = keys_of(options)
     for key in keys:
         criterion(key, option="--criteria")
-    wanting = [f"--objective {options.goal}"] if needs_foreign(options.goal) else []
+    wanting = [f"--objective {options.goal}"] if options.goal not in ("acc", "nll") else []
     wanting += [f"--criteria {key}" for key in keys if key in WITH_FOREIGN]
     if wanting and not options.ood:
         hint = "Give --ood D, or --objective acc or nll, and circuit-acc among --criteria."

@@ -65,8 +65,7 @@ class Candidate:
 
 
 def candidates(manifest: SingleManifest, scores: Mapping[str, Score], *, number: int, seed: int) -> list[Candidate]:
-    """The backbone, and so many others, each different: prefixes of every order and draws from it, from every trunk's
-    end on.
+    """The backbone, and so many others, each different: prefixes of every order and draws from it.
 
     Methods come in turn, each in an order of its own drawn by the seed: none is crowded out where candidates are few.
     """
@@ -93,8 +92,7 @@ def candidates(manifest: SingleManifest, scores: Mapping[str, Score], *, number:
 def _made(
     manifest: SingleManifest, score: Score, method: str, start: int, fraction: float, draw: int, repair: str | None
 ) -> Candidate | None:
-    """A member pruned from layer `start` on, by the heads that go first (draw 0) or a draw; None where no such heads can
-    go."""
+    """A member pruned from layer `start` on by the heads that go first (draw 0) or a draw, where there are such."""
     last = manifest.towers[read_tower(manifest.kept)].layers - 1
     layers = None if start == 0 else f"{start}-{last}"
     try:

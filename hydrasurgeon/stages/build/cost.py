@@ -74,8 +74,7 @@ class Part:
 
 
 SiteSize = tuple[int, int, int, tuple[str, str | None]]
-"""Numbers that one attention site holds: in q, k and v of one head, in W_O's columns of one head, in W_O's bias; and the
-names of W_O and its bias."""
+"""Numbers in q, k and v of one head, in its columns of W_O, in W_O's bias; and the names of W_O and its bias."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +196,8 @@ class Costs:
 
     def check(self, budget: Budget) -> None:
         """Refuse a budget that nothing is within."""
-        least = min(self.cost([i], budget.unit) for i in range(len(self.parts)))
-        if not budget.allows(least):
+        if not any(self.affordable(budget, [i]) for i in range(len(self.parts))):
+            least = min(self.cost([i], budget.unit) for i in range(len(self.parts)))
             what = f"--budget {budget}: the cheapest candidate costs {budget.unit}={least:.3g}"
             raise SurgeryError(what, hint="Allow more, or try more --candidates.")
 

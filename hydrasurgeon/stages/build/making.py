@@ -62,8 +62,7 @@ class Making:
             self.notes |= dict.fromkeys(state.read().get(out.name, ()))
 
     def tuned(self, choosing: Choosing, budget: Budget) -> tuple[list[Row], bool]:
-        """The single model and the members given the same steps; whether the hydra of those is worth more, within the
-        budget."""
+        """The single model and the members given the same steps; whether the hydra of those is worth more."""
         alone, *tunings = self._tuning(self.source, {}), *(self._tuning(file, self.fields) for file in self.files)
         commands = [*(self._pruning(i) for i in self.members if i), alone, *tunings]
         if len(tunings) > 1:

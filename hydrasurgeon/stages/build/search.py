@@ -168,10 +168,7 @@ def _scorings(opened: Single, options: BuildOptions) -> list[Command]:
 
 
 def _tidy(work: Path) -> None:
-    """Remove what a killed build left half-written in its folder, and give files their sidecars back.
-
-    What is whole is not made again, so that nobody else would.
-    """
+    """Remove what a killed build left half-written in its folder, and give whole files their sidecars back."""
     for folder in (work, work / "answers"):
         for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
             if match := LEFT.fullmatch(name):

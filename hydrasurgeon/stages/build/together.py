@@ -64,8 +64,7 @@ class Objective:
 
     name: str
     floor: float | None = None
-    """An accuracy: each point below it costs `PENALTY` points. What detects OOD data best is then sought among those
-    that still know in-distribution data."""
+    """An accuracy: each point below it costs `PENALTY` points."""
 
     @property
     def behind(self) -> bool:
@@ -97,10 +96,6 @@ class Objective:
             return worth
         probs = sums[-1] if self.behind else sums[0][..., :-1] if self.name == "mi" else sums[0]
         return worth - PENALTY * max(0.0, self.floor - _accuracy(probs, labels))
-
-
-def needs_foreign(name: str) -> bool:
-    return name not in ("acc", "nll")
 
 
 def _accuracy(rows: Tensor, labels: Int[Tensor, " sample"]) -> float:
