@@ -6,7 +6,6 @@ are those that `save_pretrained` of the classification model writes, whatever mo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
@@ -276,16 +275,12 @@ def has_pooler(config: Encoder) -> bool:
 
 def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
     """Name as `save_pretrained` of the classifier writes it → name in this file, which may lack the prefix."""
-    names = list(stored)
-    dot = f"{kind.prefix}."
-    bare = not any(name.startswith(dot) for name in names)
+    stored_as, dot = {name: name for name in stored}, f"{kind.prefix}."
+    bare = not any(name.startswith(dot) for name in stored_as)
     classifiers = tuple(f"{name}." for name, _ in kind.classifier)
-    stored_as = {}
-    for name in names:
-        plain = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
-        plain = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", plain)
-        stored_as[f"{dot}{plain}" if bare and not plain.startswith(classifiers) else plain] = name
-    return stored_as
+    for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+        stored_as = {n.removesuffix(old) + new if n.endswith(old) else n: name for n, name in stored_as.items()}
+    return {n if not bare or n.startswith(classifiers) else f"{dot}{n}": name for n, name in stored_as.items()}
 
 
 def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
@@ -336,11 +331,9 @@ def _words(config: Encoder) -> Named:
     yield "embeddings.position_embeddings.weight", (config.max_position_embeddings, width)
     if isinstance(config, BertConfig):
         yield "embeddings.token_type_embeddings.weight", (config.type_vocab_size, width)
-    yield "embeddings.LayerNorm.weight", (width,)
-    yield "embeddings.LayerNorm.bias", (width,)
+    yield from (("embeddings.LayerNorm.weight", (width,)), ("embeddings.LayerNorm.bias", (width,)))
     if width != dim:
-        yield "embeddings_project.weight", (dim, width)
-        yield "embeddings_project.bias", (dim,)
+        yield from (("embeddings_project.weight", (dim, width)), ("embeddings_project.bias", (dim,)))
     if isinstance(config, MPNetConfig):
         # One column for each head of every layer.
         table = (config.relative_attention_num_buckets, config.num_attention_heads)
@@ -358,8 +351,7 @@ def _layer(config: Encoder, kind: Kind) -> Iterator[Weight]:
         inner = dim * config.mlp_ratio
     yield from linear(kind.mlp[0], inner, dim, "mlp", heads=QUERIES)
     yield from linear(kind.mlp[1], dim, inner, "mlp", heads=OUT)
-    for name in kind.norms:
-        # BERT's attention ends with a norm of its own.
+    for name in kind.norms:  # BERT's attention ends with a norm of its own
         yield from norm(name, dim, "attention" if name.startswith("attention.") else "norm")
     if isinstance(config, Dinov2Config):
         yield Weight("layer_scale1.lambda1", (dim,), "scale")

@@ -380,13 +380,12 @@ class Config(Settings):
 
 def check_whole(args: Mapping[str, Any], where: str, error: type[HydraError]) -> None:
     """Refuse arguments that do not make a ViT together; `args` are all of them, defaults included."""
-    dim, heads, why = args["embed_dim"], args["num_heads"], None
+    dim, heads = args["embed_dim"], args["num_heads"]
     (height, width), (ph, pw) = pair(args["img_size"]), pair(args["patch_size"])
-    if dim % heads:
-        why = f"embed_dim {dim} is not a multiple of num_heads {heads}"
-    elif args["global_pool"] == "token" and not args["class_token"]:
-        why = "global_pool is token, and class_token is off"
-    elif height < ph or width < pw:
-        why = f"an image of {height}×{width} has 0 patches of {ph}×{pw}"
-    if why is not None:
-        raise error(f"{where}: {why}")
+    for wrong, why in (
+        (dim % heads, f"embed_dim {dim} is not a multiple of num_heads {heads}"),
+        (args["global_pool"] == "token" and not args["class_token"], "global_pool is token, and class_token is off"),
+        (height < ph or width < pw, f"an image of {height}×{width} has 0 patches of {ph}×{pw}"),
+    ):
+        if wrong:
+            raise error(f"{where}: {why}")
