@@ -3,8 +3,7 @@ the hydra.
 
 Candidates are windows on a score of the first members that let a share of the samples through. Those of one kind form a
 family, walked from all rows downwards for as long as no measure drops by more than it may: a small share that does well
-where
-a larger one does not has been lucky. Of what the families end at, the cheapest is taken.
+where a larger one does not has been lucky. Of what the families end at, the cheapest is taken.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Fit a cascade to a decision state: the half of the validation data that fits chooses it, the other one certifies.
 
-What is promised (sets, abstention, share flagged) is taken on the cascade's own answers to the half that chose nothing,
-and so
-are the drops that are recorded, beside half of each OOD set.
+What is promised, and the drops, are taken on the cascade's own answers to the half that chose nothing.
 """
 
 from __future__ import annotations
