@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -52,13 +53,13 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("data", "val")):
         pixels[:] = np.random.default_rng(seed).integers(0, 120, pixels.shape)
         np.savez(folder / f"{name}.npz", images=pixels, labels=truth)
-    os.chdir(folder)
-    for line in (
-        "prune --method random --keep 2 --seed 1 vit -o a",
-        "prune --method random --keep 3 --seed 2 vit -o b",
-        "fuse a b -o hydra",
-    ):
-        assert run([*line.split(), "--quiet"]) == 0
+    with contextlib.chdir(folder):
+        for line in (
+            "prune --method random --keep 2 --seed 1 vit -o a",
+            "prune --method random --keep 3 --seed 2 vit -o b",
+            "fuse a b -o hydra",
+        ):
+            assert run([*line.split(), "--quiet"]) == 0
     return folder
 
 
