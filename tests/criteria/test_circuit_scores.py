@@ -20,6 +20,7 @@ from hydrasurgeon.criteria import OOD_SCORES, objective_of, score_key
 from hydrasurgeon.criteria.circuits.objective import FAMILIARITY
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.decided import OF_LOGITS
 from hydrasurgeon.files.manifest import read_manifest, sidecar
 
 MAKE = Callable[..., Path]
@@ -28,7 +29,7 @@ SPEC = Callable[..., str]
 
 def test_every_score_of_one_models_logits_is_there() -> None:
     assert tuple(FAMILIARITY) == OOD_SCORES
-    assert set(OOD_SCORES) == set(ON_LOGITS) - {"mi"}
+    assert set(OOD_SCORES) <= set(ON_LOGITS) == set(OF_LOGITS)
 
 
 @pytest.mark.parametrize(
