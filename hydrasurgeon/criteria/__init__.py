@@ -112,7 +112,7 @@ def criterion(name: str, *, option: str = "--method") -> Criterion:
     if name not in CRITERIA:
         raise UsageError(
             f"{option} {name}: no such criterion{did_you_mean(name, CRITERIA)}",
-            hint=f"Available: {', '.join(CRITERIA)}.",
+            hint=f"Available: {', '.join(each for each in CRITERIA if not each.startswith(OF_NEURONS))}.",
         )
     return CRITERIA[name]
 

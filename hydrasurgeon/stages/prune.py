@@ -97,7 +97,7 @@ def _opened(arguments: PruneOptions) -> tuple[Single, str | None]:
     named = [name for name, value in (amounts | {"--mask": arguments.mask}).items() if value is not None]
     if len(named) > 1 or not (named or arguments.neurons):
         wrong = f"{' and '.join(named)} together" if named else "no number of heads or neurons"
-        hint = "Give one of --keep K, --remove N, --sample N/P, --mask FILE, and --neurons SHARE or that alone."
+        hint = "Give --neurons SHARE, or one of --keep K, --remove N, --sample N/P, --mask FILE, or both."
         raise UsageError(f"prune: {wrong}", hint=hint)
     method, data = arguments.method, arguments.data
     check_keep(method, arguments.keep)
