@@ -39,10 +39,10 @@ from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages import build as building
 from hydrasurgeon.stages.build.answers import Cache
-from hydrasurgeon.stages.build.choice import measured
+from hydrasurgeon.stages.build.choice import Answers, Objective, Pool, choose, estimate
+from hydrasurgeon.stages.build.comparing import measured
 from hydrasurgeon.stages.build.cost import parse_budgets
 from hydrasurgeon.stages.build.search import Search
-from hydrasurgeon.stages.build.together import Answers, Objective, Pool, choose, estimate
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "build.json"

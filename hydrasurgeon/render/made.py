@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Score
     from hydrasurgeon.sharing.trial import Compared
     from hydrasurgeon.stages.build import Built
-    from hydrasurgeon.stages.build.choice import Row as Choice
+    from hydrasurgeon.stages.build.comparing import Row as Choice
     from hydrasurgeon.stages.calibrate import Calibrated
     from hydrasurgeon.stages.export import Export
     from hydrasurgeon.stages.finetune import Finetuned

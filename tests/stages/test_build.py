@@ -25,9 +25,9 @@ from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages.build import answers as answering
-from hydrasurgeon.stages.build import choice as choosing
+from hydrasurgeon.stages.build import comparing as choosing
+from hydrasurgeon.stages.build.choice import Choice
 from hydrasurgeon.stages.build.cost import stored
-from hydrasurgeon.stages.build.together import Choice
 
 VIT = FAMILIES["timm ViT"]
 

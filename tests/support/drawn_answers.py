@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydrasurgeon.stages.build.together import Answers
+from hydrasurgeon.stages.build.choice import Answers
 
 CANDIDATES, ROWS, CLASSES = 7, 60, 4
 

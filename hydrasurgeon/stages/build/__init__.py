@@ -20,7 +20,7 @@ from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.processes import joined
-from hydrasurgeon.stages.build.choice import Choosing, Row, draw_front
+from hydrasurgeon.stages.build.comparing import Choosing, Row, draw_front
 from hydrasurgeon.stages.build.cost import parse_budgets
 from hydrasurgeon.stages.build.making import Making
 from hydrasurgeon.stages.build.search import WITH_FOREIGN, check_enough, keys_of, searched

@@ -17,7 +17,7 @@ from torch import nn
 
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.stages.build.candidates import Candidate, first_changed
-from hydrasurgeon.stages.build.together import Answers
+from hydrasurgeon.stages.build.choice import Answers
 from hydrasurgeon.data import Samples
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import make_folder

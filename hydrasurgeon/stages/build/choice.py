@@ -1,128 +1,290 @@
-"""build's choice within each budget, and what else there is beside it: measured by eval's metrics, drawn as a front."""
+"""The members that are worth most together: arithmetic on answers that each candidate gave once.
+
+With separate or equal MLPs a hydra answers exactly as its members do, so p = 1/M Σ_m p_m needs no model. Members are
+chosen by forward selection, then swaps while they help, within a budget. A choice from many that is made on few samples
+finds noise too: the estimate is what two halves of the samples say of the choice that the other half made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.files.plots import figure, save_figure
-from hydrasurgeon.measuring import metrics
-from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.stages.build.cost import UNITS, Budget
-from hydrasurgeon.stages.build.search import Search
-from hydrasurgeon.stages.build.together import Answers, Choice, Estimate, Objective, Pool, choose, estimate
+from hydrasurgeon.decision.scores.on_logits import entropy, generalized_entropy
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.measuring.metrics import auroc
 
-AXES = {"macs": "multiply-adds, times the backbone's", "params": "parameters, times the backbone's"}
-"""What stands at the axis of each cost."""
+PENALTY = 10.0
+"""What a point of accuracy below the floor costs, in points of the objective."""
+TINY = 1e-30
+"""A probability that underflows counts as this in float32."""
+
+MOST_MEMBERS = 5
+"""Members of a hydra whose number is left open."""
+SWAPS = 3
+"""Rounds of swaps, at most; most choices settle after one."""
+
+RESAMPLES = 20
+"""Draws of the samples by which the noise of a difference is told."""
+
+Affordable = Callable[[Sequence[int]], bool]
+Rows = Float[Tensor, "sample klass"]
+Terms = list[Tensor]
+"""What is added up over members: for every set one tensor, of probabilities, logits or scalars."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table."""
+class Answers:
+    """One candidate's logits on the validation set and on OOD sets."""
+
+    val: Rows
+    labels: Int[Tensor, " sample"]
+    foreign: tuple[Rows, ...] = ()
+
+    @property
+    def sets(self) -> tuple[Rows, ...]:
+        return (self.val, *self.foreign)
+
+    def halves(self) -> tuple[Answers, Answers]:
+        """The first half of every set, and the rest: samples come in no order."""
+        first, rest = zip(*(torch.tensor_split(rows, [len(rows) // 2]) for rows in (*self.sets, self.labels)), strict=True)
+        return Answers(first[0], first[-1], first[1:-1]), Answers(rest[0], rest[-1], rest[1:-1])
+
+
+@dataclass(frozen=True)
+class Objective:
+    """How a sum over members becomes a number, the higher the better."""
 
     name: str
-    members: int
-    cost: Mapping[str, float]
-    """Multiply-adds and parameters, times the backbone's."""
-    worth: Mapping[str, float]
-    """accuracy, nll, ece; and auroc, fpr95 of msp, the mean over OOD sets."""
-    crossed: bool = False
-    """Whether it was chosen on other samples than it was measured on; else nothing was chosen."""
+    floor: float | None = None
+    """An accuracy: each point below it costs `PENALTY` points."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether validation probabilities stand behind its terms, which are no probabilities themselves."""
+        return self.floor is not None and self.name in ("energy", "max-logit")
+
+    def terms(self, answers: Answers) -> Terms:
+        if self.name == "nll":
+            return [answers.val.softmax(dim=-1).gather(-1, answers.labels[:, None])[:, 0]]
+        terms, _ = SCORES.get(self.name, SCORES["msp"])
+        return [*terms(answers), *([answers.val.softmax(dim=-1)] if self.behind else [])]
+
+    def plain(self, sums: Sequence[Tensor], members: int, labels: Int[Tensor, " sample"]) -> float:
+        """What sums over so many members are worth, whatever the floor."""
+        if self.name == "nll":
+            return float((sums[0] / members).clamp_min(TINY).log().double().mean())
+        if self.name == "acc":
+            return _accuracy(sums[0], labels)
+        _, score = SCORES.get(self.name, SCORES["msp"])
+        inside, *outside = (score(rows, members) for rows in (sums[:-1] if self.behind else sums))
+        areas = [area for each in outside if (area := auroc(inside, each)) is not None]
+        mean = sum(areas) / len(areas)  # against each OOD set, on average
+        return (_accuracy(sums[0], labels) + mean) / 2 if self.name == "avg" else mean
+
+    def value(self, sums: Sequence[Tensor], members: int, labels: Int[Tensor, " sample"]) -> float:
+        """What they are worth, less what they are short of the floor."""
+        worth = self.plain(sums, members, labels)
+        if self.floor is None or self.name == "nll":
+            return worth
+        probs = sums[-1] if self.behind else sums[0][..., :-1] if self.name == "mi" else sums[0]
+        return worth - PENALTY * max(0.0, self.floor - _accuracy(probs, labels))
 
 
-def measured(members: Sequence[Answers]) -> dict[str, float]:
-    """What members are worth together, in float64."""
-    probs = metrics.mean_probs(torch.stack([member.val for member in members], dim=1))
-    labels = members[0].labels
-    worth = {
-        "accuracy": metrics.accuracy(probs, labels),
-        "nll": metrics.nll(probs, labels),
-        "ece": metrics.ece(probs, labels),
-    }
-    foreign = [torch.stack(rows, dim=1) for rows in zip(*(m.foreign for m in members), strict=True)]
-    if foreign:
-        inside = 1 - probs.amax(dim=-1)
-        outside = [1 - metrics.mean_probs(rows).amax(dim=-1) for rows in foreign]
-        for name, measure in (("auroc", metrics.auroc), ("fpr95", metrics.fpr95)):
-            values = [measure(inside, each) for each in outside]
-            worth[name] = sum(value for value in values if value is not None) / len(values)
-    return worth
+def _accuracy(rows: Tensor, labels: Int[Tensor, " sample"]) -> float:
+    return float((rows.argmax(dim=-1) == labels).double().mean())
 
 
-def halved(*halves: Sequence[Answers]) -> dict[str, float]:
-    """What members are worth on the second half of the samples and on the first; each may have members of its own."""
-    parts = [
-        measured([member.halves()[half] for member in members]) for half, members in zip((1, 0), halves, strict=True)
-    ]
-    return {name: sum(part[name] for part in parts) / 2 for name in parts[0]}
+def _probabilities(answers: Answers) -> Terms:
+    return [rows.softmax(dim=-1) for rows in answers.sets]
 
 
-class Choosing:
-    """The candidates' answers in the terms of the objective."""
-
-    def __init__(self, search: Search, options: BuildOptions) -> None:
-        self.search, self.options = search, options
-        floor = measured(self.read([0]))["accuracy"] - options.spare
-        answers = (search.cache.read(candidate) for candidate in search.candidates)
-        self.pool = Pool.gathered(Objective(options.goal, floor), answers, len(search.candidates))
-
-    def within(self, budget: Budget) -> tuple[Choice, Estimate]:
-        """The choice on all samples, and what such a choice is worth on others."""
-        affordable = partial(self.search.costs.affordable, budget)
-        chosen = self._chosen(pools=self.search.pools, members=self.options.wanted, affordable=affordable)
-        if chosen is None:
-            what = f"--members {self.options.members}: no {self.options.members} candidates cost at most {budget}"
-            raise SurgeryError(what, hint="Allow more, ask for fewer members, or try more --candidates.")
-        return chosen
-
-    def _chosen(self, **how: Any) -> tuple[Choice, Estimate] | None:
-        choice, judged = choose(self.pool, **how), estimate(self.pool, **how)
-        return (choice, judged) if choice and judged else None
-
-    def read(self, members: Sequence[int]) -> list[Answers]:
-        return [self.search.cache.read(self.search.candidates[i]) for i in members]
-
-    def row(self, name: str, choice: Choice, judged: Estimate | None = None) -> Row:
-        """Measured where it was not chosen: each half of the samples judges the other half's choice."""
-        halves = (choice, choice) if judged is None else judged.choices
-        cost: dict[str, float] = {unit: self.search.costs.cost(choice.members, unit) for unit in UNITS}
-        worth = halved(*(self.read(half.members) for half in halves))
-        return Row(name, len(choice.members), cost, worth, crossed=judged is not None)
-
-    def references(self) -> list[Row]:
-        """The single model, the best single member, and the paper's recipe."""
-        rows = [self.row("single model", Choice((0,), 0.0))]
-        paper = self.search.paper
-        pruned = [i for i in range(1, len(self.search.candidates)) if i not in paper]
-        one = self._chosen(pools=[pruned], members=1, affordable=lambda members: True)
-        if one is not None:
-            rows.append(self.row("best single member", *one))
-        if paper:
-            rows.append(self.row("the paper's recipe", Choice(tuple(paper), 0.0)))
-        return rows
+def _with_entropies(answers: Answers) -> Terms:
+    """Probabilities, and in a last column their entropy."""
+    return [torch.cat([p, entropy(p)[..., None]], dim=-1) for p in _probabilities(answers)]
 
 
-def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path) -> None:
-    """Quality against cost, the best within each budget and what else there is; the same bytes for the same rows."""
-    import matplotlib
+def _mutual_information(rows: Tensor, members: int) -> Tensor:
+    return (entropy(rows[..., :-1] / members) - rows[..., -1] / members).clamp_min(0)
 
-    measures = [name for name in ("accuracy", "auroc") if name in rows[0].worth]
-    with matplotlib.rc_context({"font.size": 9}):
-        drawn = figure(5.5 * len(measures))
-        axes = drawn.subplots(1, len(measures), squeeze=False)[0]
-        for place, measure in zip(axes, measures, strict=True):
-            costs, worths = [row.cost[unit] for row in front], [100 * row.worth[measure] for row in front]
-            place.plot(costs, worths, marker="o", color="C0", label="best within the budget")
-            for at, row in enumerate(rows):
-                look = {"marker": "s^Dv<>P"[at % 7], "color": f"C{at + 1}", "label": row.name, "zorder": 3}
-                place.scatter(row.cost[unit], 100 * row.worth[measure], **look)
-            place.set(xlabel=AXES[unit], ylabel=f"{measure} (%)")
-            place.grid(alpha=0.3)
-        axes[0].legend(frameon=False)
-        save_figure(drawn, path)
+
+SCORES: dict[str, tuple[Callable[[Answers], Terms], Callable[[Tensor, int], Tensor]]] = {
+    "msp": (_probabilities, lambda rows, members: -rows.amax(dim=-1)),
+    "entropy": (_probabilities, lambda rows, members: entropy(rows / members)),
+    "mi": (_with_entropies, _mutual_information),
+    "energy": (lambda answers: [-rows.logsumexp(dim=-1) for rows in answers.sets], lambda rows, members: rows),
+    "max-logit": (lambda answers: list(answers.sets), lambda rows, members: -rows.amax(dim=-1)),
+    "gen": (_probabilities, lambda rows, members: generalized_entropy(rows / members)),
+}
+"""OOD scores whose AUROC can be an objective, functions of logits: their terms, and the score of a sum over members."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Some candidates, by their numbers, and what they are worth together."""
+
+    members: tuple[int, ...]
+    value: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a choice is worth on samples that it was not made on."""
+
+    value: float
+    optimism: float
+    """How much more it looked to be worth where it was made."""
+    choices: tuple[Choice, ...]
+    """What each half chose."""
+
+
+class Pool:
+    """All candidates' terms of an objective; sums of them, and what those are worth."""
+
+    def __init__(self, objective: Objective, terms: Sequence[Tensor], labels: Int[Tensor, " sample"]) -> None:
+        self.objective = objective
+        self.terms = terms
+        """For each set [candidate, sample, …]."""
+        self.labels = labels
+
+    @classmethod
+    def gathered(cls, objective: Objective, candidates: Iterable[Answers], count: int) -> Pool:
+        """The pool of so many candidates, one after another, without holding their logits."""
+        terms: list[Tensor] = []
+        for at, answers in enumerate(candidates):
+            mine = objective.terms(answers)
+            if not terms:
+                labels = answers.labels
+                terms = [torch.empty((count, *term.shape), dtype=term.dtype) for term in mine]
+            for held, term in zip(terms, mine, strict=True):
+                held[at] = term
+        return cls(objective, terms, labels)
+
+    def halves(self) -> tuple[Pool, Pool]:
+        """The first half of every set's samples, which come in no order, and the rest; nothing is copied."""
+        middle = len(self.labels) // 2
+        parts = [term.tensor_split([term.shape[1] // 2], dim=1) for term in self.terms]
+        labels = self.labels[:middle], self.labels[middle:]
+        first, rest = (Pool(self.objective, [part[half] for part in parts], labels[half]) for half in (0, 1))
+        return first, rest
+
+    def sums(self, members: Sequence[int]) -> list[Tensor]:
+        """Over nothing: zeros."""
+        return [term[list(members)].sum(dim=0) for term in self.terms]
+
+    def worth(self, members: Sequence[int]) -> float:
+        return self.objective.value(self.sums(members), len(members), self.labels)
+
+    def plainly(self, members: Sequence[int]) -> float:
+        """The same without the floor."""
+        return self.objective.plain(self.sums(members), len(members), self.labels)
+
+    def worth_with(self, members: Sequence[int], options: Sequence[int]) -> list[float]:
+        """Worth of these members and one more, for each option."""
+        base = self.sums(members)
+
+        def one(option: int) -> float:
+            sums = [total + term[option] for total, term in zip(base, self.terms, strict=True)]
+            return self.objective.value(sums, len(members) + 1, self.labels)
+
+        # Threads over options beat torch's own over rows; two of each would be in each other's way.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
+                return list(workers.map(one, options))
+        finally:
+            torch.set_num_threads(threads)
+
+    def difference(self, one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
+        """How much more `one` is worth than `other`, and its standard error, both on the same draws of samples."""
+        dice, drawn = torch.Generator().manual_seed(0), []
+        sides = [(self.sums(members), len(members)) for members in (one, other)]
+        for _ in range(RESAMPLES):
+            rows = [torch.randint(len(each), (len(each),), generator=dice) for each in sides[0][0]]
+            if self.objective.behind:
+                rows[-1] = rows[0]
+            labels = self.labels[rows[0]]
+            values = [
+                self.objective.value([total[at] for total, at in zip(sums, rows, strict=True)], count, labels)
+                for sums, count in sides
+            ]
+            drawn.append(values[0] - values[1])
+        return self.worth(one) - self.worth(other), float(torch.tensor(drawn).std())
+
+
+def choose(
+    pool: Pool, *, pools: Sequence[Sequence[int]], affordable: Affordable, members: int | None = None
+) -> Choice | None:
+    """The best of all that forward selection and swaps find in each pool; None where nothing is affordable.
+
+    Of choices that the samples cannot tell from the best, it is the one of most members: what one member has by luck,
+    an average of several has less of. `members` asks for exactly so many.
+    """
+    most = MOST_MEMBERS if members is None else members
+    best: dict[int, Choice] = {}
+    for allowed in pools:
+        for choice in _forward(pool, allowed, affordable, most):
+            size = len(choice.members)
+            if size not in best or choice.value > best[size].value:
+                best[size] = choice
+    if members is not None:
+        return best.get(members)
+    top = max(best.values(), key=lambda choice: (choice.value, -len(choice.members)), default=None)
+    if top is None:
+        return None
+    for size in sorted(best, reverse=True):
+        if size <= len(top.members):
+            break
+        lost, error = pool.difference(top.members, best[size].members)
+        if lost <= error:
+            return best[size]
+    return top
+
+
+def _forward(pool: Pool, allowed: Sequence[int], affordable: Affordable, most: int) -> Iterator[Choice]:
+    """The best single member, the best two, … each improved by one member for another as long as that is better."""
+    chosen: list[int] = []
+
+    def best(rest: Sequence[int]) -> tuple[float, int] | None:
+        """The member that is worth most beside the rest, the first of several."""
+        options = [c for c in allowed if c not in chosen and affordable([*rest, c])]
+        values = pool.worth_with(rest, options)
+        return (max(values), options[values.index(max(values))]) if options else None
+
+    while len(chosen) < most and (addition := best(chosen)) is not None:
+        value, member = addition
+        chosen.append(member)
+        for _ in range(SWAPS if len(chosen) > 1 else 0):
+            before = value
+            for place in range(len(chosen)):
+                other = best([*chosen[:place], *chosen[place + 1 :]])
+                if other is not None and other[0] > value:
+                    value, chosen[place] = other
+            if value == before:
+                break
+        yield Choice(tuple(sorted(chosen)), value)
+
+
+def estimate(
+    pool: Pool, *, pools: Sequence[Sequence[int]], affordable: Affordable, members: int | None = None
+) -> Estimate | None:
+    """What choosing so is worth: each half of the samples judges what the other half chose."""
+    halves = pool.halves()
+    choices, there, elsewhere = [], [], []
+    for here, other in (halves, halves[::-1]):
+        choice = choose(here, pools=pools, affordable=affordable, members=members)
+        if choice is None:
+            return None
+        choices.append(choice)
+        there.append(here.plainly(choice.members))
+        elsewhere.append(other.plainly(choice.members))
+    value = sum(elsewhere) / 2
+    return Estimate(value, sum(there) / 2 - value, tuple(choices))

@@ -13,11 +13,11 @@ from hydrasurgeon.data import first_batch, moved
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.classifier import as_classifier
-from hydrasurgeon.stages.build.choice import Choosing, Row, halved
+from hydrasurgeon.stages.build.comparing import Choosing, Row, halved
 from hydrasurgeon.stages.commands import Command
 from hydrasurgeon.stages.build.cost import Budget, stored
 from hydrasurgeon.stages.build.search import SCORED, Search
-from hydrasurgeon.stages.build.together import Answers, Pool
+from hydrasurgeon.stages.build.choice import Answers, Pool
 from hydrasurgeon.tuning.recipes import load_recipe
 
 class Making:

@@ -14,9 +14,9 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.options.making import Objective as Goal
-from hydrasurgeon.stages.build.choice import measured
+from hydrasurgeon.stages.build.choice import Answers, Objective, Pool, choose, estimate
+from hydrasurgeon.stages.build.comparing import measured
 from hydrasurgeon.stages.build.cost import parse_budgets
-from hydrasurgeon.stages.build.together import Answers, Objective, Pool, choose, estimate
 
 
 def pool(name: str, everyone: Sequence[Answers]) -> Pool:
