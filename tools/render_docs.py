@@ -19,6 +19,7 @@ from decided import WORTH, figures
 from evidence import WORTH as ALIKE
 from evidence import evidence, worth
 from inside import CORRUPTIONS, PROBE, corruptions, probe
+from priced import FRONT, front
 from readme import DEMO, demo_table, hydra_svg, with_outputs
 from traded import trunk_plot
 
@@ -29,6 +30,7 @@ PASSAGES = {
     "cascade": ("guide/cascade", CASCADES, cascades),
     "corruptions": ("guide/shift", CORRUPTIONS, corruptions),
     "probe": ("guide/probe", PROBE, probe),
+    "front": ("reference/methods", FRONT, front),
 }
 """By file of results: the page it has a passage in, the marks around that passage, and who writes it."""
 

@@ -62,6 +62,8 @@ def inspected(inspection: Inspection) -> None:
         show(f"  MLPs {manifest.fusion.mlp}, trunk of {manifest.fusion.trunk} layers")
     else:
         picture(manifest.kept, manifest.towers)
+        for name, rows in (manifest.kept_neurons or {}).items():
+            show(f"  {name}, neurons: {', '.join(str(len(row)) for row in rows)}")
     if manifest.scores:
         show(f"  scores: {', '.join(manifest.scores)}")
     if manifest.decision is not None:
