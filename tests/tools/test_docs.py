@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PASSAGES = ("decision", "cascade", "corruptions", "probe")
+PASSAGES = ("decision", "cascade", "corruptions", "probe", "front")
 
 
 def test_each_passage_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
