@@ -96,7 +96,7 @@ def test_a_member_learns_from_its_whole(tiny: MAKE, images: SPEC, tmp_path: Path
 def test_taught_again_to_the_same_bits(
     tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `replay`, and resumed after half of the steps; with labelled and unlabelled data, mixed."""
+    """By `replay`, with labelled and unlabelled data, mixed."""
     monkeypatch.chdir(tmp_path)
     path = tiny("whole.safetensors")
     data = images("train.npz", rows=24)
