@@ -5,7 +5,8 @@ tuple of surviving indices; an empty tuple is a layer that keeps no head. The ne
 beside them, under the tower's name and `NEURONS`: to surgery a neuron is a head of one row.
 
 A head tensor holds heads along one axis, as `blocks` packed groups (3 for q, k, v in one matrix), each
-`head × head_dim` long. What works on them takes numpy arrays and torch tensors alike.
+`head × head_dim` long; `head × queries × head_dim` where several queries share a key, which makes them one head. What
+works on them takes numpy arrays and torch tensors alike.
 """
 
 from __future__ import annotations
@@ -127,14 +128,21 @@ class HeadAxis:
 
     axis: int
     blocks: int = 1
+    queries: int = 1
+    """How many query heads stand here for each head: those that share its key and its value."""
+
+    def size(self, head_dim: int) -> int:
+        """How many rows or columns one head has in each block."""
+        return self.queries * head_dim
 
 
 def take_heads(array: Array, at: Sequence[int], *, spec: HeadAxis, head_dim: int) -> Array:
     """The heads at positions `at`, in that order; every other axis untouched."""
     shape = tuple(array.shape)
     lead, tail = shape[: spec.axis], shape[spec.axis + 1 :]
-    heads = shape[spec.axis] // (spec.blocks * head_dim)
-    grouped = array.reshape((*lead, spec.blocks, heads, head_dim, *tail))
+    size = spec.size(head_dim)
+    heads = shape[spec.axis] // (spec.blocks * size)
+    grouped = array.reshape((*lead, spec.blocks, heads, size, *tail))
     taken = grouped[(slice(None),) * (spec.axis + 1) + (list(at),)]
     return taken.reshape(sliced_shape(shape, len(at), spec=spec, head_dim=head_dim))
 
@@ -154,14 +162,15 @@ def put_heads(array: NDArray[Any], at: Sequence[int], heads: int, *, spec: HeadA
 
 def sliced_shape(shape: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int) -> tuple[int, ...]:
     """The shape that `take_heads` gives for `heads` heads."""
-    return (*shape[: spec.axis], spec.blocks * heads * head_dim, *shape[spec.axis + 1 :])
+    return (*shape[: spec.axis], spec.blocks * heads * spec.size(head_dim), *shape[spec.axis + 1 :])
 
 
 def head_mask(length: int, at: Sequence[int], *, spec: HeadAxis, head_dim: int) -> NDArray[np.bool_]:
     """Which of the `length` rows (or columns) along the heads' axis belong to the heads at positions `at`."""
     import numpy as np
 
-    mask = np.zeros((spec.blocks, length // (spec.blocks * head_dim), head_dim), dtype=bool)
+    size = spec.size(head_dim)
+    mask = np.zeros((spec.blocks, length // (spec.blocks * size), size), dtype=bool)
     mask[:, list(at)] = True
     return mask.reshape(-1)
 

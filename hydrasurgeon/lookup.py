@@ -44,11 +44,12 @@ def did_you_mean(word: str, words: Iterable[str], shown: Callable[[str], object]
     return "".join(f" (did you mean {shown(near)}?)" for near in nearest(word, words))
 
 
-def need(*modules: str, purpose: str) -> None:
-    """Refuse before any work is done when one of `modules` is not installed."""
+def need(*modules: str, purpose: str, extra: str | None = None) -> None:
+    """Refuse before any work is done when one of `modules` is not installed; `extra` brings all of them."""
     missing = [INSTALLED_AS.get(name, name) for name in modules if find_spec(name) is None]
+    wanted = " ".join(missing) if extra is None else f'"hydrasurgeon[{extra}]"'
     if missing:
         raise MissingDependency(
             f"{purpose} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
-            hint=f"Run `pip install {' '.join(missing)}`.",
+            hint=f"Run `pip install {wanted}`.",
         )

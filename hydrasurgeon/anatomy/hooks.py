@@ -35,7 +35,7 @@ def masked(sites: Sequence[Attention], masks: Mapping[Place, Tensor]) -> Iterato
 
     def scaler(site: Attention, mask: Tensor) -> Any:
         def scale(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            heads = args[0].unflatten(-1, (len(site.heads), site.head_dim))
+            heads = args[0].unflatten(-1, (len(site.heads), site.width))
             shaped = mask if mask.dim() == 1 else mask[:, None]
             return ((heads * shaped.to(heads.dtype)[..., None]).flatten(-2), *args[1:])
 

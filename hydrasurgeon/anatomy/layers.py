@@ -1,6 +1,6 @@
 """The transformer layer, from the parts that an anatomy names: for one model here, for many in the runtime.
 
-pre-norm:   y = x + scale1(attention(norm1(x)));   out = y + scale2(mlp(norm2(y)))
+pre-norm:   y = x + scale1(attention(norm1(x)));   out = y + scale2(mlp(norm2(y)))   (scales may be norms too)
 post-norm:  y = norm1(x + scale1(attention(x)));   out = norm2(y + scale2(mlp(y)))
 
 `parts` are a `Block`, or what has its parts for all members at once.
@@ -9,6 +9,7 @@ post-norm:  y = norm1(x + scale1(attention(x)));   out = norm2(y + scale2(mlp(y)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,10 +17,19 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hydrasurgeon.anatomy.parts import Attention, Block
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block
 
 Hidden = Float[Tensor, "*batch token embed"]
 Heads = Float[Tensor, "*batch head token head_dim"]
+
+
+def run(anatomy: Anatomy, inputs: Any) -> Float[Tensor, "batch klass"]:
+    """A whole model, part by part."""
+    stack = anatomy.embed(inputs)
+    hidden = stack.hidden
+    for block in anatomy.blocks:
+        hidden = run_block(block, hidden, stack.bias)
+    return anatomy.readout(replace(stack, hidden=hidden))
 
 
 def run_block(block: Block, hidden: Hidden, bias: Tensor | None, tokens: int | None = None) -> Hidden:
@@ -65,9 +75,38 @@ def attend(site: Attention, hidden: Hidden, bias: Tensor | None, tokens: int | N
     """Multi-head attention of one site with the heads it has, from the first `tokens` or from all."""
     if not site.heads:
         return silent(site, hidden, tokens)
-    mask = layer_bias(site, hidden, bias, site.heads, tokens)
     q, k, v = queries_keys_values(site, hidden, tokens)
-    return site.out(merge(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale)))
+    mask = related(site, layer_bias(site, hidden, bias, site.heads, tokens), q, k, site.heads)
+    return site.out(merge(mixed(site, q, k, v, mask)))
+
+
+def mixed(site: Attention, q: Heads, k: Heads, v: Heads, mask: Tensor | None) -> Heads:
+    """What each head makes of the values: softmax(q kᵀ·scale + mask) v, for its queries side by side."""
+    k, v = shared(site, k), shared(site, v)
+    if site.softcap is None:
+        return side_by_side(site, scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale))
+    logits = capped(site, q @ k.transpose(-1, -2) * site.scale)
+    logits = logits if mask is None else logits + mask
+    return side_by_side(site, logits.softmax(dim=-1) @ v)
+
+
+def shared(site: Attention, keys: Heads) -> Heads:
+    """Keys or values, once for each query that reads them."""
+    if site.queries == 1:
+        return keys
+    each = keys.unsqueeze(-3)
+    return each.expand(*each.shape[:-3], site.queries, *each.shape[-2:]).flatten(-4, -3)
+
+
+def side_by_side(site: Attention, heads: Heads) -> Heads:
+    """[…, head × query, token, head_dim] → [..., head, token, width]"""
+    if site.queries == 1:
+        return heads
+    return heads.unflatten(-3, (-1, site.queries)).transpose(-3, -2).flatten(-2)
+
+
+def capped(site: Attention, logits: Tensor) -> Tensor:
+    return logits if site.softcap is None else site.softcap * torch.tanh(logits / site.softcap)
 
 
 def silent(site: Attention, hidden: Hidden, tokens: int | None) -> Hidden:
@@ -90,6 +129,14 @@ def layer_bias(
     return bias if bias.shape[2] == 1 else bias[:, :, :tokens]
 
 
+def related(site: Attention, bias: Tensor | None, q: Heads, k: Heads, heads: Sequence[int]) -> Tensor | None:
+    """`bias`, with what these heads' queries and keys add to their attention logits where the model has that."""
+    if site.relative is None:
+        return bias
+    said = site.relative(q, k, heads)
+    return said if bias is None else said + bias
+
+
 def queries_keys_values(site: Attention, hidden: Hidden, tokens: int | None = None) -> tuple[Heads, Heads, Heads]:
     """Queries of the first `tokens` (or all), keys and values of all."""
     inputs = (hidden if tokens is None else hidden[:, :tokens], hidden, hidden)
@@ -102,14 +149,13 @@ def queries_keys_values(site: Attention, hidden: Hidden, tokens: int | None = No
         width = len(site.heads) * site.head_dim
         first, rest = (None, None) if shift is None else (shift[:width], shift[width:])
         made = [(linear(inputs[0], weight[:width], first), 1), (linear(hidden, weight[width:], rest), 2)]
-    shape = (len(site.heads), site.head_dim)
-    q, k, v = (part for projected, parts in made for part in split_heads(projected, parts, *shape))
+    q, k, v = (part for projected, parts in made for part in split_heads(projected, parts, site.head_dim))
     return *placed(site, site.q_norm(q), site.k_norm(k)), v
 
 
-def split_heads(projected: Hidden, parts: int, heads: int, head_dim: int) -> tuple[Heads, ...]:
+def split_heads(projected: Hidden, parts: int, head_dim: int) -> tuple[Heads, ...]:
     """A projection's output as [batch, head, token, head_dim], for each of the `parts` (q, k, v) packed in it."""
-    each = projected.unflatten(-1, (parts, heads, head_dim)).unbind(-3)
+    each = projected.unflatten(-1, (parts, -1, head_dim)).unbind(-3)
     return tuple(part.transpose(-3, -2) for part in each)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor, ones
 
-from hydrasurgeon.anatomy.layers import layer_bias, queries_keys_values
+from hydrasurgeon.anatomy.layers import capped, layer_bias, merge, queries_keys_values, related, shared, side_by_side
 from hydrasurgeon.anatomy.parts import Attention, Stack
 
 # Masks are -inf or the lowest number of some dtype (float16: -65504); position tables stay far above this.
@@ -24,19 +24,25 @@ def real_tokens(stack: Stack) -> Bool[Tensor, "batch token"]:
 def attention_maps(
     site: Attention, hidden: Float[Tensor, "batch token embed"], bias: Tensor | None
 ) -> Float[Tensor, "batch head token token"]:
-    """Who looks at whom, in float32; `hidden` is what the site is given."""
-    q, k, _ = queries_keys_values(site, hidden)
-    logits = (q.float() @ k.float().transpose(-1, -2)) * site.scale
-    mask = layer_bias(site, hidden, bias, site.heads)
-    if mask is not None:
-        logits = logits + mask.float()
-    return logits.softmax(dim=-1)
+    """Who looks at whom, in float32, by the mean of a head's queries; `hidden` is what the site is given."""
+    maps, _ = _maps_and_values(site, hidden, bias)
+    return maps.unflatten(1, (-1, site.queries)).mean(dim=2)
 
 
 def heads_from_maps(
     site: Attention, hidden: Float[Tensor, "batch token embed"], bias: Tensor | None
 ) -> Float[Tensor, "batch token width"]:
     """What W_O is given if these maps are the whole truth: maps times values, head beside head."""
-    *_, values = queries_keys_values(site, hidden)
-    mixed = attention_maps(site, hidden, bias) @ values.float()
-    return mixed.transpose(-3, -2).flatten(-2)
+    maps, values = _maps_and_values(site, hidden, bias)
+    return merge(side_by_side(site, maps @ values))
+
+
+def _maps_and_values(
+    site: Attention, hidden: Float[Tensor, "batch token embed"], bias: Tensor | None
+) -> tuple[Float[Tensor, "batch query token token"], Float[Tensor, "batch query token head_dim"]]:
+    q, k, v = queries_keys_values(site, hidden)
+    logits = capped(site, (q.float() @ shared(site, k).float().transpose(-1, -2)) * site.scale)
+    mask = related(site, layer_bias(site, hidden, bias, site.heads), q, k, site.heads)
+    if mask is not None:
+        logits = logits + mask.float()
+    return logits.softmax(dim=-1), shared(site, v).float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,23 @@ class Attention:
     """What only this layer adds to the attention logits, alike for all heads and inputs, [1, 1, token, token]: made
     from
     its input, which tells the number of tokens, dtype and device; no parameters."""
+    relative: Callable[[Tensor, Tensor, Sequence[int]], Tensor] | None = None
+    """What queries and keys say of distances, added to the attention logits: made from those of some of the heads,
+    [batch, head, token, head_dim], and these heads' numbers; its parameters lie in the layer and the embedding."""
+    queries: int = 1
+    """How many queries share one key and one value: together they are one head."""
+    softcap: float | None = None
+    """Attention logits stay below it: softcap · tanh(logits / softcap)."""
+
+    @property
+    def width(self) -> int:
+        """How many numbers one head hands to W_O."""
+        return self.queries * self.head_dim
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """How many rows one head has in each of `project`, or in each third of the one that packs q, k and v."""
+        return (self.width, self.head_dim, self.head_dim)[: len(self.project)]
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,8 @@ class Block:
     mlp: nn.Module
     scale2: nn.Module
     prenorm: bool = True
+    sandwiched: bool = False
+    """Whether scale1 and scale2 are norms: a branch that is half as long is then heard no less."""
 
     @property
     def out(self) -> nn.Linear:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, CheckpointT, rewritten, undecided
+from hydrasurgeon.checkpoints.reading import CheckpointT, rewritten, undecided
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates, zero_shot
+from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.options.shared import ClassNames, Run
 
 if TYPE_CHECKING:
@@ -61,11 +62,11 @@ def classifying(checkpoint: CheckpointT, options: ClassNames, data: str | Sample
     return with_class_names(checkpoint, classes=options.classes, templates=options.template, data=data)
 
 
-def need_classes(checkpoint: Checkpoint) -> None:
+def need_classes(manifest: Manifest, name: object) -> None:
     """Refuse a model that has nothing to choose between."""
-    if checkpoint.manifest.model.num_classes == 0:
+    if manifest.model.num_classes == 0:
         raise CheckpointError(
-            f"{checkpoint.path}: has no classes to choose between",
+            f"{name}: has no classes to choose between",
             hint="Finetune it with a classifier, or give a CLIP its --classes.",
         )
 
@@ -79,6 +80,15 @@ def with_data_names(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
         return noted
     named = manifest.model.model_copy(update={"labels": samples.classes})
     return replace(noted, manifest=rewritten(manifest, model=named))
+
+
+def with_inputs(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
+    """The checkpoint with the samples' kind of texts, where it is not known which it reads."""
+    from hydrasurgeon.data.samples import reading
+
+    manifest = checkpoint.manifest
+    model = reading(manifest.model, samples)
+    return checkpoint if model is manifest.model else replace(checkpoint, manifest=rewritten(manifest, model=model))
 
 
 def fitted_to(checkpoint: CheckpointT, data: str, run: Run) -> CheckpointT:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hydrasurgeon.files.decided import Cascade, Decision
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
-CHOSEN = {"option": "", "ood": ", the best on OOD and perturbed data", "perturbed": ", the best on perturbed data"}
+CHOSEN = {"option": "", "ood": ", the best on OOD data", "perturbed": ", the best on perturbed data", "default": ""}
 """How a report says what chose the OOD score."""
 GATES = {"msp": "1 − probability", "entropy": "entropy", "disagreement": "disagreement"}
 """What a cascade's gate looks at; else the OOD score."""
@@ -15,23 +15,25 @@ GATES = {"msp": "1 − probability", "entropy": "entropy", "disagreement": "disa
 
 def decision_lines(decision: Decision) -> list[str]:
     """The state in words."""
-    joint, ood, sets, abstain = decision.joint, decision.ood, decision.conformal, decision.abstain
+    joint, ood, abstain, limits = decision.joint, decision.ood, decision.abstain, decision.limits
     used = "temperature" if joint is None else "joint"
-    constants = (
-        f"temperature {decision.temperature:.3f}"
-        if joint is None
-        else f"joint calibration, aleatoric {joint.aleatoric:.3f}, epistemic {joint.epistemic:.3f}"
-    )
     nll = decision.nll
-    change = f" (NLL {nll['before']:.4f} → {nll[used]:.4f}, cross-fitted)" if {"before", used} <= set(nll) else ""
+    how = "cross-fitted" if decision.labels is None else "on samples that fitted nothing"
+    change = f" (NLL {nll['before']:.4f} → {nll[used]:.4f}, {how})" if {"before", used} <= set(nll) else ""
     lines = [
-        f"{constants}{change}",
+        f"{_constants(decision)}{change}",
         (
             f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, where"
             f" {100 * ood.id_flagged:g} % of in-distribution samples lie"
         ),
-        f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases",
+        _sets(decision),
     ]
+    if limits is not None:
+        most, sure = f"at most {100 * limits.risk:g} %", f"each with confidence {100 * (1 - limits.delta):g} %"
+        lines.append(
+            f"yes from a probability of {limits.yes:.3f} on, {most} of them wrong; no below {limits.no:.3f}, {most} of"
+            f" what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
+        )
     if abstain is not None:
         lines.append(
             f"answers from a probability of {abstain.threshold:.3f} on, {100 * abstain.coverage:.1f} % of samples: "
@@ -40,6 +42,24 @@ def decision_lines(decision: Decision) -> list[str]:
     if decision.cascade is not None:
         lines += cascade_lines(decision.cascade, decision.ood.score)
     return [*lines, f"fitted on {decision.fitted} samples, certified on {decision.certified} others"]
+
+
+def _constants(decision: Decision) -> str:
+    """What calibrates."""
+    joint = decision.joint
+    if decision.labels is not None:
+        return f"a temperature and a threshold for each of {len(decision.labels.thresholds)} labels"
+    if joint is not None:
+        return f"joint calibration, aleatoric {joint.aleatoric:.3f}, epistemic {joint.epistemic:.3f}"
+    return f"temperature {decision.temperature:.3f}" + ("" if decision.bias is None else f", bias {decision.bias:.3f}")
+
+
+def _sets(decision: Decision) -> str:
+    """What prediction sets promise."""
+    sets = decision.conformal
+    if decision.labels is not None:
+        return f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of a sample's labels, on average"
+    return f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases"
 
 
 def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:

@@ -19,6 +19,7 @@ from hydrasurgeon.files.foreign import parse_json, read_json, read_text, visible
 from hydrasurgeon.files.header import MAX_HEADER
 from hydrasurgeon.files.shards import INDEX
 from hydrasurgeon.files.tensors import TensorFile
+from hydrasurgeon.lookup import did_you_mean
 
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 """Endings of files that run code when they are read, and are never opened."""
@@ -52,9 +53,19 @@ def find(text: str) -> Path:
     if path.suffix in PICKLED:
         raise _not_read(path)
     raise CheckpointError(
-        f"{visible(text)}: no such checkpoint",
+        f"{visible(text)}: no such checkpoint{_near(path)}",
         hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in schemes())}).",
     )
+
+
+def _near(path: Path) -> str:
+    """The checkpoint of the same folder that may have been meant, found with and without its suffix."""
+    try:
+        there = [entry for entry in path.parent.iterdir() if entry.suffix == ".safetensors" or entry.is_dir()]
+    except (OSError, ValueError):
+        return ""
+    names = {word: entry for entry in there for word in (entry.name, entry.name.removesuffix(".safetensors"))}
+    return did_you_mean(path.name, names, shown=names.__getitem__)
 
 
 def present(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,7 +97,7 @@ def check_tensors(
     else:
         shapes = expected_shapes(weights, manifest.towers, selection(manifest, weights))
     wrong = Disagreement if recorded else CheckpointError
-    decision = {} if manifest.decision is None else shapes_of(manifest.decision, manifest.model.num_classes)
+    decision = {} if manifest.decision is None else shapes_of(manifest.decision, manifest.model.choices)
     for name, shape in {**shapes, **decision}.items():
         info = tensors.get(name)
         if info is None or info.shape != shape:
@@ -120,7 +120,9 @@ def _hydra_shapes(
     manifest: HydraManifest, weights: Weights, tensors: Tensors, path: Path
 ) -> dict[str, tuple[int, ...]]:
     """The shapes that the members need; refused where they are not those that were fused, or share no such trunk."""
-    fused = next((entry for entry in reversed(manifest.history) if entry.command == "fuse"), None)
+    made = (entry for entry in reversed(manifest.history) if entry.command in ("fuse", "finetune"))
+    last = next(made, None)
+    fused = last if last is not None and last.command == "fuse" else None  # members may be tuned after they are fused
     hashes = [member.sha256 for member in manifest.members]
     towers, kepts = manifest.towers, [selection(member, weights) for member in manifest.members]
     shared = expected_shapes(weights, towers, intersect_union(kepts)[1])
@@ -148,6 +150,19 @@ def shared_layers(weights: Weights, towers: Mapping[str, Tower], kepts: Sequence
         rows = [kept[group] for kept in kepts if group in kept]
         broken |= {layer for layer in range(size.layers) if len({row[layer] for row in rows}) > 1}
     return min(broken, default=size.layers)
+
+
+def in_trunk(weights: Weights, towers: Mapping[str, Tower], trunk: int) -> Callable[[str], bool]:
+    """Whether a tensor of a member belongs to the trunk of so many layers: with some, the embedding does."""
+    tower = next(iter(towers))
+
+    def shared(name: str) -> bool:
+        weight = weights[name]
+        if not trunk or weight.tower != tower:
+            return False
+        return weight.part == "embedding" or (weight.layer is not None and weight.layer < trunk)
+
+    return shared
 
 
 def member_sources(manifest: HydraManifest, weights: Weights, tensors: Tensors) -> list[dict[str, Source]]:

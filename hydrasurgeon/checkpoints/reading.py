@@ -140,7 +140,7 @@ def as_single(checkpoint: Checkpoint) -> Single:
     if checkpoint.manifest.kind == "hydra":
         raise SurgeryError(
             f"{checkpoint.path} is a hydra of {len(checkpoint.manifest.members)} members",
-            hint="Score, prune and finetune its members, then fuse them again.",
+            hint="Score and prune its members, then fuse them again.",
         )
     return cast(Single, checkpoint)
 
@@ -167,11 +167,8 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
         else _recorded(path, content, tensors, manifest, arch)
     )
     model = checkpoint.manifest.model
-    if model.num_classes == 1:
-        raise CheckpointError(
-            f"{path}: has one logit (num_labels 1), for a regression or a yes/no answer, which is not supported",
-            hint="Supported: classifiers of two or more classes.",
-        )
+    if model.num_classes == 1 and model.is_zero_shot:
+        raise CheckpointError(f"{path}: has one class, which leaves nothing to choose between", hint="Give it others.")
     check_tensors(
         checkpoint.manifest,
         checkpoint.weights,

@@ -22,6 +22,9 @@ FAMILIES = {
     "transformers": (
         "hydrasurgeon.families.hf_encoder.family:HFEncoder",
         "hydrasurgeon.families.modernbert.family:ModernBert",
+        "hydrasurgeon.families.deberta.family:DebertaV2",
+        "hydrasurgeon.families.hf_clip.family:HFClip",
+        "hydrasurgeon.families.decoder.family:Decoder",
     ),
     "open_clip": ("hydrasurgeon.families.open_clip.family:OpenCLIP",),
 }

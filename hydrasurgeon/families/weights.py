@@ -90,7 +90,7 @@ def output_of(weights: Mapping[str, Weight], group: str, layer: int) -> tuple[st
     (matrix,) = (
         w.name
         for w in weights.values()
-        if (w.group, w.layer, w.heads) == (group, layer, OUT) and w.part in ("output", "mlp")
+        if (w.group, w.layer) == (group, layer) and w.part in ("output", "mlp") and w.heads and w.heads.axis == OUT.axis
     )
     bias = matrix.removesuffix("weight") + "bias"
     return matrix, bias if bias in weights else None

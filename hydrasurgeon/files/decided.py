@@ -49,6 +49,8 @@ FITTED: dict[str, tuple[str, Mapping[str, str]]] = {
 of one member's fit with their dimensions; a new one is a file there and a line here."""
 ZERO_SHOT = ("mcm",)
 """Fitted scores that are for zero-shot classifiers alone."""
+OF_CLASSIFIERS = ("vim", "residual", "nci")
+"""Fitted scores that need the weights of a linear classifier."""
 OF_LOGITS = ("msp", "entropy", "energy", "max-logit", "mi", "gen")
 """Scores that are functions of the logits alone."""
 SCORES = (*OF_LOGITS, *FITTED)
@@ -114,6 +116,29 @@ class Abstention(Record):
     """The fraction of samples that were answered."""
 
 
+class Limits(Record):
+    """When one logit answers: `yes` from one probability on, `no` below another."""
+
+    yes: Unit
+    """Of the samples answered yes, at most `risk` are not …"""
+    no: Unit
+    """… and of the samples that are, at most `risk` are answered no; each with confidence 1 − delta."""
+    risk: Share
+    delta: Share
+    bounds: tuple[Unit, Unit]
+    """What the two fractions stay below."""
+    answered: Unit
+    """The fraction of samples that were answered."""
+
+
+class PerLabel(Record):
+    """Of many labels, each one's own constants."""
+
+    temperatures: tuple[Positive, ...] = Field(min_length=1)
+    thresholds: tuple[Unit, ...] = Field(min_length=1)
+    """From which probability on a label is answered."""
+
+
 class Standard(Record):
     """Mean and deviation of a member's score on samples held back from fitting."""
 
@@ -128,8 +153,8 @@ class Ood(Record):
     threshold: float
     id_flagged: Share
     """The fraction of samples like those of the calibration that is flagged at most, on average."""
-    chosen_by: Literal["option", "ood", "perturbed"]
-    """Whether it was asked for, or detected OOD data, or perturbed data, best."""
+    chosen_by: Literal["option", "ood", "perturbed", "default"]
+    """Whether it was asked for, or detected OOD data, or perturbed data, best; else nothing was there to choose by."""
     auroc: dict[str, float] = Field(default={}, max_length=100)
     """AUROC of each score it was chosen among."""
     width: int | None = Field(default=None, ge=1, le=1 << 20)
@@ -266,15 +291,44 @@ class Cascade(Record):
         return self
 
 
+Tally = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Seen(Record):
+    """Answers, counted: those on the validation data are what `monitor` compares later ones with."""
+
+    rows: Rows
+    unfamiliar: Tally
+    abstain: Tally
+    uncertainty: float = Field(ge=0)
+    """Mean total uncertainty, in nats."""
+    predicted: tuple[Tally, ...]
+    """How often each class was the most probable."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Seen:
+        must(
+            (sum(self.predicted) == self.rows, f"{sum(self.predicted)} predicted classes of {self.rows} samples"),
+            (self.unfamiliar + self.abstain <= self.rows, f"more is set aside than {self.rows} samples"),
+        )
+        return self
+
+
 class Decision(Record):
     """What the checkpoint makes of its own answers."""
 
     temperature: Positive
+    bias: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """Of one logit, Platt's: members say sigmoid(z / temperature + bias); absent from others."""
     joint: Joint | None = None
     """For an ensemble, where it is better than the temperature: used instead of it."""
     ood: Ood
     conformal: Conformal
     abstain: Abstention | None = None
+    limits: Limits | None = None
+    """Instead of `abstain`, of one logit; absent from others."""
+    labels: PerLabel | None = None
+    """Instead of the temperature, of many labels; absent from others."""
     nll: dict[str, float] = Field(default={}, max_length=10)
     """On data held out: `before`, and after by `temperature` and `joint`."""
     fitted: Rows
@@ -283,6 +337,8 @@ class Decision(Record):
     """Others, on which the thresholds were taken."""
     cascade: Cascade | None = None
     """How to answer most inputs by few members; absent without it."""
+    seen: Seen | None = None
+    """What it answered on all validation samples; absent from states of older versions."""
 
     @property
     def promised(self) -> dict[str, Any]:
@@ -304,8 +360,9 @@ class Decision(Record):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Files without a cascade say nothing of one."""
-        return {name: value for name, value in handler(self).items() if name != "cascade" or value is not None}
+        """Files without a cascade say nothing of one; so with what belongs to other problems."""
+        optional = ("cascade", "seen", "bias", "limits", "labels")
+        return {name: value for name, value in handler(self).items() if name not in optional or value is not None}
 
 
 def stored_name(member: int, part: str) -> str:

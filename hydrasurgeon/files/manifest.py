@@ -9,7 +9,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.decided import Decision, Record
@@ -72,11 +82,21 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Text = Annotated[str, Field(max_length=10_000)]
 TowerName = Annotated[str, Field(pattern="^(vision|text)$")]
+Inputs = Literal["text", "text_pair"]
+"""What a model of texts reads: one, or two together."""
 Rows = tuple[tuple[Index, ...], ...]
 Neurons = tuple[Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_WIDTH)], ...], Field(min_length=1)], ...]
 """For each layer, the neurons of its MLP that stay."""
+ProblemName = Literal["single_label", "one_logit", "multi_label"]
+"""What logits mean: one of several classes; yes or no, by one logit; any number of labels, a logit each."""
 Json = Annotated[dict[str, Any], AfterValidator(_json)]
 """JSON values of a library's, a criterion's or a command's own: whoever reads one checks what it needs."""
+
+
+def _usual(said: dict[str, Any]) -> ProblemName:
+    """The problem of a model that names none: one logit can only say yes or no."""
+    alone = said.get("num_classes") == 1 and "zero_shot" not in said.get("config", ())
+    return "one_logit" if alone else "single_label"
 
 
 class Model(Record):
@@ -88,12 +108,29 @@ class Model(Record):
     num_classes: int = Field(ge=0, le=MAX_CLASSES)
     labels: tuple[Text, ...] | None = None
     preprocess: Json = Field(default={})
+    problem: ProblemName = Field(default_factory=lambda said: _usual(said))
+    """Absent from files of models that choose one of several classes."""
+    inputs: Inputs | None = None
+    """What texts it was tuned or calibrated on; absent where that is not known, or it reads images."""
 
     @model_validator(mode="after")
     def _as_many_labels_as_classes(self) -> Model:
         count = len(self.labels or ())
-        must((self.labels is None or count == self.num_classes, f"{count} labels for {self.num_classes} classes"))
+        must(
+            (self.labels is None or count == self.num_classes, f"{count} labels for {self.num_classes} classes"),
+            (self.problem != "one_logit" or self.num_classes == 1, f"one_logit: has {self.num_classes} classes"),
+        )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Files of models that choose one class say nothing of other problems."""
+        return {name: value for name, value in handler(self).items() if (name, value) != ("problem", "single_label")}
+
+    @property
+    def choices(self) -> int:
+        """Classes that a decision chooses between: one logit has no and yes."""
+        return 2 if self.problem == "one_logit" else self.num_classes
 
     @property
     def is_zero_shot(self) -> bool:
@@ -213,7 +250,7 @@ class _Manifest(Record):
             _check_kept(kept, self.towers)
             _check_neurons(neurons or {}, self.towers)
         if self.decision is not None:
-            _check_decision(self.decision, len(selections), self.history)
+            _check_decision(self.decision, len(selections), self.model.choices, self.history)
         cut = any(len(row) != self.towers[t].heads for t, rows in (self.kept or {}).items() for row in rows)
         whole = not cut and self.kept_neurons is None
         must((self.kind != "backbone" or whole, "a backbone keeps all its heads and neurons"))
@@ -241,6 +278,8 @@ class _Manifest(Record):
     def _plain(self) -> dict[str, Any]:
         plain = self.model_dump(mode="json")
         optional = ("kept", "kept_neurons", "members", "fusion", "decision")
+        if plain["model"]["inputs"] is None:
+            del plain["model"]["inputs"]
         for member in plain["members"] or ():
             if member["kept_neurons"] is None:
                 del member["kept_neurons"]
@@ -300,14 +339,19 @@ def _check_neurons(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> N
         must((rising, f"{name}: kept neurons are not in rising order"))
 
 
-def _check_decision(decision: Decision, members: int, history: tuple[Step, ...]) -> None:
+def _check_decision(decision: Decision, members: int, classes: int, history: tuple[Step, ...]) -> None:
     """The state is of these members, and a step says what it was fitted to."""
     standards, cascade = len(decision.ood.members), decision.cascade
     order = members if cascade is None else len(cascade.order)
+    counts = classes if decision.seen is None else len(decision.seen.predicted)
+    each = decision.labels
+    alike = each is None or len(each.temperatures) == len(each.thresholds) == classes
     made = [entry for entry in history if entry.command == "calibrate"]
     must(
         (standards in (0, members), f"decision: an OOD score of {standards} members, there are {members}"),
         (order == members, f"decision: a cascade of {order} members, there are {members}"),
+        (counts == classes, f"decision: counts of {counts} classes, there are {classes}"),
+        (alike, f"decision: constants of other than {classes} labels"),
         (bool(made) and len(made[-1].inputs) == 1, "decision: the history has no calibrate that it comes from"),
     )
 

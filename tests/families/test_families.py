@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from slow_circuits import problem_of, slow_order
-from tiny_families import CLASSES, FAMILIES, HEADS, KINDS, LAYERS, VOCAB, WORDS, Family, thoroughly
+from tiny_families import CLASSES, FAMILIES, HEADS, KINDS, LAYERS, NAMESAKES, VOCAB, WORDS, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, logits, member, tune
 
 import hydrasurgeon as hs
@@ -60,7 +60,7 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
         torch.testing.assert_close(logits(pruned, inputs, dtype), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("family", thoroughly())
+@pytest.mark.parametrize("family", thoroughly(*KINDS, *NAMESAKES))
 def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> None:
     """Training-free members (shared heads, a trunk), and tuned ones (nothing shared)."""
     members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
@@ -135,7 +135,7 @@ def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path:
             torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-9)
 
 
-@pytest.mark.parametrize("family", thoroughly())
+@pytest.mark.parametrize("family", thoroughly(*KINDS, *NAMESAKES))
 def test_all_five_stages(family: Family, source: Path, tmp_path: Path) -> None:
     data = family.data(tmp_path)
     recipe = "sst2" if family.is_text else "scratch"

@@ -50,6 +50,16 @@ REAL: dict[str, tuple[str, str, dict[str, Any]]] = {
         "RobertaForMaskedLM",
         {"layer_norm_eps": 1e-05, "max_position_embeddings": 514, "pad_token_id": 1, "type_vocab_size": 1},
     ),
+    "xlm-roberta-base": (
+        "xlm-roberta",
+        "XLMRobertaForMaskedLM",
+        {"layer_norm_eps": 1e-05, "max_position_embeddings": 514, "output_past": True, "vocab_size": 250002},
+    ),
+    "camembert-base": (
+        "camembert",
+        "CamembertForMaskedLM",
+        {"max_position_embeddings": 514, "type_vocab_size": 1, "vocab_size": 32005},
+    ),
     "distilbert sst-2": (
         "distilbert",
         "DistilBertForSequenceClassification",
@@ -67,6 +77,11 @@ REAL: dict[str, tuple[str, str, dict[str, Any]]] = {
         "dinov2",
         "Dinov2Model",
         {"image_size": 518, "out_features": ["stage12"], "apply_layernorm": True, "use_swiglu_ffn": False},
+    ),
+    "dinov2-with-registers-small": (
+        "dinov2_with_registers",
+        "Dinov2WithRegistersForImageClassification",
+        {"image_size": 518, "patch_size": 14, "hidden_size": 384, "num_attention_heads": 6, "num_register_tokens": 4},
     ),
 }
 

@@ -185,6 +185,7 @@ def test_timm_gets_the_tables_name_and_known_arguments_only(
 ) -> None:
     import timm
 
+    path = stocks("timm ViT")
     stock, calls = timm.create_model, []
 
     def watched(name: str, **arguments: Any) -> Any:
@@ -192,7 +193,7 @@ def test_timm_gets_the_tables_name_and_known_arguments_only(
         return stock(name, **arguments)
 
     monkeypatch.setattr(timm, "create_model", watched)
-    hs.load(stocks("timm ViT"), device="cpu")
+    hs.load(path, device="cpu")
     sizes = {"img_size": 28, "patch_size": 7, "embed_dim": 32, "depth": 3, "num_heads": 4}
     assert calls == [("vit_tiny_patch16_224", {"pretrained": False, "num_classes": 3, **sizes})]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.families.settings import Chance, Count, Pair, Positive, Settings, Size, known, pair, parse, patches
+from hydrasurgeon.families.settings import Chance, Count, Pair, Settings, Size, known, pair, parse, patches
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm
 from hydrasurgeon.files.manifest import Model
 
@@ -26,6 +26,10 @@ ACTIVATIONS = (
 Activation = Annotated[str, Field(pattern=f"^({ACTIVATIONS})$")]
 UNCLASSIFIED = ("add_pooling_layer", "prediction_head")
 """What a record says of a file without a classifier, and no config.json of a classifier does."""
+# What norms add to a variance: transformers takes no whole number for it.
+Epsilon = Annotated[float, Field(gt=0, le=1e12)]
+NONE = ("attn_logit_softcapping", "pad_token_id", "sliding_window")
+"""Settings of which null says that there is none; of others it stands for the default."""
 # How far fresh weights lie apart.
 Spread = Annotated[float, Field(ge=0)]
 
@@ -50,7 +54,7 @@ class Encoder(Settings):
     hidden_dropout_prob: Chance = 0.1
     attention_probs_dropout_prob: Chance = 0.1
     initializer_range: Spread = 0.02
-    layer_norm_eps: Positive = 1e-12
+    layer_norm_eps: Epsilon = 1e-12
     # transformers' own word for a BERT without pooler.
     add_pooling_layer: bool = True
     # Layouts that are not supported have no other value.
@@ -58,6 +62,10 @@ class Encoder(Settings):
     add_cross_attention: Literal[False] | None = None
     position_embedding_type: Literal["absolute"] | None = None
     use_swiglu_ffn: Literal[False] | None = None
+
+    def library(self) -> dict[str, Any]:
+        """What the library's own record is made of."""
+        return self.written()
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
@@ -99,6 +107,10 @@ class RobertaConfig(BertConfig):
     @property
     def longest(self) -> int:
         return self.max_position_embeddings - self.pad_token_id - 1  # positions count from behind it
+
+
+class XLMRobertaConfig(RobertaConfig):
+    vocab_size: Size = 30522
 
 
 class ElectraConfig(BertConfig):
@@ -149,10 +161,17 @@ class ImageEncoder(Encoder):
 class Dinov2Config(ImageEncoder):
     patch_size: Pair = 14
     mlp_ratio: Size = 4
-    layer_norm_eps: Positive = 1e-6
+    layer_norm_eps: Epsilon = 1e-6
     layerscale_value: float = 1.0
     drop_path_rate: Chance = 0.0
     use_mask_token: bool = True
+
+
+class RegistersConfig(Dinov2Config):
+    """Tokens beside the class token that no patch is in and nothing reads."""
+
+    patch_size: Pair = 16
+    num_register_tokens: Size = 4
 
 
 @dataclass(frozen=True)
@@ -173,8 +192,8 @@ class Kind:
     classifier: tuple[tuple[str, str], ...] = (("classifier", "classes"),)
     """Linear layers of the classifier with their output: `dim` or `classes`."""
     pooler: bool = False
-    weights_dropout: str | None = None
-    """The module within a layer that drops attention weights; None where there is only a rate."""
+    weights_dropout: tuple[str, ...] = ()
+    """The modules within a layer that drop what makes attention weights; none where there is only a rate."""
 
 
 BERT = Kind(
@@ -185,7 +204,7 @@ BERT = Kind(
     qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
     norms=("attention.output.LayerNorm", "output.LayerNorm"),
     pooler=True,
-    weights_dropout="attention.self.dropout",
+    weights_dropout=("attention.self.dropout",),
 )
 """The layout that all text encoders come from."""
 ROBERTA = replace(
@@ -199,10 +218,21 @@ ROBERTA = replace(
 """The same with a deeper classifier in the place of a pooler."""
 VIT = Kind(ImageEncoder, "vit", "vision", ("ViTForImageClassification",))
 """The layout that all image encoders come from."""
+DINOV2 = replace(
+    VIT,
+    record=Dinov2Config,
+    prefix="dinov2",
+    classes=("Dinov2ForImageClassification",),
+    mlp=("mlp.fc1", "mlp.fc2"),
+    norms=("norm1", "norm2"),
+)
+"""The same with scaled branches; its classifier reads the patches too."""
 
 KINDS: dict[str, Kind] = {
     "bert": BERT,
     "roberta": ROBERTA,
+    "xlm-roberta": replace(ROBERTA, record=XLMRobertaConfig, classes=("XLMRobertaForSequenceClassification",)),
+    "camembert": replace(ROBERTA, record=XLMRobertaConfig, classes=("CamembertForSequenceClassification",)),
     "electra": replace(ROBERTA, record=ElectraConfig, prefix="electra", classes=("ElectraForSequenceClassification",)),
     "distilbert": Kind(
         DistilBertConfig,
@@ -215,7 +245,7 @@ KINDS: dict[str, Kind] = {
         ("ffn.lin1", "ffn.lin2"),
         ("sa_layer_norm", "output_layer_norm"),
         (("pre_classifier", "dim"), ("classifier", "classes")),
-        weights_dropout="attention.dropout",
+        weights_dropout=("attention.dropout",),
     ),
     "mpnet": replace(
         ROBERTA,
@@ -225,19 +255,18 @@ KINDS: dict[str, Kind] = {
         qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
         out="attention.attn.o",
         norms=("attention.LayerNorm", "output.LayerNorm"),
-        weights_dropout="attention.attn.dropout",
+        weights_dropout=("attention.attn.dropout",),
     ),
     "vit": VIT,
     "deit": replace(
         VIT, prefix="deit", classes=("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher")
     ),
-    "dinov2": replace(
-        VIT,
-        record=Dinov2Config,
-        prefix="dinov2",
-        classes=("Dinov2ForImageClassification",),
-        mlp=("mlp.fc1", "mlp.fc2"),
-        norms=("norm1", "norm2"),
+    "dinov2": DINOV2,
+    "dinov2_with_registers": replace(
+        DINOV2,
+        record=RegistersConfig,
+        prefix="dinov2_with_registers",
+        classes=("Dinov2WithRegistersForImageClassification",),
     ),
 }
 """Every supported architecture by the `model_type` of its config."""
@@ -250,8 +279,7 @@ def kind_of(config: Encoder) -> Kind:
 def stock_config(raw: Mapping[str, Any], where: str, kinds: Mapping[str, Kind] = KINDS) -> Encoder:
     """The record of a config.json as transformers and its users write it: what it does not know is left out."""
     record = kinds[raw["model_type"]].record
-    # null stands for the default, except where it says that there is none.
-    said = {key: value for key, value in known(record, raw).items() if value is not None or key == "pad_token_id"}
+    said = {key: value for key, value in known(record, raw).items() if value is not None or key in NONE}
     return parse(record, said, where)
 
 
@@ -316,6 +344,8 @@ def _pictures(config: ImageEncoder) -> Named:
         yield "embeddings.distillation_token", (1, 1, dim)
     if isinstance(config, Dinov2Config) and config.use_mask_token:
         yield "embeddings.mask_token", (1, dim)
+    if isinstance(config, RegistersConfig):
+        yield "embeddings.register_tokens", (1, config.num_register_tokens, dim)
     tokens = patches(config.image_size, config.patch_size) + (2 if deit else 1)
     yield "embeddings.position_embeddings", (1, tokens, dim)
     projection = "embeddings.patch_embeddings.projection"

@@ -8,12 +8,12 @@ import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.hf_encoder.architectures import Encoder, ImageEncoder, TextEncoder
+from hydrasurgeon.families.hf_encoder.architectures import Dinov2Config, Encoder, ImageEncoder, TextEncoder
 from hydrasurgeon.families.settings import Colours, Edge, Images, Settings, Texts, known, pair, parse
 from hydrasurgeon.files.foreign import parse_json
 
@@ -35,24 +35,51 @@ SPECIAL_KEYS = (
 CONFIG_KEYS = (
     *(*SPECIAL_KEYS, "tokenizer_class", "model_max_length", "extra_special_tokens", "added_tokens_decoder"),
     *("padding_side", "truncation_side", "do_lower_case", "do_basic_tokenize", "strip_accents"),
-    *("tokenize_chinese_chars", "add_prefix_space", "trim_offsets"),
+    *("tokenize_chinese_chars", "add_prefix_space", "trim_offsets", "split_by_punct", "unk_id"),
+    "model_input_names",
 )
-"""What tokenizer_config.json may say: what changes which ids a text becomes."""
+"""What tokenizer_config.json may say: what changes which ids a text becomes, and which of its outputs a model reads."""
 # The largest vocabularies in use, written as JSON, have 35 MB.
 MAX_BYTES = 64 << 20
 GENERIC = "PreTrainedTokenizerFast"
 """The class that does what tokenizer.json says and nothing else."""
 # Other classes of transformers whose tokenizer is in tokenizer.json or in plain vocabularies.
 CLASSES = re.compile(
-    r"TokenizersBackend|(Bert|Camembert|DistilBert|Electra|MPNet|PreTrained|(XLM)?Roberta)Tokenizer(Fast)?"
+    r"TokenizersBackend|(Bert|Camembert|DebertaV2|DistilBert|Electra|MPNet|PreTrained|(XLM)?Roberta)Tokenizer(Fast)?"
 )
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet's colours: what the library takes unless a config names others."""
 HALVES = ((0.5,), (0.5,))
 """What the library takes for ViTs, and for images of other than three colours."""
+OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+"""What it takes for CLIP."""
 RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """PIL's ways to resize, by its numbers."""
+
+
+class Usual(NamedTuple):
+    """How images are prepared where no file says it."""
+
+    squash: bool
+    """Whether to a size whatever their shape, or by their shortest edge."""
+    larger: float
+    """Than what is then cut out."""
+    resample: int
+    colours: tuple[tuple[float, ...], tuple[float, ...]]
+
+
+CROPPED = Usual(False, 256 / 224, 3, IMAGENET)
+"""DINOv2's."""
+USUAL = {
+    "vit": Usual(True, 1.0, 2, HALVES),
+    "deit": Usual(True, 256 / 224, 3, IMAGENET),
+    "dinov2": CROPPED,
+    "dinov2_with_registers": CROPPED,
+    "clip": Usual(False, 1.0, 3, OPENAI),
+    "siglip": Usual(True, 1.0, 3, HALVES),
+}
+"""By model type."""
 # Height and width, or the shortest edge.
 Sides = dict[Literal["height", "width", "shortest_edge"], Edge]
 
@@ -95,6 +122,9 @@ def _tokenizer(files: Mapping[str, str], where: str) -> dict[str, dict[str, Any]
     limit, called = config.get("model_max_length", 1), str(config.get("tokenizer_class", GENERIC))
     if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 1:
         raise CheckpointError(f"{where}: {CONFIG}: model_max_length: {str(limit)[:60]} is no number of tokens")
+    names = config.get("model_input_names", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{where}: {CONFIG}: model_input_names: {str(names)[:60]} is no list of names")
     if any(type(number) is not int or number < 0 for number in small[ADDED].values()):
         raise CheckpointError(f"{where}: {ADDED}: a word has no number")
     if not CLASSES.fullmatch(called):
@@ -125,9 +155,10 @@ def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
     return raw
 
 
-def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any:
-    """transformers' tokenizer of these files, each rewritten with what it may say; ids are below `words`."""
-    from transformers import AutoTokenizer
+def load_tokenizer(files: Mapping[str, str], model_type: str, words: int, reader: str = "AutoTokenizer") -> Any:
+    """transformers' tokenizer of these files, each rewritten with what it may say; ids are below `words`. `reader` is
+    the class that reads them."""
+    import transformers
 
     from hydrasurgeon.data.texts import blamed
 
@@ -148,7 +179,7 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         with blamed(f"{where} cannot be made of {named}", hide=folder):
-            made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            made = getattr(transformers, reader).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if made.pad_token_id is None:
         raise CheckpointError(f"{where} has no token for padding", hint=f"Name one as pad_token in {CONFIG}.")
     _check_numbers(made.get_vocab().values(), words, where)
@@ -188,22 +219,22 @@ def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[st
 
 def check_size(config: ImageEncoder, images: Images, where: str, error: type[CheckpointError]) -> None:
     """Refuse images that the model does not read; DINOv2 stretches its table of positions over images of any size."""
-    size = images.input_size[1:] if config.model_type == "dinov2" else pair(config.image_size)
+    size = images.input_size[1:] if isinstance(config, Dinov2Config) else pair(config.image_size)
     images.check(config.num_channels, size, where, error)
 
 
 def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     """Resizing and cropping."""
-    kind = config.model_type
-    size, crop = (processor.size, processor.crop_size) if processor.size is not None else _usual(config)
+    usual = USUAL[config.model_type]
+    size, crop = (processor.size, processor.crop_size) if processor.size is not None else _usual_sizes(config)
     if isinstance(size, int):
-        size = {"shortest_edge": size} if kind == "dinov2" else {"height": size, "width": size}
+        size = {"height": size, "width": size} if usual.squash else {"shortest_edge": size}
     if isinstance(crop, int):
         crop = {"height": crop, "width": crop}
     edge = size.get("height", size.get("shortest_edge", 1))
     target = size if crop is None or processor.do_center_crop is False else crop
     height, width = (target.get(side, target.get("shortest_edge", 1)) for side in ("height", "width"))
-    resample = processor.resample if processor.resample is not None else 2 if kind == "vit" else 3
+    resample = processor.resample if processor.resample is not None else usual.resample
     return {
         "input_size": [config.num_channels, height, width],
         "interpolation": RESAMPLE[resample],
@@ -213,27 +244,23 @@ def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     }
 
 
-def _usual(config: ImageEncoder) -> tuple[Sides, Sides | None]:
+def _usual_sizes(config: ImageEncoder) -> tuple[Sides, Sides]:
     """How images are resized for models of this type, and what is cut out."""
     height, width = pair(config.image_size)
     # DINOv2 was trained at 518 and is used at 224, and so are the others with the size they have.
-    if config.model_type == "dinov2" and min(height, width) >= 224:
+    if isinstance(config, Dinov2Config) and min(height, width) >= 224:
         height = width = 224
-    crop: Sides = {"height": height, "width": width}
-    if config.model_type == "vit":
-        return crop, None
-    high, wide = (round(edge * 256 / 224) for edge in (height, width))
-    return {"shortest_edge": min(high, wide)} if config.model_type == "dinov2" else {
-        "height": high,
-        "width": wide,
-    }, crop
+    usual = USUAL[config.model_type]
+    high, wide = (round(edge * usual.larger) for edge in (height, width))
+    size: Sides = {"height": high, "width": wide} if usual.squash else {"shortest_edge": min(high, wide)}
+    return size, {"height": height, "width": width}
 
 
 def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     channels = config.num_channels
     if processor.do_normalize is False:
         return {"mean": [0.0] * channels, "std": [1.0] * channels}
-    usual = HALVES if config.model_type == "vit" or channels != 3 else IMAGENET
+    usual = USUAL[config.model_type].colours if channels == 3 else HALVES
     mean = processor.image_mean if processor.image_mean is not None else usual[0]
     std = processor.image_std if processor.image_std is not None else usual[1]
     return {

@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 from transformers.utils.hub import cached_file
 
+from hydrasurgeon.decision.probabilities import yes_or_no
 from hydrasurgeon.decision.scores.fitted import stored_scores
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.temperature import calibrated, uncertainties
 
 # transformers brings what stands here along; where it lies then has no other name.
-from .modeling_hydrasurgeon import ARCH, HydraModel, PrunedModel, hub_options
+from .modeling_hydrasurgeon import ARCH, HydraModel, PrunedModel, hub_options, loss_of
 
 STATE = "decision.safetensors"
 """The file of the state's tensors."""
@@ -47,7 +48,7 @@ class DecidedOutput(ModelOutput):
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    """ln of the calibrated probabilities."""
+    """ln of the calibrated probabilities; of one logit their log-odds."""
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     probabilities: Tensor | None = None
@@ -67,9 +68,20 @@ class Read:
         self.inputs: dict[nn.Module, Tensor] = {}
         for part in (part for parts in self.parts for part in parts):
             part.register_forward_pre_hook(self._note)
+        for member in members:
+            base = getattr(member, member.base_model_prefix)
+            base.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def _see(self, base: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Where decoders read: they classify every token, and answer by the last that is no padding."""
+        ids = named.get("input_ids", arguments[0] if arguments else None)
+        if ids is not None and ids.dim() == 2:
+            real = (ids != base.config.pad_token_id).int()
+            self.last = (torch.arange(ids.shape[1], device=ids.device) * real).argmax(dim=1)
 
     def _note(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.inputs[part] = inputs[0].detach()
+        features = inputs[0].detach()
+        self.inputs[part] = features if features.dim() == 2 else features[torch.arange(len(features)), self.last]
 
     def taken(self) -> Tensor:
         """[batch, member, width]; a distilled model's two classifiers side by side."""
@@ -102,6 +114,7 @@ class Decides:
                 if joint is None
                 else SimpleNamespace(aleatoric=float(joint["aleatoric"]), epistemic=float(joint["epistemic"]))
             )
+            self.bias = None if record.get("bias") is None else float(record["bias"])
             self.kind = ood["score"]
             self.stored: list[dict[str, Tensor]] = []
             if self.kind not in ON_LOGITS:
@@ -114,13 +127,16 @@ class Decides:
     @torch.no_grad()
     def __call__(self, logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
         # Some devices have no float64.
-        z = logits.float().cpu()
-        probs = calibrated(z, self.temperature, self.joint)
+        z = yes_or_no(logits.float().cpu())
+        probs = calibrated(z, self.temperature, self.joint, self.bias)
+        logs = probs.clamp_min(TINY_FLOAT).log()
+        if logits.shape[-1] == 1:  # as its own library has it: the probability of yes, and its log-odds
+            probs, logs = probs[:, 1:], logs[:, 1:] - logs[:, :1]
         score = self._score(z, None if features is None else features.float().cpu())
         fields = {
-            "logits": probs.clamp_min(TINY_FLOAT).log().float(),
+            "logits": logs.float(),
             "probabilities": probs.float(),
-            "uncertainty": uncertainties(z, self.temperature, self.joint)[0].float(),
+            "uncertainty": uncertainties(z, self.temperature, self.joint, self.bias)[0].float(),
             "ood_score": score.float(),
             "unfamiliar": score > self.threshold,
         }
@@ -187,7 +203,7 @@ class _Deciding:
             about = {key: output[key] for key in ("hidden_states", "attentions") if key in output}
         fields = self.decides(logits, self.read.taken() if self.decides.stored else None)  # type: ignore[attr-defined]
         if isinstance(self, HydraModel) and labels is not None:
-            loss = nn.functional.nll_loss(fields["logits"], labels)
+            loss = loss_of(self.config, fields["logits"], labels)
         answer = DecidedOutput(loss=loss, **{**about, **fields})
         return answer.to_tuple() if as_tuple else answer
 

@@ -1,10 +1,12 @@
-"""transformers' encoders with a classifier: BERT, RoBERTa, DistilBERT, ELECTRA, MPNet, ViT, DeiT, DINOv2."""
+"""transformers' encoders with a classifier: BERT, RoBERTa and its namesakes, DistilBERT, ELECTRA, MPNet, ViT, DeiT,
+DINOv2."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import astuple
 from functools import partial
 from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,6 +45,7 @@ from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.decided import CHOSEN
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 from hydrasurgeon.heads import NEURONS, Layers
+from hydrasurgeon.lookup import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -52,13 +55,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
 
-CLIP = (
-    "CLIP is read as OpenCLIP stores it: give open_clip:ViT-B-32/openai (or another of its names) for the same weights."
-)
-"""The hint for a CLIP in the layout of transformers."""
 TASK = re.compile(r"For(?!MaskedLM|PreTraining|MaskedImageModeling|(?:Sequence|Image)Classification)([A-Z]\w*)$")
 """How the name of a class tells that its head is for another task than to classify an input, or to pretrain."""
-WHOLE = "Supported: classifiers that choose one of two or more classes for a whole text or image."
+WHOLE = "Supported: classifiers that choose one class, say yes or no, or name any number of labels, for a whole input."
 """The hint where a model is made for another task."""
 OTHERS: tuple[tuple[str, Any, str], ...] = (
     ("position_embedding_type", "absolute", "relative positions in every layer"),
@@ -75,8 +74,11 @@ OWN_TYPE = "hydrasurgeon_"
 """What stands before the `model_type` of a config.json whose weights stock transformers would not recognise."""
 STOCK = "load with trust_remote_code=True"
 """Stands there as the name of the weight file, so that transformers' own classes raise."""
-ACTS = {"temperature", "joint", "ood"}
+ACTS = {"temperature", "bias", "joint", "ood"}
 """What of a decision state config.json holds, but for how it was chosen."""
+
+PROBLEM_TYPES = {"single_label": "single_label_classification", "multi_label": "multi_label_classification"}
+"""Kinds of problem as config.json calls them; for one logit it has no word that means yes or no."""
 
 USAGE = """
 from transformers import {auto}, pipeline
@@ -105,6 +107,8 @@ class HFEncoder(Family):
     companions = staticmethod(companions)
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
     """What config.json says and what tensors are called, by model type."""
+    reader: ClassVar[str] = "AutoTokenizer"
+    """The class of transformers that reads tokenizers."""
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
         tensors, files, where = bare.tensors, bare.files, bare.where
@@ -126,6 +130,7 @@ class HFEncoder(Family):
             num_classes=classes,
             labels=_labels(facts, classes),
             preprocess=preprocess(read, files, where),
+            **({"problem": "multi_label"} if facts.problem_type == PROBLEM_TYPES["multi_label"] and classes else {}),
         )
         return model, self._note(model, named, names, files, where)
 
@@ -171,24 +176,24 @@ class HFEncoder(Family):
         ]
         task = TASK.search(names[0]) if names else None
         error: type[HydraError] = SurgeryError
-        hint = supported()
+        hint = supported(config)
         if config.get("auto_map"):
             what = "runs code of its own (auto_map, trust_remote_code), which is not executed"
             if kind in self.kinds:
                 hint = f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
         elif decoder:
-            what = f"{kind} is a decoder, not a classifier"
+            what = f"{kind} is a decoder of a type that is not supported"
         elif kind not in self.kinds:
-            what, hint = f"transformers:{kind} is not supported", CLIP if kind == "clip" else hint
+            what = f"transformers:{kind} is not supported"
         elif layouts:
             what = f"has {layouts[0]}, which is not supported"
         elif task is not None:
             words = re.sub("(?<=[a-z])(?=[A-Z])", " ", task[1]).lower()
             what = f"{names[0][:80]} is made for {words[:80]}, which is not supported"
             error, hint = CheckpointError, WHOLE
-        elif facts.problem_type in ("regression", "multi_label_classification"):
-            what = f"is made for {facts.problem_type.replace('_', ' ')}, which is not supported"
-            error, hint = CheckpointError if facts.problem_type == "regression" else SurgeryError, WHOLE
+        elif facts.problem_type == "regression":
+            what = "is made for regression, which is not supported"
+            error, hint = CheckpointError, f"{WHOLE} If its logit says yes, take problem_type out of config.json."
         else:
             return
         raise error(f"{where}: {what}", hint=hint)
@@ -232,10 +237,10 @@ class HFEncoder(Family):
             hydra, file = manifest.kind == "hydra", MODELLING
             name = "HydraModel" if hydra else "PrunedModel"
             texts[f"{MODELLING}.py"] = _modelling(class_name(self.kind(model), model))
-            if manifest.decision is not None:
+            if _decides(manifest):
                 name, file = "DecidingHydra" if hydra else "DecidingModel", DECIDING
                 texts[f"{DECIDING}.py"] = deciding()
-                heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=CHOSEN)  # type: ignore[arg-type]
+                heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=CHOSEN)  # type: ignore[arg-type, union-attr]
             config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{file}.{name}"}}
             if self._cut(manifest):
                 config["auto_map"]["AutoConfig"] = f"{MODELLING}.Config"
@@ -252,7 +257,7 @@ class HFEncoder(Family):
         trust = ", trust_remote_code=True" if self._heads(manifest) else ""
         warning = CUT if self._cut(manifest) else ""
         code = USAGE.format(auto=_auto(manifest.model), task=task, trust=trust, warning=warning)
-        if manifest.decision is not None:
+        if _decides(manifest):
             code += DECIDED
         return "transformers", task, code
 
@@ -260,11 +265,11 @@ class HFEncoder(Family):
         """config.json of the unpruned classification model."""
         labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.num_classes))
         return {
-            **{key: value for key, value in self.config(model).written().items() if key not in UNCLASSIFIED},
+            **{key: value for key, value in self.config(model).library().items() if key not in UNCLASSIFIED},
             "architectures": [model.arch],
             "id2label": {str(i): label for i, label in enumerate(labels)},
             "label2id": {label: i for i, label in enumerate(labels)},
-            "problem_type": "single_label_classification",
+            **({} if model.problem == "one_logit" else {"problem_type": PROBLEM_TYPES[model.problem]}),
         }
 
     def _note(
@@ -287,14 +292,14 @@ class HFEncoder(Family):
         """What the generated modelling file must know; None where stock transformers builds the model."""
         ((name, tower),) = manifest.towers.items()
         if manifest.kind != "hydra":
-            if not self._cut(manifest) and manifest.decision is None:
+            if not self._cut(manifest) and not _decides(manifest):
                 return None
             return {"kept": manifest.kept[name], **self._neurons(manifest.model, manifest.kept_neurons, name)}
         first = [weight for weight in self.weights(manifest.model) if weight.layer == 0 and weight.heads is not None]
         tensors: dict[str, dict[str, list[int]]] = {name: {}, f"{name}{NEURONS}": {}}
         for weight in first:
             assert weight.heads is not None
-            tensors[weight.group][weight.name.replace(".0.", ".{}.")] = [weight.heads.axis, weight.heads.blocks]
+            tensors[weight.group][weight.name.replace(".0.", ".{}.")] = [*astuple(weight.heads)]
         made = {
             "members": [member.kept[name] for member in manifest.members],
             "head_dim": tower.head_dim,
@@ -338,8 +343,9 @@ class HFEncoder(Family):
         if isinstance(config, TextEncoder):
             from hydrasurgeon.data.texts import Tokenize
 
-            load = partial(load_tokenizer, dict(files or {}), config.model_type, config.vocab_size)
-            return Tokenize(load, max_length=model.preprocess["max_length"])
+            load = partial(load_tokenizer, dict(files or {}), config.model_type, config.vocab_size, self.reader)
+            length, kinds = model.preprocess["max_length"], getattr(config, "type_vocab_size", 0)
+            return Tokenize(load, max_length=length, inputs=model.inputs, typed=kinds > 1)
         return super().transform(model, augment)
 
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
@@ -351,7 +357,7 @@ class HFEncoder(Family):
         kind = self.kinds[module.kind]
         for name, part in module.named_modules():
             place = LAYER.search(name)
-            if isinstance(part, nn.Dropout) and place and place[2] != kind.weights_dropout:
+            if isinstance(part, nn.Dropout) and place and place[2] not in kind.weights_dropout:
                 yield part
 
     def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
@@ -388,10 +394,21 @@ def _modelling(class_name: str) -> str:
     return text.replace(template, f'ARCH = "{class_name}"')
 
 
-def supported() -> str:
-    """The model types of all families that read transformers' files."""
-    kinds = [kind for family in families() if isinstance(family, HFEncoder) for kind in family.kinds]
-    return f"Supported model types: {', '.join(kinds)}."
+def supported(config: Mapping[str, Any]) -> str:
+    """The model types of all families that read transformers' files, and the one that is most like a config's."""
+    kinds = {
+        name: kind for family in families() if isinstance(family, HFEncoder) for name, kind in family.kinds.items()
+    }
+    tower, usual = (
+        ("vision", "vit") if {"image_size", "num_channels", "vision_config"} & {*config} else ("text", "bert")
+    )
+    alike = nearest(str(config.get("model_type"))[:60], [name for name, kind in kinds.items() if kind.tower == tower])
+    return f"The nearest is {[*alike, usual][0]}. Supported model types: {', '.join(kinds)}."
+
+
+def _decides(manifest: Manifest) -> bool:
+    """Whether the modelling file decides; thresholds of many labels stay in heads.json, for our own commands."""
+    return manifest.decision is not None and manifest.model.problem != "multi_label"
 
 
 def _classes(kind: Kind, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], where: str) -> int:

@@ -178,10 +178,13 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
 
     def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
         named.pop("return_dict", None)
-        each = self.member_logits(*inputs, **named).float().softmax(dim=-1)
-        probs = each.mean(dim=1)
-        logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
-        loss = None if labels is None else nn.functional.nll_loss(logits, labels)
+        each = self.member_logits(*inputs, **named).float()
+        if says_yes(self.config):
+            logits = log_odds(each)
+        else:
+            probs = each.softmax(dim=-1).mean(dim=1)
+            logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+        loss = None if labels is None else loss_of(self.config, logits, labels)
         output = ImageClassifierOutput if self.main_input_name == "pixel_values" else SequenceClassifierOutput
         return output(loss=loss, logits=logits)
 
@@ -192,11 +195,31 @@ HydraModel.forward.__signature__ = inspect.signature(Base.forward)  # type: igno
 PrunedModel.__name__ = HydraModel.__name__ = ARCH
 
 
+def says_yes(config: Any) -> bool:
+    """Whether each logit says yes or no for itself."""
+    return config.num_labels == 1 or config.problem_type == "multi_label_classification"
+
+
+def log_odds(each: Tensor) -> Tensor:
+    """Logits [batch, member, label] → those whose sigmoid is the mean of the members' sigmoids."""
+    log_p = nn.functional.logsigmoid
+    return log_p(each).logsumexp(dim=1) - log_p(-each).logsumexp(dim=1)
+
+
+def loss_of(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    """Of logarithms of probabilities, or of log-odds."""
+    if says_yes(config):
+        target = labels.to(logits.dtype).reshape(logits.shape)
+        return nn.functional.binary_cross_entropy_with_logits(logits, target)
+    return nn.functional.nll_loss(logits, labels)
+
+
 def listed(config: Any) -> list[list[list[int]]]:
     """The heads that every layer of every member keeps; a wrong list would run other heads than it says."""
     recorded = getattr(config, "hydrasurgeon", None) or {}
     members: Any = recorded["members"] if "members" in recorded else [recorded.get("kept")]
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    sizes = getattr(config, "vision_config", config)
+    layers, heads = sizes.num_hidden_layers, getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads
     for member in members:
         if not isinstance(member, list) or len(member) != layers or not all(isinstance(row, list) for row in member):
             raise ValueError(f"config.json: hydrasurgeon: does not list heads for each of {layers} layers")
@@ -221,7 +244,8 @@ def member_weights(
     number: int,
     unions: Sequence[tuple[Sequence[Sequence[Sequence[int]]], Mapping[str, Sequence[int]], int]],
 ) -> dict[str, Tensor]:
-    """A member's tensors; `cut` names those that hold heads, `{}` for the layer, with their axis and blocks."""
+    """A member's tensors; `cut` names those that hold heads, `{}` for the layer, with their axis, blocks and
+    queries."""
     cuts = {}
     for kepts, cut, size in unions:
         for layer, row in enumerate(kepts[number]):
@@ -236,12 +260,12 @@ def member_weights(
     places |= {name: name for name in stored if not name.startswith("members.")}
     places |= {name.removeprefix(mine): name for name in stored if name.startswith(mine)}
     weights = {name: stored[place] for name, place in places.items()}
-    for name, ((axis, blocks), at, present, size) in cuts.items():
+    for name, ((axis, blocks, queries), at, present, size) in cuts.items():
         if places.get(name) == name:
             tensor = weights[name]
-            if tensor.shape[axis] != blocks * present * size:
+            if tensor.shape[axis] != blocks * present * queries * size:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {present} heads of {size}")
-            heads = tensor.unflatten(axis, (blocks, present, size))
+            heads = tensor.unflatten(axis, (blocks, present, queries * size))
             heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
             weights[name] = heads.flatten(axis, axis + 2)
     return {name: tensor.contiguous() for name, tensor in weights.items()}
@@ -284,7 +308,8 @@ def share_equal(members: Sequence[nn.Module]) -> None:
 
 
 def encoder_layers(model: Any) -> Sequence[Any]:
-    base = getattr(model, model.base_model_prefix)
+    prefix = model.base_model_prefix
+    base = getattr(model, prefix if hasattr(model, prefix) else "vision_model")
     stack = base.transformer if hasattr(base, "transformer") else getattr(base, "encoder", base)
     layers: Sequence[Any] = stack.layer if hasattr(stack, "layer") else stack.layers
     return layers
@@ -300,6 +325,9 @@ LAYOUTS = (
     ("attention", ("q_lin", "k_lin", "v_lin"), "attention.out_lin"),  # DistilBERT
     ("attention", ("q_proj", "k_proj", "v_proj"), "attention.o_proj"),
     ("attn", ("Wqkv",), "attn.Wo"),  # ModernBERT
+    ("attention.self", ("query_proj", "key_proj", "value_proj"), "attention.output.dense"),  # DeBERTa v2 and v3
+    ("self_attn", ("q_proj", "k_proj", "v_proj"), "self_attn.out_proj"),  # CLIP, SigLIP
+    ("self_attn", ("q_proj", "k_proj", "v_proj"), "self_attn.o_proj"),  # decoders
 )
 
 
@@ -311,10 +339,18 @@ class AttentionSite:
         owner, _, self.out_name = out.rpartition(".")
         self.owner, self.names = layer.get_submodule(owner), tuple(names)
         self.head_dim = int(getattr(self.module, "attention_head_size", None) or self.module.head_dim)
+        # How many queries share a key and a value, and are one head with them.
+        self.queries = int(getattr(self.module, "num_key_value_groups", 1))
 
     @property
     def project(self) -> tuple[nn.Linear, ...]:
         return tuple(getattr(self.module, name) for name in self.names)
+
+    @property
+    def projections(self) -> tuple[nn.Linear, ...]:
+        """With those of DeBERTa's distances, where these are projected apart from words."""
+        more = (getattr(self.module, name, None) for name in ("pos_key_proj", "pos_query_proj"))
+        return (*self.project, *(linear for linear in more if linear is not None))
 
     @property
     def out(self) -> nn.Linear:
@@ -334,6 +370,7 @@ def attention_site(layer: Any) -> AttentionSite:
 def shrink(site: AttentionSite, row: Sequence[int]) -> None:
     """Room for these heads; what the new parameters hold is up to whoever loads the weights."""
     width, module = len(row) * site.head_dim, site.module
+    columns = width * site.queries
     for name in ("num_attention_heads", "n_heads", "num_heads"):
         if hasattr(module, name):
             setattr(module, name, len(row))
@@ -341,23 +378,23 @@ def shrink(site: AttentionSite, row: Sequence[int]) -> None:
         module.all_head_size = width
     if site.out_name == "o":
         module.register_forward_pre_hook(own_columns(row))
-    if site.out.in_features == width:
+    if site.out.in_features == columns:
         return
-    for linear in site.project:
-        rows = width * 3 // len(site.names)
+    sizes = (width * 3,) if len(site.names) == 1 else (columns, *(width,) * (len(site.projections) - 1))
+    for linear, rows in zip(site.projections, sizes, strict=True):
         linear.out_features = rows
         linear.weight = room(linear.weight, (rows, linear.in_features))
         if linear.bias is not None:
             linear.bias = room(linear.bias, (rows,))
-    site.out.in_features = width
-    site.out.weight = room(site.out.weight, (site.out.out_features, width))
-    if not row and site.out_name in ("dense", "o", "Wo"):
+    site.out.in_features = columns
+    site.out.weight = room(site.out.weight, (site.out.out_features, columns))
+    if not row and site.out_name in ("dense", "o", "o_proj", "Wo", "out_proj"):
         module.forward = MethodType(without_heads, module)
 
 
 def shrink_mlp(layer: nn.Module, site: AttentionSite, count: int) -> None:
     """Room for so many neurons: all linears of a layer but the attention's are its MLP's, W_2 the last."""
-    attention = {id(linear) for linear in (*site.project, site.out)}
+    attention = {id(linear) for linear in (*site.projections, site.out)}
     *first, last = (m for m in layer.modules() if isinstance(m, nn.Linear) and id(m) not in attention)
     for linear in first:
         rows = linear.out_features // last.in_features * count
@@ -367,10 +404,10 @@ def shrink_mlp(layer: nn.Module, site: AttentionSite, count: int) -> None:
     last.in_features, last.weight = count, room(last.weight, (last.out_features, count))
 
 
-def without_heads(module: Any, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+def without_heads(module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
     """What an attention without heads passes on; older versions count tokens by what no head leaves over."""
-    nothing = hidden.new_zeros(*hidden.shape[:-1], 0)
-    out = next((getattr(module, name) for name in ("o", "Wo") if hasattr(module, name)), None)
+    nothing = hidden_states.new_zeros(*hidden_states.shape[:-1], 0)
+    out = next((getattr(module, name) for name in ("o", "o_proj", "Wo", "out_proj") if hasattr(module, name)), None)
     return (nothing if out is None else out(nothing)), None
 
 

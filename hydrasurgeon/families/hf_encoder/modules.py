@@ -39,6 +39,10 @@ RENAMES = {
 }
 
 
+DINOV2 = ("dinov2", "dinov2_with_registers")
+"""Types whose modules are DINOv2's."""
+
+
 class Encoder(DiskNamed):
     """A classification model that answers with logits, and calls its parameters what files call them."""
 
@@ -61,7 +65,7 @@ class Encoder(DiskNamed):
         encoder = cls(inner, kind, kept)
         for layer, row in zip(encoder_layers(inner), encoder.kept, strict=True):
             shrink(attention_site(layer), row)
-        _real_buffers(inner)
+        real_buffers(inner)
         return encoder
 
     def forward(self, inputs: Any) -> Tensor:
@@ -72,8 +76,8 @@ class Encoder(DiskNamed):
     def disk_name(self, name: str) -> str:
         """`model.vit.layers.0.…`, as the module has it → `vit.encoder.layer.0.…`, as files have it."""
         name = name.removeprefix("model.")
-        if self.kind in ("vit", "deit", "dinov2"):
-            rules = RENAMES["attention"] + (RENAMES["vit"] if self.kind != "dinov2" else ())
+        if self.kind in ("vit", "deit", *DINOV2):
+            rules = RENAMES["attention"] + (RENAMES["vit"] if self.kind not in DINOV2 else ())
             for pattern, replacement in rules:
                 name = re.sub(pattern, replacement, name)
         return name
@@ -83,7 +87,7 @@ def library_config(model: Model, config: Config) -> Any:
     """transformers' own record of a model."""
     from transformers import AutoConfig, logging
 
-    said = {key: value for key, value in config.written().items() if key not in UNCLASSIFIED}
+    said = {key: value for key, value in config.library().items() if key not in UNCLASSIFIED}
     labels = dict(enumerate(model.labels or ()))
     # Newer releases print what they think of token numbers, which nothing here uses.
     verbosity = logging.get_verbosity()
@@ -115,7 +119,7 @@ def _behead(inner: Any, model: Model) -> None:
         base.pooler = Features()
 
 
-def _real_buffers(inner: nn.Module) -> None:
+def real_buffers(inner: nn.Module) -> None:
     """Position ids are no weights, so no file brings them: they must not stay on the meta device."""
     for part in inner.modules():
         for name, buffer in list(part.named_buffers(recurse=False)):
@@ -139,7 +143,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
         readout=lambda stack: read(stack.hidden),
         readout_parts=readout_parts,
         # DINOv2 also averages the patches; DeiT may have a distillation token beside the class token.
-        reads={"dinov2": None, "deit": 2}.get(kind, 1),
+        reads=None if kind in DINOV2 else 2 if kind == "deit" else 1,
     )
 
 
@@ -188,11 +192,12 @@ def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor
         return lambda hidden: parts[1](torch.relu(parts[0](hidden[:, 0]))), parts
     if KINDS[kind].tower == "text":
         return inner.classifier, (inner.classifier,)
-    if kind == "dinov2":
+    if kind in DINOV2:
+        first = 1 + getattr(inner.config, "num_register_tokens", 0)
 
         def both(hidden: Tensor) -> Tensor:
             tokens = base.layernorm(hidden)
-            logits: Tensor = inner.classifier(torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1))
+            logits: Tensor = inner.classifier(torch.cat([tokens[:, 0], tokens[:, first:].mean(dim=1)], dim=1))
             return logits
 
         return both, (base.layernorm, inner.classifier)
@@ -225,7 +230,7 @@ def _block(layer: Any, kind: str, number: int, row: tuple[int, ...]) -> Block:
         attended = layer.attention if kind == "mpnet" else layer.attention.output
         mlp = nn.Sequential(layer.intermediate, layer.output.dense)
         return Block(attended.LayerNorm, site, none, layer.output.LayerNorm, mlp, none, prenorm=False)
-    if kind == "dinov2":
+    if kind in DINOV2:
         return Block(layer.norm1, site, layer.layer_scale1, layer.norm2, layer.mlp, layer.layer_scale2)
     # transformers before 5.9 keeps the MLP in two modules.
     mlp = layer.mlp if hasattr(layer, "mlp") else nn.Sequential(layer.intermediate, layer.output.dense)

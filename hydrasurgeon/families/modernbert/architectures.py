@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hydrasurgeon.families.hf_encoder.architectures import Activation, Kind, Spread, TextEncoder
-from hydrasurgeon.families.settings import Chance, Count, Positive, Settings, Size
+from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, Kind, Spread, TextEncoder
+from hydrasurgeon.families.settings import Chance, Count, Settings, Size
 from hydrasurgeon.families.weights import GATED, OUT, PACKED, Weight, linear, norm
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -34,7 +34,7 @@ class ModernBertConfig(TextEncoder):
     max_position_embeddings: Size = 8192
     initializer_cutoff_factor: Spread = 2.0
     pad_token_id: Count | None = 50283
-    norm_eps: Positive = 1e-5
+    norm_eps: Epsilon = 1e-5
     norm_bias: bool = False
     attention_bias: bool = False
     attention_dropout: Chance = 0.0

@@ -98,7 +98,7 @@ def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
     from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
     def rotate(heads: Tensor) -> Tensor:
-        positions = _counted(heads[0, 0, :, 0])[None]
+        positions = counted(heads[0, 0, :, 0])[None]
         cos, sin = base.rotary_emb(heads, positions, layer_type)
         # It turns two at once: the second has no heads here.
         turned: Tensor = apply_rotary_pos_emb(heads, heads[:, :0], cos, sin)[0]
@@ -107,7 +107,7 @@ def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
     return rotate
 
 
-def _counted(numbers: Tensor) -> Tensor:
+def counted(numbers: Tensor) -> Tensor:
     """0, 1, 2, … for as many numbers as there are: an exporter would freeze a length that is asked for."""
     one = numbers.isnan()
     return (one | ~one).float().cumsum(0) - 1
@@ -115,7 +115,7 @@ def _counted(numbers: Tensor) -> Tensor:
 
 def _window(reach: int) -> Callable[[Tensor], Tensor]:
     def hide(hidden: Tensor) -> Tensor:
-        places = _counted(hidden[0, :, 0])
+        places = counted(hidden[0, :, 0])
         far = (places[:, None] - places).abs() > reach
         lowest = torch.finfo(hidden.dtype).min
         return (far.to(hidden.dtype) * lowest)[None, None]

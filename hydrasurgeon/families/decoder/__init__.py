@@ -1,0 +1,1 @@
+"""transformers' decoders with a classifier on the last token."""

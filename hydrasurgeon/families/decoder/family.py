@@ -1,0 +1,113 @@
+"""Decoders that classify texts by their last token: Llama, Mistral, Qwen 2, 2.5 and 3, Gemma 2 and 3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydrasurgeon.anatomy.parts import Anatomy
+from hydrasurgeon.errors import CheckpointError, SurgeryError
+from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.decoder.architectures import DIVISIBLE, KINDS, ROTATIONS, DecoderConfig, weights
+from hydrasurgeon.families.hf_encoder.architectures import Kind
+from hydrasurgeon.families.hf_encoder.companions import GENERIC
+from hydrasurgeon.families.hf_encoder.family import HFEncoder, stock
+from hydrasurgeon.files.manifest import Manifest, Model, Tower
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.heads import Kept
+
+GENERATES = "ForCausalLM"
+"""How the name of a class ends whose model has no classifier yet."""
+
+
+class Decoder(HFEncoder):
+    kinds: ClassVar[Mapping[str, Kind]] = KINDS
+    # What tokenizer.json says is enough: Qwen's own class adds words.
+    reader: ClassVar[str] = GENERIC
+
+    def recognises(self, bare: Bare) -> bool:
+        return bare.config is not None and stock(bare.config)["model_type"] in [*KINDS]
+
+    def check_config(self, config: Mapping[str, Any], where: str) -> None:
+        names = config.get("architectures")
+        generates = isinstance(names, list) and str(names[:1]).endswith(f"{GENERATES}']")
+        super().check_config({**config, "architectures": None} if generates else config, where)
+        said = config.get("rope_parameters")
+        scalings = [config.get("rope_scaling"), said, *(said.values() if isinstance(said, Mapping) else ())]
+        for scaling in scalings:
+            kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
+            if kind not in (None, *ROTATIONS):
+                what = f"stretches its rotary positions by the length of a text ({str(kind)[:60]})"
+                hint = f"Supported: rope_type {', '.join(ROTATIONS)}."
+                raise SurgeryError(f"{where}: {what}, which is not supported", hint=hint)
+        usual = KINDS[str(config["model_type"])].record.model_fields["pad_token_id"].default
+        if config.get("pad_token_id", usual) is None:
+            raise CheckpointError(
+                f"{where}: has no pad token, so it cannot tell the last token of a text, which a classifier reads",
+                hint="Set pad_token_id in its config.json to the number of a token that no text ends with, and"
+                " pad_token in its tokenizer_config.json to that token.",
+            )
+
+    def towers(self, model: Model) -> dict[str, Tower]:
+        config = self._config(model)
+        layers, dim = config.num_hidden_layers, config.hidden_size
+        return {"text": Tower(layers=layers, heads=config.groups, head_dim=config.width, dim=dim)}
+
+    def weights(self, model: Model) -> Iterator[Weight]:
+        return weights(self._config(model), model.num_classes)
+
+    def directory(self, manifest: Manifest) -> dict[str, str]:
+        texts = super().directory(manifest)
+        sizes = self._alike(manifest)
+        if sizes:
+            config = json.loads(texts["config.json"]) | sizes
+            texts["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        return texts
+
+    def _cut(self, manifest: Manifest) -> bool:
+        return super()._cut(manifest) and not self._alike(manifest)
+
+    def _alike(self, manifest: Manifest) -> dict[str, int] | None:
+        """The sizes by which stock transformers builds a member that keeps equally many heads and neurons in every
+        layer; None where it cannot."""
+        if manifest.kind != "member" or manifest.decision is not None:
+            return None
+        config = self._config(manifest.model)
+        (kept,) = manifest.kept.values()
+        neurons = manifest.kept_neurons or {}
+        heads, widths = ({len(row) for row in rows} for rows in (kept, neurons.get("text", ())))
+        widths = widths or {config.intermediate_size}
+        if len(heads) > 1 or len(widths) > 1:
+            return None
+        (groups,), (width,) = heads, widths
+        queries = groups * config.num_attention_heads // config.groups
+        if not queries or (config.model_type in DIVISIBLE and config.hidden_size % queries):
+            return None
+        return {
+            "num_key_value_heads": groups,
+            "num_attention_heads": queries,
+            "head_dim": config.width,
+            "intermediate_size": width,
+        }
+
+    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+        from hydrasurgeon.families.decoder.modules import build
+
+        return build(model, self._config(model), kept["text"], fresh=fresh)
+
+    def anatomy(self, module: nn.Module) -> Anatomy:
+        from hydrasurgeon.families.decoder.modules import Decoder as Live
+        from hydrasurgeon.families.decoder.modules import anatomy
+
+        assert isinstance(module, Live)
+        return anatomy(module)
+
+    def _config(self, model: Model) -> DecoderConfig:
+        config = self.config(model)
+        assert isinstance(config, DecoderConfig)
+        return config

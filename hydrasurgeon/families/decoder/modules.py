@@ -1,0 +1,159 @@
+"""transformers' decoders with any number of grouped heads in each layer, taken apart.
+
+A classifier reads the last token that is no padding, wherever the padding lies; tokens behind it are seen by none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydrasurgeon.anatomy.layers import run
+from hydrasurgeon.anatomy.maps import real_tokens
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
+from hydrasurgeon.families.decoder.architectures import KINDS, LOCAL, NORMED, SANDWICHED, DecoderConfig
+from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
+from hydrasurgeon.families.hf_encoder.modules import Encoder, Features, library_config
+from hydrasurgeon.families.modernbert.modules import counted
+from hydrasurgeon.files.manifest import Model
+
+
+class Decoder(Encoder):
+    """Runs part by part: only the token that is read is classified, and Gemma's padding is never NaN in float64."""
+
+    def forward(self, inputs: Any) -> Tensor:
+        logits: Tensor = run(anatomy(self), inputs)
+        return logits
+
+
+def build(model: Model, config: DecoderConfig, kept: Sequence[Sequence[int]], *, fresh: bool) -> Decoder:
+    import transformers
+
+    stock = library_config(model, config)
+    stock.attention_dropout = 0.0  # blocks run without: nothing may promise it
+    with torch.device("cpu" if fresh else "meta"):
+        inner: Any = getattr(transformers, KINDS[config.model_type].classes[0])(stock)
+    base = inner.model
+    base.rotary_emb = Angles(type(base.rotary_emb)(stock))
+    if hasattr(base.embed_tokens, "embed_scale"):  # a buffer that no file brings
+        base.embed_tokens.register_buffer("embed_scale", torch.tensor(config.hidden_size**0.5), persistent=False)
+    if not model.num_classes:
+        inner.score = Features()
+    for layer, row in zip(base.layers, kept, strict=True):
+        shrink(attention_site(layer), row)
+    return Decoder(inner, config.model_type, kept)
+
+
+class Angles(nn.Module):
+    """The library's angles, from frequencies that stay as they are whatever the weights are rounded to."""
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__()
+        ending = "inv_freq"
+        names = [name for name, _ in stock.named_buffers() if name.endswith(ending) and "original" not in name]
+        self.speeds = {name.removesuffix(ending).strip("_") or None: getattr(stock, name) for name in names}
+        """By the type of layer, or for all layers under None; no buffers, which a cast of the model would round."""
+        self.scales = {
+            kind: float(getattr(stock, f"{kind}_attention_scaling" if kind else "attention_scaling"))
+            for kind in self.speeds
+        }
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+        """cos and sin for every dimension, in the dtype of `x`."""
+        kind = layer_type if layer_type in self.speeds else None
+        angles = position_ids[..., None].float() * self.speeds[kind].to(x.device)
+        both = torch.cat((angles, angles), dim=-1)
+        return (both.cos() * self.scales[kind]).to(x.dtype), (both.sin() * self.scales[kind]).to(x.dtype)
+
+
+def anatomy(decoder: Decoder) -> Anatomy:
+    inner: Any = decoder.model
+    base, config = inner.model, inner.config
+
+    def embed(inputs: Any) -> Stack:
+        fields = _fields(inputs)
+        ids = fields["input_ids"]
+        hidden = base.embed_tokens(ids)
+        if config.model_type == "gemma2" and not hasattr(base.embed_tokens, "embed_scale"):  # older versions
+            hidden = hidden * torch.tensor(config.hidden_size**0.5, dtype=hidden.dtype)
+        return Stack(hidden, _causal(ids, fields.get("attention_mask"), hidden, config.pad_token_id))
+
+    def readout(stack: Stack) -> Tensor:
+        real = real_tokens(stack)
+        last = (counted(stack.hidden[0, :, 0]) * real).argmax(dim=1)
+        place = last[:, None, None].expand(-1, 1, stack.hidden.shape[-1])
+        logits: Tensor = inner.score(base.norm(stack.hidden.gather(1, place)[:, 0]))
+        return logits
+
+    return Anatomy(
+        embed=embed,
+        embed_parts=(base.embed_tokens,),
+        blocks=tuple(_block(layer, at, decoder.kept[at], base, config) for at, layer in enumerate(base.layers)),
+        readout=readout,
+        readout_parts=(base.norm, inner.score),
+    )
+
+
+def _fields(inputs: Any) -> Mapping[str, Tensor]:
+    return inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+
+
+def _causal(ids: Tensor, mask: Tensor | None, hidden: Tensor, padding: int) -> Tensor:
+    """What hides later tokens and padding, and with the padding whatever stands behind the token that is read."""
+    places = counted(hidden[0, :, 0])
+    last = (places * (ids != padding)).amax(dim=1, keepdim=True)
+    real = places <= last
+    if mask is not None:
+        real = real & (mask != 0)
+    seen = (places[:, None] >= places) & real[:, None, None]
+    return (~seen).to(hidden.dtype) * torch.finfo(hidden.dtype).min
+
+
+def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) -> Block:
+    attn, none = layer.self_attn, nn.Identity()
+    kind = getattr(attn, "layer_type", None)
+    window = getattr(attn, "sliding_window", None) if config.model_type != "mistral" else config.sliding_window
+    normed = {"q_norm": attn.q_norm, "k_norm": attn.k_norm} if config.model_type in NORMED else {}
+    site = Attention(
+        tower=KINDS[config.model_type].tower,
+        layer=at,
+        heads=row,
+        head_dim=attn.head_dim,
+        project=(attn.q_proj, attn.k_proj, attn.v_proj),
+        out=attn.o_proj,
+        scale=attn.scaling,
+        rotate=_rotation(base, kind),
+        bias=None if window is None or kind not in (None, LOCAL) else _window(window),
+        queries=attn.num_key_value_groups,
+        # Gemma 3 has the setting and does not use it.
+        softcap=attn.attn_logit_softcapping if config.model_type == "gemma2" else None,
+        **normed,
+    )
+    if config.model_type in SANDWICHED:
+        norms = layer.post_attention_layernorm, layer.pre_feedforward_layernorm, layer.mlp
+        return Block(layer.input_layernorm, site, *norms, layer.post_feedforward_layernorm, sandwiched=True)
+    return Block(layer.input_layernorm, site, none, layer.post_attention_layernorm, layer.mlp, none)
+
+
+def _rotation(base: Any, layer_type: str | None) -> Callable[[Tensor], Tensor]:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    def rotate(heads: Tensor) -> Tensor:
+        positions = counted(heads[0, 0, :, 0])[None]
+        # It turns two at once: the second has no heads here.
+        turned: Tensor = apply_rotary_pos_emb(heads, heads[:, :0], *base.rotary_emb(heads, positions, layer_type))[0]
+        return turned
+
+    return rotate
+
+
+def _window(reach: int) -> Callable[[Tensor], Tensor]:
+    def hide(hidden: Tensor) -> Tensor:
+        places = counted(hidden[0, :, 0])
+        far = places[:, None] - places >= reach
+        return (far.to(hidden.dtype) * torch.finfo(hidden.dtype).min)[None, None]
+
+    return hide

@@ -1,0 +1,1 @@
+"""CLIP and SigLIP in transformers' layout, as image classifiers."""

@@ -1,0 +1,439 @@
+"""Decoders: groups of queries as heads, equal to the library's own models with the same groups masked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_families
+import torch
+from tiny_families import CLASSES, DIM, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family, tokenizer
+from tiny_members import KEPTS, RAGGED, logits, member
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.maps import attention_maps
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import CheckpointError, SurgeryError
+from hydrasurgeon.families import family_of, family_of_bare
+from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.decoder.architectures import DecoderConfig
+from hydrasurgeon.families.decoder.family import Decoder
+from hydrasurgeon.heads import HeadAxis, head_mask, put_heads, take_heads
+from hydrasurgeon.measuring.cost import macs
+
+ALL = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3")
+EACH = pytest.mark.parametrize("family", [FAMILIES[name] for name in ALL], ids=ALL)
+QUERIES, HEAD_DIM = 2, 8
+
+
+def stock_model(folder: Path, **options: Any) -> Any:
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    return Auto.from_pretrained(folder, **options).eval()
+
+
+def left(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same texts, padded in front."""
+    pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+    rolled = [ids.roll(int((mask == 0).sum())) for ids, mask in pairs]
+    return {"input_ids": torch.stack(rolled), "attention_mask": inputs["attention_mask"].flip(1)}
+
+
+@torch.inference_mode()
+def masked(model: Any, rows: list[list[int]], inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The library's own answer with every query of a group that is gone silenced in front of W_O."""
+
+    def silence(row: list[int]) -> Any:
+        stays = torch.zeros(HEADS, QUERIES * HEAD_DIM)
+        stays[row] = 1
+        return lambda _, args: (args[0] * stays.flatten().to(args[0].dtype),)
+
+    hooks = [
+        layer.self_attn.o_proj.register_forward_pre_hook(silence(row))
+        for layer, row in zip(model.model.layers, rows, strict=True)
+    ]
+    answer: torch.Tensor = model(**inputs).logits
+    for hook in hooks:
+        hook.remove()
+    return answer
+
+
+@EACH
+def test_a_pruned_model_is_the_librarys_with_groups_masked(family: Family, tmp_path: Path) -> None:
+    family.write(tmp_path / "source")
+    pruned = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
+    inputs = family.inputs()
+    for dtype, atol in (("float32", 1e-5), ("float64", 1e-12)):
+        model = stock_model(tmp_path / "source", dtype=getattr(torch, dtype))
+        # Gemma's own attention makes NaN of padding in float64.
+        whole = {name: value[[0, 3]] for name, value in inputs.items()} if dtype == "float64" else inputs
+        for padded in (whole, left(whole)):
+            expected = masked(model, RAGGED, padded)
+            assert (expected - masked(model, [[*range(HEADS)]] * LAYERS, padded)).abs().max() > 1e-2
+            found = logits(pruned, padded, dtype)[:, 0]
+            # The library's embedding scale and angles are rounded to float32 in one of the two.
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if "Gemma" in family.name else atol)
+
+
+@EACH
+def test_stock_transformers_loads_a_member_of_equal_layers(family: Family, tmp_path: Path) -> None:
+    family.write(tmp_path / "source")
+    rows = [[0, 2], [1, 3], [2, 3]]
+    folder = member(tmp_path / "source", family, rows, f"{tmp_path / 'm'}/")
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (4, 2)
+    assert "auto_map" not in config
+    assert "trust_remote_code" not in (folder / "README.md").read_text()
+    inputs = family.inputs()
+    with torch.inference_mode():
+        expected = stock_model(folder)(**inputs).logits
+    torch.testing.assert_close(logits(folder, inputs)[:, 0], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(masked(stock_model(tmp_path / "source"), rows, inputs), expected, rtol=0, atol=1e-5)
+    assert open_checkpoint(folder).manifest.kept == {"text": tuple(map(tuple, rows))}
+    assert hs.verify(folder).holds
+
+
+def test_neurons_that_are_cut_alike_load_too(tmp_path: Path) -> None:
+    family = FAMILIES["Qwen3"]
+    family.write(tmp_path / "source")
+    cut = hs.prune(tmp_path / "source", method="magnitude", neurons=0.5, out=f"{tmp_path / 'm'}/").path
+    config = json.loads((cut / "config.json").read_text())
+    assert (config["intermediate_size"], config["num_key_value_heads"]) == (24, HEADS)
+    inputs = family.inputs()
+    with torch.inference_mode():
+        expected = stock_model(cut)(**inputs).logits
+    torch.testing.assert_close(logits(cut, inputs)[:, 0], expected, rtol=0, atol=1e-6)
+
+
+def test_queries_that_do_not_divide_the_width_need_our_code(tmp_path: Path) -> None:
+    """Llama's config refuses them; three groups are six queries, and the width is 32."""
+    for name, ours in (("Llama", True), ("Qwen3", False)):
+        FAMILIES[name].write(tmp_path / name)
+        folder = member(tmp_path / name, FAMILIES[name], [[0, 1, 3]] * LAYERS, f"{tmp_path / name}-m/")
+        assert ("auto_map" in json.loads((folder / "config.json").read_text())) is ours
+        inputs = FAMILIES[name].inputs()
+        with torch.inference_mode():
+            expected = stock_model(folder, trust_remote_code=ours)(**inputs).logits
+        torch.testing.assert_close(logits(folder, inputs)[:, 0], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("Llama", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}),
+        ("Qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}),
+        ("Gemma3", {"rope_local_base_freq": 100.0, "rope_theta": 300.0, "rope_scaling": {"rope_type": "linear"}}),
+        ("Mistral", {"sliding_window": None, "rope_theta": 77.0}),
+        ("Gemma2", {"attn_logit_softcapping": None}),
+    ],
+)
+def test_configs_of_older_files_turn_and_hide_as_the_library_does(
+    name: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Stretched rotations, wavelengths beside them, and nulls that say there is none."""
+    family = FAMILIES[name]
+    family.write(tmp_path / "source")
+    scaling = more.get("rope_scaling")
+    if scaling is not None:
+        scaling.setdefault("factor", 2.0)
+        scaling.setdefault("original_max_position_embeddings", 16)
+        if scaling.get("rope_type") == "llama3":
+            scaling["high_freq_factor"] = 4.0
+    place = tmp_path / "source" / "config.json"
+    config = json.loads(place.read_text())
+    if {"rope_theta", "rope_scaling"} & {*more}:
+        del config["rope_parameters"]
+    before = family.stock(tmp_path / "source")(family.inputs())
+    place.write_text(json.dumps({**config, **more}))
+    expected = family.stock(tmp_path / "source")(family.inputs())
+    assert (before - expected).abs().max() > 1e-3
+    torch.testing.assert_close(logits(tmp_path / "source", family.inputs())[:, 0], expected, rtol=0, atol=1e-5)
+
+
+def test_what_stands_behind_the_last_word_is_not_read(tmp_path: Path) -> None:
+    """The library looks for the last token that is not the padding's, whatever the mask says."""
+    family = FAMILIES["Qwen3"]
+    family.write(tmp_path / "source")
+    inputs = family.inputs()
+    inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
+    inputs["input_ids"][0, 4] = 1
+    found = logits(tmp_path / "source", inputs)[:, 0]
+    torch.testing.assert_close(found, family.stock(tmp_path / "source")(inputs), rtol=0, atol=1e-5)
+
+
+def test_a_model_that_generates_gets_a_classifier(tmp_path: Path) -> None:
+    import transformers
+
+    family = FAMILIES["Llama"]
+    family.write(tmp_path / "classifier")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "classifier")
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "generates")
+    tokenizer(tmp_path / "generates")
+    opened = open_checkpoint(tmp_path / "generates")
+    assert opened.manifest.model.num_classes == 0
+    assert opened.note is not None
+    assert "LlamaForCausalLM has no classifier: `finetune`" in opened.note
+    inputs = family.inputs()
+    with torch.inference_mode():
+        hidden = model.model(**inputs).last_hidden_state
+    expected = hidden[torch.arange(5), inputs["attention_mask"].sum(dim=1) - 1]
+    torch.testing.assert_close(logits(tmp_path / "generates", inputs)[:, 0], expected, rtol=0, atol=1e-5)
+    tuned = hs.finetune(
+        tmp_path / "generates",
+        data=family.data(tmp_path),
+        recipe="sst2",
+        out=f"{tmp_path / 'tuned'}/",
+        device="cpu",
+        set={"steps": "2", "dropout": "0"},
+    )
+    assert tuned.manifest.model.num_classes == CLASSES
+    with torch.inference_mode():
+        expected = stock_model(tuned.path)(**inputs).logits
+    torch.testing.assert_close(logits(tuned.path, inputs)[:, 0], expected, rtol=0, atol=1e-6)
+
+
+def test_multiply_adds_by_hand(tmp_path: Path) -> None:
+    """Keys and values once for the two queries that read them."""
+    family = FAMILIES["Qwen3"]
+    family.write(tmp_path / "source")
+    pruned = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
+    tokens, inner = 9, 48
+    inputs = {name: value[:1] for name, value in family.inputs().items()}
+    for path, rows in ((tmp_path / "source", [[0, 1, 2, 3]] * LAYERS), (pruned, RAGGED)):
+        heads = sum(len(row) for row in rows)
+        projections = tokens * DIM * HEAD_DIM * (2 * QUERIES + 2)
+        attention = heads * (projections + QUERIES * tokens * tokens * 2 * HEAD_DIM)
+        mlp = LAYERS * tokens * DIM * inner * 3
+        assert macs(hs.load(path, device="cpu"), inputs) == attention + mlp + DIM * CLASSES
+
+
+def test_maps_are_the_mean_of_a_groups_queries(tmp_path: Path) -> None:
+    family = FAMILIES["Gemma2"]
+    family.write(tmp_path / "source")
+    model = stock_model(tmp_path / "source", attn_implementation="eager")
+    inputs = {name: value[:1] for name, value in family.inputs().items()}
+    with torch.inference_mode():
+        expected = model.model(**inputs, output_attentions=True).attentions
+        anatomy = hs.load(tmp_path / "source", device="cpu").anatomy
+        stack = anatomy.embed(inputs)
+        found = attention_maps(anatomy.blocks[0].attention, anatomy.blocks[0].norm1(stack.hidden), stack.bias)
+    assert found.shape == (1, HEADS, 9, 9)
+    torch.testing.assert_close(found, expected[0].unflatten(1, (HEADS, QUERIES)).mean(dim=2), rtol=0, atol=1e-6)
+
+
+def test_the_rows_of_a_group_are_cut_together() -> None:
+    """Four groups of three queries with two rows each: group g has rows 6g to 6g + 5."""
+    import numpy as np
+
+    whole, spec = np.arange(24 * 5).reshape(24, 5), HeadAxis(0, queries=3)
+    cut = take_heads(whole, [1, 3], spec=spec, head_dim=2)
+    assert cut[:, 0].tolist() == [5 * row for row in (*range(6, 12), *range(18, 24))]
+    assert head_mask(24, [2], spec=spec, head_dim=2).nonzero()[0].tolist() == [*range(12, 18)]
+    assert np.array_equal(
+        take_heads(put_heads(cut, [1, 3], 4, spec=spec, head_dim=2), [1, 3], spec=spec, head_dim=2), cut
+    )
+
+
+def test_no_pad_token_is_refused_with_the_mend(tmp_path: Path) -> None:
+    FAMILIES["Llama"].write(tmp_path / "it")
+    place = tmp_path / "it" / "config.json"
+    config = json.loads(place.read_text())
+    for value in (None, "absent"):
+        changed = {**config, "pad_token_id": value}
+        place.write_text(json.dumps({k: v for k, v in changed.items() if v != "absent"}))
+        with pytest.raises(CheckpointError, match="has no pad token, so it cannot tell the last token") as caught:
+            open_checkpoint(tmp_path / "it")
+        assert caught.value.exit_code == 3
+        assert "Set pad_token_id in its config.json" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, SurgeryError, r"length of a text \(dynamic\)"),
+        ({"rope_scaling": {"type": "longrope"}}, SurgeryError, r"length of a text \(longrope\)"),
+        ({"num_key_value_heads": 3}, CheckpointError, "8 heads cannot share 3 keys alike"),
+        ({"use_bidirectional_attention": True}, CheckpointError, "use_bidirectional_attention"),
+        ({"layer_types": ["full_attention"]}, CheckpointError, "layer_types lists 1 layers of 3"),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, SurgeryError, "gpt2 is a decoder of a type"),
+        ({"model_type": "gemma3", "architectures": ["X"]}, SurgeryError, "transformers:gemma3 is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    change: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    FAMILIES["Llama"].write(tmp_path / "it")
+    place = tmp_path / "it" / "config.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), **change}))
+    with pytest.raises(error, match=message):
+        open_checkpoint(tmp_path / "it")
+
+
+# As they lie on the hub: sizes that the config gives, keys with their dimensions, and what layers look at.
+REAL: dict[str, tuple[dict[str, Any], tuple[int, int, int], int]] = {
+    "Llama-3.2-1B": (
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "bos_token_id": 128000,
+            "eos_token_id": 128001,
+            "pad_token_id": 128001,
+            "head_dim": 64,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 32.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "vocab_size": 128256,
+        },
+        (16, 8, 64),
+        0,
+    ),
+    "Qwen3-0.6B": (
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "pad_token_id": 151643,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 28,
+            "model_type": "qwen3",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        (28, 8, 128),
+        0,
+    ),
+    "gemma-3-1b-it": (
+        {
+            "architectures": ["Gemma3ForCausalLM"],
+            "attn_logit_softcapping": None,
+            "cache_implementation": "hybrid",
+            "eos_token_id": [1, 106],
+            "final_logit_softcapping": None,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 1152,
+            "intermediate_size": 6912,
+            "max_position_embeddings": 32768,
+            "model_type": "gemma3_text",
+            "num_attention_heads": 4,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 1,
+            "pad_token_id": 0,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_local_base_freq": 10000,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+            "vocab_size": 262144,
+        },
+        (26, 1, 256),
+        22,
+    ),
+    "Mistral-7B-v0.1": (
+        {
+            "architectures": ["MistralForCausalLM"],
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 32768,
+            "model_type": "mistral",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "pad_token_id": 2,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+            "vocab_size": 32000,
+        },
+        (32, 8, 128),
+        32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_configs_as_they_lie_on_the_hub(name: str) -> None:
+    """Groups, their width, and the local layers; the library's module has the shapes of our table."""
+    import transformers
+
+    config, (layers, heads, head_dim), local = REAL[name]
+    bare = Bare({}, "hub", config=config)
+    family = family_of_bare(bare, config_file="config.json")
+    assert isinstance(family, Decoder)
+    model, _ = family.identify(bare)
+    assert family is family_of(model)
+    (tower,) = family.towers(model).values()
+    assert (tower.layers, tower.heads, tower.head_dim) == (layers, heads, head_dim)
+    record = family.config(model)
+    assert isinstance(record, DecoderConfig)
+    assert record.types.count("sliding_attention") == local
+    with torch.device("meta"):
+        theirs = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
+    shapes = {name: tuple(value.shape) for name, value in theirs.state_dict().items() if name != "lm_head.weight"}
+    assert {weight.name: weight.shape for weight in family.weights(model)} == shapes
+
+
+def test_one_logit_is_a_probability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward model: what `predict` says of a hydra is the mean of its members' sigmoids."""
+    family = FAMILIES["Qwen3"]
+    monkeypatch.setattr(tiny_families, "CLASSES", 1)
+    family.write(tmp_path / "source")
+    opened = open_checkpoint(tmp_path / "source")
+    assert opened.manifest.model.problem == "one_logit"
+    inputs = family.inputs()
+    expected = family.stock(tmp_path / "source")(inputs)
+    torch.testing.assert_close(logits(tmp_path / "source", inputs)[:, 0], expected, rtol=0, atol=1e-5)
+    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
+    texts = [{"text": f"{word} film {other}", "label": at % 2} for at, word in enumerate(WORDS) for other in WORDS[:3]]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in texts))
+    model = hs.load(hydra, device="cpu")
+    with torch.inference_mode():
+        mean = model(model.transform.collate([row["text"] for row in texts])).sigmoid().mean(dim=1)[:, 0]
+    rows = hs.predict(hydra, data=str(data), device="cpu")
+    found = torch.tensor([row["probability"] for row in rows])
+    assert found.std() > 1e-3
+    torch.testing.assert_close(found, mean, rtol=0, atol=1e-5)
+
+
+def test_words_are_the_checkpoints_own(tmp_path: Path) -> None:
+    """tokenizer.json alone says what they are: Qwen's own class of transformers would add one."""
+    FAMILIES["Qwen2"].write(tmp_path / "q")
+    batch = hs.load(tmp_path / "q", device="cpu").transform.collate(["good film", "bad"])
+    assert batch["input_ids"].tolist() == [[0, VOCAB["good"], VOCAB["film"], 2], [0, VOCAB["bad"], 2, 1]]
