@@ -1,7 +1,26 @@
-"""Data specs (`D` in the commands) → samples → batches."""
+"""Data specs (`D` in the commands) → samples → batches; torch and numpy are imported with what needs them."""
 
 from __future__ import annotations
 
-from hydrasurgeon.data.batches import Batch, Batches, by_length, first_batch, moved
-from hydrasurgeon.data.samples import Samples, fit_classes
-from hydrasurgeon.data.sources import open_data
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.lookup import imported
+
+if TYPE_CHECKING:
+    from hydrasurgeon.data.batches import Batch, Batches, by_length, first_batch, moved
+    from hydrasurgeon.data.samples import Samples, fit_classes
+    from hydrasurgeon.data.sources import open_data
+
+_HOME = {
+    **dict.fromkeys(("Batch", "Batches", "by_length", "first_batch", "moved"), "batches"),
+    **dict.fromkeys(("Samples", "fit_classes"), "samples"),
+    "open_data": "sources",
+}
+"""The module of each name."""
+
+
+def __getattr__(name: str) -> Any:
+    """What is asked for, when it is asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'hydrasurgeon.data' has no attribute {name!r}")
+    return imported(f"hydrasurgeon.data.{_HOME[name]}:{name}")

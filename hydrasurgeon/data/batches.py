@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from hydrasurgeon.data.samples import Samples
+from hydrasurgeon.data.samples import MEND, READS, Samples
 from hydrasurgeon.errors import DataError
 
 # Starting worker processes costs more than it gains below this many samples.
@@ -73,6 +73,11 @@ class Batches:
             raise DataError(
                 f"{samples.spec}: holds {samples.kind}s, the model reads {reads}s",
                 hint="Give data of the model's kind.",
+            )
+        wanted = getattr(transform, "inputs", None)
+        if samples.kind == "text" and wanted not in (None, samples.inputs):
+            raise DataError(
+                f"{samples.spec}: holds {samples.contents}, the model was tuned on {READS[wanted]}", hint=MEND[wanted]
             )
         collate = collate or getattr(transform, "collate", None)
         order = range(len(samples)) if order is None else order
@@ -134,7 +139,7 @@ class _Prepared(Dataset[Any]):
             raw = self.samples.read(i)
         except DataError as error:  # an exception would lose its words on the way out of a worker
             return error.message, error.hint, not self.skip_bad
-        label = None if self.samples.labels is None else int(self.samples.labels[i])
+        label = None if self.samples.labels is None else self.samples.labels[i]
         return i, label, self._prepare(raw, i)
 
     def _prepare(self, raw: Any, i: int) -> Any:
@@ -167,5 +172,5 @@ def _collated(
     if not good:
         return None, failures
     index = torch.tensor([i for i, _, _ in good])
-    labels = torch.tensor([label for _, label, _ in good]) if labelled else None
+    labels = torch.from_numpy(np.stack([label for _, label, _ in good])) if labelled else None
     return Batch(collate([inputs for _, _, inputs in good]), labels, index), failures

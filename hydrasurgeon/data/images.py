@@ -19,8 +19,6 @@ from hydrasurgeon.errors import DataError
 
 # Pillow knows many more: some start other programs (EPS), and no collection of pictures needs them.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
-"""Suffixes of files that are read as images."""
 # Of one encoded picture.
 MAX_BYTES = 256 << 20
 # Pillow's own bound against decompression bombs: 256 MiB of RGB.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ import numpy as np
 from hydrasurgeon.data.images import pixels
 from hydrasurgeon.data.labels import class_names, class_numbers
 from hydrasurgeon.data.samples import Arrays, Rows, Samples
-from hydrasurgeon.data.tables import COLUMNS, IMAGES, Table, classes_of, rows
+from hydrasurgeon.data.tables import Columns, Table, classes_of, rows
 from hydrasurgeon.errors import DataError, reason
 from hydrasurgeon.lookup import nearest
 
 
-def read_hub(spec: str, rest: str, carried: Collection[str] = ()) -> Samples:
+def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
     """`hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is `hf:name[/config]:split`.
 
     The split may be a slice, `train[:3000]`, or several joined by +, as the datasets library writes them.
@@ -43,7 +42,7 @@ def read_hub(spec: str, rest: str, carried: Collection[str] = ()) -> Samples:
         except Exception as error:  # datasets raises many kinds for missing names, splits and networks
             failures.append(error)
         else:
-            return rows(_hub_table(spec, loaded, carried), carried)
+            return rows(_hub_table(spec, loaded, columns), columns)
     raise DataError(
         f"{spec}: cannot be loaded ({reason(failures[0])})",
         hint="Check name, config and split ('train[:3000]' in quotes); the hub must be reachable or the set cached.",
@@ -61,20 +60,20 @@ def _check_name(spec: str, name: str) -> None:
         )
 
 
-def _hub_table(spec: str, loaded: Any, carried: Collection[str]) -> Table:
+def _hub_table(spec: str, loaded: Any, columns: Columns) -> Table:
     """The columns of a set of the datasets library; it leaves the images to us, which it would open in any format."""
     from datasets import Image
 
     features = loaded.features
-    for name in set(IMAGES) & set(features):
+    for name in set(columns.images) & set(features):
         if isinstance(features[name], Image):
             loaded = loaded.cast_column(name, Image(decode=False))
     plain = loaded.with_format(None)
-    wanted = [name for name in features if name in COLUMNS or name in carried]
+    wanted = [name for name in features if name in columns.wanted]
     return Table(spec, tuple(features), {name: plain[name][:] for name in wanted}, classes_of(spec, features))
 
 
-def read_torchvision(spec: str, rest: str, carried: Collection[str] = ()) -> Samples:
+def read_torchvision(spec: str, rest: str, columns: Columns) -> Samples:
     """`torchvision:NAME:SPLIT`, by its image array where the set has one, else sample by sample."""
     from torchvision import datasets
 

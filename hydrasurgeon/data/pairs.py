@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from hydrasurgeon.data.images import MAX_BYTES, decode
+from hydrasurgeon.data.places import TABLES, columns_of, ending, is_there
 from hydrasurgeon.data.samples import Rows, Samples, limited
-from hydrasurgeon.data.sources import is_there
-from hydrasurgeon.data.tables import CAPTIONS, READERS, Table, read_table
+from hydrasurgeon.data.tables import CAPTIONS, Columns, Table, read_table
 from hydrasurgeon.data.tables import IMAGES as IMAGE_COLUMNS
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, must, open_regular, portable, readable, utf8
@@ -36,9 +36,10 @@ RANGE = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
 
 def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:
     """Pairs behind a spec; with `limit` a seeded random subset of them."""
-    path = Path(spec)
-    table = path.suffix in READERS and is_there(path)
-    samples = _captioned(read_table(spec, path)) if table else Shards(spec, _shards(spec, path))
+    place, named = columns_of(spec)
+    path, columns = Path(place), Columns(named)
+    table = ending(path) in TABLES and is_there(path)
+    samples = _captioned(read_table(spec, path, columns), columns) if table else Shards(spec, _shards(spec, path))
     if not len(samples):
         raise DataError(f"{spec}: holds no image–text pairs")
     samples.spec = portable(spec)
@@ -57,7 +58,7 @@ def _shards(spec: str, path: Path) -> list[Path]:
         names = sorted(glob.glob(spec))
     shards = []
     for shard in map(Path, names):
-        if shard.suffix not in (".tar", *READERS):
+        if shard.suffix not in (".tar", *TABLES):
             raise DataError(
                 f"{shard}: not image–text pairs",
                 hint=f"Pairs are {KINDS}. A compressed shard must be unpacked to .tar first.",
@@ -159,8 +160,8 @@ class Captioned(Samples):
         return self.images.content(i) + b"\0" + self.captions.content(i)
 
 
-def _captioned(table: Table) -> Samples:
-    image, text = table.find(IMAGE_COLUMNS), table.find(CAPTIONS)
+def _captioned(table: Table, columns: Columns) -> Samples:
+    image, text = table.column("image", columns, IMAGE_COLUMNS), table.column("text", columns, CAPTIONS)
     if image is None or text is None:
         raise table.needs("columns image and text or caption")
     images = Rows(table.spec, table.columns[image], "image", root=table.root)

@@ -19,18 +19,25 @@ from hydrasurgeon.data.images import MAX_BYTES, decode, plain
 from hydrasurgeon.data.labels import Labels, matched
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import read_bytes
-from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.files.manifest import Inputs, Model
 
 # Of one text. No model here reads more than some thousand tokens of it.
 MAX_TEXT = 1_000_000
 
+READS: dict[Inputs, str] = {"text": "texts", "text_pair": "pairs of texts"}
+"""What a model of texts reads, in words."""
+MEND: dict[Inputs, str] = {
+    "text": "Give single texts: of a table of pairs, --text-column NAME reads one.",
+    "text_pair": "Give pairs: a column text_pair (--columns text_pair=NAME), --text with --text-pair, or tuples.",
+}
+"""What next, where a model of texts got the others."""
 UNLABELLED = -1
 """In place of the class of a sample that has none."""
 EMPTY = hashlib.sha256().digest()
 """The digest of a sample that cannot be read."""
 
-Decoded = Image.Image | str | tuple[Image.Image, str]
-"""A sample as it is read: an image, a text, or an image and its caption."""
+Decoded = Image.Image | str | tuple[str, str] | tuple[Image.Image, str]
+"""A sample as it is read: an image, a text, two texts that are read together, or an image and its caption."""
 
 
 class Samples(ABC):
@@ -39,10 +46,16 @@ class Samples(ABC):
     spec: str
     """As the user wrote it, without absolute paths."""
     kind: Literal["image", "text", "pair"] = "image"
+    inputs: Inputs = "text"
+    """Of texts: whether they come one by one, or in pairs."""
     classes: tuple[str, ...] | None = None
     labels: Labels | None = None
     columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
     """What a table holds of each sample beside it, where whoever opened it wanted that."""
+    found: tuple[str, ...] = ()
+    """The columns of the table that they come from."""
+    grouping: Sequence[Any] | None = None
+    """The column of a table that says which query each sample belongs to."""
     note: str | None = None
     """Which order of classes was assumed, where names did not say."""
 
@@ -60,6 +73,22 @@ class Samples(ABC):
     def carried(self, name: str, i: int) -> Any:
         """A sample's value in one of `columns`."""
         return self.columns[name][i]
+
+    @property
+    def contents(self) -> str:
+        """What it holds, in words."""
+        return f"{self.kind}s" if self.kind != "text" else READS[self.inputs]
+
+    @cached_property
+    def groups(self) -> tuple[str, ...] | None:
+        """The query that each sample belongs to; None where nothing says so, DataError where a row has none."""
+        if self.grouping is None:
+            return None
+        named = [str(value) if isinstance(value, str | int) else "" for value in self.grouping]
+        if "" in named:
+            hint = "Give each row the id of its query, or name another column: --columns group=NAME."
+            raise DataError(f"{self.spec}: row {named.index('')} has no group", hint=hint)
+        return tuple(named)
 
     @abstractmethod
     def read(self, i: int) -> Decoded:
@@ -85,7 +114,8 @@ class Samples(ABC):
         """Spec, rows and a hash of exactly the samples in use, wherever they lie."""
         total = hashlib.sha256(b"".join(self.digests))
         if self.labels is not None:
-            total.update(np.ascontiguousarray(self.labels, dtype="<i8").tobytes())
+            kind = "<i8" if self.labels.dtype.kind == "i" else "<f8"
+            total.update(np.ascontiguousarray(self.labels, dtype=kind).tobytes())
         return {"spec": self.spec, "rows": len(self), "sha256": total.hexdigest()}
 
     def content_hash(self) -> str:
@@ -131,12 +161,12 @@ class Files(Samples):
         return len(self.paths)
 
     def name(self, i: int) -> str:
-        return self.paths[i].relative_to(self._folder).as_posix()
+        return self.paths[i].absolute().relative_to(self._folder).as_posix()
 
     @cached_property
     def _folder(self) -> Path:
         """The deepest folder that all lie in."""
-        return Path(os.path.commonpath([path.parent for path in self.paths]))
+        return Path(os.path.commonpath([path.absolute().parent for path in self.paths]))
 
     def read(self, i: int) -> Image.Image:
         return decode(self.content(i), str(self.paths[i]))
@@ -177,7 +207,7 @@ class Rows(Samples):
         value = self._value(i)
         if isinstance(value, Mapping):
             value = value["bytes"] if value.get("bytes") is not None else value.get("path")
-        if isinstance(value, str) and value:
+        if isinstance(value, str | Path) and str(value):
             return read_bytes((self.root or Path()) / value, most=MAX_BYTES, error=DataError)
         if isinstance(value, bytes):
             return value
@@ -197,12 +227,42 @@ class Rows(Samples):
         return value
 
 
+class TextPairs(Samples):
+    """Texts in pairs, which a model reads together."""
+
+    kind, inputs = "text", "text_pair"
+
+    def __init__(self, first: Samples, second: Rows, column: str = "text_pair") -> None:
+        super().__init__(first.spec, first.labels, first.classes)
+        self.first, self.second, self.column = first, second, column
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def read(self, i: int) -> tuple[str, str]:
+        first, second = self.first.read(i), self._second(i)
+        assert isinstance(first, str)
+        return first, second
+
+    def content(self, i: int) -> bytes:
+        return self.first.content(i) + b"\0" + self._second(i).encode()
+
+    def _second(self, i: int) -> str:
+        if self.second.column[i] in (None, ""):
+            hint = "Give each row both texts, or leave it out; --text-column NAME reads one text of each."
+            raise DataError(f"{self.spec}: row {i} has no second text ({self.column})", hint=hint)
+        text = self.second.read(i)
+        assert isinstance(text, str)
+        return text
+
+
 class Subset(Samples):
     """Some samples of another set, possibly with other labels; base of those that are changed as they are read."""
 
     def __init__(self, parent: Samples, labels: Labels | None, index: NDArray[np.int64] | None = None) -> None:
         super().__init__(parent.spec, labels, parent.classes)
-        self.parent, self.kind, self.columns = parent, parent.kind, parent.columns
+        self.parent, self.kind, self.columns, self.found = parent, parent.kind, parent.columns, parent.found
+        self.inputs = parent.inputs
         self.index: Sequence[int] | NDArray[np.int64] = range(len(parent)) if index is None else index
 
     def __len__(self) -> int:
@@ -213,6 +273,11 @@ class Subset(Samples):
 
     def carried(self, name: str, i: int) -> Any:
         return self.parent.carried(name, int(self.index[i]))
+
+    @cached_property
+    def groups(self) -> tuple[str, ...] | None:
+        groups = self.parent.groups
+        return None if groups is None else tuple(groups[i] for i in self.index)
 
     def read(self, i: int) -> Decoded:
         return self.parent.read(int(self.index[i]))
@@ -226,11 +291,12 @@ class Joined(Samples):
 
     def __init__(self, first: Samples, second: Samples) -> None:
         labels = first.labels if first.labels is not None else np.full(len(first), UNLABELLED, dtype=np.int64)
-        labels = np.concatenate([labels, np.full(len(second), UNLABELLED, dtype=np.int64)])
+        nothing = np.full((len(second), *labels.shape[1:]), UNLABELLED, dtype=labels.dtype)
+        labels = np.concatenate([labels, nothing])
         super().__init__(f"{first.spec} and {second.spec}", labels, first.classes)
-        self.first, self.second, self.kind = first, second, first.kind
-        if first.kind != second.kind:
-            raise DataError(f"{second.spec}: holds {second.kind}s, {first.spec} {first.kind}s")
+        self.first, self.second, self.kind, self.inputs = first, second, first.kind, first.inputs
+        if (first.kind, first.inputs) != (second.kind, second.inputs):
+            raise DataError(f"{second.spec}: holds {second.contents}, {first.spec} {first.contents}")
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
@@ -258,17 +324,27 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
 
 
 def fit_classes(samples: Samples, model: Model) -> Samples:
-    """Labelled samples whose labels are numbers of the model's classes; DataError where they cannot be.
+    """Labelled samples whose labels are the model's: numbers of its classes, fractions, or a 1 for each label that
+    holds; DataError where they cannot be.
 
     Their `classes` are the model's, or the data's where the model has no names; their `note` says which order was
     assumed where names could not be matched.
     """
     if samples.labels is None:
+        columns = f" (columns: {', '.join(name[:40] for name in samples.found[:20])})" if samples.found else ""
         raise DataError(
-            f"{samples.spec}: has no labels",
-            hint="Give a column or array called label(s), or class folders; a label of -1 stands for none.",
+            f"{samples.spec}: has no labels{columns}",
+            hint="Give class folders, an array called labels, or a column called label(s), or name it by "
+            "--label-column; a label of -1 stands for none.",
         )
     numbers, classes, note = matched(samples.spec, samples.labels, samples.classes, model)
     fitted = Subset(samples, numbers)
     fitted.classes, fitted.note = classes, note
     return fitted
+
+
+def reading(model: Model, samples: Samples) -> Model:
+    """The model with the samples' kind of texts, where it is not known which it reads."""
+    if samples.kind != "text" or model.inputs is not None:
+        return model
+    return model.model_copy(update={"inputs": samples.inputs})

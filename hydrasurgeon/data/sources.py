@@ -5,26 +5,25 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
 import numpy as np
 
-from hydrasurgeon.data.images import SUFFIXES as IMAGES
 from hydrasurgeon.data.images import pixels
-from hydrasurgeon.data.labels import class_names, class_numbers
+from hydrasurgeon.data.labels import array_labels, class_names, class_numbers, is_label_array
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
-from hydrasurgeon.data.samples import Arrays, Files, Samples, fit_classes, limited
-from hydrasurgeon.data.tables import read_table, rows
+from hydrasurgeon.data.places import PICTURES, TABLES, columns_of, ending, is_there, located
+from hydrasurgeon.data.samples import Arrays, Files, Rows, Samples, TextPairs, fit_classes, limited
+from hydrasurgeon.data.tables import Columns, joined, read_table, rows
+from hydrasurgeon.data.zipped import read_zip
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, open_regular, portable, read_text, readable
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
 
-KINDS = "a folder, .npz, .parquet, .jsonl, .csv, an image list .txt, hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
-"""What data can be, in words."""
 # Bytes of an image list.
 MAX_LIST = 1 << 30
 LABEL = re.compile(r"-?[0-9]{1,18}")
@@ -43,18 +42,20 @@ def open_data(
         carried: Columns of a table that go along if they are there.
         model: The samples must be labelled, and their labels become the numbers of its classes.
     """
-    scheme, _, rest = spec.partition(":")
-    path = Path(spec.partition("@")[0])
-    exists = is_there(path)
-    if scheme in SCHEMES and not is_there(Path(spec)):
-        samples = SCHEMES[scheme](spec, rest, carried)
-    elif exists and path.is_dir():
-        samples = _folder(spec, path)
-    elif exists and path.suffix in SUFFIXES:
-        samples = SUFFIXES[path.suffix](spec, path, carried)
+    place, named = columns_of(spec)
+    paths, columns = located(place), Columns(named, carried)
+    if not paths:
+        scheme, _, rest = place.partition(":")
+        samples = SCHEMES[scheme](place, rest, columns)
+    elif all(ending(path) in TABLES for path in paths):
+        samples = rows(joined(spec, [read_table(spec, path, columns) for path in paths], columns), columns)
+    elif all(ending(path) in PICTURES for path in paths):
+        samples = Files(spec, paths)
+    elif len(paths) == 1:
+        samples = _folder(spec, *paths) if paths[0].is_dir() else READERS[ending(paths[0])](spec, *paths)
     else:
-        what, hint = ("file", None) if path.suffix in SUFFIXES else ("data", f"Data is {KINDS}.")
-        raise DataError(f"{spec}: no such {what}{_near(path)}", hint=hint)
+        hint = f"Found {paths[0]} and {paths[-1]}."
+        raise DataError(f"{spec}: several files must all be tables, or all images", hint=hint)
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
     samples.spec = portable(spec)
@@ -62,22 +63,27 @@ def open_data(
     return samples if model is None else fit_classes(samples, model)
 
 
-def is_there(path: Path) -> bool:
-    """Whether the path leads to anything; DataError where that cannot be told."""
-    try:
-        with readable(path, DataError):
-            str(path).encode()
-            return path.exists()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{str(path)!r}: is not UTF-8", hint="Rename it, or link to it.") from error
+def in_memory(inputs: Any, kind: Literal["image", "text"]) -> Samples:
+    """What a caller holds: texts, pairs of texts or pictures, one or several; a path is opened, and so is the name of a
+    picture."""
+    if isinstance(inputs, Path) or (kind == "image" and isinstance(inputs, str)):
+        return open_data(str(inputs))
+    several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes)
+    samples = list(inputs) if several else [inputs]
+    if kind == "image" and samples and all(isinstance(each, str | Path) for each in samples):
+        return Files("the inputs", [Path(each) for each in samples])
+    if kind == "text" and any(isinstance(each, tuple) for each in samples):
+        return text_pairs("the inputs", samples)
+    return Rows("the inputs", samples, kind)
 
 
-def _near(path: Path) -> str:
-    try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]
-    except (OSError, ValueError):
-        return ""
-    return did_you_mean(path.name, names, shown=lambda near: path.parent / near)
+def text_pairs(spec: str, pairs: Sequence[Any]) -> TextPairs:
+    """Pairs of texts that a caller holds."""
+    wrong = next((i for i, pair in enumerate(pairs) if not isinstance(pair, tuple) or len(pair) != 2), None)
+    if wrong is not None:
+        raise DataError(f"{spec}: row {wrong} is no pair of texts", hint="Give tuples of two texts, or texts alone.")
+    first, second = (Rows(spec, [pair[at] for pair in pairs], "text") for at in (0, 1))
+    return TextPairs(first, second)
 
 
 def _folder(spec: str, path: Path) -> Samples:
@@ -86,7 +92,7 @@ def _folder(spec: str, path: Path) -> Samples:
         entries = sorted(path.iterdir())
         names = [p.name for p in entries if p.is_dir() and not p.name.startswith(".")]
         if not names:
-            return Files(spec, [p for p in entries if p.suffix.lower() in IMAGES])
+            return Files(spec, [p for p in entries if ending(p) in PICTURES])
         classes = class_names(spec, names)
         images = [(file, i) for i, name in enumerate(classes) for file in _images_in(path / name)]
     numbers = np.array([label for _, label in images], dtype=np.int64)
@@ -100,14 +106,10 @@ def _images_in(folder: Path) -> list[Path]:
         raise error
 
     walked = ((Path(parent, name)) for parent, _, names in os.walk(folder, onerror=fail) for name in names)
-    return sorted(path for path in walked if path.suffix.lower() in IMAGES)
+    return sorted(path for path in walked if ending(path) in PICTURES)
 
 
-def _table(spec: str, path: Path, carried: Collection[str]) -> Samples:
-    return rows(read_table(spec, path, carried), carried)
-
-
-def _image_list(spec: str, path: Path, carried: Collection[str]) -> Samples:
+def _image_list(spec: str, path: Path) -> Samples:
     """An OpenOOD list: `relative/path.jpg label` a line; label -1 where there is none.
 
     A list names files of its reader, wherever they lie: like a folder of links, it is as trusted as its images.
@@ -145,7 +147,12 @@ def _root(spec: str, path: Path, name: str) -> Path:
     )
 
 
-def _demo(spec: str, rest: str, carried: Collection[str]) -> Samples:
+def _text(spec: str, rest: str, columns: Columns) -> Samples:
+    """One text, as it stands."""
+    return Rows(spec, [rest] if rest else [], "text")
+
+
+def _demo(spec: str, rest: str, columns: Columns) -> Samples:
     folder = files("hydrasurgeon") / "demo"
     sets = {entry.name.removesuffix(".npz"): entry for entry in folder.iterdir() if entry.name.endswith(".npz")}
     if rest not in sets:
@@ -157,7 +164,7 @@ def _demo(spec: str, rest: str, carried: Collection[str]) -> Samples:
         return _arrays(spec, file)
 
 
-def _npz(spec: str, path: Path, carried: Collection[str]) -> Samples:
+def _npz(spec: str, path: Path) -> Samples:
     with open_regular(path, error=DataError) as file:
         return _arrays(spec, file)
 
@@ -173,18 +180,18 @@ def _arrays(spec: str, file: IO[bytes]) -> Arrays:
         listed = ", ".join(sorted(archive.files)[:10]) or "nothing"
         raise DataError(f"{spec}: has no array 'images' (found: {listed})")
     images, labels = pixels(spec, arrays["images"]), arrays.get("labels")
-    numbered = labels is None or (labels.shape == (len(images),) and labels.dtype.kind in "iu")
+    numbered = labels is None or (labels.shape[:1] == (len(images),) and is_label_array(labels))
     if not numbered or (names is not None and arrays["classes"].ndim != 1):
         raise DataError(f"{spec}: labels must be {len(images)} integers, and classes a list of names")
     return Arrays(
         spec,
         images,
-        None if labels is None else class_numbers(spec, labels),
+        None if labels is None else array_labels(spec, labels),
         None if names is None else class_names(spec, names),
     )
 
 
-SUFFIXES = {".npz": _npz, ".parquet": _table, ".jsonl": _table, ".csv": _table, ".txt": _image_list}
-"""Suffix of a file → its reader."""
-SCHEMES = {"hf": read_hub, "torchvision": read_torchvision, "demo": _demo}
+READERS = {".npz": _npz, ".txt": _image_list, ".zip": read_zip}
+"""Ending of a file → its reader."""
+SCHEMES = {"text": _text, "hf": read_hub, "torchvision": read_torchvision, "demo": _demo}
 """What stands before the colon → its reader."""

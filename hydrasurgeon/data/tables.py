@@ -1,18 +1,21 @@
-"""Tables of samples, .parquet, .jsonl and .csv: only the columns that samples are made of, or carry along, are held."""
+"""Tables of samples: only the columns that samples are made of, or carry along, are held."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 from hydrasurgeon.data.labels import class_names, labels_of
-from hydrasurgeon.data.samples import Rows
+from hydrasurgeon.data.places import ending
+from hydrasurgeon.data.samples import Rows, Samples, TextPairs
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
+from hydrasurgeon.lookup import did_you_mean
 
 IMAGES = ("image", "img")
 """Columns that may hold images, the first that is there."""
@@ -22,15 +25,40 @@ CAPTIONS = ("caption", "text")
 """Columns that may hold the captions of images."""
 LABELS = ("label", "labels", "fine_label")
 """Columns that may hold labels."""
-COLUMNS = frozenset(IMAGES + TEXTS + CAPTIONS + LABELS)
+GROUPS = ("group",)
+"""Columns that may say which query a row belongs to."""
+SECOND = "text_pair"
+"""The column that holds the second text of each pair; the first is one of TEXTS."""
+COLUMNS = frozenset((*IMAGES, *TEXTS, *CAPTIONS, *LABELS, *GROUPS, SECOND))
 """The columns that samples are made of."""
 PAIRS = {
-    *("sentence1", "sentence2", "sentence_b", "question", "question1", "question2", "text_pair", "text_b", "text2"),
+    *("sentence1", "sentence2", "sentence_b", "question", "question1", "question2", "text_b", "text2"),
     *("premise", "hypothesis", "query", "passage", "context", "document"),
 }
-"""Columns that hold one of two texts, which models read together."""
+"""Columns that hold one of two texts under names of their own."""
 # Bytes of one line of .jsonl, and characters of one field of .csv.
 MAX_LINE = 16 << 20
+# Bytes of a whole .json, and of what a packed table unpacks to: a few of them can become a million times as many.
+MAX_WHOLE = 4 << 30
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns are wanted: those that were named, and those that go along where they are there."""
+
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Role → name."""
+    carried: Collection[str] = ()
+
+    @property
+    def wanted(self) -> set[str]:
+        """All that are read, where they are there."""
+        return {*COLUMNS, *self.carried, *self.named.values()}
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Columns that may hold images, or paths of them."""
+        return (self.named["image"],) if "image" in self.named else IMAGES
 
 
 @dataclass(frozen=True)
@@ -50,37 +78,93 @@ class Table:
         return next((name for name in names if name in self.columns), None)
 
     def needs(self, what: str) -> DataError:
-        shown = ", ".join(name[:40] for name in self.names[:20]) or "none"
-        return DataError(f"{self.spec}: needs {what} (found: {shown}{', …' if len(self.names) > 20 else ''})")
+        hint = "Name the columns: --text-column NAME, --label-column NAME, or --columns ROLE=NAME,…."
+        return DataError(f"{self.spec}: needs {what} ({listed(self.names)})", hint=hint)
+
+    def column(self, role: str, columns: Columns, usual: Sequence[str]) -> str | None:
+        """The column that the user named for this role, else the first usual one that is there."""
+        name = columns.named.get(role)
+        if name is None:
+            return self.find(usual)
+        if name not in self.columns:
+            option = f"--{role}-column {name}" if role in ("text", "label") else f"--columns {role}={name}"
+            near = did_you_mean(name, self.names)
+            raise DataError(f"{option}: {self.spec} has no such column{near} ({listed(self.names)})")
+        return name
 
 
-def read_table(spec: str, path: Path, carried: Collection[str] = ()) -> Table:
-    """The columns that samples are made of, and those that are `carried` along where they are there."""
+def listed(names: Sequence[str]) -> str:
+    """The columns that a table has."""
+    shown = ", ".join(name[:40] for name in names[:20]) or "none"
+    return f"found: {shown}{', …' if len(names) > 20 else ''}"
+
+
+def read_table(spec: str, path: Path, columns: Columns) -> Table:
+    """The wanted columns of one file."""
+    kind = ending(path)
     with open_regular(path, error=DataError) as file:
-        return READERS[path.suffix](spec, file, path.parent, COLUMNS | {*carried})
+        if not kind.endswith(".gz"):
+            return READERS[kind](spec, file, path.parent, columns.wanted)
+        with decoding(f"{spec}: {path.name} is not a readable .gz file"), gzip.open(file) as unpacked:
+            return READERS[kind.removesuffix(".gz")](spec, cast(IO[bytes], unpacked), path.parent, columns.wanted)
 
 
-def rows(table: Table, carried: Collection[str] = ()) -> Rows:
-    """Images or texts, with labels where there is a column of them."""
+def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
+    """The rows of tables of the same columns, one file behind another."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    for other in tables[1:]:
+        if {*other.names} != {*first.names} or other.classes != first.classes:
+            raise DataError(f"{spec}: its files have other columns ({listed(first.names)}; {listed(other.names)})")
+    columns = {name: [value for t in tables for value in _rooted(t, name, wanted)] for name in first.columns}
+    return Table(spec, first.names, columns, first.classes)
+
+
+def _rooted(table: Table, name: str, wanted: Columns) -> Sequence[Any]:
+    """A column; paths in it as they are seen from here."""
+    values = table.columns[name]
+    if name not in wanted.images or table.root is None:
+        return values
+    return [str(table.root / value) if isinstance(value, str) and value else value for value in values]
+
+
+def rows(table: Table, columns: Columns) -> Samples:
+    """Images, texts or pairs of texts, with labels and groups where there are columns of them."""
     if not table.names:
         raise DataError(f"{table.spec}: holds no samples")
-    kind: Literal["image", "text"] = "image" if table.find(IMAGES) else "text"
-    column = table.find(IMAGES if kind == "image" else TEXTS)
-    texts = [name for name in table.names if name in PAIRS or name == column]
-    if kind == "text" and len(texts) > 1:
-        raise DataError(
-            f"{table.spec}: columns {', '.join(texts)} hold more than one text for each row; pairs are not read",
-            hint="Join them into one column text, or remove what the model does not read.",
-        )
-    if column is None:
-        raise table.needs("a column image or text")
-    labels = table.find(LABELS)
+    image = None if {"text", "text_pair"} & columns.named.keys() else table.column("image", columns, IMAGES)
+    first, second = (image, None) if image is not None else _texts(table, columns)
+    labels = table.column("label", columns, LABELS)
     numbers, classes = (None, None) if labels is None else labels_of(table.spec, table.columns[labels])
     if numbers is not None and classes is None and labels is not None:
         classes = table.classes.get(labels)
-    made = Rows(table.spec, table.columns[column], kind, numbers, classes, table.root)
-    made.columns = {name: table.columns[name] for name in carried if name in table.columns}
+    kind: Literal["image", "text"] = "text" if image is None else "image"
+    made: Samples = Rows(table.spec, table.columns[first], kind, numbers, classes, table.root)
+    if second is not None:
+        made = TextPairs(made, Rows(table.spec, table.columns[second], "text"), second)
+    made.found = table.names
+    group = table.column("group", columns, GROUPS)
+    made.grouping = None if group is None else table.columns[group]
+    made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}
     return made
+
+
+def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
+    """The column of texts, and the one of second texts where they come in pairs."""
+    first = table.column("text", columns, TEXTS)
+    # A column of texts that was named stands alone, unless the other one was named too.
+    second = table.column(SECOND, columns, () if "text" in columns.named else (SECOND,))
+    several = [name for name in table.names if name in PAIRS or name == first]
+    if second is None and "text" not in columns.named and len(several) > 1:
+        raise DataError(
+            f"{table.spec}: columns {', '.join(several)} hold more than one text for each row",
+            hint=f"Name both, --columns text={several[0]},text_pair={several[1]}, or the one that is read, "
+            "--text-column NAME.",
+        )
+    if first is None:
+        raise table.needs("a column image or text" if second is None else f"a column text beside {second}")
+    return first, second
 
 
 def _jsonl(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
@@ -97,10 +181,34 @@ def _jsonl(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> T
     return Table(spec, tuple(names), columns, root=root)
 
 
-def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
+def _json(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
+    """A list of records, or a record of columns."""
+    content = parse_json(file.read(MAX_WHOLE + 1), spec, most=MAX_WHOLE, error=DataError)
+    if isinstance(content, dict) and content and all(isinstance(values, list) for values in content.values()):
+        if len({len(values) for values in content.values()}) > 1:
+            raise DataError(f"{spec}: its columns are not equally long")
+        columns = {name: values for name, values in content.items() if name in wanted}
+        return Table(spec, tuple(content), columns, root=root)
+    if not isinstance(content, list) or not all(isinstance(record, dict) for record in content):
+        hint = 'Such as [{"text": …, "label": …}, …] or {"text": […], "label": […]}.'
+        raise DataError(f"{spec}: is no list of records, and no record of columns", hint=hint)
+    return _of_records(spec, content, root, wanted)
+
+
+def _of_records(spec: str, records: Sequence[dict[str, Any]], root: Path, wanted: Collection[str]) -> Table:
+    names = dict.fromkeys(name for record in records for name in record)
+    columns = {name: [record.get(name) for record in records] for name in names if name in wanted}
+    return Table(spec, tuple(names), columns, root=root)
+
+
+def _tsv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
+    return _csv(spec, file, root, wanted, between="\t")
+
+
+def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str], *, between: str = ",") -> Table:
     csv.field_size_limit(MAX_LINE)
-    lines = csv.reader(_text(spec, file), strict=True)
-    with decoding(f"{spec}: not a readable .csv file"):
+    lines = csv.reader(_text(spec, file), delimiter=between, strict=True)
+    with decoding(f"{spec}: not a readable .{'tsv' if between == chr(9) else 'csv'} file"):
         names = _once(spec, next(lines, []))
         columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
         for line in filter(None, lines):
@@ -113,8 +221,12 @@ def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Tab
 
 
 def _text(spec: str, file: IO[bytes]) -> Iterator[str]:
-    """The lines of a UTF-8 file, without a byte order mark."""
-    for number, line in enumerate(file, 1):
+    """The lines of a UTF-8 file, without a byte order mark; bounded, for a packed file says little of its size."""
+    left = MAX_WHOLE if isinstance(file, gzip.GzipFile) else None
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
+        left = None if left is None else left - len(line)
+        if len(line) > MAX_LINE or (left is not None and left < 0):
+            raise DataError(f"{spec}, line {number}: is too long, or unpacks to more than {MAX_WHOLE:,} bytes")
         yield utf8(line.removeprefix(BOM_UTF8) if number == 1 else line, f"{spec}, line {number}", DataError)
 
 
@@ -167,5 +279,5 @@ def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, .
     return {n: class_names(spec, f.names) for n, f in features.items() if n in LABELS and isinstance(f, ClassLabel)}
 
 
-READERS = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
-"""Suffix of a file → its reader."""
+READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".tsv": _tsv, ".parquet": _parquet}
+"""Ending of a file, unpacked → its reader."""

@@ -12,21 +12,46 @@ from hydrasurgeon.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hydrasurgeon.files.manifest import Inputs
+
+
+IDS = ("input_ids", "attention_mask")
+"""Inputs of every model of texts."""
+TYPES = "token_type_ids"
+"""The input that says which of two texts a token is of."""
+
 
 class Tokenize:
-    """A transform for texts: single texts pass unchanged, a batch of them becomes input ids and attention mask."""
+    """A transform for texts and pairs of them, which pass unchanged: a batch becomes input ids and attention mask, and
+    of pairs the types of tokens, where the model has them. Of a pair that is too long the longer text is cut."""
 
     kind = "text"
 
-    def __init__(self, load: Callable[[], Any], *, max_length: int) -> None:
+    def __init__(
+        self, load: Callable[[], Any], *, max_length: int, inputs: Inputs | None = None, typed: bool = False
+    ) -> None:
         self.load = load
         self.max_length = max_length
+        self.inputs = inputs
+        """What the model was tuned on; None where it takes texts and pairs."""
+        self.typed = typed
+        """Whether the model tells two texts apart by the types of tokens."""
 
-    def __call__(self, text: str) -> str:
+    def __call__(self, text: str | tuple[str, str]) -> str | tuple[str, str]:
         return text
 
-    def collate(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        tokenizer = self.tokenizer
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The inputs of a model of this kind."""
+        return (*IDS, *((TYPES,) if self.inputs == "text_pair" and self.types else ()))
+
+    @property
+    def types(self) -> bool:
+        """Whether the tokenizer gives them, as transformers calls it, and the model reads them."""
+        return self.typed and TYPES in self.tokenizer.model_input_names
+
+    def collate(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, Tensor]:
+        tokenizer, typed = self.tokenizer, any(isinstance(text, tuple) for text in texts) and self.types
         with blamed("the checkpoint's tokenizer cannot read these texts"):
             made = tokenizer(
                 list(texts),
@@ -34,10 +59,10 @@ class Tokenize:
                 truncation=True,
                 max_length=self.max_length,
                 return_attention_mask=True,
-                return_token_type_ids=False,
+                return_token_type_ids=typed,
                 return_tensors="pt",
             )
-        return {"input_ids": made["input_ids"], "attention_mask": made["attention_mask"]}
+        return {name: made[name] for name in (*IDS, *((TYPES,) if typed else ()))}
 
     @cached_property
     def tokenizer(self) -> Any:

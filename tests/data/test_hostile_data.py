@@ -21,15 +21,18 @@ from hydrasurgeon.data.images import FORMATS, decode
 from hydrasurgeon.data.pairs import open_pairs
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.families.transforms import eval_transform
+from hydrasurgeon.files.manifest import Model
 
 PREPROCESS = {"input_size": [3, 8, 8], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
+CHOOSES = Model(family="timm", arch="x", num_classes=3)
+"""What the data is for: one of three classes."""
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.name for mistake in MISTAKES])
 def test_every_mistake_is_named(mistake: Mistake, tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DataError) as caught:
-        open_data(mistake.make(tmp_path))
+        open_data(mistake.make(tmp_path), model=CHOOSES)
     assert mistake.says in caught.value.message
     assert caught.value.exit_code == mistake.code
     assert len(caught.value.message) < 6000

@@ -43,6 +43,10 @@ class Corrupted(Subset):
         name, severity = self.corruptions[i % len(self.corruptions)]
         if isinstance(raw, str):
             return scribbled(raw, name, severity, _random(self.seed, name, raw.encode()))
+        if isinstance(raw, tuple):
+            random = _random(self.seed, name, self.parent.content(i))
+            first, second = (scribbled(str(text), name, severity, random) for text in raw)
+            return first, second
         assert isinstance(raw, Image.Image), "pairs are refused above"
         content = f"{raw.mode} {raw.size}".encode() + raw.tobytes()
         return spoiled(raw, name, severity, _random(self.seed, name, content))
@@ -125,6 +129,8 @@ class Perturbed(Subset):
         raw = self.parent.read(i)
         if isinstance(raw, str):
             return self._salad(raw, random)
+        if self.kind == "text" and isinstance(raw, tuple):
+            return self._salad(str(raw[0]), random), self._salad(raw[1], random)
         if isinstance(raw, Image.Image):
             return _shuffled(raw, random)
         return raw
@@ -134,9 +140,15 @@ class Perturbed(Subset):
         words = []
         for _ in text.split():
             other = self.parent.read(int(random.integers(len(self.parent))))
-            choice = other.split() if isinstance(other, str) else []
+            choice = _words(other)
             words += [choice[int(random.integers(len(choice)))]] if choice else []
         return " ".join(words)
+
+
+def _words(sample: Decoded) -> list[str]:
+    """All words of a text, or of a pair of them."""
+    texts = sample if isinstance(sample, tuple) else (sample,)
+    return [word for text in texts if isinstance(text, str) for word in text.split()]
 
 
 def _shuffled(image: Image.Image, random: np.random.Generator) -> Image.Image:

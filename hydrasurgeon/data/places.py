@@ -1,0 +1,82 @@
+"""Where data lies: whether a spec leads to anything, told before anything heavy is imported."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from urllib.parse import unquote
+
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.foreign import readable
+from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.options.columns import PLACED, ROLES
+
+KINDS = (
+    "a folder or .zip of images, an image, .csv, .tsv, .json, .jsonl (also .gz), .parquet, .npz, an image list .txt, "
+    "hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
+)
+"""What data can be, in words."""
+SCHEMES = ("text", "hf", "torchvision", "demo")
+"""What stands before the colon of data that is no file."""
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".csv.gz", ".tsv.gz", ".json.gz", ".jsonl.gz", ".parquet")
+"""Endings of tables."""
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+"""Endings of files that are read as images."""
+ENDINGS = (*TABLES, *PICTURES, ".npz", ".zip", ".txt")
+"""Endings of files that are data."""
+
+
+def ending(path: Path) -> str:
+    """What a file's name ends in, as it is listed in ENDINGS; of a packed one both."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    return "".join(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:])
+
+
+def columns_of(spec: str) -> tuple[str, dict[str, str]]:
+    """A spec without the columns it names, and those: role → name."""
+    if spec.startswith("text:") or "#" not in spec or is_there(Path(spec)):
+        return spec, {}
+    data, *parts = spec.split("#")
+    columns = {}
+    for place, part in enumerate(parts):
+        role, comma, name = part.partition(",")
+        if comma and role in ROLES:
+            columns[role] = unquote(name)
+        elif part and place < len(PLACED):
+            columns[PLACED[place]] = unquote(part)
+    return data, columns
+
+
+def located(spec: str) -> list[Path]:
+    """The files or the folder behind a spec, none for one with a scheme; DataError where nothing is there."""
+    scheme = spec.partition(":")[0]
+    if scheme == "text" or (scheme in SCHEMES and not is_there(Path(spec))):
+        return []
+    path = Path(spec.partition("@")[0])
+    if is_there(path) and (path.is_dir() or ending(path) in ENDINGS):
+        return [path]
+    if glob.has_magic(spec):
+        matches = [Path(name) for name in sorted(glob.glob(spec))]
+        if matches:
+            return matches
+        raise DataError(f"{spec}: no file is called so", hint="* stands for any characters of a name.")
+    what, hint = ("file", None) if ending(path) in ENDINGS else ("data", f"Data is {KINDS}.")
+    raise DataError(f"{spec}: no such {what}{_near(path)}", hint=hint)
+
+
+def is_there(path: Path) -> bool:
+    """Whether the path leads to anything; DataError where that cannot be told."""
+    try:
+        with readable(path, DataError):
+            str(path).encode()
+            return path.exists()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{str(path)!r}: is not UTF-8", hint="Rename it, or link to it.") from error
+
+
+def _near(path: Path) -> str:
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]
+    except (OSError, ValueError):
+        return ""
+    return did_you_mean(path.name, names, shown=lambda near: path.parent / near)

@@ -1,0 +1,167 @@
+"""The same samples in every shape that people have them in: fingerprints, labels and messages agree."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import Samples, fit_classes, open_data
+from hydrasurgeon.data import tables as limits
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.options.measuring import EvaluateOptions
+
+TEXTS = ["a fine film", 'he said "no", twice', "tabs\tand\nlines", "ünï"]
+STARS = ["bad", "good", "good", "bad"]
+
+
+def _table(path: Path, between: str, *, rows: slice = slice(None), names: tuple[str, str] = ("text", "label")) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=between)
+        writer.writerows([names, *list(zip(TEXTS, STARS, strict=True))[rows]])
+    return path
+
+
+def _content(samples: Samples) -> tuple[str, list[int], object]:
+    assert samples.labels is not None
+    return samples.fingerprint()["sha256"], samples.labels.tolist(), samples.classes
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_table_is_the_same_in_every_format(there: Path) -> None:
+    expected = _content(open_data(str(_table(there / "a.csv", ","))))
+    assert expected[1] == [0, 1, 1, 0]
+    records = [{"text": text, "label": star} for text, star in zip(TEXTS, STARS, strict=True)]
+    _table(there / "a.tsv", "\t")
+    (there / "a.json").write_text(json.dumps(records))
+    (there / "columns.json").write_text(json.dumps({"text": TEXTS, "label": STARS}))
+    (there / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    for name in ("a.csv", "a.tsv", "a.json", "a.jsonl"):
+        (there / f"{name}.gz").write_bytes(gzip.compress((there / name).read_bytes()))
+    _table(there / "part-1.csv", ",", rows=slice(2))
+    _table(there / "part-2.csv", ",", rows=slice(2, None))
+    _table(there / "other.csv", ",", names=("film.review", "the stars"))
+    for spec in ("a.tsv", "a.json", "columns.json", "a.csv.gz", "a.tsv.gz", "a.json.gz", "a.jsonl.gz", "part-*.csv"):
+        assert _content(open_data(spec)) == expected, spec
+    (spec,) = EvaluateOptions.of("m", data="other.csv", text_column="film.review", label_column="the stars").data
+    assert spec == "other.csv#film%2Ereview#the%20stars"
+    assert _content(open_data(spec)) == expected
+
+
+def test_columns_are_named_for_each_set_that_has_them() -> None:
+    options = CalibrateOptions.of(
+        "m", data="v.csv", ood=["o.csv", "near.csv#body"], text_column="t", label_column="l", out="o"
+    )
+    assert options.data == "v.csv#t#l"
+    assert options.ood == ("o.csv#t", "near.csv#body")
+    again = CalibrateOptions.recalled(options.recorded())
+    assert (again.data, again.ood) == (options.data, options.ood)
+    assert CalibrateOptions.of("m", data="v.csv", label_column="l", out="o").data == "v.csv##l"
+
+
+def test_one_text_and_one_picture(there: Path) -> None:
+    assert open_data("text:one: a #text").read(0) == "one: a #text"
+    Image.fromarray(np.full((3, 3), 7, np.uint8)).save(there / "one.PNG")
+    Image.fromarray(np.full((3, 3), 9, np.uint8)).save(there / "two.png")
+    assert np.asarray(open_data("one.PNG").read(0)).max() == 7
+    both = open_data("*.[pP][nN][gG]")
+    assert [both.name(i) for i in range(len(both))] == ["one.PNG", "two.png"]
+
+
+def test_one_picture_is_predicted(there: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    tiny()
+    Image.fromarray(np.full((28, 28), 7, np.uint8)).save(there / "one.png")
+    assert run(["predict", "vit", "--data", "one.png", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "one.png"
+    assert run(["predict", "vit", "--text", "a fine film"]) == 5
+    assert "text:a fine film: holds texts, the model reads images" in capsys.readouterr().err
+    assert run(["predict", "vit", "--text", "a", "--data", "one.png"]) == 2
+    assert "--text conflicts with --data" in capsys.readouterr().err
+
+
+def _pictures(there: Path, *classes: str) -> None:
+    for number, name in enumerate(classes):
+        (there / "set" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.fromarray(np.full((4, 4), 40 * number + i, np.uint8)).save(there / "set" / name / f"{i}.png")
+
+
+@pytest.mark.parametrize("inside", ["", "set/", "some/set/"])
+def test_a_zip_is_its_folder(there: Path, inside: str) -> None:
+    _pictures(there, "cat", "dog")
+    with zipfile.ZipFile("set.zip", "w") as archive:
+        for path in (there / "set").rglob("*.png"):
+            archive.write(path, inside + path.relative_to(there / "set").as_posix())
+        archive.writestr(f"{inside}notes.txt", "not a picture")
+        archive.writestr("__MACOSX/._0.png", b"")
+    folder, zipped = open_data("set"), open_data("set.zip")
+    assert _content(zipped) == _content(folder)
+    assert zipped.name(3) == f"{inside}dog/1.png"
+    again = pickle.loads(pickle.dumps(zipped))  # as a worker process gets it
+    assert [np.asarray(again.read(i)).max() for i in range(4)] == [0, 1, 40, 41]
+
+
+def _zip(path: Path, members: dict[str, bytes]) -> Callable[[], Samples]:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return lambda: open_data(str(path))
+
+
+@pytest.mark.parametrize("name", ["../out.png", "/etc/out.png", "a/../../out.png", "a\\out.png", "a\x1b[2J.png"])
+def test_a_zip_that_leads_out_of_itself_is_refused(there: Path, name: str) -> None:
+    with pytest.raises(DataError, match="names a file"):
+        _zip(there / "z.zip", {"a/1.png": b"", name: b""})()
+
+
+def test_a_packed_file_cannot_become_too_large(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydrasurgeon.data.zipped.MAX_BYTES", 1000)
+    bomb = _zip(there / "z.zip", {"1.png": bytes(100_000)})()
+    with pytest.raises(DataError, match=r"1.png: unpacks to more than 1,000 bytes"):
+        bomb.read(0)
+    (there / "z.zip").write_bytes(b"PK\x03\x04 and so on")
+    with pytest.raises(DataError, match=r"not a readable \.zip file"):
+        open_data("z.zip")
+    monkeypatch.setattr(limits, "MAX_WHOLE", 1000)
+    for name, content in (("b.csv.gz", b"text\n" + b"a\n" * 1000), ("b.json.gz", b"[" + b" " * 2000 + b"]")):
+        (there / name).write_bytes(gzip.compress(content))
+        with pytest.raises(DataError):
+            open_data(name)
+    (there / "c.csv.gz").write_bytes(gzip.compress(b"text\na\n")[:-6])
+    with pytest.raises(DataError, match="not a readable"):
+        open_data("c.csv.gz")
+
+
+def test_messages_name_what_is_there(there: Path) -> None:
+    _table(there / "other.csv", ",", names=("review", "stars"))
+    _table(there / "third.csv", ",", names=("text", "stars"))
+    Image.fromarray(np.zeros((3, 3), np.uint8)).save(there / "one.png")
+    for spec, says in {
+        "other.csv": "needs a column image or text (found: review, stars)",
+        "other.csv#reviw": "--text-column reviw: other.csv#reviw has no such column (did you mean review?) (found: ",
+        "other.csv#review#label": "--label-column label: other.csv#review#label has no such column (found: review",
+        "*r*.csv": "its files have other columns (found: review, stars; found: text, stars)",
+        "o*.*": "several files must all be tables, or all images",
+        "x*.csv": "no file is called so",
+    }.items():
+        with pytest.raises(DataError) as caught:
+            open_data(spec)
+        assert says in str(caught.value)
+    with pytest.raises(DataError, match=r"third.csv: has no labels \(columns: text, stars\)"):
+        fit_classes(open_data("third.csv"), Model(family="timm", arch="x", num_classes=2))

@@ -1,0 +1,152 @@
+"""Pairs of texts, and queries that rows belong to, as tables hold them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from hydrasurgeon.data import open_data
+from hydrasurgeon.data.corruptions import Corrupted, Perturbed, corruptions_of
+from hydrasurgeon.data.places import columns_of
+from hydrasurgeon.data.samples import Joined, Subset, limited
+from hydrasurgeon.data.sources import in_memory
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.measuring.sets import labelled_sets
+from hydrasurgeon.options.columns import named
+from hydrasurgeon.options.deciding import CalibrateOptions, PredictOptions
+from hydrasurgeon.options.measuring import EvaluateOptions
+
+
+def _jsonl(path: Path, rows: list[dict[str, object]]) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def test_samples_know_the_query_that_they_belong_to(tmp_path: Path) -> None:
+    rows = [{"text": f"t{i}", "label": i % 2, "group": i // 2} for i in range(6)]
+    samples = open_data(_jsonl(tmp_path / "a.jsonl", rows))
+    assert samples.groups == ("0", "0", "1", "1", "2", "2")
+    some = limited(samples, 3, seed=1)
+    assert isinstance(some, Subset)
+    assert some.groups == tuple(str(int(i) // 2) for i in some.index)
+    assert open_data("text:a").groups is None
+
+
+def test_a_row_without_its_query_is_named(tmp_path: Path) -> None:
+    spec = _jsonl(tmp_path / "a.jsonl", [{"text": "a", "group": "q1"}, {"text": "b", "group": None}])
+    samples = open_data(spec)
+    assert samples.read(1) == "b"  # whoever needs no queries is not stopped
+    with pytest.raises(DataError, match="row 1 has no group") as caught:
+        _ = samples.groups
+    assert "--columns group=NAME" in (caught.value.hint or "")
+
+
+PAIRS = [
+    {"text": "a, b", "text_pair": "c", "label": "no"},
+    {"text": "d", "text_pair": "e\tf", "label": "yes"},
+    {"text": "", "text_pair": "g", "label": "no"},
+]
+
+
+def _as(path: Path, names: tuple[str, str, str] = ("text", "text_pair", "label")) -> str:
+    """The pairs in the format that the name ends in, under these names."""
+    rows = [dict(zip(names, row.values(), strict=True)) for row in PAIRS]
+    if path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, names, delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        _jsonl(path, list(rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "json", "jsonl", "parquet"])
+def test_pairs_are_the_same_in_every_format(tmp_path: Path, ending: str) -> None:
+    samples = open_data(_as(tmp_path / f"a.{ending}"))
+    assert [samples.read(i) for i in range(3)] == [(row["text"], row["text_pair"]) for row in PAIRS]
+    assert (samples.kind, samples.inputs, samples.classes) == ("text", "text_pair", ("no", "yes"))
+    assert samples.content(0) == b"a, b\0c"
+    spec = _as(tmp_path / f"b.{ending}", ("premise", "hypo.thesis", "gold"))
+    columns = "text=premise,text_pair=hypo.thesis,label=gold"
+    (named,) = EvaluateOptions.of("m", data=spec, columns=columns).data
+    assert named.endswith(f"b.{ending}#text,premise#text_pair,hypo%2Ethesis#label,gold")
+    assert labelled_sets(named, None)[0].name == "b"
+    renamed = open_data(named)
+    assert renamed.fingerprint()["sha256"] == samples.fingerprint()["sha256"]
+    (alone,) = EvaluateOptions.of("m", data=samples.spec, text_column="text").data
+    assert open_data(str(tmp_path / alone)).read(1) == "d"
+
+
+def test_columns_of_each_data_set() -> None:
+    columns = {"text": "q", "text_pair": "p", "labels": "l", "group": "id"}
+    options = CalibrateOptions.of("m", data="v.csv", ood=["o.csv", "n.csv#t"], columns=columns, out="o")
+    assert options.data == "v.csv#text,q#text_pair,p#label,l#group,id"
+    assert options.ood == ("o.csv#text,q#text_pair,p", "n.csv#t")
+    assert CalibrateOptions.recalled(options.recorded()).data == options.data
+    assert PredictOptions.of("m", data="v.csv", columns="group=id").data == "v.csv#group,id"
+    assert columns_of(options.data) == ("v.csv", {"text": "q", "label": "l", "text_pair": "p", "group": "id"})
+    for wrong, says in {
+        "txt=q": r"--columns txt=q: txt is no role of a column \(did you mean text\?\)",
+        "text": "--columns text=: names none",
+    }.items():
+        with pytest.raises(UsageError, match=says):
+            CalibrateOptions.of("m", data="v.csv", columns=wrong, out="o")
+
+
+def test_columns_of_images_and_groups(tmp_path: Path) -> None:
+    Image.fromarray(np.full((3, 3), 7, np.uint8)).save(tmp_path / "one.png")
+    row = {"path": "one.png", "class": "a", "query": 5}
+    spec = named(_jsonl(tmp_path / "a.jsonl", [row]), {"image": "path", "label": "class", "group": "query"})
+    samples = open_data(spec)
+    assert np.asarray(samples.read(0)).tolist() == [[7] * 3] * 3
+    assert (samples.classes, samples.groups) == (("a",), ("5",))
+    _jsonl(tmp_path / "b.jsonl", [row])
+    several = open_data(named(str(tmp_path / "*.jsonl"), {"image": "path"}))
+    assert np.asarray(several.read(1)).tolist() == [[7] * 3] * 3
+    with pytest.raises(DataError, match=r"--columns group=qid: .* has no such column"):
+        open_data(named(str(tmp_path / "a.jsonl"), {"image": "path", "group": "qid"}))
+
+
+@pytest.mark.parametrize("second", ["", None])
+def test_a_pair_without_its_second_text_is_named(tmp_path: Path, second: str | None) -> None:
+    rows = [{"text": "a", "text_pair": "b"}, {"text": "c", "text_pair": second}]
+    samples = open_data(_jsonl(tmp_path / "a.jsonl", list(rows)))
+    assert samples.read(0) == ("a", "b")
+    with pytest.raises(DataError, match=r"row 1 has no second text \(text_pair\)") as caught:
+        samples.read(1)
+    assert "or leave it out" in (caught.value.hint or "")
+
+
+def test_pairs_and_texts_do_not_mix(tmp_path: Path) -> None:
+    pairs = open_data(_as(tmp_path / "a.jsonl"))
+    single = open_data("text:a")
+    with pytest.raises(DataError, match=r"text:a: holds texts, .*a.jsonl pairs of texts"):
+        Joined(pairs, single)
+    with pytest.raises(DataError, match="row 1 is no pair of texts"):
+        in_memory([("a", "b"), "c"], "text")
+    both = Joined(pairs, in_memory([("x", "y")], "text"))
+    assert (both.inputs, both.read(3)) == ("text_pair", ("x", "y"))
+
+
+def test_both_texts_are_corrupted_and_perturbed() -> None:
+    pair = ("the film is a very long and dull one", "nobody would want to see this film again")
+    samples = in_memory([pair, ("x y", "z")], "text")
+    (typos,) = corruptions_of(["typos:5"], "text")
+    first, second = Corrupted(samples, typos).read(0)
+    assert (first, second) == Corrupted(samples, typos).read(0)
+    assert (first != pair[0], second != pair[1]) == (True, True)
+    salad = Perturbed(samples, seed=1).read(0)
+    assert [len(text.split()) for text in salad] == [9, 8]
+    assert {word for text in salad for word in text.split()} <= {*" ".join(pair).split(), "x", "y", "z"}
