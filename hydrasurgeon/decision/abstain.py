@@ -14,7 +14,7 @@ import torch
 
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import Abstention
+from hydrasurgeon.files.decided import Abstention, Limits
 
 
 def risk_bound(wrong: int, answered: int, delta: float) -> float:
@@ -45,6 +45,21 @@ def samples_needed(risk: float, delta: float) -> int:
 
 def _tries(count: int) -> int:
     return math.ceil(math.log2(count + 1))
+
+
+def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = 0.05) -> Limits:
+    """From which probability of yes on the precision is at least 1 − risk, and below which at most a fraction `risk` of
+    what is yes lies: the binomial tail of the positives, of which ever more are missed until it is too many."""
+    sure = fit_abstention(yes, truth, risk=risk, delta=delta)
+    positives = yes[truth].double().sort().values
+    missed, bound, threshold = 0, 0.0, 0.0
+    while missed < len(positives) and (worst := risk_bound(missed, len(positives), delta)) <= risk:
+        bound, threshold = worst, float(positives[missed])
+        missed += 1
+    answered = float(((yes >= sure.threshold) | (yes < threshold)).double().mean())
+    return Limits(
+        yes=sure.threshold, no=threshold, risk=risk, delta=delta, bounds=(sure.bound, bound), answered=answered
+    )
 
 
 def fit_abstention(confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = 0.05) -> Abstention:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import Logits, Scores, member_probs
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.state import Decided, State, decide
+from hydrasurgeon.decision.state import Decided, Prediction, State, decide
 from hydrasurgeon.files.decided import Cascade, Gate
+
+Answered = TypeVar("Answered", bound=Prediction)
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,18 @@ def in_steps(
 def decided_in_steps(state: State, cascade: Cascade, parts: Sequence[Said]) -> Decided:
     """All rows again in their order, each by the state of its step."""
     some = [part for part in parts if len(part.rows)] or parts[-1:]
-    each = [decide(step_state(state, cascade, part.members), part.logits, part.features) for part in some]
-    order = torch.cat([part.rows for part in some]).argsort()
-    return Decided(
-        **{field.name: torch.cat([getattr(one, field.name) for one in each])[order] for field in fields(Decided)}
+    return together(
+        some, [decide(step_state(state, cascade, part.members), part.logits, part.features) for part in some]
     )
+
+
+def together(parts: Sequence[Said], each: Sequence[Answered]) -> Answered:
+    """What was made of each part, the rows in their order again."""
+    order = torch.cat([part.rows for part in parts]).argsort()
+    return joined(each, order)
+
+
+def joined(each: Sequence[Answered], order: Tensor | slice = slice(None)) -> Answered:
+    """One after another, or in this order."""
+    kind = type(each[0])
+    return kind(**{field.name: torch.cat([getattr(one, field.name) for one in each])[order] for field in fields(kind)})

@@ -15,19 +15,27 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy
 
-from hydrasurgeon.decision.abstain import fit_abstention
+from hydrasurgeon.decision.abstain import fit_abstention, fit_limits
 from hydrasurgeon.decision.conformal import fit_conformal, fit_penalty, quantile
-from hydrasurgeon.decision.probabilities import Labels, Probs, Scores
+from hydrasurgeon.decision.many_labels import fit_labels, fit_sets, probs_of
+from hydrasurgeon.decision.platt import nll_of_shares, platt
+from hydrasurgeon.decision.probabilities import TINY, Labels, Probs, Scores, yes_or_no
+from hydrasurgeon.decision.problems import YES, Problem
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import EnsembleScore, check_score, fit, scores_of
+from hydrasurgeon.decision.scores.on_labels import ON_LABELS
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.seen import with_seen
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import calibrated, fit_joint, nll_of, temperature_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision, Joint, Ood
 from hydrasurgeon.options.deciding import CalibrateOptions
 
+Chooser = Literal["option", "ood", "perturbed", "default"]
+"""Who chose the OOD score."""
 # Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest standardises and chooses.
 SHARE = 0.8
 # Fewer validation samples than this tell nothing, whatever is promised.
@@ -44,20 +52,31 @@ class Outputs:
     features: Float[Tensor, "sample member width"] | None
     """None where only scores of the logits are asked for."""
     labels: Int[Tensor, " sample"] | None = None
+    shares: Float[Tensor, " sample"] | None = None
+    """Of one logit how true yes is, of which the labels are the nearer class."""
 
     def at(self, rows: Tensor | slice) -> Outputs:
-        parts = (self.logits, self.features, self.labels)
+        parts = (self.logits, self.features, self.labels, self.shares)
         return Outputs(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
 
     def among(self, members: Sequence[int]) -> Outputs:
         """The same of some members, in this order."""
         at = list(members)
         features = None if self.features is None else self.features[:, at]
-        return Outputs(self.logits[:, at], features, self.labels)
+        return Outputs(self.logits[:, at], features, self.labels, self.shares)
 
-    def probs(self, temperature: float = 1.0, joint: Joint | None = None) -> Probs:
+    def probs(self, temperature: float = 1.0, joint: Joint | None = None, bias: float | None = None) -> Probs:
         """Calibrated."""
-        return calibrated(self.logits, temperature, joint)
+        return calibrated(self.logits, temperature, joint, bias)
+
+    def decisions(self, problem: Problem) -> Outputs:
+        """Of one logit, as a choice between no and yes, of many labels as one for each; others as they are."""
+        if problem.name == "multi_label":
+            return Outputs(problem.choices(self.logits), self.features, self.labels)
+        if self.logits.shape[-1] > 1:
+            return self
+        labels = None if self.labels is None else (self.labels >= YES).long()
+        return Outputs(yes_or_no(self.logits), self.features, labels, self.labels)
 
     def scores(self, kind: str, fitted: EnsembleScore | None) -> Scores:
         """How unfamiliar they look."""
@@ -104,11 +123,12 @@ def fit_state(
     classifiers: Sequence[tuple[Tensor, Tensor]] = (),
     evidence: Sequence[Evidence] | None = None,
     foreign: Sequence[Outputs] = (),
-    zero_shot: bool = False,
-    chosen_by: Literal["option", "ood", "perturbed"] = "option",
+    leaves_out: Sequence[str] = ZERO_SHOT,
+    chosen_by: Chooser = "option",
     seed: int = 0,
 ) -> tuple[State, tuple[str, ...]]:
-    """A state from the outputs on validation data, and notes; `foreign` are those on OOD or perturbed data, for `auto`.
+    """A state from the outputs on validation data, and notes; `foreign` are those on OOD or perturbed data, for `auto`,
+    which `leaves_out` fitted scores that the model is not made for.
 
     `evidence` is what OOD scores are fitted on, a member each; without it a part of the fitting half, read by
     `classifiers`.
@@ -119,20 +139,9 @@ def fit_state(
     held = fitting
     if evidence is None and val.features is not None:
         cut = int(SHARE * len(fitting.logits))
-        some, held, evidence = fitting.at(slice(cut)), fitting.at(slice(cut, None)), []
-        assert some.features is not None
-        for member, classifier in enumerate(classifiers):
-            gathering = Gathering(*classifier, seed=seed)
-            gathering.add(some.features[:, member], some.logits[:, member], some.truth)
-            evidence.append(gathering.evidence())
-    temperature, joint, losses = _calibration(fitting, certifying)
-    kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, zero_shot)
-    probs, truth, penalty, abstention = certifying.probs(temperature, joint), certifying.truth, None, None
-    if promise.conformal == "raps":
-        penalty = fit_penalty(fitting.probs(temperature, joint), fitting.truth, coverage=promise.coverage)
-    if promise.risk is not None:
-        confidence, label = probs.max(dim=-1)
-        abstention = fit_abstention(confidence, label == truth, risk=promise.risk, delta=promise.doubt)
+        evidence, held = evidence_of(fitting.at(slice(cut)), classifiers, seed), fitting.at(slice(cut, None))
+    constants, losses = _calibration(fitting, certifying)
+    kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, leaves_out)
     ood = Ood(
         score=kind,
         threshold=flag_threshold(certifying.scores(kind, fitted), promise.id_flagged),
@@ -142,16 +151,72 @@ def fit_state(
         **_sizes(fitted),
     )
     record = Decision(
-        temperature=temperature,
-        joint=joint,
+        temperature=constants[0],
+        joint=constants[1],
+        bias=constants[2],
         ood=ood,
-        conformal=fit_conformal(probs, truth, method=promise.conformal, coverage=promise.coverage, penalty=penalty),
-        abstain=abstention,
+        **_promises(fitting, certifying, constants, promise),
         nll=losses,
         fitted=len(fitting.logits),
         certified=len(certifying.logits),
     )
-    return State(record, fitted), tuple(dict.fromkeys(notes))
+    return with_seen(State(record, fitted), val.logits, val.features), tuple(dict.fromkeys(notes))
+
+
+def _promises(fitting: Outputs, certifying: Outputs, constants: Constants, promise: CalibrateOptions) -> dict[str, Any]:
+    """Prediction sets, and when to abstain."""
+    probs, truth, penalty = certifying.probs(*constants), certifying.truth, None
+    if promise.conformal == "raps":
+        penalty = fit_penalty(fitting.probs(*constants), fitting.truth, coverage=promise.coverage)
+    sets = fit_conformal(probs, truth, method=promise.conformal, coverage=promise.coverage, penalty=penalty)
+    if promise.risk is None:
+        return {"conformal": sets}
+    bounds = {"risk": promise.risk, "delta": promise.doubt}
+    if certifying.shares is not None:
+        return {"conformal": sets, "limits": fit_limits(probs[:, 1], truth.bool(), **bounds)}
+    confidence, label = probs.max(dim=-1)
+    return {"conformal": sets, "abstain": fit_abstention(confidence, label == truth, **bounds)}
+
+
+def fit_label_state(
+    val: Outputs, *, promise: CalibrateOptions, score: str, foreign: Sequence[Outputs], chosen_by: Chooser
+) -> tuple[State, tuple[str, ...]]:
+    """A state of many labels: `val` holds choices, a row of 0 and 1 for each sample as its labels."""
+    fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), promise.seed))
+    constants = fit_labels(fitting.logits, fitting.truth.bool())
+    kind, auroc = score, dict[str, float]()
+    if score == "auto":
+        kinds = [kind for kind in ON_LABELS if kind != "mi" or val.logits.shape[1] > 1]
+        auroc = {kind: sum(_auroc(kind, None, fitting, each) for each in foreign) / len(foreign) for kind in kinds}
+        kind = max(kinds, key=lambda kind: round(auroc[kind], 6))
+    chances, truth = probs_of(certifying.logits, constants.temperatures), certifying.truth.double()
+    before = probs_of(certifying.logits)
+    losses = {
+        name: float(binary_cross_entropy(p.clamp(TINY, 1.0), truth))
+        for name, p in (("before", before), ("temperature", chances))
+    }
+    threshold = flag_threshold(certifying.scores(kind, None), promise.id_flagged)
+    record = Decision(
+        temperature=1.0,
+        labels=constants,
+        ood=Ood(score=kind, threshold=threshold, id_flagged=promise.id_flagged, chosen_by=chosen_by, auroc=auroc),
+        conformal=fit_sets(chances, truth.bool(), promise.coverage),
+        nll=losses,
+        fitted=len(fitting.logits),
+        certified=len(certifying.logits),
+    )
+    return State(record), ()
+
+
+def evidence_of(outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int) -> list[Evidence]:
+    """What OOD scores are fitted on, a member each."""
+    assert outputs.features is not None
+    made = []
+    for member, classifier in enumerate(classifiers):
+        gathering = Gathering(*classifier, seed=seed)
+        gathering.add(outputs.features[:, member], outputs.logits[:, member], outputs.truth)
+        made.append(gathering.evidence())
+    return made
 
 
 def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
@@ -173,43 +238,55 @@ def flag_threshold(scores: Tensor, flagged: float) -> float:
         raise DataError(what, hint=hint) from error
 
 
-Constants = tuple[float, Joint | None]
-"""What calibrates: a temperature and, for an ensemble, the joint calibration."""
+Constants = tuple[float, Joint | None, float | None]
+"""What calibrates: a temperature; for an ensemble the joint calibration; for one logit a bias."""
 
 
-def _calibration(fitting: Outputs, certifying: Outputs) -> tuple[float, Joint | None, dict[str, float]]:
+def _calibration(fitting: Outputs, certifying: Outputs) -> tuple[Constants, dict[str, float]]:
     """Temperature, the joint calibration where it is better on the fitting half, and the NLL before and after."""
-    constants = temperature, joint = _constants(fitting)
+    constants = temperature, joint, bias = _constants(fitting)
     losses = _crossed((constants, certifying), (_constants(certifying), fitting))
     if joint is not None:
         cut = len(fitting.logits) // 2
         first, second = fitting.at(slice(cut)), fitting.at(slice(cut, None))
         inner = _crossed((_constants(first), second), (_constants(second), first))
         joint = joint if inner["joint"] < inner["temperature"] else None
-    return temperature, joint, losses
+    return (temperature, joint, bias), losses
 
 
 def _constants(outputs: Outputs) -> Constants:
+    if outputs.shares is not None:
+        temperature, bias = platt(outputs.logits, outputs.shares)
+        return temperature, None, bias
     joint = fit_joint(outputs.logits, outputs.truth) if outputs.logits.shape[1] > 1 else None
-    return temperature_of(outputs.logits, outputs.truth), joint
+    return temperature_of(outputs.logits, outputs.truth), joint, None
+
+
+def _losses(outputs: Outputs, temperature: float, joint: Joint | None, bias: float | None) -> dict[str, float]:
+    if outputs.shares is not None:
+        after = nll_of_shares(outputs.logits, outputs.shares, temperature, bias or 0.0)
+        return {"before": nll_of_shares(outputs.logits, outputs.shares), "temperature": after}
+    labels = outputs.truth
+    losses = {"before": nll_of(outputs.logits, labels), "temperature": nll_of(outputs.logits, labels, temperature)}
+    return losses if joint is None else {**losses, "joint": nll_of(outputs.logits, labels, joint=joint)}
 
 
 def _crossed(*pairs: tuple[Constants, Outputs]) -> dict[str, float]:
     """NLL `before`, by `temperature` and, of an ensemble, `joint`: each part with constants that another one gave."""
     totals: dict[str, float] = {}
-    for (temperature, joint), part in pairs:
-        labels = part.truth
-        losses = {"before": nll_of(part.logits, labels), "temperature": nll_of(part.logits, labels, temperature)}
-        if joint is not None:
-            losses["joint"] = nll_of(part.logits, labels, joint=joint)
-        for name, loss in losses.items():
-            totals[name] = totals.get(name, 0.0) + len(labels) * loss
+    for constants, part in pairs:
+        for name, loss in _losses(part, *constants).items():
+            totals[name] = totals.get(name, 0.0) + len(part.truth) * loss
     count = sum(len(part.logits) for _, part in pairs)
     return {name: total / count for name, total in totals.items()}
 
 
 def _ood(
-    score: str, evidence: Sequence[Evidence] | None, held: Outputs, foreign: Sequence[Outputs], zero_shot: bool
+    score: str,
+    evidence: Sequence[Evidence] | None,
+    held: Outputs,
+    foreign: Sequence[Outputs],
+    leaves_out: Sequence[str],
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
     """The score that was asked for, or the one that tells `foreign` from `held` best.
 
@@ -226,7 +303,7 @@ def _ood(
         kind: None for kind in ON_LOGITS if kind != "mi" or held.logits.shape[1] > 1
     }
     for kind in FITTED:
-        if evidence is None or (kind in ZERO_SHOT and not zero_shot):
+        if evidence is None or kind in leaves_out:
             continue
         try:
             candidates[kind] = _fit(kind, evidence, held)

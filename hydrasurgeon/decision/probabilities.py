@@ -16,6 +16,11 @@ TINY = 1e-300
 """Smallest positive probability: keeps the log finite for a class that got exactly 0."""
 
 
+def yes_or_no(logits: Tensor) -> Tensor:
+    """One logit z as those of two classes, 0 and z; others as they are."""
+    return torch.cat([torch.zeros_like(logits), logits], dim=-1) if logits.shape[-1] == 1 else logits
+
+
 def member_probs(logits: Logits) -> Float[Tensor, "sample member klass"]:
     """Each member's probabilities."""
     return logits.double().softmax(dim=-1)

@@ -53,10 +53,18 @@ def jointly(
     return ((mean + epistemic * (z - mean)) / aleatoric).softmax(dim=-1)
 
 
-def calibrated(logits: Logits, temperature: float = 1.0, joint: Any = None) -> Probs:
-    """Probabilities by the joint calibration where there is one, else by temperature."""
+def shifted(logits: Logits, temperature: float, bias: float | None) -> Logits:
+    """With what Platt's bias adds to yes, so that a member says sigmoid(z / temperature + bias)."""
+    if not bias:
+        return logits
+    return torch.cat([logits[..., :1], logits[..., 1:].double() + bias * temperature], dim=-1)
+
+
+def calibrated(logits: Logits, temperature: float = 1.0, joint: Any = None, bias: float | None = None) -> Probs:
+    """Probabilities by the joint calibration where there is one, else by temperature, and of one logit by a bias."""
 
     def one(rows: Logits) -> Probs:
+        rows = shifted(rows, temperature, bias)
         if joint is None:
             return mean_probs(rows, temperature)
         return jointly(rows, joint.aleatoric, joint.epistemic).mean(dim=1)
@@ -64,10 +72,12 @@ def calibrated(logits: Logits, temperature: float = 1.0, joint: Any = None) -> P
     return by_pieces(one, logits, CALIBRATED)
 
 
-def uncertainties(logits: Logits, temperature: float = 1.0, joint: Any = None) -> tuple[Scores, Scores]:
+def uncertainties(
+    logits: Logits, temperature: float = 1.0, joint: Any = None, bias: float | None = None
+) -> tuple[Scores, Scores]:
     """H(mean q_m) and mean H(q_m) of the calibrated members q_m, each at the temperature of the average."""
     constants = (temperature, 1.0) if joint is None else (joint.aleatoric, joint.epistemic)
-    each = jointly(logits, *constants)
+    each = jointly(shifted(logits, temperature, bias), *constants)
     return entropy(each.mean(dim=1)), entropy(each).mean(dim=1)
 
 

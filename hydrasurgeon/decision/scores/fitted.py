@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import Scores, in_pieces
 from hydrasurgeon.decision.scores.evidence import Evidence, Fit
+from hydrasurgeon.decision.scores.on_labels import ON_LABELS
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import FITTED, SCORES, Standard
@@ -107,7 +108,9 @@ def scores_of(
 ) -> Scores:
     """Any score, of logits alone or fitted."""
     if kind in ON_LOGITS:
-        return torch.cat([ON_LOGITS[kind](rows, temperature) for rows in in_pieces(logits, ROWS)])
+        # Choices between no and yes for each of many labels have a dimension more.
+        score = (ON_LABELS if logits.dim() == 4 else ON_LOGITS)[kind]
+        return torch.cat([score(rows, temperature) for rows in in_pieces(logits, ROWS)])
     assert fitted is not None
     assert features is not None
     return fitted(features, logits)

@@ -1,0 +1,244 @@
+"""calibrate --predictions: a decision for any model, which answers as a calibrated checkpoint does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from tiny_families import FAMILIES
+from tiny_members import KEPTS, member
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.decision.alone import classifiers_of
+from hydrasurgeon.decision.fitting import Outputs
+from hydrasurgeon.errors import DataError, ManifestError, UsageError
+from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.outputs import collected
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def synthetic(rows: int, seed: int, *, shift: float = 0.0, members: int = 1) -> Arrays:
+    """Three classes in five dimensions, and a linear classifier of each member."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(rows) % 3
+    centres, weight = np.random.default_rng(99).normal(size=(3, 5)) * 3, np.random.default_rng(98).normal(size=(3, 5))
+    features = centres[labels][:, None] + rng.normal(size=(rows, members, 5)) + shift
+    return {"logits": features @ weight.T + 0.3, "features": features, "labels": labels}
+
+
+def images(folder: Path, name: str, rows: int, seed: int) -> str:
+    """Three classes of stripes."""
+    pixels = np.random.default_rng(seed).integers(0, 100, (rows, 28, 28, 3), dtype=np.uint8)
+    labels = np.arange(rows) % 3
+    for i, label in enumerate(labels):
+        pixels[i, 9 * label : 9 * label + 9] = 230
+    np.savez(folder / f"{name}.npz", images=pixels, labels=labels)
+    return str(folder / f"{name}.npz")
+
+
+def write(folder: Path, **files: Arrays) -> dict[str, Path]:
+    paths = {name: folder / f"{name}.safetensors" for name in files}
+    for name, arrays in files.items():
+        save_file(arrays, paths[name])
+    return paths
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """VAL, TRAIN and OOD data of one model."""
+    odd = synthetic(80, 2, shift=6.0)
+    del odd["labels"]
+    return write(tmp_path, val=synthetic(240, 0), train=synthetic(300, 1), ood=odd, new=synthetic(50, 3))
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hydra, its data, and what it says of them."""
+    folder = tmp_path_factory.mktemp("said")
+    family = FAMILIES["timm ViT"]
+    family.write(folder / "source")
+    members = [member(folder / "source", family, kept, folder / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    model = hs.load(hs.fuse(members, out=folder / "hydra.safetensors").path, device="cpu")
+    for seed, (name, rows) in enumerate({"val": 120, "train": 120, "new": 30}.items()):
+        samples = open_data(images(folder, name, rows, seed))
+        outputs = collected([model], samples, Run(device="cpu"), features=True)
+        assert outputs.features is not None
+        assert outputs.labels is not None
+        arrays = {"logits": outputs.logits, "features": outputs.features, "labels": outputs.labels}
+        write(folder, **{f"{name}-said": {key: value.numpy() for key, value in arrays.items()}})
+    return folder
+
+
+@pytest.mark.parametrize("score", ["msp", "rmds"])
+def test_it_decides_as_the_checkpoint_does(score: str, said: Path, tmp_path: Path) -> None:
+    """A hydra calibrated as a checkpoint, and by what it said."""
+    promised = {"ood_score": score, "risk": 0.9, "coverage": 0.8, "conformal": "raps", "seed": 3}
+    val, train, new = (str(said / f"{name}.npz") for name in ("val", "train", "new"))
+    made = hs.calibrate(said / "hydra", data=val, fit_data=train, out=tmp_path / "c.safetensors", **promised)
+    names = {"predictions": said / "val-said.safetensors", "fit_predictions": said / "train-said.safetensors"}
+    alone = hs.calibrate(**names, out=tmp_path / "d", **promised)
+    assert alone.path == tmp_path / "d.safetensors"
+    assert alone.decision.temperature == made.decision.temperature
+    assert alone.decision.conformal == made.decision.conformal
+    assert alone.decision.abstain == made.decision.abstain
+    assert alone.decision.ood.threshold == pytest.approx(made.decision.ood.threshold, abs=1e-4)
+    model = hs.load(made.path, device="cpu")
+    (batch,) = Batches(open_data(new), model.transform, batch_size=30, workers=0)
+    theirs, arrays = model.decide(batch.inputs), load_file(said / "new-said.safetensors")
+    ours = hs.Decision.load(alone.path).decide(arrays["logits"], arrays["features"])
+    assert torch.equal(ours.labels, theirs.labels)
+    assert torch.equal(ours.sets, theirs.sets)
+    assert torch.equal(ours.unfamiliar, theirs.unfamiliar)
+    assert ours.answer == theirs.answer
+    torch.testing.assert_close(ours.probabilities, theirs.probabilities, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours.ood_score, theirs.ood_score, atol=1e-3, rtol=1e-4)
+
+
+def test_a_linear_classifier_is_found_in_what_it_said() -> None:
+    arrays = synthetic(200, 0, members=2)
+    ((weight, bias), (other, _)) = (
+        classifiers_of(Outputs(*(torch.as_tensor(arrays[k]) for k in ("logits", "features")))) or []
+    )
+    expected = torch.as_tensor(np.random.default_rng(98).normal(size=(3, 5)))
+    torch.testing.assert_close(weight, expected, atol=1e-9, rtol=0)
+    torch.testing.assert_close(other, expected, atol=1e-9, rtol=0)
+    torch.testing.assert_close(bias, torch.full((3,), 0.3, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_rows_are_what_the_decision_says(files: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "d.safetensors"
+    fit = ["--fit-predictions", str(files["train"]), "--ood-predictions", str(files["ood"])]
+    assert run(["calibrate", "--predictions", str(files["val"]), *fit, "-o", str(out)]) == 0
+    rows = tmp_path / "rows.jsonl"
+    assert run(["predict", "--decision", str(out), "--predictions", str(files["new"]), "-o", str(rows)]) == 0
+    new = load_file(files["new"])
+    decision = hs.Decision.load(out)
+    assert decision.state.record.ood.score in ("mds", "rmds", "maha++", "vim", "residual", "knn")
+    expected = decision.decide(new["logits"], new["features"])
+    read = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["id"] for row in read] == list(range(50))
+    assert [row["answer"] for row in read] == expected.answer
+    assert [row["ood_score"] for row in read] == pytest.approx(expected.ood_score.tolist(), rel=1e-8)
+    # OOD data is set aside, and the same arguments make the same bytes.
+    odd = load_file(files["ood"])
+    assert decision.decide(odd["logits"], odd["features"]).unfamiliar.double().mean() > 0.9
+    again = tmp_path / "again.safetensors"
+    assert run(["calibrate", "--predictions", str(files["val"]), *fit, "-o", str(again)]) == 0
+    assert again.read_bytes() == out.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "score"),
+    [
+        (lambda a: a, "vim"),
+        (lambda a: a | {"logits": a["logits"] ** 3}, "mds"),
+        (lambda a: a | {"features": None}, "msp"),
+    ],
+    ids=["linear classifier", "another classifier", "logits alone"],
+)
+def test_without_ood_data_the_score_is_the_most_reliable(
+    change: Callable[[Arrays], Any], score: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays = {name: array for name, array in change(synthetic(240, 0)).items() if array is not None}
+    arrays["logits"] = arrays["logits"][:, 0]  # a single model needs no dimension of members
+    out = tmp_path / "d.safetensors"
+    assert run(["calibrate", "--predictions", str(write(tmp_path, val=arrays)["val"]), "-o", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert f"without them it is {score}" in printed.err.replace("\n", " ")
+    assert f"OOD score {score}; unfamiliar above" in printed.out
+    assert hs.Decision.load(out).state.record.ood.chosen_by == "default"
+    decided = hs.Decision.load(out).decide(arrays["logits"], arrays.get("features"))
+    assert 0.02 < decided.unfamiliar.double().mean() < 0.12
+
+
+BROKEN: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
+    "no labels": (lambda a: {k: v for k, v in a.items() if k != "labels"}, "tensor labels is missing"),
+    "label": (lambda a: a | {"labels": a["labels"] + 1}, "labels must lie in 0-2"),
+    "nan": (lambda a: a | {"features": a["features"] * np.nan}, "features holds values that are not finite"),
+    "rows": (lambda a: a | {"features": a["features"][:-1]}, "features must be floating-point"),
+    "one class": (lambda a: a | {"logits": a["logits"][..., :1], "labels": a["labels"] * 0}, "logits of one class"),
+    "few": (lambda a: {k: v[:12] for k, v in a.items()}, "at least 20"),
+    "other width": (lambda a: a | {"features": a["features"][..., :4]}, "expected features of width 4"),
+    "no features": (lambda a: {k: v for k, v in a.items() if k != "features"}, "expected no features"),
+    "other members": (
+        lambda a: {k: np.repeat(v, 2, 1) if v.ndim == 3 else v for k, v in a.items()},
+        "logits has 2 and 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_bad_predictions_are_one_message(
+    name: str, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, says = BROKEN[name]
+    bad, out = write(tmp_path, bad=change(synthetic(240, 0)))["bad"], tmp_path / "d.safetensors"
+    assert run(["calibrate", "--predictions", str(bad), "--fit-predictions", str(files["train"]), "-o", str(out)]) == 5
+    said = capsys.readouterr().err
+    assert says in said.replace("\n", " ")
+    assert "Traceback" not in said
+    assert not out.exists()
+
+
+def test_the_same_predictions_twice_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the same predictions as another file"):
+        hs.calibrate(predictions=files["val"], fit_predictions=files["val"], out=tmp_path / "d.safetensors")
+    plain = write(tmp_path, plain={k: v for k, v in synthetic(90, 7).items() if k != "features"})["plain"]
+    with pytest.raises(DataError, match="vim: cannot be fitted to predictions without features"):
+        hs.calibrate(predictions=plain, ood_score="vim", out=tmp_path / "d.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["calibrate", "-o", "x"], "CKPT is required"),
+        (["calibrate", "m", "--predictions", "p", "-o", "x"], "--predictions conflicts with CKPT"),
+        (["calibrate", "m", "--data", "d", "--ood-predictions", "p", "-o", "x"], "--ood-predictions requires"),
+        (["calibrate", "--predictions", "p", "--cascade", "-o", "x"], "--predictions conflicts with --cascade"),
+        (["predict", "--predictions", "p"], "--predictions requires --decision"),
+        (["predict", "m", "--decision", "p"], "--decision requires --predictions"),
+    ],
+)
+def test_options_go_together(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_checkpoint_needs_data() -> None:
+    with pytest.raises(UsageError, match="--data is required"):
+        hs.calibrate("m", out="x")
+
+
+def test_a_decision_file_is_not_trusted(files: dict[str, Path], tmp_path: Path) -> None:
+    path = hs.calibrate(predictions=files["val"], ood_score="mds", out=tmp_path / "d.safetensors").path
+    decision, new = hs.Decision.load(path), load_file(files["new"])
+    for logits, features, says in (
+        (new["logits"][..., :2], new["features"], "expected .sample, 1, 3."),
+        (new["logits"], None, "mds, requires features"),
+        (new["logits"], new["features"][1:], "50 rows of logits, 49 of features"),
+        (new["logits"] * np.nan, new["features"], "row 0 of logits holds NaN"),
+    ):
+        with pytest.raises(DataError, match=says):
+            decision.decide(logits, features)
+    content = path.read_bytes()
+    broken = {
+        content.replace(b"decision/1", b"decision/9"): "is not a decision file",
+        content.replace(b'\\"classes\\":3', b'\\"classes\\":4'): "not those of the decision",
+        content.replace(b'\\"temperature\\":', b'\\"temperatuer\\":'): "temperatu",
+        content[:-1] + bytes([content[-1] ^ 1]): "belongs to other tensors",
+    }
+    for change, says in broken.items():
+        path.write_bytes(change)
+        with pytest.raises(ManifestError, match=says):
+            hs.Decision.load(path)
+    with pytest.raises(ManifestError, match="is not a decision file"):
+        hs.Decision.load(files["val"])

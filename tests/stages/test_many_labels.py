@@ -1,0 +1,253 @@
+"""Many labels through every stage, against transformers, torch, scikit-learn and torchmetrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_families import FAMILIES, WORDS
+from tiny_members import KEPTS, member, tune
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import DataError, HydraError
+
+BERT, NAMES = FAMILIES["BERT"], ("red", "round", "small")
+MANY = {
+    "problem_type": "multi_label_classification",
+    "id2label": {str(i): name for i, name in enumerate(NAMES)},
+    "label2id": {name: i for i, name in enumerate(NAMES)},
+    "attention_probs_dropout_prob": 0.0,
+    "hidden_dropout_prob": 0.0,
+}
+
+
+@pytest.fixture
+def tagger(tmp_path: Path) -> Path:
+    BERT.write(tmp_path / "many")
+    place = tmp_path / "many" / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | MANY))
+    return tmp_path / "many"
+
+
+def table(place: Path, rows: int, seed: int = 0) -> str:
+    """A word for each label that holds."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(rows):
+        holds = rng.random(3) < (0.6, 0.4, 0.3)
+        words = [WORDS[label] for label in range(3) if holds[label]]
+        words += [*rng.choice(WORDS[4:], size=rng.integers(1, 4))]
+        names = [name for name, there in zip(NAMES, holds, strict=True) if there]
+        lines.append({"text": " ".join(rng.permutation(words)), "labels": names})
+    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(place)
+
+
+def learnt(tagger: Path, home: Path) -> Path:
+    rates = {"epochs": "8", "lr": "1e-3", "batch_size": "8"}
+    data = table(home / "train.jsonl", 200, 7)
+    return hs.finetune(tagger, recipe="text", data=data, set=rates, device="cpu", out=home / "l.safetensors").path
+
+
+def stored(checkpoint: Path, data: str, home: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and labels of a single model."""
+    hs.evaluate(checkpoint, data=data, predictions=home / "p.safetensors", device="cpu", force=True, no_decision=True)
+    file = load_file(home / "p.safetensors")
+    return file["logits"][:, 0].double(), file["labels"]
+
+
+@pytest.mark.usefixtures("own_module_cache")
+def test_its_own_library_says_the_same(tagger: Path, tmp_path: Path) -> None:
+    import transformers
+
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    model, inputs = hs.load(tagger, device="cpu"), BERT.inputs()
+    truth = torch.tensor([[1.0, 0, 1]] * 5)
+    with torch.inference_mode():
+        theirs = load(tagger).eval()(**inputs, labels=truth)
+    assert torch.allclose(model(inputs)[:, 0], theirs.logits, atol=1e-5)
+    assert torch.allclose(torch.as_tensor(model.predict(inputs)), theirs.logits.sigmoid(), atol=1e-6)
+    assert open_checkpoint(tagger).manifest.model.problem == "multi_label"
+    parts = [member(tagger, BERT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)]
+    folder = hs.fuse(parts, out=f"{tmp_path / 'hydra'}/", mlp="separate").path
+    each = torch.cat([hs.load(path, device="cpu")(inputs).detach() for path in parts], dim=1)
+    with torch.inference_mode():
+        fused = load(folder, trust_remote_code=True).eval()(**inputs, labels=truth)
+    assert torch.allclose(fused.logits.sigmoid(), each.sigmoid().mean(dim=1), atol=1e-6)
+    mean = each.sigmoid().mean(dim=1)
+    assert float(fused.loss.detach()) == pytest.approx(float(torch.nn.BCELoss()(mean, truth)), abs=1e-5)
+    assert open_checkpoint(folder).manifest.model.problem == "multi_label"
+
+
+def test_eval_is_scikit_learns_and_torchmetrics(tagger: Path, tmp_path: Path) -> None:
+    from sklearn import metrics
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    data = table(tmp_path / "d.jsonl", 60)
+    other = table(tmp_path / "o.jsonl", 30, 3)
+    report = hs.evaluate(tagger, data=data, ood=[f"far:o={other}"], ood_score="all", ci=0.9, device="cpu").report
+    result = report.results[0]
+    z, y = stored(tagger, data, tmp_path)
+    p = z.sigmoid()
+    expected = {
+        "accuracy": float(((p >= 0.5) == (y > 0)).double().mean()),
+        "nll": float(torch.nn.BCEWithLogitsLoss()(z, y.double())),
+        "brier": float((p - y).square().mean()),
+        "ece": float(binary_calibration_error(p.flatten(), y.flatten().long(), n_bins=15)),
+        "micro_f1": metrics.f1_score(y, p >= 0.5, average="micro"),
+        "macro_f1": metrics.f1_score(y, p >= 0.5, average="macro", zero_division=0),
+        "map": metrics.average_precision_score(y, p, average="macro"),
+        "exact_match": metrics.accuracy_score(y, p >= 0.5),
+    }
+    assert {name: getattr(result.id, name) for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert result.id.n == 60
+    assert result.id.ci is not None
+    assert result.id.ci["accuracy"][0] < result.id.accuracy < result.id.ci["accuracy"][1]
+    far, _ = stored(tagger, other, tmp_path)
+    truth = [0] * 60 + [1] * 30
+    energy = -torch.cat([z, far]).exp().log1p().sum(dim=1)
+    most = -torch.cat([z, far]).amax(dim=1)
+    scores = result.ood[0].scores or {}
+    assert result.ood[0].auroc == pytest.approx(metrics.roc_auc_score(truth, most), abs=1e-9)
+    assert scores["energy"] == pytest.approx(metrics.roc_auc_score(truth, energy), abs=1e-9)
+    assert hs.evaluate(predictions_in=[tmp_path / "p.safetensors"]).report.results[0].id.n == 30
+
+
+def test_training_starts_from_torchs_loss_and_learns(tagger: Path, tmp_path: Path) -> None:
+    data = table(tmp_path / "d.jsonl", 40)
+    z, y = stored(tagger, data, tmp_path)
+    slow = {"epochs": "1", "lr": "1e-12", "batch_size": "40", "dropout": "0", "label_smoothing": "0", "warmup": "0"}
+    weights = {**slow, "pos_weight": "[1, 2, 3.5]"}
+    made = hs.finetune(tagger, recipe="text", data=data, set=weights, device="cpu", out=tmp_path / "w.safetensors")
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1, 2, 3.5]))(z.float(), y)
+    assert made.trained.loss == pytest.approx(float(expected), abs=1e-5)
+    val = table(tmp_path / "v.jsonl", 60, 1)
+    found = hs.evaluate(learnt(tagger, tmp_path), data=val, device="cpu").report.results[0].id
+    assert found.exact_match is not None
+    assert found.exact_match > 0.8
+    with pytest.raises(HydraError, match="is not one positive number for each of 3 labels"):
+        hs.finetune(tagger, recipe="text", data=data, set={"pos_weight": "[1, 2]"}, out=tmp_path / "x.safetensors")
+
+
+def test_lists_make_a_new_classifier_of_many_labels(tmp_path: Path) -> None:
+    BERT.write(tmp_path / "plain")
+    data, new = table(tmp_path / "d.jsonl", 20), {"classifier": "fresh", "epochs": "1"}
+    out = tmp_path / "n.safetensors"
+    made = hs.finetune(tmp_path / "plain", recipe="text", data=data, set=new, device="cpu", out=out)
+    assert (made.manifest.model.problem, made.manifest.model.labels) == ("multi_label", NAMES)
+
+
+@pytest.mark.parametrize("method", ["taylor", "fisher"])
+def test_heads_are_scored_by_torchs_loss(method: str, tagger: Path, tmp_path: Path) -> None:
+    data = table(tmp_path / "d.jsonl", 20)
+    hs.score(tagger, method=method, data=data, device="cpu")
+    values = json.loads((tagger / "heads.json").read_text())["scores"][method]["values"]["text"]
+    assert np.isfinite(values).all()
+    assert np.min(values) > 0
+    with pytest.raises(HydraError, match="tells classes apart"):
+        hs.score(tagger, method="circuit-acc", data=data, device="cpu")
+
+
+def test_calibrated_label_by_label(tagger: Path, tmp_path: Path) -> None:
+    from sklearn import metrics
+
+    model = learnt(tagger, tmp_path)
+    data, out = table(tmp_path / "v.jsonl", 300, 2), tmp_path / "c.safetensors"
+    done = hs.calibrate(model, data=data, out=out, coverage=0.8, device="cpu")
+    constants = done.decision.labels
+    assert constants is not None
+    z, y = stored(model, data, tmp_path)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+    fitting, certifying = order[:150], order[150:]
+    for label in range(3):
+        inverse = torch.linspace(0.05, 20, 40_000, dtype=torch.float64)
+        logits, truth = z[fitting, label, None], y[fitting, label, None].double()
+        losses = [(truth * s * logits - (s * logits).logaddexp(torch.zeros(1))).mean(dim=0) for s in inverse.split(500)]
+        best = 1 / float(inverse[torch.cat(losses).argmax()])
+        assert constants.temperatures[label] == pytest.approx(best, rel=1e-2)
+        p = (z[fitting, label] / constants.temperatures[label]).sigmoid()
+        tried = [metrics.f1_score(truth[:, 0], p >= each) for each in p]
+        reached = metrics.f1_score(truth[:, 0], p >= constants.thresholds[label])
+        assert reached == pytest.approx(max(tried), abs=1e-12)
+    p = (z / torch.tensor(constants.temperatures)).sigmoid()
+    # The largest λ on a fine grid that conformal risk control allows.
+    some, truth = p[certifying], y[certifying] > 0
+
+    def missed(at: float) -> float:
+        return float(((some < at) & truth).sum(dim=1).div(truth.sum(dim=1).clamp_min(1)).mean())
+
+    limit = 1 - done.decision.conformal.threshold
+    assert 150 / 151 * missed(limit) + 1 / 151 <= 0.2 + 1e-9
+    assert 150 / 151 * missed(limit + 1e-9) + 1 / 151 > 0.2
+    rows = hs.predict(out, data=data, device="cpu")
+    for row, chances in zip(rows, p.tolist(), strict=True):
+        pairs = sorted(zip(NAMES, chances, strict=True), key=lambda pair: -pair[1])
+        assert [name for name, _ in row["top"]] == [name for name, _ in pairs]
+        assert [value for _, value in row["top"]] == pytest.approx([value for _, value in pairs], abs=1e-5)
+        assert row["set"] == [name for name, value in pairs if value >= limit - 1e-9]
+        held = [n for n, v in pairs if v >= constants.thresholds[NAMES.index(n)]]
+        assert [name for name, _ in row["labels"]] == held
+        assert row["answer"] == ("unfamiliar" if row["ood_score"] > done.decision.ood.threshold else held)
+    measured = hs.evaluate(out, data=data, device="cpu").report.results[0].id
+    said = p >= torch.tensor(constants.thresholds)
+    assert measured.macro_f1 == pytest.approx(metrics.f1_score(y, said, average="macro"), abs=1e-9)
+    assert measured.nll == pytest.approx(float(torch.nn.BCELoss()(p, y.double())), abs=1e-6)
+    hs.predict(out, data=data, device="cpu", out=tmp_path / "a.csv")
+    hs.predict(out, data=data, device="cpu", out=tmp_path / "a.parquet")
+    assert (tmp_path / "a.csv").read_text().startswith("id,labels,top1,p1,top2,p2,top3,p3,set,total,")
+
+
+def test_few_labels_are_missed_on_average() -> None:
+    """Over many draws of calibration data the mean fraction missed is at most what was promised, and not far below."""
+    from hydrasurgeon.decision.conformal import prediction_sets
+    from hydrasurgeon.decision.many_labels import fit_sets
+
+    random = torch.Generator().manual_seed(0)
+    missed = []
+    for _ in range(300):
+        chances = torch.rand(260, 4, generator=random, dtype=torch.float64)
+        truth = torch.rand(260, 4, generator=random, dtype=torch.float64) < chances
+        sets = prediction_sets(fit_sets(chances[:60], truth[:60], 0.9), chances[60:])
+        lost = (~sets & truth[60:]).sum(dim=1) / truth[60:].sum(dim=1).clamp_min(1)
+        missed.append(float(lost.mean()))
+    assert 0.08 < np.mean(missed) < 0.1 + 0.005
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([["red"], ["blue"]], "row 1 has the label 'blue', the model has red, round, small"),
+        ([["red"], "round"], "row 1 has the label 'round' where others have a list"),
+        (["red", "round"], "row 0 has the label 'red', where a list is due"),
+        ([[0], [3]], "row 1 has the label 3, the model has red, round, small"),
+        ([["red"], [1]], r"row 1 has the label \[1\] where others have a list"),
+        ([["red"], None], "row 1 has the label None where others have a list"),
+    ],
+)
+def test_labels_that_it_cannot_have(labels: list[Any], message: str, tagger: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text("".join(json.dumps({"text": "good film", "labels": each}) + "\n" for each in labels))
+    with pytest.raises(DataError, match=message) as refused:
+        hs.evaluate(tagger, data=str(data), device="cpu")
+    assert refused.value.exit_code == 5
+    assert refused.value.hint
+
+
+def test_a_list_where_a_name_is_due(tmp_path: Path) -> None:
+    BERT.write(tmp_path / "plain")
+    with pytest.raises(DataError, match="row 0 has a list of labels, where a name or number is due"):
+        hs.evaluate(tmp_path / "plain", data=table(tmp_path / "d.jsonl", 5), device="cpu")
+
+
+@pytest.mark.parametrize("option", [{"risk": 0.1}, {"conformal": "aps"}, {"ood_score": "knn"}])
+def test_what_many_labels_have_no_meaning_for(option: dict[str, Any], tagger: Path, tmp_path: Path) -> None:
+    data = table(tmp_path / "d.jsonl", 50)
+    with pytest.raises(HydraError, match="is not for a model with many labels"):
+        hs.calibrate(tagger, data=data, out=tmp_path / "x.safetensors", device="cpu", **option)

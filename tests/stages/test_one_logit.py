@@ -1,0 +1,380 @@
+"""One logit through every stage: rerankers and reward models, against their own library, scikit-learn and
+torchmetrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_families
+import torch
+from safetensors.torch import load_file
+from tiny_families import FAMILIES, WORDS
+from tiny_members import KEPTS, member, tune
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import DataError, HydraError, SurgeryError
+
+BERT = FAMILIES["BERT"]
+
+
+@pytest.fixture
+def reranker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tiny_families, "CLASSES", 1)
+    BERT.write(tmp_path / "one")
+    return tmp_path / "one"
+
+
+def table(place: Path, labels: list[Any], *, seed: int = 0, groups: bool = True) -> str:
+    """Texts whose first word tells yes from no, mostly; five to a query."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for row, label in enumerate(labels):
+        number = label if isinstance(label, int | float) else 0
+        words = [WORDS[0 if number >= 0.5 else 1], *rng.choice(WORDS[2:], size=rng.integers(1, 6))]
+        lines.append({"text": " ".join(words), "label": label, **({"group": f"q{row // 5}"} if groups else {})})
+    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(place)
+
+
+def mixed(rows: int, seed: int = 0) -> list[int]:
+    """As many yes as no, in every group of five some of both."""
+    rng = np.random.default_rng(seed)
+    return [int(each) for five in range(rows // 5) for each in rng.permutation([0, 1, five % 2, 0, 1])]
+
+
+def likely(place: Path, model: Path, rows: int) -> str:
+    """Labels drawn by what a model says, so that there is something to calibrate."""
+    plain = table(place, mixed(rows), groups=False)
+    rng = np.random.default_rng(5)
+    logits = [row["logit"] for row in hs.predict(model, data=plain, device="cpu")]
+    truth = [int(rng.random() < 1 / (1 + np.exp(-(1.7 * z + 0.4)))) for z in logits]
+    lines = [
+        json.loads(line) | {"label": y} for line, y in zip(Path(plain).read_text().splitlines(), truth, strict=True)
+    ]
+    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(place)
+
+
+def hydra_of(source: Path, home: Path, out: str | Path) -> Path:
+    parts = [member(source, BERT, rows, home / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    return hs.fuse(
+        [tune(path, home / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)], out=out, mlp="separate"
+    ).path
+
+
+def own(path: Path) -> Any:
+    import transformers
+
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    return load(path, trust_remote_code=True).eval()
+
+
+@pytest.mark.usefixtures("own_module_cache")
+def test_its_own_library_says_the_same(reranker: Path, tmp_path: Path) -> None:
+    model, inputs = hs.load(reranker, device="cpu"), BERT.inputs()
+    with torch.inference_mode():
+        theirs = own(reranker)(**inputs).logits
+    assert torch.allclose(model(inputs)[:, 0], theirs, atol=1e-5)
+    assert torch.allclose(torch.as_tensor(model.predict(inputs)), theirs.sigmoid(), atol=1e-6)
+    manifest = open_checkpoint(reranker).manifest
+    assert manifest.model.problem == "one_logit"
+    # A hydra's logit is the log-odds of the members' mean probability.
+    folder = hydra_of(reranker, tmp_path, f"{tmp_path / 'hydra'}/")
+    each = torch.cat([hs.load(tmp_path / f"t{i}.safetensors", device="cpu")(inputs) for i in range(3)], dim=1)
+    with torch.inference_mode():
+        logits = own(folder)(**inputs).logits
+    assert torch.allclose(logits.sigmoid(), each.sigmoid().mean(dim=1), atol=1e-6)
+    assert torch.allclose(torch.as_tensor(hs.load(folder, device="cpu").predict(inputs)), logits.sigmoid(), atol=1e-6)
+    assert '"problem"' in (folder / "heads.json").read_text()
+
+
+def test_eval_is_scikit_learns_and_torchmetrics(reranker: Path, tmp_path: Path) -> None:
+    from sklearn import metrics
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    labels = mixed(60)
+    data = table(tmp_path / "d.jsonl", labels)
+    saved = tmp_path / "p.safetensors"
+    result = hs.evaluate(reranker, data=data, predictions=saved).report.results[0].id
+    stored = load_file(saved)
+    p, y = stored["logits"][:, 0, 0].double().sigmoid(), torch.tensor(labels)
+    assert result.n == 60
+    expected = {
+        "accuracy": metrics.accuracy_score(y, p >= 0.5),
+        "brier": metrics.brier_score_loss(y, p),
+        "nll": metrics.log_loss(y, p),
+        "ece": float(binary_calibration_error(p, y, n_bins=15)),
+        "auroc": metrics.roc_auc_score(y, p),
+        "ap": metrics.average_precision_score(y, p),
+        "ndcg10": np.mean(
+            [metrics.ndcg_score([y[i : i + 5].tolist()], [p[i : i + 5].tolist()], k=10) for i in range(0, 60, 5)]
+        ),
+        "mrr10": np.mean(
+            [1 / (1 + int(y[i : i + 5][p[i : i + 5].argsort(descending=True)].nonzero()[0])) for i in range(0, 60, 5)]
+        ),
+    }
+    assert {name: getattr(result, name) for name in expected} == pytest.approx(expected, abs=1e-6)
+    again = hs.evaluate(predictions_in=[saved]).report.results[0].id
+    assert again == result
+
+
+def test_fractions_count_as_much_as_they_say(reranker: Path, tmp_path: Path) -> None:
+    labels = [0.0, 0.25, 0.5, 0.75, 1.0, 0.1] * 5
+    result = hs.evaluate(reranker, data=table(tmp_path / "d.jsonl", labels), predictions=tmp_path / "p.safetensors")
+    z, y = load_file(tmp_path / "p.safetensors")["logits"][:, 0, 0].double(), torch.tensor(labels).double()
+    found = result.report.results[0].id
+    assert found.nll == pytest.approx(float(torch.nn.functional.binary_cross_entropy_with_logits(z, y)), abs=1e-9)
+    assert found.brier == pytest.approx(float((z.sigmoid() - y).square().mean()), abs=1e-9)
+
+
+@pytest.mark.parametrize("method", ["taylor", "fisher", "circuit-acc"])
+def test_heads_are_scored_as_of_two_classes(method: str, reranker: Path, tmp_path: Path) -> None:
+    """A classifier of two classes with the logits 0 and z is the same model: so are its scores."""
+    data = table(tmp_path / "d.jsonl", mixed(20), groups=False)
+    import transformers
+
+    model = own(reranker)
+    with torch.no_grad():
+        weight, bias = model.classifier.weight, model.classifier.bias
+        config = transformers.AutoConfig.from_pretrained(reranker)
+        config.num_labels = 2
+        twin = transformers.BertForSequenceClassification(config)
+        state = model.state_dict() | {
+            "classifier.weight": torch.cat([torch.zeros_like(weight), weight]),
+            "classifier.bias": torch.cat([torch.zeros_like(bias), bias]),
+        }
+        twin.load_state_dict(state)
+    twin.save_pretrained(tmp_path / "two")
+    tiny_families.tokenizer(tmp_path / "two")
+    scores = []
+    for name in ("one", "two"):
+        hs.score(tmp_path / name, method=method, data=data, device="cpu")
+        (found,) = json.loads((tmp_path / name / "heads.json").read_text())["scores"].values()
+        scores.append(found)
+    if scores[0].get("order"):
+        assert scores[0]["order"] == scores[1]["order"]
+    else:
+        for mine, theirs in zip(*(each["values"]["text"] for each in scores), strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+def test_training_starts_from_torchs_loss_and_learns(reranker: Path, tmp_path: Path) -> None:
+    config = json.loads((reranker / "config.json").read_text())
+    still = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+    (reranker / "config.json").write_text(json.dumps(config | still))
+    labels: list[Any] = [*mixed(40)]
+    labels[3] = 0.5
+    data, val = table(tmp_path / "d.jsonl", labels), table(tmp_path / "v.jsonl", mixed(40, 1), seed=1)
+    common = {"recipe": "text", "data": data, "val": val, "device": "cpu"}
+    slow = {"epochs": "1", "lr": "1e-12", "batch_size": "40", "dropout": "0", "label_smoothing": "0", "warmup": "0"}
+    made = hs.finetune(reranker, out=tmp_path / "still.safetensors", set=slow, **common)
+    before = hs.evaluate(reranker, data=data).report.results[0].id
+    assert made.trained.loss == pytest.approx(before.nll, abs=1e-5)
+    weighted = hs.finetune(reranker, out=tmp_path / "w.safetensors", set={**slow, "pos_weight": "3"}, **common)
+    z = hs.evaluate(reranker, data=data, predictions=tmp_path / "p.safetensors") and load_file(
+        tmp_path / "p.safetensors"
+    )
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0))(z["logits"][:, 0, 0], z["labels"].float())
+    assert weighted.trained.loss == pytest.approx(float(expected), abs=1e-5)
+    learnt = hs.finetune(
+        reranker, out=tmp_path / "l.safetensors", set={"epochs": "30", "lr": "1e-3", "batch_size": "8"}, **common
+    )
+    after = hs.evaluate(tmp_path / "l.safetensors", data=val).report.results[0].id
+    assert after.accuracy >= 0.95
+    logged = min(epoch["val_nll"] for epoch in learnt.trained.log)
+    assert after.nll == pytest.approx(logged, abs=1e-4)
+
+
+def test_a_new_classifier_of_one_logit(tmp_path: Path) -> None:
+    BERT.write(tmp_path / "three")
+    data = table(tmp_path / "d.jsonl", mixed(20))
+    new = {"classifier": "fresh", "problem": "one_logit", "epochs": "1"}
+    made = hs.finetune(
+        tmp_path / "three", recipe="text", data=data, set=new, device="cpu", out=tmp_path / "o.safetensors"
+    )
+    assert (made.manifest.model.problem, made.manifest.model.num_classes) == ("one_logit", 1)
+    # Fractions can only be those of one logit.
+    soft = table(tmp_path / "s.jsonl", [0.2, 0.9] * 10)
+    new = {"classifier": "fresh", "epochs": "1"}
+    made = hs.finetune(
+        tmp_path / "three", recipe="text", data=soft, set=new, device="cpu", out=tmp_path / "f.safetensors"
+    )
+    assert made.manifest.model.problem == "one_logit"
+    with pytest.raises(HydraError, match="the model's classifier is single_label"):
+        hs.finetune(
+            tmp_path / "three", recipe="text", data=data, set={"problem": "one_logit"}, out=tmp_path / "x.safetensors"
+        )
+
+
+def test_calibrated_as_platt(reranker: Path, tmp_path: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    data = likely(tmp_path / "d.jsonl", reranker, 200)
+    out = tmp_path / "c.safetensors"
+    done = hs.calibrate(reranker, data=data, ood_score="msp", out=out, device="cpu")
+    hs.evaluate(reranker, data=data, predictions=tmp_path / "p.safetensors")
+    stored = load_file(tmp_path / "p.safetensors")
+    half = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:100]
+    z, y = stored["logits"][half, 0].double(), stored["labels"][half]
+    fitted = LogisticRegression(C=1e12, tol=1e-10, max_iter=10_000).fit(z, y)
+    assert 1 / done.decision.temperature == pytest.approx(fitted.coef_[0, 0], rel=1e-3)
+    assert done.decision.bias == pytest.approx(fitted.intercept_[0], abs=1e-3)
+    rows = hs.predict(out, data=data, device="cpu")
+    expected = fitted.predict_proba(stored["logits"][:, 0].double())[:, 1]
+    assert [row["probability"] for row in rows] == pytest.approx(expected.tolist(), abs=1e-4)
+    for row in rows[:3]:
+        assert row["probability"] == pytest.approx(1 / (1 + np.exp(-row["logit"])), abs=1e-8)
+    assert done.decision.nll["temperature"] < done.decision.nll["before"]
+    calibrated = hs.evaluate(out, data=data, device="cpu").report.results[0].id
+    assert calibrated.nll == pytest.approx(
+        float(torch.nn.BCELoss()(torch.tensor(expected), stored["labels"])), abs=1e-4
+    )
+
+
+def test_what_is_promised_holds(tmp_path: Path) -> None:
+    """Over many draws, precision and the miss rate break their bound in at most δ of them."""
+    from hydrasurgeon.decision.abstain import fit_limits
+
+    random = torch.Generator().manual_seed(0)
+
+    def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        p = torch.rand(count, generator=random, dtype=torch.float64)
+        return p, torch.rand(count, generator=random, dtype=torch.float64) < (8 * p - 4).sigmoid()
+
+    p, y = draw(200_000)
+    broken = [0, 0]
+    for _ in range(200):
+        limits = fit_limits(*draw(400), risk=0.3, delta=0.1)
+        said = p >= limits.yes
+        broken[0] += float((~y)[said].double().mean()) > 0.3
+        broken[1] += float((p < limits.no)[y].double().mean()) > 0.3
+        assert max(limits.bounds) <= 0.3
+    # 0.1 of 200 and three deviations.
+    assert max(broken) <= 20 + 13
+    assert limits.no > 0
+
+
+def test_answers_and_ranks(reranker: Path, tmp_path: Path) -> None:
+    data = table(tmp_path / "d.jsonl", mixed(200))
+    common = {"recipe": "text", "data": data, "device": "cpu"}
+    hs.finetune(
+        reranker, out=tmp_path / "l.safetensors", set={"epochs": "10", "lr": "1e-3", "batch_size": "8"}, **common
+    )
+    out = tmp_path / "c.safetensors"
+    done = hs.calibrate(
+        tmp_path / "l.safetensors",
+        data=table(tmp_path / "v.jsonl", mixed(200, 2), seed=2),
+        out=out,
+        risk=0.2,
+        device="cpu",
+    )
+    limits = done.decision.limits
+    assert limits is not None
+    assert done.decision.abstain is None
+    rows = hs.predict(out, data=data, device="cpu")
+    for row in rows:
+        assert [*row][:3] == ["id", "probability", "logit"]
+        assert {"label", "top", "set"}.isdisjoint(row)
+        unfamiliar = row["ood_score"] > done.decision.ood.threshold
+        sure = "yes" if row["probability"] >= limits.yes else "no" if row["probability"] < limits.no else "abstain"
+        assert row["answer"] == ("unfamiliar" if unfamiliar else sure)
+    for start in range(0, 200, 5):
+        some = sorted(rows[start : start + 5], key=lambda row: row["rank"])
+        assert [row["rank"] for row in some] == [1, 2, 3, 4, 5]
+        assert [row["logit"] for row in some] == sorted((row["logit"] for row in some), reverse=True)
+    hs.predict(out, data=data, device="cpu", out=tmp_path / "a.csv")
+    header = (tmp_path / "a.csv").read_text().splitlines()[0]
+    assert header == "id,probability,logit,rank,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer,error"
+    with pytest.raises(HydraError, match="cuts the group"):
+        hs.predict(out, data=data, shard="1/3", out=tmp_path / "s.jsonl", device="cpu", batch_size=3)
+    model = hs.load(out, device="cpu")
+    assert "yes" in {row["answer"] for row in model.predict(["good film", "bad plot", "good the", "good a"])}
+
+
+@pytest.mark.usefixtures("own_module_cache")
+def test_a_calibrated_hydra_where_it_is_served(reranker: Path, tmp_path: Path) -> None:
+    hydra = hydra_of(reranker, tmp_path, tmp_path / "h.safetensors")
+    data = table(tmp_path / "d.jsonl", mixed(100), groups=False)
+    folder = hs.calibrate(hydra, data=data, ood_score="mds", out=f"{tmp_path / 'ready'}/", device="cpu").path
+    texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()[:7]]
+    rows = hs.load(folder, device="cpu").predict(texts)
+    import transformers
+
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        answer = own(folder)(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+    assert answer.probabilities[:, 0].tolist() == pytest.approx([row["probability"] for row in rows], abs=1e-5)
+    assert answer.logits[:, 0].tolist() == pytest.approx([row["logit"] for row in rows], abs=1e-4)
+    assert answer.ood_score.tolist() == pytest.approx([row["ood_score"] for row in rows], abs=1e-4)
+    assert answer.unfamiliar.tolist() == [row["unfamiliar"] for row in rows]
+    classify = transformers.pipeline("text-classification", model=str(folder), trust_remote_code=True)
+    assert [each["score"] for each in classify(texts)] == pytest.approx([row["probability"] for row in rows], abs=1e-5)
+
+
+@pytest.mark.usefixtures("own_module_cache")
+def test_a_cross_encoder_scores_the_same(reranker: Path, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = hydra_of(reranker, tmp_path, f"{tmp_path / 'hydra'}/")
+    encoder = sentence_transformers.CrossEncoder(str(folder), trust_remote_code=True, device="cpu")
+    pairs = [("good film", "very good plot"), ("dull", "a plot"), ("not fine", "the film")]
+    scores = encoder.predict(pairs)
+    data = tmp_path / "d.jsonl"
+    data.write_text("".join(json.dumps({"text": a, "text_pair": b}) + "\n" for a, b in pairs))
+    ours = [row["probability"] for row in hs.predict(folder, data=str(data), device="cpu")]
+    assert ours == pytest.approx(scores.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 2], "row 2 has the label 2"),
+        ([0, 0.5, 1.5], r"row 2 has the label 1\.5"),
+        ([0.1, -0.2, 1], r"row 1 has the label -0\.2"),
+        (["a", "yes", "no"], "row 0 has the label 'a'"),
+        ([["yes"], [], ["no"]], "row 0 has a list"),
+        ([0.5, None, 1], "row 1 has no label"),
+        ([0.5, [1], 1], r"row 0 has the label 0\.5 where others have a list"),
+    ],
+)
+def test_labels_that_it_cannot_have(labels: list[Any], message: str, reranker: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message) as refused:
+        hs.evaluate(reranker, data=table(tmp_path / "d.jsonl", labels, groups=False), device="cpu")
+    assert refused.value.exit_code == 5
+    assert refused.value.hint
+
+
+def test_yes_and_no_by_name(reranker: Path, tmp_path: Path) -> None:
+    numbers = table(tmp_path / "n.jsonl", [0, 1, 1, 0], groups=False)
+    named = tmp_path / "y.jsonl"
+    named.write_text(
+        Path(numbers).read_text().replace('"label": 0', '"label": "no"').replace('"label": 1', '"label": "yes"')
+    )
+    one, other = (hs.evaluate(reranker, data=str(each)).report.results[0].id for each in (numbers, named))
+    assert one == other
+
+
+def test_a_group_of_one(reranker: Path, tmp_path: Path) -> None:
+    data = table(tmp_path / "d.jsonl", mixed(10)[:6])
+    with pytest.raises(DataError, match="row 5 is alone in its group 'q1'") as refused:
+        hs.evaluate(reranker, data=data, device="cpu")
+    assert "two or more" in str(refused.value.hint)
+
+
+def test_what_is_for_classes_alone(reranker: Path, tmp_path: Path) -> None:
+    data = table(tmp_path / "d.jsonl", mixed(20), groups=False)
+    with pytest.raises(SurgeryError, match="build: is for models that choose one class"):
+        hs.build(reranker, data=data, val=data, budget="macs=1.5", out=tmp_path / "b.safetensors", objective="acc")
+    hydra = hydra_of(reranker, tmp_path, tmp_path / "h.safetensors")
+    with pytest.raises(SurgeryError, match="--cascade: is for models that choose one class"):
+        hs.calibrate(hydra, data=data, cascade=True, out=tmp_path / "x.safetensors")
+
+
+def test_fractions_are_no_classes(tmp_path: Path) -> None:
+    BERT.write(tmp_path / "three")
+    with pytest.raises(DataError, match=r"row 0 has the label 0\.5"):
+        hs.evaluate(tmp_path / "three", data=table(tmp_path / "s.jsonl", [0.5, 0.2]), device="cpu")
