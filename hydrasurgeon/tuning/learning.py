@@ -8,23 +8,28 @@ mixed, or a text with some tokens masked, the same for the teachers as for the m
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div
+from torch.nn.functional import kl_div
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Batch, moved
 from hydrasurgeon.data.samples import UNLABELLED
+from hydrasurgeon.decision.problems import SINGLE, Problem, known
 from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.processes import own_device
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Input, Model
-    from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.tuning.recipes import Recipe
 
 Mixed = tuple[tuple[Tensor, float], ...]
@@ -37,11 +42,18 @@ class Perturbation:
 
     mixup: float = 0.0
     """Two images are mixed in parts that are drawn from Beta(mixup, mixup)."""
+    beside: bool = False
+    """Whether the images as they are stay in the batch, before the mixed ones."""
     mask_tokens: float = 0.0
     """The share of a text's tokens that are masked."""
     mask: int = 0
     special: tuple[int, ...] = ()
     """Tokens that stay."""
+
+    @property
+    def is_still(self) -> bool:
+        """Whether inputs stay as they are."""
+        return not self.mixup and not self.mask_tokens
 
     def __call__(self, inputs: Any, labels: Tensor) -> tuple[Any, Mixed]:
         """The inputs, and of which labels they are."""
@@ -56,7 +68,21 @@ class Perturbation:
             return inputs, ((labels, 1.0),)
         part = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
         other = torch.randperm(len(labels)).to(labels.device)
-        return part * inputs + (1 - part) * inputs[other], ((labels, part), (labels[other], 1 - part))
+        mixed, theirs = part * inputs + (1 - part) * inputs[other], labels[other]
+        if self.beside:
+            mixed, labels, theirs = torch.cat((inputs, mixed)), labels.repeat(2), torch.cat((labels, theirs))
+        return mixed, ((labels, part), (theirs, 1 - part))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A teacher of which only the answers to the training data are known, as that data is."""
+
+    logits: Float[Tensor, "sample member klass"]
+
+
+Teacher = Classifier | Answers
+"""Whom a model learns from."""
 
 
 @dataclass
@@ -65,10 +91,13 @@ class Learning:
 
     label_smoothing: float = 0.0
     perturb: Perturbation = Perturbation()
-    teachers: Sequence[Classifier] = ()
+    teachers: Sequence[Teacher] = ()
     alpha: float = 0.0
     """How much the teachers count."""
     temperature: float = 1.0
+    problem: Problem = SINGLE
+    weight: Tensor | None = None
+    """How much a yes counts, for each label."""
 
     def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
         """Gradients of the mean over some batches, which stay in the model, and the loss."""
@@ -84,31 +113,45 @@ class Learning:
         """Nothing is left to do behind the optimizer's step."""
 
     def _loss(self, model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
+        inputs, mixed = self.prepared(batch, device)
+        return self.of(model(inputs), inputs, mixed, batch.index)
+
+    def prepared(self, batch: Batch, device: torch.device) -> tuple[Any, Mixed]:
+        """The inputs that the model sees, and of which labels they are."""
         count = len(batch.index)
         labels = torch.full((count,), UNLABELLED) if batch.labels is None else batch.labels
-        inputs, mixed = self.perturb(moved(batch.inputs, device), labels.to(device))
-        logits = model(inputs).float()
+        return self.perturb(moved(batch.inputs, device), labels.to(device))
+
+    def of(self, logits: Tensor, inputs: Any, mixed: Mixed, index: Tensor) -> Tensor:
+        """The loss of what a model answers."""
+        logits = logits.float()
         loss = logits.new_zeros(())
         for some, part in mixed:
-            if self.alpha < 1 and bool((some != UNLABELLED).any()):
-                each = cross_entropy(logits, some, label_smoothing=self.label_smoothing, ignore_index=UNLABELLED)
-                loss = loss + (1 - self.alpha) * part * each
+            labelled = known(some)
+            if self.alpha < 1 and bool(labelled.any()):
+                weight = None if self.weight is None else self.weight.to(logits.device)
+                each = self.problem.losses(logits[labelled], some[labelled], self.label_smoothing, weight)
+                loss = loss + (1 - self.alpha) * part * each.mean()
         if self.teachers:
-            said = (logits / self.temperature).log_softmax(dim=-1)
-            loss = loss + self.alpha * self.temperature**2 * kl_div(said, self._taught(inputs), reduction="batchmean")
+            said = self.problem.choices(logits / self.temperature).log_softmax(dim=-1)
+            loss = loss + self.alpha * self.temperature**2 * kl_div(
+                said, self._taught(inputs, index), reduction="batchmean"
+            )
         return loss
 
     @torch.no_grad()
-    def _taught(self, inputs: Any) -> Tensor:
-        """The mean of all teachers' members."""
-        each = [(teacher(inputs).float() / self.temperature).softmax(dim=-1) for teacher in self.teachers]
-        return torch.cat(each, dim=1).mean(dim=1)
+    def _taught(self, inputs: Any, index: Tensor) -> Tensor:
+        """The mean of all teachers' members, for samples of these places."""
+        each = [t.logits[index] if isinstance(t, Answers) else t(inputs) for t in self.teachers]
+        device = next(iter(inputs.values()) if isinstance(inputs, Mapping) else iter([inputs])).device
+        warmed = (self.problem.choices(x.to(device).float() / self.temperature) for x in each)
+        return torch.cat([x.softmax(dim=-1) for x in warmed], dim=1).mean(dim=1)
 
 
 def perturbation(recipe: Recipe, transform: Any) -> Perturbation:
     """What a recipe does to inputs, in the words of the model's tokenizer."""
     if not recipe.mask_tokens or getattr(transform, "kind", "image") != "text":
-        return Perturbation(mixup=recipe.mixup)
+        return Perturbation(mixup=recipe.mixup or recipe.regmixup, beside=recipe.regmixup > 0)
     tokenizer = transform.tokenizer
     mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.unk_token_id
     if mask is None:
@@ -116,31 +159,41 @@ def perturbation(recipe: Recipe, transform: Any) -> Perturbation:
     return Perturbation(mask_tokens=recipe.mask_tokens, mask=mask, special=tuple(tokenizer.all_special_ids))
 
 
-def open_teachers(
-    specs: Sequence[Any], model: Model, files: Mapping[str, str], device: str
-) -> tuple[list[Classifier], list[Input]]:
-    """The live teachers of a model, which answer in its classes and read its inputs, and their records."""
-    from hydrasurgeon.runtime.classifier import as_classifier
+def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
+    """The recipe's `pos_weight`, one for each label; refused where a model has none or others."""
+    weight = recipe.pos_weight
+    if weight is None:
+        return None
+    each = weight if isinstance(weight, tuple) else (weight,) * model.num_classes
+    if model.problem == "single_label" or len(each) != model.num_classes or not all(0 < one < inf for one in each):
+        raise UsageError(
+            f"--set pos_weight={json.dumps(weight)}: is not one positive number for each of {model.num_classes} labels"
+            f" of a {model.problem} model",
+            hint="It belongs to models with one logit or many labels; classes have none.",
+        )
+    return torch.tensor(each)
 
-    teachers, records = [], []
-    for spec in specs:
-        opened = open_checkpoint(spec)
-        theirs = opened.manifest.model
-        if theirs.num_classes != model.num_classes or (theirs.labels or model.labels) != (
-            model.labels or theirs.labels
-        ):
-            raise SurgeryError(
-                f"--teacher {spec}: answers in {_classes(theirs)}, the model in {_classes(model)}",
-                hint="Teachers have the classes of what they teach, in its order.",
-            )
-        if theirs.preprocess != model.preprocess or dict(opened.files) != dict(files):
-            raise SurgeryError(
-                f"--teacher {spec}: reads other inputs than the model (another size, normalisation or tokenizer)",
-                hint="Give teachers that were tuned from the same checkpoint.",
-            )
-        records.append(opened.record(opened.digests()))
-        teachers.append(as_classifier(opened, device=device).requires_grad_(False))
-    return teachers, records
+
+def open_teacher(spec: Any, model: Model, files: Mapping[str, str], device: str) -> tuple[Teacher, Input]:
+    """A live teacher of a model, which answers in its classes and reads its inputs, and its record."""
+
+    opened = open_checkpoint(spec)
+    theirs = opened.manifest.model
+    if (theirs.problem, theirs.num_classes) != (model.problem, model.num_classes) or (
+        theirs.labels or model.labels
+    ) != (model.labels or theirs.labels):
+        raise SurgeryError(
+            f"--teacher {spec}: answers in {_classes(theirs)}, the model in {_classes(model)}",
+            hint="Teachers have the classes of what they teach, in its order.",
+        )
+    texts = {theirs.inputs, model.inputs} - {None}
+    if theirs.preprocess != model.preprocess or dict(opened.files) != dict(files) or len(texts) > 1:
+        raise SurgeryError(
+            f"--teacher {spec}: reads other inputs than the model (another size, normalisation or "
+            "tokenizer, or pairs of texts)",
+            hint="Give teachers that were tuned from the same checkpoint.",
+        )
+    return as_classifier(opened, device=own_device(device)).requires_grad_(False), opened.record(opened.digests())
 
 
 def _classes(model: Model) -> str:

@@ -7,7 +7,7 @@ that was interrupted continues exactly as if it had not been.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,17 +15,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.data import Batch, Batches, moved
+from hydrasurgeon.decision.problems import SINGLE, Problem
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.processes import is_launched
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.tuning.copies import Copies
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingPosition, TrainingState
 
-EpochBatches = Callable[[int, int, int, int], Batches]
-"""(epoch, rank, world, batches to skip) → this process's batches."""
+EpochBatches = Callable[[int, int, int, int], Any]
+"""(epoch, rank, world, batches to skip) → this process's batches, of which it is known how many they are."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class Training:
     loss: Any
     """Leaves the gradients of some batches in the model and tells their loss; settles after the optimizer's step."""
     validation: Batches | None = None
+    owner: Callable[[str], int | None] = lambda name: 0
+    """The number of the member whose gradients a parameter's are clipped with; None: the trunk's, which has a rate of
+    its own."""
+    problem: Problem = SINGLE
+    """How the model's logits are read where validation data measure them."""
     label: str = "training"
     """What progress is called."""
 
@@ -50,6 +56,10 @@ class Trained:
     """Mean training loss of the last epoch."""
     log: tuple[dict[str, float], ...]
     """One entry per finished epoch: epoch, loss, and accuracy and nll where there is a validation set."""
+    kept_epoch: float | None = None
+    """After how many epochs the weights that are written stood; None: after all."""
+    stopped_early: bool = False
+    """Whether the recipe's patience ended the training."""
     is_main: bool = True
 
 
@@ -84,39 +94,60 @@ def train(
     accelerator = _accelerator(run.device, run.dtype)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(training.trainable(name))
-    optimizer = _optimizer(model, training.recipe)
+    optimizer, clipped = _optimizer(model, training)
     per_epoch, total = _steps(training, accelerator)
     standing = TrainingPosition()
     model.to(accelerator.device)
+    copies = Copies(model, training.recipe, validated=training.validation is not None)
     # What else decides the bits of the next step.
     place = {"dtype": run.dtype, "device": accelerator.device.type, "processes": accelerator.num_processes}
     state = replace(state, identity={**state.identity, **place})
-    if resume and (position := state.read(model, optimizer)) is not None:
-        standing = position
+    if resume and (before := state.read(model, optimizer, copies.expected)) is not None:
+        standing = before[0]
+        copies.restore(before[1])
     elif accelerator.is_main_process:
         state.clear()
     wrapped, optimizer = accelerator.prepare(model, optimizer)
-    loop = _Loop(accelerator, wrapped, optimizer, training, run.seed, per_epoch, total)
-    every = save_every or per_epoch
-    while standing.step < total:
+    loop = _Loop(accelerator, wrapped, optimizer, clipped, training, run.seed, per_epoch, total)
+    while standing.step < total and not standing.waited(training.recipe.patience):
         wrapped.train()
         for parts in loop.batches(standing.step):
             standing.add(loop.step(standing.step, parts))
+            copies.average(standing.step)
             if accelerator.is_main_process:
                 run.tick(f"{training.label}, loss {standing.mean_loss:.3f}", standing.step, total)
             ended = standing.step % per_epoch == 0 or standing.step == total
             if ended:
-                standing.close_epoch(per_epoch, loop.validate())
-            if standing.step % every == 0 and standing.step < total and accelerator.is_main_process:
-                state.write(accelerator.unwrap_model(wrapped), optimizer.optimizer, standing.model_dump())
+                with copies.averaged():
+                    standing.close_epoch(per_epoch, loop.validate())
+                copies.close_epoch(standing)
+                run.note(_line(standing.log[-1]))
+            if standing.step % (save_every or per_epoch) == 0 and standing.step < total and accelerator.is_main_process:
+                state.write(accelerator.unwrap_model(wrapped), optimizer.optimizer, standing.model_dump(), copies.kept)
             if ended:
                 break
     accelerator.wait_for_everyone()
+    copies.settle()
     # accelerate leaves its mixed-precision wrapper on the forward method.
     accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu").eval()
     model.requires_grad_(False)
     last = standing.log[-1] if standing.log else {"loss": math.nan}
-    return Trained(standing.step, last["loss"], tuple(standing.log), accelerator.is_main_process)
+    return Trained(
+        standing.step,
+        last["loss"],
+        tuple(standing.log),
+        kept_epoch=None if "best" not in copies.kept else standing.log[standing.best or 0]["epoch"],
+        stopped_early=standing.step < total,
+        is_main=accelerator.is_main_process,
+    )
+
+
+def _line(entry: Mapping[str, float]) -> str:
+    """What an epoch gave, as its end is told."""
+    measured = ""
+    if "val_accuracy" in entry:
+        measured = f", val accuracy {entry['val_accuracy']:.4f}, val nll {entry['val_nll']:.4f}"
+    return f"epoch {entry['epoch']:g}: loss {entry['loss']:.4f}{measured}"
 
 
 @dataclass(frozen=True)
@@ -126,6 +157,8 @@ class _Loop:
     accelerator: Any
     model: nn.Module
     optimizer: Any
+    clipped: Sequence[Sequence[nn.Parameter]]
+    """What is clipped together."""
     training: Training
     seed: int
     per_epoch: int
@@ -145,12 +178,14 @@ class _Loop:
         recipe = self.training.recipe
         lr = learning_rate(recipe, number, self.total)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["pace"]
         seeds = np.random.SeedSequence((self.seed, number, self.accelerator.process_index))
         torch.manual_seed(int(seeds.generate_state(1)[0]))
         loss = self.training.loss.backward(self.accelerator, self.model, parts)
         if recipe.clip is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), recipe.clip)
+            self.accelerator.unscale_gradients()
+            for parameters in self.clipped:
+                nn.utils.clip_grad_norm_(parameters, recipe.clip)
         self.optimizer.step()
         self.training.loss.settle()
         self.optimizer.zero_grad(set_to_none=True)
@@ -165,20 +200,29 @@ class _Loop:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Every process measures the whole set: validation sets are small, and no result has to be gathered."""
+        """Every process measures the whole set, which is small, and believes the first: all stop together."""
         if self.training.validation is None:
             return {}
+        from accelerate.utils import broadcast_object_list
+
         self.model.eval()
+        problem = self.training.problem
         device = self.accelerator.device
         right, loss, rows = 0.0, 0.0, 0
         for batch in self.training.validation:
             assert batch.labels is not None
             labels = batch.labels.to(device)
             logits = self.model(moved(batch.inputs, device)).float()
-            right += float((logits.argmax(dim=-1) == labels).sum())
-            loss += float(cross_entropy(logits, labels, reduction="sum"))
+            log_probs = problem.choices(logits).log_softmax(dim=-1)
+            if logits.dim() == 3:  # the mean of members
+                log_probs = log_probs.logsumexp(dim=1) - math.log(log_probs.shape[1])
+            each_right, each_loss = problem.judged(log_probs, labels)
+            right += float(each_right.sum())
+            loss += float(each_loss.sum())
             rows += len(labels)
-        return {"val_accuracy": right / rows, "val_nll": loss / rows}
+        measured = [right / rows, loss / rows]
+        broadcast_object_list(measured)
+        return dict(zip(("val_accuracy", "val_nll"), measured, strict=True))
 
 
 def _steps(training: Training, accelerator: Any) -> tuple[int, int]:
@@ -207,14 +251,23 @@ def _accelerator(device: str, dtype: str) -> Any:
     return Accelerator(cpu=device == "cpu", mixed_precision=precision[dtype])
 
 
-def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    tuned = [p for p in model.parameters() if p.requires_grad]
-    if not tuned:
+def _optimizer(model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, list[list[nn.Parameter]]]:
+    """What moves the parameters, and which of them have their gradients clipped together."""
+    recipe, owned = training.recipe, dict[int | None, list[nn.Parameter]]()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            owned.setdefault(training.owner(name), []).append(parameter)
+    if not owned:
         raise UsageError("finetune: nothing is left to train", hint="Freeze less.")
+    trunk, others = owned.get(None, []), [p for owner, each in owned.items() for p in each if owner is not None]
     groups = [
-        {"params": [p for p in tuned if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in tuned if p.ndim < 2], "weight_decay": 0.0},
+        {"params": some, "weight_decay": decay, "pace": pace}
+        for tuned, pace in ((others, 1.0), (trunk, recipe.trunk_lr))
+        for some, decay in (
+            ([p for p in tuned if p.ndim >= 2], recipe.weight_decay),
+            ([p for p in tuned if p.ndim < 2], 0.0),
+        )
     ]
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum), list(owned.values())
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps), list(owned.values())

@@ -3,12 +3,12 @@ moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import Single, all_kept, open_checkpoint, open_single, rewritten, undecided
+from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
@@ -16,7 +16,7 @@ from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.weights import Part, Weight, by_name
 from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import UNKNOWN, Input, Model, SingleManifest, Step, Tower
+from hydrasurgeon.files.manifest import UNKNOWN, Input, Manifest, ManifestT, Model, SingleManifest, Step, Tower
 from hydrasurgeon.runtime.tensors import plan_tensors
 
 if TYPE_CHECKING:
@@ -42,17 +42,17 @@ def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> 
     source = starting_point(spec, None)
     module = starting_module(source, source.manifest.model, load_recipe("scratch", {}), seed)
     entry = step("init", args={"spec": spec}, inputs=[], seed=seed, uses=("torch", source.manifest.model.family))
-    return save(
-        target, plan_tensors(module.state_dict()), manifest_after(source.manifest, source.manifest.model, entry)
-    )
+    base = source.manifest
+    assert base.kind != "hydra"
+    return save(target, plan_tensors(module.state_dict()), manifest_after(base, base.model, entry))
 
 
 @dataclass(frozen=True)
 class Start:
     """Where training starts: a checkpoint, or (without one) random weights."""
 
-    manifest: SingleManifest
-    checkpoint: Single | None
+    manifest: Manifest
+    checkpoint: Checkpoint | None
     sha256: str
     inputs: tuple[Input, ...]
 
@@ -63,7 +63,15 @@ class Start:
     @property
     def kept(self) -> Kept:
         """Its heads and neurons."""
-        return self.manifest.kept if self.checkpoint is None else self.checkpoint.kept
+        if self.checkpoint is not None:
+            return self.checkpoint.kept
+        assert self.manifest.kept is not None
+        return self.manifest.kept
+
+    @property
+    def members(self) -> int:
+        """How many a hydra has; 0 of a single model."""
+        return len(self.manifest.members or ())
 
     @property
     def note(self) -> str | None:
@@ -80,7 +88,7 @@ class Start:
 def starting_point(spec: str | Path, arch: str | None) -> Start:
     text = str(spec)
     if not text.startswith(FRESH):
-        opened = undecided(open_single(spec, arch=arch))
+        opened = undecided(open_checkpoint(spec, arch=arch))
         manifest = opened.manifest
         record = opened.record(opened.digests())
         return Start(manifest, opened, record.sha256, (record,))
@@ -116,12 +124,23 @@ def _fresh_model(spec: str) -> Model:
 
 
 def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
-    """The model with the data's classes, where the recipe gives it a new classifier, and with the recipe's text length,
-    which it keeps: what it is trained on is what it reads."""
+    """The model with the data's classes, where the recipe gives it a new classifier, and with the recipe's text length
+    and the data's kind of texts, which it keeps: what it is trained on is what it reads."""
+    from hydrasurgeon.data.samples import reading
+
+    if plan.problem not in (None, model.problem) and plan.classifier == "keep":
+        raise UsageError(
+            f"--set problem={plan.problem}: the model's classifier is {model.problem}",
+            hint="Give it a new one: --set classifier=fresh.",
+        )
     if plan.classifier != "keep" and samples.labels is not None:
-        classes = samples.classes
-        count = len(classes) if classes is not None else int(samples.labels.max()) + 1
-        model = family_of(model).with_classes(model, count, classes)
+        labels, classes, kinds = samples.labels, samples.classes, {"i": "single_label", "f": "one_logit"}
+        problem = "multi_label" if labels.ndim == 2 else plan.problem or kinds[labels.dtype.kind]
+        count = 1 if problem == "one_logit" else labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=0)) + 1
+        classes = None if problem == "one_logit" else classes
+        model = family_of(model).with_classes(model, count if classes is None else len(classes), classes)
+        model = model.model_copy(update={"problem": problem, "inputs": None})
+    model = reading(model, samples)
     longest = model.preprocess.get("max_length")
     if plan.max_length is None or longest is None:
         return model
@@ -157,10 +176,10 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
     return module
 
 
-def set_dropout(module: nn.Module, source: Start, chance: float, *, wanted: bool) -> str | None:
+def set_dropout(modules: Iterable[nn.Module], source: Start, chance: float, *, wanted: bool) -> str | None:
     """Let the layers drop; where none of them can, refuse what the user `wanted`, or note that the recipe's is left
     out."""
-    places = list(source.family.dropouts(module))
+    places = [place for module in modules for place in source.family.dropouts(module)]
     for place in places:
         place.p = chance
     if places or not chance:
@@ -199,10 +218,10 @@ def trainable(weights: Mapping[str, Weight], plan: Recipe, towers: Mapping[str, 
     return trainable
 
 
-def manifest_after(base: SingleManifest, model: Model, entry: Step) -> Callable[[str], SingleManifest]:
-    def manifest(sha256: str) -> SingleManifest:
+def manifest_after(base: ManifestT, model: Model, entry: Step, **changes: Any) -> Callable[[str], ManifestT]:
+    def manifest(sha256: str) -> ManifestT:
         history = (*base.history, entry.wrote(sha256))
         # Scores speak of weights that training has changed.
-        return rewritten(base, model=model, scores={}, weights_sha256=sha256, history=history)
+        return rewritten(base, model=model, scores={}, weights_sha256=sha256, history=history, **changes)
 
     return manifest

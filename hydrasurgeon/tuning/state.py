@@ -3,7 +3,8 @@ they fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,8 +17,8 @@ from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.tensors import TensorFile, digest, weights_sha256, write_tensors
 from hydrasurgeon.runtime.tensors import TORCH, plan_tensors, to_tensor
 
-TRAINING = ("training", "hydrasurgeon.training/2")
-"""What the state of a training calls itself; the second version is hashed whole."""
+TRAINING = ("training", "hydrasurgeon.training/3")
+"""What the state of a training calls itself; the third version holds copies of the weights."""
 MAX_TEXT = 16 << 20
 """Characters of what a state says of itself in its header."""
 
@@ -31,6 +32,16 @@ class TrainingPosition(BaseModel):
     loss_sum: float = Field(0.0, strict=True)
     loss_count: int = Field(0, strict=True, ge=0, lt=2**53)
     log: list[dict[str, Annotated[float, Field(strict=True)]]] = []
+
+    @property
+    def best(self) -> int | None:
+        """The epoch, as it stands in the log, with the least NLL of the validation set; the first of equals."""
+        measured = [(entry.get("val_nll", math.nan), index) for index, entry in enumerate(self.log)]
+        return min((each for each in measured if math.isfinite(each[0])), default=(0.0, None))[1]
+
+    def waited(self, patience: int) -> bool:
+        """Whether so many epochs, if any, brought no better one."""
+        return bool(patience) and self.best is not None and len(self.log) - 1 - self.best >= patience
 
     @property
     def mean_loss(self) -> float:
@@ -55,8 +66,17 @@ class TrainingState(Resumable):
 
     work: Work = TRAINING
 
-    def write(self, model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any]) -> None:
+    def write(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        position: dict[str, Any],
+        copies: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """`copies` of what is trained are the best so far, and its average."""
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+        for which, copy in (copies or {}).items():
+            tensors |= {f"{which}.{name}": tensor for name, tensor in copy.items()}
         for index, slots in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{key}": value for key, value in slots.items() if isinstance(value, Tensor)}
         planned = plan_tensors(tensors)
@@ -64,8 +84,14 @@ class TrainingState(Resumable):
             # The hash of the tensors is known when they are written; what stands in its place before is as long.
             write_tensors(part, planned, lambda sha256: self.texts(position, sha256 or ""))
 
-    def read(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainingPosition | None:
-        """Put everything back; None when there is nothing to continue."""
+    def read(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        expected: Callable[[TrainingPosition], Collection[str]] = lambda position: (),
+    ) -> tuple[TrainingPosition, dict[str, dict[str, Tensor]]] | None:
+        """Put everything back; the position and the copies that are `expected` there, None when there is nothing to
+        continue."""
         if not there(self.path):
             return None
         with self.judged():
@@ -79,20 +105,28 @@ class TrainingState(Resumable):
             position = TrainingPosition.model_validate(recorded)
             kinds = {name: info.dtype for name, info in file.infos.items()}
             tensors = {name: to_tensor(array, kinds[name]) for name, array in arrays.items() if kinds[name] in TORCH}
-            weights, slots = _fitting(tensors, model, optimizer)
+            tuned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+            copied = {which: {name: f"{which}.{name}" for name in tuned} for which in expected(position)}
+            weights, slots = _fitting(tensors, model, optimizer, copied)
         model.load_state_dict(weights)
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-        return position
+        return position, {w: {name: tensors[at] for name, at in copy.items()} for w, copy in copied.items()}
 
 
 def _fitting(
-    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    copied: Mapping[str, Mapping[str, str]],
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """The model's tensors, all of them, and what the optimizer keeps of each parameter; finite, and of their shapes."""
     state_dict, names = model.state_dict(), _names(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     slots: dict[int, dict[str, Tensor]] = {}
     shapes = {f"model.{name}": (tensor.shape, tensor.dtype) for name, tensor in state_dict.items()}
+    live = dict(model.named_parameters())  # which may have other names than what is stored of them
+    for copy in copied.values():
+        shapes |= {at: (live[name].shape, live[name].dtype) for name, at in copy.items()}
     wrong = next((name for name in shapes if name not in tensors), None)
     for index, parameter in enumerate(parameters):
         stored = {key: f"optimizer.{index}.{key}" for key in names}

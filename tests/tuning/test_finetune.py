@@ -194,11 +194,10 @@ def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) 
     """Two gloo processes with half the batch each follow one process with the whole batch."""
     path, spec = tiny(), images()
     plain = EXACT | {"epochs": "2"}
-    one = hs.finetune(
-        path, data=spec, recipe="demo", set=plain | {"batch_size": "8"}, device="cpu", out=tmp_path / "one.safetensors"
-    )
+    options = {"data": spec, "val": spec, "teacher": [path], "recipe": "demo", "device": "cpu"}
+    one = hs.finetune(path, set=plain | {"batch_size": "8"}, out=tmp_path / "one.safetensors", **options)
     sets = [part for key, value in (plain | {"batch_size": "4"}).items() for part in ("--set", f"{key}={value}")]
-    line = f"finetune {path} --data {spec} --recipe demo --device cpu -o {tmp_path / 'two.safetensors'}"
+    line = f"finetune {path} --data {spec} --val {spec} --teacher {path} --recipe demo --device cpu -o {tmp_path / 'two.safetensors'}"
     printed = in_two_processes(*line.split(), *sets)
     assert printed.count("two.safetensors: 10 steps") == 1  # only one process speaks
     for name, tensor in load_file(one.path).items():

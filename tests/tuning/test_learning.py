@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batch
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.tuning.learning import Learning, Perturbation
 
 MAKE = Callable[..., Path]
@@ -125,6 +128,49 @@ def test_taught_again_to_the_same_bits(
     assert run(["verify", "taught", "--parents", ".", "--quiet"]) == 0
 
 
+def test_an_interrupted_taught_run_ends_with_the_same_bits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """Images that are mixed, by numbers drawn anew in each step."""
+    options = {"data": images(), "teacher": [path := tiny(), tiny("two", seed=4)], "recipe": "teach", "device": "cpu"}
+    options |= {"set": {"epochs": "2", "batch_size": "8"}}
+    whole = hs.finetune(path, out=tmp_path / "whole", **options)
+
+    class Killed(Exception):
+        pass
+
+    def kill(what: str, done: int, total: int) -> None:
+        if done == 7:
+            raise Killed
+
+    with pytest.raises(Killed):
+        hs.finetune(path, out=tmp_path / "cut", save_every=3, progress=kill, **options)
+    with pytest.raises(UsageError, match="another teachers"):
+        hs.finetune(path, out=tmp_path / "cut", resume=True, **{**options, "teacher": [path]})
+    resumed = hs.finetune(path, out=tmp_path / "cut", resume=True, **options)
+    assert resumed.path.read_bytes() == whole.path.read_bytes()
+
+
+def test_answers_teach_as_who_gave_them(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of `eval --predictions`, for the very data: inputs stay as they are, whatever the recipe says."""
+    monkeypatch.chdir(tmp_path)
+    path, teacher, data = tiny(), tiny("teacher.safetensors", seed=4), images()
+    hs.evaluate([teacher], data=data, predictions="answers.safetensors", device="cpu")
+    options = {"data": data, "recipe": "teach", "device": "cpu", "seed": 2}
+    still = EXACT | {"optimizer": "sgd", "lr": "0.1"}
+    live = hs.finetune(path, teacher=[teacher], set=still, out="live", **options)
+    restless = still | {"mixup": "1", "augment.hflip": "0.5"}
+    read = hs.finetune(path, teacher=["answers.safetensors"], set=restless, out="read", **options)
+    assert read.trained.loss == pytest.approx(live.trained.loss, abs=1e-5)
+    for name, tensor in load_file(live.path).items():
+        torch.testing.assert_close(load_file(read.path)[name], tensor, rtol=0, atol=1e-6)
+    assert run(["replay", "read", "--from", ".", "--quiet"]) == 0
+    with pytest.raises(DataError, match="answers for 40 other samples than the 30 of"):
+        hs.finetune(path, teacher=["answers.safetensors"], out="x", **{**options, "data": images("o.npz", rows=30)})
+    with pytest.raises(DataError, match="answers for 40 other samples than the 40 of"):
+        hs.finetune(path, teacher=["answers.safetensors"], out="x", **{**options, "data": images("o.npz", seed=3)})
+
+
 @pytest.mark.parametrize("what", ["classes", "inputs"])
 def test_teachers_of_another_kind(what: str, tiny: MAKE, tmp_path: Path, images: SPEC) -> None:
     path, other = tiny(), tmp_path / "other.safetensors"
@@ -144,3 +190,16 @@ def test_teachers_of_another_kind(what: str, tiny: MAKE, tmp_path: Path, images:
     words = ["finetune", str(path), "--data", images(), "--teacher", str(other), "--recipe", "teach"]
     assert run([*words, "-o", str(tmp_path / "t")]) == 4
     assert not (tmp_path / "t.safetensors").exists()
+
+
+def test_mixed_images_beside_those_as_they_are() -> None:
+    """RegMixup: the mean of the loss on the batch and of the loss on it mixed."""
+    model, x, labels = nn.Linear(4, 3), torch.randn(6, 4), torch.tensor([0, 2, 1, 1, 2, 0])
+    learning = Learning(perturb=Perturbation(mixup=2.0, beside=True))
+    torch.manual_seed(5)
+    loss = learning._loss(model, Batch(x, labels, torch.arange(6)), torch.device("cpu"))
+    torch.manual_seed(5)
+    mixed, ((first, part), (second, rest)) = Perturbation(mixup=2.0)(x, labels)
+    clean = cross_entropy(model(x), labels)
+    other = part * cross_entropy(model(mixed), first) + rest * cross_entropy(model(mixed), second)
+    torch.testing.assert_close(loss, (clean + other) / 2)

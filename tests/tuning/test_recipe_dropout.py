@@ -22,6 +22,7 @@ PLACES = {
     "BERT": BERT,
     "RoBERTa": BERT,
     "ELECTRA": BERT,
+    "DeBERTa-v3": BERT,
     "MPNet": {"attention.dropout", "output.dropout"},
     "DistilBERT": {"ffn.dropout"},
     "ModernBERT": MODERN,
@@ -30,10 +31,15 @@ PLACES = {
     "DeiT": {"dropout"},
     "DeiT distilled": {"dropout"},
     "DINOv2": set(),
+    "DINOv2 with registers": set(),
+    "CLIP": set(),
+    "SigLIP 2": set(),
+    "Qwen3": set(),
+    "Gemma2": set(),
     "OpenCLIP": set(),
 }
 """What is called so in each layer, by transformers' and OpenCLIP's own sources; timm's is the others'."""
-VISION = ("ViT", "DeiT", "DeiT distilled", "DINOv2")
+VISION = ("ViT", "DeiT", "DeiT distilled", "DINOv2", "DINOv2 with registers")
 """Whose branches older releases of transformers call otherwise."""
 SHORT = {"steps": "1", "warmup": "0", "batch_size": "8"}
 
@@ -51,7 +57,7 @@ def test_it_reaches_the_branches_and_nothing_else(family: Family, tmp_path: Path
         return {name: part.p for name, part in module.named_modules() if isinstance(part, nn.Dropout)}
 
     before = rates()
-    note = set_dropout(module, source, 0.37, wanted=False)
+    note = set_dropout([module], source, 0.37, wanted=False)
     changed = {name for name, rate in rates().items() if rate == 0.37}
     within = {re.split(r"\.\d+\.", name)[-1] for name in changed}
     assert within == places

@@ -52,9 +52,9 @@ def changed(state: TrainingState, change: Change, *, hashed: bool) -> None:
 
 def test_everything_comes_back(state: TrainingState) -> None:
     model, optimizer = trained(steps=0)
-    position = state.read(model, optimizer)
-    assert position is not None
-    assert position.model_dump() == POSITION
+    back = state.read(model, optimizer)
+    assert back is not None
+    assert back[0].model_dump() == POSITION
     wanted, other = trained(steps=2)
     for name, tensor in wanted.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.foreign import read_text
+from hydrasurgeon.files.manifest import ProblemName
 from hydrasurgeon.lookup import did_you_mean
 
 # Of a recipe's file.
@@ -71,6 +72,12 @@ class Recipe(BaseModel):
     epochs: float | None = Field(None, gt=0, le=1e9)
     batch_size: Count = 64
     accumulate: Count = 1
+    keep: Literal["best", "last"] = "best"
+    """Which epoch's weights are written: those with the least NLL of the validation set, where there is one."""
+    patience: int = Field(0, ge=0, le=1 << 31)
+    """Training ends after this many epochs without a lower NLL of the validation set; 0: never."""
+    ema: Share = 0.0
+    """The decay of a moving average of the weights, which is measured and written in their place; 0: none."""
     clip: float | None = Field(None, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float | None = Field(None, ge=0, lt=1)
@@ -78,13 +85,22 @@ class Recipe(BaseModel):
     augment: Augment = Augment()
     mixup: float = Field(0.0, ge=0, le=100)
     """Images are mixed two by two, in parts drawn from Beta(mixup, mixup); 0: not at all."""
+    regmixup: float = Field(0.0, ge=0, le=100)
+    """The same, and learnt from beside the images as they are (Pinto et al., 2022): twice the work."""
     mask_tokens: Share = 0.0
     """The share of a text's tokens that are masked."""
+    trunk_lr: float = Field(0.0, ge=0, le=100)
+    """How fast the trunk of a hydra learns, times lr; 0: not at all."""
     last_blocks: Count | None = None
     """Train only this many last layers, the final norm and the classifier."""
     freeze: tuple[Literal["mlp", "attention", "norm", "embedding", "readout", "classifier"], ...] = ()
-    classifier: Literal["keep", "zero", "fresh"] = "keep"
-    """Anything but keep adapts the model to the classes of the data."""
+    classifier: Literal["keep", "zero", "fresh", "probe"] = "keep"
+    """Anything but keep adapts the model to the classes of the data; probe fits the new one to the data's
+    features, as that of a model without a classifier always is."""
+    problem: ProblemName | None = None
+    """What a new classifier is for; else as the labels say: numbers or names, fractions, or lists."""
+    pos_weight: float | tuple[float, ...] | None = None
+    """How much a yes counts against a no, in the loss of one logit or of many labels; one for all labels, or each."""
     max_length: Count | None = None
     """Tokens of a text."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -97,6 +113,8 @@ class Recipe(BaseModel):
     def _one_length(self) -> Recipe:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either steps or epochs")
+        if self.mixup and self.regmixup:
+            raise ValueError("give either mixup or regmixup")
         return self
 
     def steps_of(self, batches: int) -> tuple[int, int]:
