@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.options.shared import Run, Scoring
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.reading import Single
     from hydrasurgeon.data import Batch, Batches
+    from hydrasurgeon.decision.problems import Problem
 
 HeadScores = dict[tuple[str, int], list[float]]
 """(tower, layer) → one score for each head present, in the order of the kept heads."""
@@ -102,6 +104,25 @@ class Subject:
 
     def load(self) -> tuple[nn.Module, tuple[Attention, ...]]:
         return self.module, self.sites
+
+    @property
+    def problem(self) -> Problem:
+        """How the model's logits are read."""
+        from hydrasurgeon.decision.problems import problem_of
+
+        return problem_of(self.checkpoint.manifest.model)
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Each sample's, by the model's kind of problem."""
+        return self.problem.losses(logits.float(), labels)
+
+    def need_classes(self, method: str) -> None:
+        """Refuse a model with many labels where a criterion compares samples of one class with those of others."""
+        if self.problem.name == "multi_label":
+            raise SurgeryError(
+                f"--method {method}: tells classes apart, and a sample of {self.checkpoint.name} has many labels",
+                hint="Use taylor, fisher, headmap or magnitude.",
+            )
 
     def batches(self, name: str) -> Iterator[tuple[Any, Tensor]]:
         """One pass over (inputs, labels), on the model's device; the argument names the pass for progress."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.anatomy.parts import Attention
@@ -28,7 +27,7 @@ def score(subject: Subject) -> Verdict:
         masks = _ones(first_tower, labels.device, len(labels))
         shared = _ones([s for s in sites if s not in first_tower], labels.device)
         with masked(sites, masks | shared):
-            losses = cross_entropy(model(inputs).float(), labels, reduction="none")
+            losses = subject.losses(model(inputs), labels)
         if shared:
             for loss in losses:
                 each = torch.autograd.grad(loss, list(shared.values()), retain_graph=True)

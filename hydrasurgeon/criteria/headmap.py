@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Attention
@@ -50,6 +49,6 @@ def _losses(
     for inputs, labels in subject.batches(f"losses of layer {heads[0].layer}"):
         for at, more in enumerate(((), *((head,) for head in heads))):
             with ablated(sites, (*circuit, *more)):
-                losses = cross_entropy(model(inputs).float(), labels, reduction="none")
+                losses = subject.losses(model(inputs), labels)
             totals[at] += float(losses.double().sum())
     return [total / subject.samples for total in totals]

@@ -43,7 +43,6 @@ def random(subject: Subject) -> Score:
 def _over_samples(subject: Subject, measure: Callable[[Any], Any]) -> HeadScores:
     """Σ over samples of what is made of each sample's own gradients with respect to the neurons' masks."""
     import torch
-    from torch.nn.functional import cross_entropy
 
     from hydrasurgeon.anatomy.hooks import removed
 
@@ -56,7 +55,7 @@ def _over_samples(subject: Subject, measure: Callable[[Any], Any]) -> HeadScores
         masks = [torch.ones(len(labels), b.out.in_features, device=labels.device, requires_grad=True) for b in blocks]
         hooks = [b.out.register_forward_pre_hook(_scaled(mask)) for b, mask in zip(blocks, masks, strict=True)]
         with removed(*hooks):
-            loss = cross_entropy(model(inputs).float(), labels, reduction="sum")
+            loss = subject.losses(model(inputs), labels).sum()
         for block, gradients in zip(blocks, torch.autograd.grad(loss, masks), strict=True):
             place = block.attention.tower, block.attention.layer
             sums[place] = sums.get(place, 0) + measure(gradients.double()).sum(dim=0).cpu()

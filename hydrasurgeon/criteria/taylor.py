@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Attention
@@ -45,7 +44,7 @@ def _gradients(subject: Subject, model: nn.Module, sites: Sequence[Attention], n
         for project in site.project:
             project.weight.requires_grad_(True)
     for inputs, labels in subject.batches(name):
-        loss = cross_entropy(model(inputs).float(), labels, reduction="sum") / subject.samples
+        loss = subject.losses(model(inputs), labels).sum() / subject.samples
         loss.backward()
     model.requires_grad_(False)
 
@@ -54,9 +53,9 @@ def _importance(site: Attention) -> list[float]:
     """s_h = ⅓ (q_h + k_h + v_h), each the mean of |W·G| over the head's rows."""
     blocks = 3 if len(site.project) == 1 else 1
     parts = []
-    for project in site.project:
+    for project, rows in zip(site.project, site.rows, strict=True):
         weight, gradient = project.weight.detach(), project.weight.grad
         product = (weight * gradient).abs().double() if gradient is not None else torch.zeros_like(weight)
-        parts.append(product.view(blocks, len(site.heads), site.head_dim * weight.shape[1]).mean(dim=-1))
+        parts.append(product.view(blocks, len(site.heads), rows * weight.shape[1]).mean(dim=-1))
     scores: list[float] = torch.cat(parts).mean(dim=0).tolist()
     return scores

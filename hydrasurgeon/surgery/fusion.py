@@ -113,7 +113,7 @@ def _union(
     tower, layer, spec = place
     rows = [kept[tower][layer] for kept in kepts]
     heads = union[tower][layer]
-    info, size = members[0].tensors[name], rows_of(members[0].manifest.towers, tower)
+    info, size = members[0].tensors[name], spec.size(rows_of(members[0].manifest.towers, tower))
     shape = (*info.shape[: spec.axis], spec.blocks * len(heads) * size, *info.shape[spec.axis + 1 :])
     inner = size * math.prod(info.shape[spec.axis + 1 :])
 

@@ -5,7 +5,7 @@ real tokens of the calibration inputs, and W is W_O or W_2. Places follow each o
 
     mean    b ← b + W_gone · mean(x_gone)
     lstsq   min over W, b of  Σ s·‖W x + b − t‖² + λ·‖W − W_O‖²        with λ = 10⁻³ · trace / width
-            t = y + (h − h′)/γ
+            t = y + (h − h′)/γ        t = y where the branch ends with a norm
 
 y is the output of the unpruned place and h what flows past it in the unpruned model; x and h′ belong to the pruned
 model whose earlier places are repaired already, so that the fit also takes back their errors (γ is the branch's
@@ -266,7 +266,7 @@ def _samples(anatomy: Anatomy, state: _State, place: Place, columns: Tensor) -> 
     weights = state.sensitivity[place] * state.real
     rows = weights > 0
     target = watched(state.hidden)[1][rows].double()
-    if state.repaired is not state.hidden:
+    if state.repaired is not state.hidden and not block.sandwiched:
         drift = (state.hidden - state.repaired)[rows].double()
         branch = block.scale2 if place.neurons else block.scale1
         scale = branch(torch.ones_like(state.hidden[:1, :1])).double().flatten()

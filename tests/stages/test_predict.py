@@ -20,8 +20,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
-from hydrasurgeon.runtime.classifier import as_classifier
-from hydrasurgeon.stages import predict as stage
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 
 VIT, BERT = FAMILIES["timm ViT"], FAMILIES["BERT"]
 
@@ -91,7 +90,7 @@ def test_shards_joined_are_one_run(ready: Path) -> None:
 def test_an_interrupted_run_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
     data = str(ready / "data.npz")
     hs.predict(ready / "c", data=data, out=ready / "all.jsonl", batch_size=16)
-    decided, calls = stage._decided, []
+    decided, calls = Classifier.answered, []
 
     def broken(model: Any, inputs: Any, **how: Any) -> Any:
         if len(calls) == stop:
@@ -99,14 +98,14 @@ def test_an_interrupted_run_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch
         calls.append(1)
         return decided(model, inputs, **how)
 
-    monkeypatch.setattr(stage, "_decided", broken)
+    monkeypatch.setattr(Classifier, "answered", broken)
     with pytest.raises(KeyboardInterrupt):
         hs.predict(ready / "c", data=data, out=ready / "b.jsonl", batch_size=16)
     assert not (ready / "b.jsonl").exists()
     partial = ready / "b.jsonl.partial"
     with partial.open("ab") as file:  # the line at which the power went
         file.write(b'{"id": 7, "lab')
-    monkeypatch.setattr(stage, "_decided", decided)
+    monkeypatch.setattr(Classifier, "answered", decided)
     with pytest.raises(UsageError, match=r"another top \(5, now 3\)"):
         hs.predict(ready / "c", data=data, out=ready / "b.jsonl", batch_size=16, top=3)
     done = hs.predict(ready / "c", data=data, out=ready / "b.jsonl", batch_size=16)

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import interpolate
 
 from hydrasurgeon.anatomy.hooks import masked, removed
 from hydrasurgeon.anatomy.layers import run_block
@@ -65,13 +65,14 @@ def score(subject: Subject) -> Verdict:
             hint=f"Use another --method, or --tower {' or '.join(sorted(reached))}.",
         )
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
-    classes = _classes(manifest.model.num_classes, subject.run.seed)
+    subject.need_classes("cahp")
+    classes = _classes(max(2, manifest.model.num_classes), subject.run.seed)
     moments = ClassMoments(len(heads), classes)
-    weigher = Weigher(model, sites, subject.samples)
+    weigher = Weigher(model, sites, subject.samples, subject.losses)
     for i, (inputs, labels) in enumerate(subject.batches("attention maps")):
         if i == 0:
             _check_maps(model, anatomy, inputs)
-        _observe(anatomy, inputs, labels.cpu().numpy(), moments)
+        _observe(anatomy, inputs, subject.problem.truth(labels).cpu().numpy(), moments)
         weigher.add(inputs, labels)
     means, variances = moments.finish()
     if not (np.isfinite(means).all() and np.isfinite(variances).all()):
@@ -256,8 +257,10 @@ def _min_max(weights: Array) -> Array:
 class Weigher:
     """Adds up mask gradients of the batches that count, as the samples come."""
 
-    def __init__(self, model: nn.Module, sites: Sequence[Attention], samples: int) -> None:
-        self.model, self.sites = model, sites
+    def __init__(
+        self, model: nn.Module, sites: Sequence[Attention], samples: int, losses: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
+        self.model, self.sites, self.losses = model, sites, losses
         batches = -(-samples // BATCH)
         self.weighed = range(0, EVERY * max(1, batches // EVERY), EVERY)
         self.seen = 0
@@ -275,9 +278,9 @@ class Weigher:
         for batch, part in self._parts(len(labels)):
             if batch in self.weighed:
                 with masked(self.sites, self._masks):
-                    logits = self.model(_slice(inputs, part)).float()
+                    logits = self.model(_slice(inputs, part))
                     # A sum, so that a batch may come in pieces.
-                    cross_entropy(logits, labels[part], reduction="sum").backward()
+                    self.losses(logits, labels[part]).sum().backward()
                 self._samples += part.stop - part.start
             if self.seen % BATCH == 0:
                 self._close()

@@ -68,6 +68,7 @@ def score(subject: Subject) -> Score:
 def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Problem:
     """The model with its data in memory; refused where logits are no numbers: NaN would rank heads all the same."""
     objective, ood_score = objective_of(subject.key)
+    subject.need_classes("circuit")
     module, _ = subject.load()
     anatomy = subject.checkpoint.family.anatomy(module)
     reached = {block.attention.tower for block in anatomy.blocks}
@@ -88,7 +89,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
         module=module,
         anatomy=anatomy,
         id_inputs=id_inputs,
-        labels=torch.cat([labels for _, labels in batches]).cpu(),
+        labels=subject.problem.truth(torch.cat([labels for _, labels in batches])).cpu(),
         ood_inputs=ood_inputs,
         objective=Objective(objective, len(id_inputs), len(ood_inputs), ood_score),  # type: ignore[arg-type]
         candidates=candidates,

@@ -19,9 +19,20 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
-from hydrasurgeon.anatomy.layers import attention_input, feed_forward, layer_bias, merge, placed, split_heads
+from hydrasurgeon.anatomy.layers import (
+    after_attention,
+    attention_input,
+    layer_bias,
+    merge,
+    mixed,
+    placed,
+    related,
+    shared,
+    side_by_side,
+    split_heads,
+)
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Prompted, Stack
 from hydrasurgeon.criteria.circuits.objective import Held, Problem
 from hydrasurgeon.heads import Head, HeadAxis, positions, take_heads
@@ -74,16 +85,16 @@ class Engine:
         logits_of: dict[Head, Tensor] = {}
         for at, layer in enumerate(self._layers[: max(branching) + 1]):
             one = self._one_token_at(at)
-            heads, summed = layer.attention(hidden, bias, one)
+            heads, attended = layer.attention(hidden, bias, one)
             branches = branching.get(at, [])
             for group in (branches[start : start + size] for start in range(0, len(branches), size)):
                 self.work.parts += len(group) * len(hidden)
-                less = layer.without_each(heads, summed, group)
-                logits = self._finish(feed_forward(layer.block, less.flatten(0, 1)), bias, at + 1)
+                less = layer.without_each(heads, attended, group)
+                logits = self._finish(after_attention(layer.block, hidden, less).flatten(0, 1), bias, at + 1)
                 logits_of.update(zip(group, logits.unflatten(0, (len(group), -1)), strict=True))
             if at < max(branching):
                 self._count(at, len(hidden))
-                hidden = feed_forward(layer.block, summed)
+                hidden = after_attention(layer.block, hidden, attended)
         return torch.stack([logits_of[head] for head in candidates])
 
     def _finish(self, hidden: Hidden, bias: Tensor | None, start: int) -> Float[Tensor, "b klass"]:
@@ -91,7 +102,8 @@ class Engine:
         for at, layer in enumerate(self._layers[start:], start):
             one = self._one_token_at(at)
             self._count(at, len(hidden))
-            hidden = feed_forward(layer.block, layer.attention(hidden, bias, one)[1])
+            _, attended = layer.attention(hidden, bias, one)
+            hidden = after_attention(layer.block, hidden, attended)
         return self.anatomy.readout(Stack(hidden, _for_each(bias, len(hidden))))
 
     def _one_token_at(self, layer: int) -> bool:
@@ -128,41 +140,41 @@ class _Layer:
                 for part, project in zip(parts, site.project, strict=True)
             ]
             spec = HeadAxis(axis=0, blocks=blocks)
-            return torch.cat([take_heads(part, at, spec=spec, head_dim=site.head_dim) for part in parts])
+            pairs = zip(parts, site.rows, strict=True)
+            return torch.cat([take_heads(part, at, spec=spec, head_dim=size) for part, size in pairs])
 
         weight, self.bias = rows("weight"), rows("bias")
         assert weight is not None
         self.weight = weight
         spec = HeadAxis(axis=1)
-        self.out = take_heads(site.out.weight, at, spec=spec, head_dim=site.head_dim).contiguous()
-        # What the residual branch gets of each head: its rows of W_O, scaled as the branch scales them.
-        self.outs = self.block.scale1(self.out.T.contiguous()).unflatten(0, (-1, site.head_dim))
+        self.out = take_heads(site.out.weight, at, spec=spec, head_dim=site.width).contiguous()
+        self.outs = self.out.T.contiguous().unflatten(0, (-1, site.width))
 
     def attention(
         self, hidden: Hidden, bias: Tensor | None, one: bool
-    ) -> tuple[Float[Tensor, "batch head token head_dim"], Hidden]:
-        """Every head's output, and the residual stream with all of them; the first token's only if `one`."""
+    ) -> tuple[Float[Tensor, "batch head token width"], Hidden]:
+        """Every head's output, and that of the attention; the first token's only if `one`."""
         x = attention_input(self.block, hidden)
         if not self.heads:
-            heads = x.new_zeros(len(x), 0, 1 if one else x.shape[1], self.site.head_dim)
+            heads = x.new_zeros(len(x), 0, 1 if one else x.shape[1], self.site.width)
         elif one:
             heads = self._first_token(x, bias)
         else:
             heads = self._all_tokens(x, bias)
-        attended = linear(merge(heads), self.out, self.site.out.bias)
-        return heads, (hidden[:, :1] if one else hidden) + self.block.scale1(attended)
+        return heads, linear(merge(heads), self.out, self.site.out.bias)
 
     def _all_tokens(self, x: Hidden, bias: Tensor | None) -> Tensor:
         site = self.site
-        projected = linear(x, self.weight, self.bias)
-        q, k, v = split_heads(projected, 3, len(self.heads), site.head_dim)
+        sizes = [len(self.heads) * rows for rows in (site.width, site.head_dim, site.head_dim)]
+        projected = linear(x, self.weight, self.bias).split(sizes, dim=-1)
+        q, k, v = (split_heads(part, 1, site.head_dim)[0] for part in projected)
         q, k = placed(site, site.q_norm(q), site.k_norm(k))
-        mask = self._mask(x, bias)
-        if x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] <= SHORT:
-            heads = _short(q * site.scale, k, v, mask)
+        mask = related(site, self._mask(x, bias), q, k, self.heads)
+        if x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] <= SHORT and site.softcap is None:
+            heads = _short(q * site.scale, shared(site, k), shared(site, v), mask)
             if heads is not None:
-                return heads
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale)
+                return side_by_side(site, heads)
+        return mixed(site, q, k, v, mask)
 
     def _first_token(self, x: Hidden, bias: Tensor | None) -> Tensor:
         """One query needs no keys and values of its own: q·(W_K x) = (q W_K)·x and Σ a (W_V x) = W_V (Σ a x).
@@ -175,17 +187,18 @@ class _Layer:
             (None, None, None) if self.bias is None else self.bias.unflatten(0, (3, -1, site.head_dim)).unbind(0)
         )
         flat = None if bq is None else bq.flatten()
-        (q,) = split_heads(linear(x[:, :1], wq.flatten(0, 1), flat), 1, len(self.heads), site.head_dim)
+        (q,) = split_heads(linear(x[:, :1], wq.flatten(0, 1), flat), 1, site.head_dim)
         q = site.q_norm(q)
-        if isinstance(site.k_norm, nn.Identity) and site.rotate is None:
+        mask = self._mask(x, bias)
+        if isinstance(site.k_norm, nn.Identity) and site.rotate is None and site.relative is None:
             weighted = torch.bmm((q.squeeze(2) * site.scale).transpose(0, 1), wk).transpose(0, 1)
             logits = torch.bmm(weighted, x.transpose(1, 2))
         else:
             keys = linear(x, wk.flatten(0, 1), None if bk is None else bk.flatten())
-            (k,) = split_heads(keys, 1, len(self.heads), site.head_dim)
+            (k,) = split_heads(keys, 1, site.head_dim)
             q, k = placed(site, q, site.k_norm(k))
             logits = (q * site.scale @ k.transpose(2, 3)).squeeze(2)
-        mask = self._mask(x, bias)
+            mask = related(site, mask, q, k, self.heads)
         if mask is not None:
             logits = logits + mask[:, :, 0]
         read = torch.bmm(logits.softmax(dim=-1), x)
@@ -197,13 +210,13 @@ class _Layer:
         return layer_bias(self.site, x, _for_each(bias, len(x)), self.heads)
 
     def without_each(
-        self, heads: Float[Tensor, "batch head token head_dim"], summed: Hidden, of: Sequence[Head]
+        self, heads: Float[Tensor, "batch head token width"], attended: Hidden, of: Sequence[Head]
     ) -> Float[Tensor, "candidate batch token embed"]:
-        """The residual stream less Z_h W_O,h, for each of these heads."""
+        """The attention's output less Z_h W_O,h, for each of these heads."""
         at = positions(self.heads, [head.number for head in of])
-        every = summed.flatten(0, 1)
+        every = attended.flatten(0, 1)
         less = [torch.addmm(every, heads[:, i].flatten(0, 1), self.outs[i], alpha=-1) for i in at]
-        return torch.stack(less).unflatten(1, summed.shape[:2])
+        return torch.stack(less).unflatten(1, attended.shape[:2])
 
 
 def _for_each(bias: Tensor | None, sequences: int) -> Tensor | None:

@@ -31,6 +31,7 @@ from torch.nn.functional import pad
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
 from hydrasurgeon.data import moved
+from hydrasurgeon.decision.probabilities import yes_or_no
 from hydrasurgeon.decision.scores.on_logits import GAMMA, TOP
 from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.processes import World
@@ -100,6 +101,7 @@ TINY = 1e-30
 def margins(logits: Float[Tensor, "*any sample klass"], labels: Int[Tensor, " sample"]) -> Float[Tensor, "*any sample"]:
     """Logit of the true class minus the highest other: positive = right. A tie goes to the first class, as in
     argmax."""
+    logits = yes_or_no(logits)
     where = labels.expand(logits.shape[:-1])[..., None]
     true = logits.gather(-1, where)
     rival = logits.scatter(-1, where, -torch.inf).amax(dim=-1)
@@ -185,7 +187,7 @@ class Objective:
 
     def familiarity(self, logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
         """How familiar samples look: what pairs are compared by."""
-        return FAMILIARITY[self.ood_score][0](logits)
+        return FAMILIARITY[self.ood_score][0](yes_or_no(logits))
 
     def gap(self, tolerance: float) -> float:
         """By how much two samples must differ for the order to be sure, when logits may be off by `tolerance`."""

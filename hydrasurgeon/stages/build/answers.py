@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.stages.build.candidates import Candidate, first_changed
-from hydrasurgeon.stages.build.choice import Answers
+from hydrasurgeon.checkpoints.reading import Single, open_single
 from hydrasurgeon.data import Samples
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import make_folder
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, read_predictions, write_predictions
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.outputs import logits_of
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
+from hydrasurgeon.stages.build.candidates import Candidate, first_changed
+from hydrasurgeon.stages.build.choice import Answers
 from hydrasurgeon.surgery.repair import repaired_tensors
 
 SIDE_BY_SIDE = 8
@@ -89,11 +89,18 @@ class Cache:
 
     def read(self, candidate: Candidate) -> Answers:
         """What one that was run answered; samples in an order of their own, in which halves are alike."""
-        place = self.place(candidate)
-        try:
-            return shuffled(read_predictions(place))
-        except DataError as error:
-            raise CheckpointError(error.message, hint=f"Delete {place}: the next build makes it anew.") from error
+        return _read(self.place(candidate))
+
+    def of_file(self, file: Path) -> Answers:
+        """What the model in a file answers; it runs where that is not kept."""
+        opened = open_single(file)
+        text = f"{json.dumps(self.identity, sort_keys=True)}\n{opened.manifest.weights_sha256}"
+        place = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
+        if not place.exists():
+            model = as_classifier(opened, device=self.options.device, dtype=self.options.dtype)
+            make_folder(self.folder)
+            write_predictions(self._answered(model)[0], place)
+        return _read(place)
 
     def _run(self, backbone: LoadedBackbone, chunk: Sequence[Candidate]) -> list[Predictions]:
         """A few candidates on all sets, in one pass over each."""
@@ -147,6 +154,13 @@ class _Several(Classifier):
     @property
     def members(self) -> int:
         return self._count
+
+
+def _read(place: Path) -> Answers:
+    try:
+        return shuffled(read_predictions(place))
+    except DataError as error:
+        raise CheckpointError(error.message, hint=f"Delete {place}: the next build makes it anew.") from error
 
 
 def shuffled(said: Predictions) -> Answers:

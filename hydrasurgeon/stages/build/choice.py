@@ -17,8 +17,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.decision.scores.on_logits import entropy, generalized_entropy
-from hydrasurgeon.errors import UsageError
-from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.metrics import auroc
 
 PENALTY = 10.0
@@ -54,7 +52,9 @@ class Answers:
 
     def halves(self) -> tuple[Answers, Answers]:
         """The first half of every set, and the rest: samples come in no order."""
-        first, rest = zip(*(torch.tensor_split(rows, [len(rows) // 2]) for rows in (*self.sets, self.labels)), strict=True)
+        first, rest = zip(
+            *(torch.tensor_split(rows, [len(rows) // 2]) for rows in (*self.sets, self.labels)), strict=True
+        )
         return Answers(first[0], first[-1], first[1:-1]), Answers(rest[0], rest[-1], rest[1:-1])
 
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hydrasurgeon.decision.probabilities import TINY
+from hydrasurgeon.decision.temperature import calibrated, temperature_of
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.measuring import metrics
+from hydrasurgeon.measuring.answers import Answered, Reading, answered
+from hydrasurgeon.measuring.bootstrap import bootstrap, ood_intervals, quality
+from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.stages.build.choice import Answers, Choice, Estimate, Objective, Pool, choose, estimate
 from hydrasurgeon.stages.build.cost import UNITS, Budget
 from hydrasurgeon.stages.build.search import Search
-from hydrasurgeon.stages.build.choice import Answers, Choice, Estimate, Objective, Pool, choose, estimate
 
+TWO_SIDES = 2 * 1.96
+"""Standard errors within a 95 % interval."""
+RIVAL = "single model, calibrated"
+"""The row of the model as it is."""
 AXES = {"macs": "multiply-adds, times the backbone's", "params": "parameters, times the backbone's"}
 """What stands at the axis of each cost."""
 
@@ -34,6 +43,13 @@ class Row:
     """accuracy, nll, ece; and auroc, fpr95 of msp, the mean over OOD sets."""
     crossed: bool = False
     """Whether it was chosen on other samples than it was measured on; else nothing was chosen."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Standard errors of what it is worth; calibrated rows have them."""
+
+    @property
+    def price(self) -> str:
+        """`1.44x`."""
+        return f"{self.cost['macs']:.2f}x"
 
 
 def measured(members: Sequence[Answers]) -> dict[str, float]:
@@ -63,18 +79,54 @@ def halved(*halves: Sequence[Answers]) -> dict[str, float]:
     return {name: sum(part[name] for part in parts) / 2 for name in parts[0]}
 
 
+def crossed(*halves: Sequence[Answers]) -> Answered:
+    """What members answer on the second half of the samples and on the first, each calibrated by one temperature on the
+    other half; each half may have members of its own."""
+    parts: list[tuple[Answers, list[torch.Tensor]]] = []
+    for half, members in zip((1, 0), halves, strict=True):
+        fitting, judging = ([member.halves()[at] for member in members] for at in (1 - half, half))
+        at = temperature_of(torch.stack([each.val for each in fitting], dim=1), fitting[0].labels)
+        sets = (torch.stack(rows, dim=1) for rows in zip(*(each.sets for each in judging), strict=True))
+        parts.insert(0, (judging[0], [calibrated(rows, at).clamp_min(TINY).log()[:, None] for rows in sets]))
+    logits, *foreign = (torch.cat(rows) for rows in zip(*(rows for _, rows in parts), strict=True))
+    labels = torch.cat([judged.labels for judged, _ in parts])
+    ood = tuple(OodSet(str(at), "near", rows) for at, rows in enumerate(foreign))
+    return answered(Predictions("calibrated", "hydra", logits, labels, ood), Reading())
+
+
+def calibrated_row(name: str, members: int, cost: Mapping[str, float], halves: Sequence[Sequence[Answers]]) -> Row:
+    """A row of calibrated answers, with standard errors."""
+    all_answers = crossed(*halves)
+    rows = torch.arange(len(all_answers.inside.labels))[None]
+    worth = {name: float(value) for name, value in quality(all_answers.inside, rows).items() if name != "brier"}
+    ends = bootstrap(lambda drawn: quality(all_answers.inside, drawn), rows.shape[1])
+    if all_answers.foreign:
+        inside = all_answers.scores["msp"]
+        for name_, measure in (("auroc", metrics.auroc), ("fpr95", metrics.fpr95)):
+            values = [measure(inside, each.scores["msp"]) for each in all_answers.foreign]
+            worth[name_] = sum(value for value in values if value is not None) / len(values)
+        ends |= ood_intervals(all_answers, level=0.95, seed=0)[1]["all"]
+    errors = {key: (ends[key][1] - ends[key][0]) / TWO_SIDES for key in worth if key in ends}
+    return Row(name, members, cost, worth, True, errors)
+
+
 class Choosing:
     """The candidates' answers in the terms of the objective."""
 
     def __init__(self, search: Search, options: BuildOptions) -> None:
         self.search, self.options = search, options
+        self.calibrated = search.ladder is not None and options.calibrate
+        """Whether members are chosen, and shown, as they are once calibrated."""
         floor = measured(self.read([0]))["accuracy"] - options.spare
-        answers = (search.cache.read(candidate) for candidate in search.candidates)
-        self.pool = Pool.gathered(Objective(options.goal, floor), answers, len(search.candidates))
+        answers = (_at_its_temperature(each) if self.calibrated else each for each in self._all())
+        self.pool = Pool.gathered(Objective(options.goal, floor), answers, search.count)
+
+    def _all(self) -> Iterable[Answers]:
+        return (self.search.answers(number) for number in range(self.search.count))
 
     def within(self, budget: Budget) -> tuple[Choice, Estimate]:
         """The choice on all samples, and what such a choice is worth on others."""
-        affordable = partial(self.search.costs.affordable, budget)
+        affordable = partial(self.search.affordable, budget)
         chosen = self._chosen(pools=self.search.pools, members=self.options.wanted, affordable=affordable)
         if chosen is None:
             what = f"--members {self.options.members}: no {self.options.members} candidates cost at most {budget}"
@@ -86,18 +138,35 @@ class Choosing:
         return (choice, judged) if choice and judged else None
 
     def read(self, members: Sequence[int]) -> list[Answers]:
-        return [self.search.cache.read(self.search.candidates[i]) for i in members]
+        return [self.search.answers(i) for i in members]
+
+    def halves(self, choice: Choice, judged: Estimate | None = None) -> list[list[Answers]]:
+        """What was chosen on each half of the samples."""
+        return [self.read(half.members) for half in ((choice, choice) if judged is None else judged.choices)]
 
     def row(self, name: str, choice: Choice, judged: Estimate | None = None) -> Row:
         """Measured where it was not chosen: each half of the samples judges the other half's choice."""
-        halves = (choice, choice) if judged is None else judged.choices
-        cost: dict[str, float] = {unit: self.search.costs.cost(choice.members, unit) for unit in UNITS}
-        worth = halved(*(self.read(half.members) for half in halves))
-        return Row(name, len(choice.members), cost, worth, crossed=judged is not None)
+        halves, members = self.halves(choice, judged), len(choice.members)
+        cost: dict[str, float] = {unit: self.search.cost(choice.members, unit) for unit in UNITS}
+        if self.calibrated:
+            return calibrated_row(name, members, cost, halves)
+        return Row(name, members, cost, halved(*halves), crossed=judged is not None)
+
+    def front(self, rungs: Sequence[Any]) -> tuple[Row, ...]:
+        """A row for what is best within each budget."""
+        return tuple(self.row(str(rung.budget), rung.choice, rung.judged) for rung in rungs)
 
     def references(self) -> list[Row]:
-        """The single model, the best single member, and the paper's recipe."""
-        rows = [self.row("single model", Choice((0,), 0.0))]
+        """The single model, the ensemble of several; else the best single member and the paper's recipe. The single
+        model calibrated is there too: it is the rival to beat."""
+        alone = Choice((0,), 0.0)
+        rows, models = [], 1 if self.search.ladder is None else len(self.search.ladder.models)
+        if not self.calibrated:
+            rows.append(self.row("single model", alone))
+        rival = calibrated_row(RIVAL, 1, dict.fromkeys(UNITS, 1.0), self.halves(alone))
+        if models > 1:
+            whole = (0, *(i for i in range(1, self.search.count) if self.search.is_whole(i)))
+            return [*rows, rival, self.row(f"ensemble of {models}", Choice(whole, 0.0))]
         paper = self.search.paper
         pruned = [i for i in range(1, len(self.search.candidates)) if i not in paper]
         one = self._chosen(pools=[pruned], members=1, affordable=lambda members: True)
@@ -105,24 +174,31 @@ class Choosing:
             rows.append(self.row("best single member", *one))
         if paper:
             rows.append(self.row("the paper's recipe", Choice(tuple(paper), 0.0)))
-        return rows
+        return [*rows, rival]
+
+
+def _at_its_temperature(answers: Answers) -> Answers:
+    """Logits that one temperature makes most likely."""
+    at = temperature_of(answers.val[:, None], answers.labels)
+    return Answers(answers.val / at, answers.labels, tuple(rows / at for rows in answers.foreign))
 
 
 def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path) -> None:
     """Quality against cost, the best within each budget and what else there is; the same bytes for the same rows."""
     import matplotlib
 
-    measures = [name for name in ("accuracy", "auroc") if name in rows[0].worth]
+    measures = [name for name in ("nll", "accuracy", "auroc") if name in rows[0].worth]
     with matplotlib.rc_context({"font.size": 9}):
         drawn = figure(5.5 * len(measures))
         axes = drawn.subplots(1, len(measures), squeeze=False)[0]
         for place, measure in zip(axes, measures, strict=True):
-            costs, worths = [row.cost[unit] for row in front], [100 * row.worth[measure] for row in front]
+            factor = 1 if measure == "nll" else 100
+            costs, worths = [row.cost[unit] for row in front], [factor * row.worth[measure] for row in front]
             place.plot(costs, worths, marker="o", color="C0", label="best within the budget")
             for at, row in enumerate(rows):
                 look = {"marker": "s^Dv<>P"[at % 7], "color": f"C{at + 1}", "label": row.name, "zorder": 3}
-                place.scatter(row.cost[unit], 100 * row.worth[measure], **look)
-            place.set(xlabel=AXES[unit], ylabel=f"{measure} (%)")
+                place.scatter(row.cost[unit], factor * row.worth[measure], **look)
+            place.set(xlabel=AXES[unit], ylabel=f"{measure} (%)" if factor > 1 else "NLL")
             place.grid(alpha=0.3)
         axes[0].legend(frameon=False)
         save_figure(drawn, path)

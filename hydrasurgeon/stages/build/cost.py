@@ -4,8 +4,9 @@ With T tokens of width E, u heads of width d in all, n of them in a member, atte
 
     queries u·t·E·d     keys, values u·2·T·E·d     maps u·2·t·T·d     W_O n·t·d·E     multiply-adds
 
-once for the trunk; once for each member behind it. In the layer where members part, queries, keys, values and maps are
-computed once, for the union of their heads (and queries of all tokens), if members have heads in common.
+(all but keys and values as often as query heads share these) once for the trunk; once for each member behind it. In
+the layer where members part, queries, keys, values and maps are computed once, for the union of their heads (and
+queries of all tokens), if members have heads in common.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import torch
 from hydrasurgeon.anatomy.layers import after_attention, run_block
 from hydrasurgeon.anatomy.parts import Block, Stack
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.weights import head_axes, output_of
 from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.measuring.cost import MultiplyAdds, first_sample
+from hydrasurgeon.measuring.cost import MultiplyAdds, first_sample, relative_macs
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.stages.build.candidates import Candidate
 
@@ -90,6 +91,8 @@ class CostModel:
     """How many of them the classifier looks at."""
     embedding: int
     head_dims: tuple[int, ...]
+    queries: int
+    """Query heads that share the key and the value of one head."""
     rests: tuple[int, ...]
     """Multiply-adds of all but attention in each layer, for every token."""
     last: int
@@ -100,6 +103,8 @@ class CostModel:
     others: int
     """Numbers in the tensors that are no part of an attention site's heads, nor W_O's bias."""
     sites: Mapping[str, tuple[SiteSize, ...]]
+    relative: tuple[int, int] = (0, 0)
+    """What one head's distances cost in a layer, for all tokens and for those that are read."""
 
     def macs(self, parts: Sequence[Part]) -> int:
         """Multiply-adds of one sample, as `cost.macs` counts them of the fused hydra."""
@@ -122,11 +127,11 @@ class CostModel:
         for layer in range(trunk, depth):
             tokens, rest = (self.read, self.last) if layer == depth - 1 else (self.tokens, self.rests[layer])
             heads = computed = sum(len(row[layer]) for row in rows)
-            if layer == trunk:
+            if layer == trunk and not any(self.relative):
                 computed = len(set().union(*(row[layer] for row in rows)))
             total += self._attention(layer, computed, heads, tokens) + members * rest
             if computed < heads:  # the union computes the queries of all tokens
-                total += computed * (self.tokens - tokens) * self.width * self.head_dims[layer]
+                total += computed * self.queries * (self.tokens - tokens) * self.width * self.head_dims[layer]
         return total
 
     def params(self, parts: Sequence[Part]) -> int:
@@ -155,8 +160,10 @@ class CostModel:
 
     def _attention(self, layer: int, computed: int, heads: int, tokens: int) -> int:
         """`computed` heads of which members hand on `heads`, at so many tokens."""
-        inside = (tokens + 2 * self.tokens) * self.width + 2 * tokens * self.tokens
-        return self.head_dims[layer] * (computed * inside + heads * tokens * self.width)
+        several = self.queries
+        inside = (several * tokens + 2 * self.tokens) * self.width + 2 * several * tokens * self.tokens
+        relative = computed * self.relative[tokens != self.tokens]
+        return self.head_dims[layer] * (computed * inside + heads * several * tokens * self.width) + relative
 
 
 def _conflict(rows: Sequence[tuple[int, ...]], digests: Sequence[str | None]) -> bool:
@@ -190,16 +197,6 @@ class Costs:
     def cost(self, members: Sequence[int], unit: Unit) -> float:
         parts = [self.parts[i] for i in members]
         return (self.model.macs if unit == "macs" else self.model.params)(parts) / self.whole[unit]
-
-    def affordable(self, budget: Budget, members: Sequence[int]) -> bool:
-        return budget.allows(self.cost(members, budget.unit))
-
-    def check(self, budget: Budget) -> None:
-        """Refuse a budget that nothing is within."""
-        if not any(self.affordable(budget, [i]) for i in range(len(self.parts))):
-            least = min(self.cost([i], budget.unit) for i in range(len(self.parts)))
-            what = f"--budget {budget}: the cheapest candidate costs {budget.unit}={least:.3g}"
-            raise SurgeryError(what, hint="Allow more, or try more --candidates.")
 
 
 def stored(checkpoint: Checkpoint) -> int:
@@ -242,12 +239,14 @@ def cost_model(backbone: LoadedBackbone, inputs: Any) -> CostModel:
         read=few.shape[1],
         embedding=embedding.count,
         head_dims=tuple(block.attention.head_dim for block in anatomy.blocks),
+        queries=anatomy.blocks[0].attention.queries,
         rests=tuple(rests),
         last=_rest(anatomy.blocks[-1], entered[:, : anatomy.reads]),
         readout=readouts[0],
         readout_of_all=readouts[1],
         others=whole - held,
         sites=sites,
+        relative=(relative_macs(anatomy.blocks, hidden, None), relative_macs(anatomy.blocks, hidden, anatomy.reads)),
     )
 
 

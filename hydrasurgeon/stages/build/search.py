@@ -1,48 +1,43 @@
-"""build's search: scores, candidates, their answers and costs, each kept in a work folder and not made twice."""
+"""build's search: scores, candidates, cuts, their answers and costs, each kept in a work folder and not made twice."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
+from hydrasurgeon.checkpoints.reading import Single, open_single
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.data import Samples, first_batch, moved
 from hydrasurgeon.data.corruptions import Perturbed
-from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
-from hydrasurgeon.files.atomic import SUFFIX, make_folder, sweep, write_text
-from hydrasurgeon.files.foreign import read_json
-from hydrasurgeon.files.manifest import sidecar
-from hydrasurgeon.files.resumable import Resumable, Work, there
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import make_folder
+from hydrasurgeon.files.manifest import Score
+from hydrasurgeon.files.resumable import there
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.processes import joined
+from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.stages.build.answers import Cache
 from hydrasurgeon.stages.build.candidates import Candidate, candidates, first_changed, papers, read_tower
+from hydrasurgeon.stages.build.choice import Answers
+from hydrasurgeon.stages.build.cost import Budget, CostModel, Costs, Unit, cost_model, parse_budgets
+from hydrasurgeon.stages.build.ladder import Cut, Ladder, Size, Sizes, laddered
+from hydrasurgeon.stages.build.planning import Plan, seconds_of_a_pass, steps_of
+from hydrasurgeon.stages.build.work import State, perform, score_into, tidy
 from hydrasurgeon.stages.commands import Command
-from hydrasurgeon.stages.build.cost import Costs, cost_model, parse_budgets
 
 CRITERIA = ("taylor", "fisher", "magnitude")
 """What candidates are pruned by, besides circuits."""
 WITH_FOREIGN = ("circuit-avg", "circuit-ood")
 """The circuits that are searched where there are OOD data."""
-SCORED = "scored.safetensors"
-"""The copy of the backbone in the work folder, which carries all scores."""
-MOST_STATE = 4 << 20
-"""Bytes of a work folder's state."""
-LEFT = re.compile(r"\.(.+)\.(?:[0-9a-f]{8}\.(?:part|old)|exclusive\.lock)")
-"""What a killed run leaves beside an output, and the output's name in it."""
+
 
 def keys_of(options: BuildOptions) -> tuple[str, ...]:
     """The criteria, as manifests name their scores."""
+    if not options.criteria and len(options.checkpoints) > 1:
+        return ()
     if not options.criteria:
         return (*CRITERIA, *(WITH_FOREIGN if options.ood else ("circuit-acc",)))
     names = [name.strip() for name in options.criteria.split(",") if name.strip()]
@@ -58,41 +53,10 @@ def check_enough(members: int | None, candidates: int) -> None:
 
 
 @dataclass(frozen=True)
-class State(Resumable):
-    """What a work folder belongs to, and what `finetune` said of each file that it wrote there."""
-
-    work: Work = ("build", "hydrasurgeon.build-state/3")
-
-    def read(self) -> dict[str, list[str]]:
-        """Refused where the folder belongs to other work."""
-        folder = self.path.parent
-        if there(self.path):
-            with self.judged():
-                texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
-                kind = TypeAdapter(dict[str, list[str]])
-                return kind.validate_python(self.position(texts, most=MOST_STATE), strict=True)
-        # What lies in a folder without a state may come from anywhere.
-        files = [file for file in folder.iterdir() if not file.name.startswith(".")]
-        if files:
-            what = f"{folder}: holds {files[0].name}, and no state of a build"
-            raise OutputError(what, hint="Give another --cache, or delete the folder.")
-        return {}
-
-    @property
-    def remedy(self) -> str:
-        """Without its state a folder is of no use."""
-        return f"Delete {self.path.parent}, or give another --cache."
-
-    def write(self, notes: dict[str, list[str]]) -> None:
-        write_text(self.path, json.dumps(self.texts(notes)) + "\n")
-
-
-@dataclass(frozen=True)
 class Search:
-    """Everything that a choice is made from."""
+    """Everything that a choice is made from: candidates by their numbers, and behind them cuts."""
 
     backbone: Single
-    """With all scores."""
     candidates: tuple[Candidate, ...]
     """The first is the backbone itself; the last are the paper's members."""
     paper: Sequence[int]
@@ -103,117 +67,205 @@ class Search:
     """What scored it."""
     state: State
     """State of the work folder."""
+    plan: Plan
+    ladder: Ladder | None = None
+    sizes: Sizes | None = None
+    cuts: tuple[Cut, ...] = ()
+    """Of every whole model, itself among them, but for the first: that is the first candidate."""
+
+    @property
+    def count(self) -> int:
+        return len(self.candidates) + len(self.cuts)
 
     @property
     def pools(self) -> list[list[int]]:
-        """Candidates that leave so many leading layers as they are: a pool for each length of trunk."""
+        """Candidates that leave so many leading layers as they are, a pool for each length of trunk; cuts of each size,
+        and all cuts."""
         kept = self.backbone.manifest.kept
         free = [i for i in range(len(self.candidates)) if i not in self.paper]
         starts = {i: first_changed(self.candidates[i], kept) for i in free}
         lengths = sorted(set(starts.values()))
         pools = [[i for i in free if starts[i] >= length] for length in lengths]
+        cuts = range(len(self.candidates), self.count)
+        sizes = dict.fromkeys(self.cut(i).size for i in cuts)
+        pools += [[i for i in (0, *cuts) if (self.cut(i).size if i else None) == size] for size in sizes]
+        pools += [[0, *cuts]] if cuts else []
         return [pool for at, pool in enumerate(pools) if pool not in pools[:at]]
 
+    def cut(self, number: int) -> Cut:
+        return self.cuts[number - len(self.candidates)]
 
-def searched(opened: Single, sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> Search:
+    def is_whole(self, number: int) -> bool:
+        """Whether it is a model as it was given."""
+        if number < len(self.candidates):
+            return number == 0
+        return self.cut(number).size is None and not self.cut(number).taught
+
+    def label(self, number: int) -> str:
+        if number >= len(self.candidates):
+            return self.cut(number).label
+        label = self.candidates[number].label
+        return "model 1" if number == 0 and self.ladder is not None and len(self.ladder.models) > 1 else label
+
+    def answers(self, number: int) -> Answers:
+        """What a candidate or a cut answered."""
+        if number < len(self.candidates):
+            return self.cache.read(self.candidates[number])
+        return self.cache.of_file(self.cut(number).file)
+
+    def cost(self, members: Sequence[int], unit: Unit) -> float:
+        """Times the backbone's; members of different whole models share nothing."""
+        if self.sizes is None or max(members) < len(self.candidates):
+            return self.costs.cost(members, unit)
+        return sum(self.sizes.cost(self.cut(i).size if i else None)[unit] for i in members)
+
+    def affordable(self, budget: Budget, members: Sequence[int]) -> bool:
+        """Whether a budget allows them; of cuts, two members of one whole model are never allowed."""
+        if max(members) >= len(self.candidates):
+            models = [self.cut(i).model if i else 0 for i in members]
+            if len({*models}) < len(models):
+                return False
+        return budget.allows(self.cost(members, budget.unit))
+
+    def file(self, number: int) -> Path:
+        """Where a member lies once it is made."""
+        if number >= len(self.candidates):
+            return self.cut(number).file
+        options = self.cache.options
+        return options.work / f"{self.candidates[number].name}.safetensors" if number else self.backbone.path
+
+    def making(self, number: int) -> tuple[Command, ...]:
+        """What makes a member of a scored copy."""
+        if number >= len(self.candidates):
+            return self.cut(number).commands
+        if number == 0:
+            return ()
+        candidate, options = self.candidates[number], self.cache.options
+        keywords: dict[str, Any] = {**candidate.pruning}
+        if candidate.repair:
+            keywords |= {"data": options.data, "limit": options.score_limit, **options.names, **options.running}
+        return (Command("prune", (_scored(str(candidate.method), options),), keywords, self.file(number)),)
+
+    def with_cuts(self, cuts: Iterable[Cut]) -> Search:
+        """The same with these too, which are made, run and read where they are missing."""
+        new = [cut for cut in cuts if cut not in self.cuts]
+        options = self.cache.options
+        for at, cut in enumerate(new):
+            options.tick(cut.label, at, len(new))
+            for command in cut.commands:
+                perform(command, options, self.state)
+            self.cache.of_file(cut.file)
+        return replace(self, cuts=(*self.cuts, *new))
+
+
+def searched(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> Search:
     """Score, make candidates, run them and know what they cost; whatever an earlier run left is used."""
-    work, keys = options.work, keys_of(options)
-    identity = _identity(opened, sets, options)
+    work, keys, budgets = options.work, keys_of(options), parse_budgets(options.budget)
+    identity, opened, ladder, sizes = _identity(models, sets, options), models[0], None, None
+    model, wanted = _counted(opened, sets["val"][0], options), list[Size]()
+    if laddered(options):
+        ladder, sizes = Ladder(models, options), Sizes(model, opened)
+        sizes.check(budgets)
+        wanted = sizes.ladder(budgets)
     make_folder(work)
     state = State(work / "build.json", identity)
     with joined() as world:
         notes = state.read()
         world.gather(None)  # before anyone writes
         if world.is_main:
-            _tidy(work)
+            tidy(work)
             if not there(state.path):
                 state.write(notes)
-    commands = _scorings(opened, options)
-    backbone = _scored_backbone(commands, options, weights=identity["weights"])
+    plan = _planned(opened, sets, options, cuts=None if ladder is None else len(wanted) * len(models))
+    for line in plan.lines:
+        options.tick(line, 0, 0)
+    options = options.but(progress=plan.tick) if options.progress is not None else options
+    commands = {_scored(key, options): [_scoring(opened, key, options)] for key in keys}
+    if ladder is not None:
+        commands |= {ladder.whole(at).file: ladder.scorings(at) for at in range(len(models))}
+    weights = identity["weights"]
+    for at, (file, each) in enumerate(commands.items()):
+        plan.begin(min(at, len(keys)))
+        score_into(file, each, options, weights=weights[max(0, at - len(keys))])
+    plan.begin(len(keys) + (ladder is not None))
+    backbone = classifying(open_single(next(iter(commands))), options, options.val)
     manifest = backbone.manifest
-    scores = {key: manifest.scores[key] for key in keys}
+    scores: dict[str, Score] = {key: open_single(_scored(key, options)).manifest.scores[key] for key in keys}
     made = candidates(manifest, scores, number=options.candidates, seed=options.seed)
-    check_enough(options.wanted, len(made))
-    everyone = (*made, *papers(manifest, scores))
+    if ladder is None:
+        check_enough(options.wanted, len(made))
+    everyone = (*made, *(papers(manifest, scores) if scores else ()))
     val, foreign = sets["val"][0], tuple(sets["ood"])
     if foreign:  # those given are of one kind: what is chosen by them alone may tell no other
         foreign += (Perturbed(val, options.seed),)
     cache = Cache(identity | {"perturbed": bool(foreign)}, backbone, val, foreign, options)
-    loaded = cache.loaded()
-    transform = backbone.family.transform(manifest.model, files=backbone.files)
-    one = moved(first_batch(val, transform, 1, skip_bad=options.skip_bad), loaded.device, loaded.dtype)
-    costs = Costs(cost_model(loaded, one), manifest.kept, everyone)
-    for budget in parse_budgets(options.budget):  # before candidates run
-        costs.check(budget)
+    costs = Costs(model, manifest.kept, everyone)
     cache.fill(everyone)
-    return Search(backbone, everyone, range(len(made), len(everyone)), cache, costs, tuple(commands), state)
+    scorings = tuple(command for each in commands.values() for command in each)
+    paper = range(len(made), len(everyone))
+    search = Search(backbone, everyone, paper, cache, costs, scorings, state, plan, ladder, sizes)
+    if ladder is None or sizes is None:
+        return search
+    with joined() as world:
+        cuts = [ladder.whole(at) for at in range(1, len(models))]
+        cuts += [ladder.cut(at, size) for at in range(len(models)) for size in wanted]
+        plan.begin(len(keys) + 2)
+        if world.is_main:
+            search = search.with_cuts(cuts)
+        world.gather(None)
+    return search
 
 
-def _scorings(opened: Single, options: BuildOptions) -> list[Command]:
-    """The commands that score the backbone into a copy, the first of which makes it."""
-    target, kept = options.work / SCORED, opened.manifest.kept
-    tower = {"tower": read_tower(kept)} if len(kept) > 1 else {}
-    commands: list[Command] = []
-    for key in keys_of(options):
-        keywords: dict[str, Any] = {"method": key, **tower}
-        if key not in WITHOUT_DATA:
-            keywords |= {"data": options.data, "limit": options.score_limit, **options.names, **options.running}
-        if key.startswith("circuit-"):
-            keywords |= {"ood": list(options.ood) if key != "circuit-acc" else None, "search": options.search}
-        if not commands:
-            keywords["arch"] = options.arch
-        source, out = (target, None) if commands else (Path(options.checkpoint), target)
-        commands.append(Command("score", (source,), {**keywords, "seed": options.seed}, out))
-    return commands
+def _planned(opened: Single, sets: Mapping[str, Sequence[Samples]], options: BuildOptions, *, cuts: int | None) -> Plan:
+    """What will be done."""
+    heads = sum(tower.heads * tower.layers for tower in opened.manifest.towers.values())
+    steps = steps_of(options, keys_of(options), sets, heads=heads, cuts=cuts)
+    return Plan(steps, seconds_of_a_pass(opened, sets["val"][0], options), options.progress)
 
 
-def _tidy(work: Path) -> None:
-    """Remove what a killed build left half-written in its folder, and give whole files their sidecars back."""
-    for folder in (work, work / "answers"):
-        for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
-            if match := LEFT.fullmatch(name):
-                weights = folder / match[1].replace(".heads.json", SUFFIX)
-                sweep(weights, sidecar(weights))
-                sweep(folder / match[1])
-                with contextlib.suppress(OSError):
-                    (folder / f".{match[1]}.exclusive.lock").unlink(missing_ok=True)
-    for weights in sorted(work.glob(f"*{SUFFIX}")):
-        if not sidecar(weights).exists():  # the last to be written; the manifest is in the file, too
-            write_text(sidecar(weights), open_checkpoint(weights).manifest.to_json())
+def _counted(opened: Single, val: Samples, options: BuildOptions) -> CostModel:
+    """What parts of the backbone cost on one sample."""
+    loaded = LoadedBackbone(opened, device=options.device, dtype=options.dtype)
+    transform = opened.family.transform(opened.manifest.model, files=opened.files)
+    one = first_batch(val, transform, 1, skip_bad=options.skip_bad)
+    return cost_model(loaded, moved(one, loaded.device, loaded.dtype))
 
 
-def _identity(opened: Single, sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> dict[str, Any]:
+def _scored(key: str, options: BuildOptions) -> Path:
+    """The copy of the backbone that carries these scores: another set of criteria finds it again."""
+    how = f"-{options.search}" if key.startswith("circuit-") else ""
+    return options.work / f"scored-{key}{how}.safetensors"
+
+
+def _scoring(opened: Single, key: str, options: BuildOptions) -> Command:
+    """The command that scores the backbone into a copy."""
+    kept = opened.manifest.kept
+    keywords: dict[str, Any] = {"method": key, **({"tower": read_tower(kept)} if len(kept) > 1 else {})}
+    if key not in WITHOUT_DATA:
+        keywords |= {"data": options.data, "limit": options.score_limit, **options.names, **options.running}
+    if key.startswith("circuit-"):
+        keywords |= {"ood": list(options.ood) if key != "circuit-acc" else None, "search": options.search}
+    keywords |= {"arch": options.arch, "seed": options.seed}
+    return Command("score", (options.paths[0],), keywords, _scored(key, options))
+
+
+def _identity(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> dict[str, Any]:
     """What must be the same for a work folder to be of use."""
 
     def content(samples: Samples) -> str:
         record = samples.fingerprint()
         return f"{record['rows']} rows {record['sha256'][:12]}"
 
-    plain = ("search", "score_limit", "limit", "seed", "dtype", "batch_size", "skip_bad")
+    plain = ("score_limit", "limit", "seed", "dtype", "batch_size", "skip_bad")
+    weights = [opened.record(opened.digests()).sha256 for opened in models]
+    twice = next((at for at, each in enumerate(weights) if each in weights[:at]), None)
+    if twice is not None:
+        what = f"{options.checkpoints[twice]}: has the weights of {options.checkpoints[weights.index(weights[twice])]}"
+        raise UsageError(what, hint="Give each model once: several are fine-tunings of their own.")
     return {
-        "weights": opened.record(opened.digests()).sha256,
+        "weights": weights,
         **{name: [content(samples) for samples in each] for name, each in sets.items()},
-        "criteria": list(keys_of(options)),
         **{name.replace("_", " "): getattr(options, name) for name in plain},
         "classes": None if options.classes is None else Path(str(options.classes)).name,
         "template": [Path(str(each)).name for each in options.template],
     }
-
-
-def _scored_backbone(commands: Sequence[Command], options: BuildOptions, *, weights: str) -> Single:
-    """The copy that carries all scores; what is missing is computed, and other weights are refused."""
-    target = options.work / SCORED
-    with joined() as world:
-        present = set[str]()
-        if target.exists():
-            copy = undecided(open_single(target))
-            if copy.record(copy.digests()).sha256 != weights:
-                what = f"{target}: holds other weights than what is to be built from"
-                raise CheckpointError(what, hint="Delete the folder, or give another --cache.")
-            present = set(copy.manifest.scores)
-        present = world.gather(present)[0]  # before anyone writes
-        for command in commands:
-            if command.options["method"] not in present:
-                command.run(device=options.device, progress=options.progress)
-                world.gather(None)  # the first process writes
-    return classifying(open_single(target), options, options.val)
