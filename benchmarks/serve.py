@@ -1,0 +1,221 @@
+"""`serve` under load: 64 clients over loopback, every answer compared with what `predict` says of the same picture.
+
+The model is the demo's hydra of three, calibrated with a cascade. Clients ask one picture at a time, over a connection
+that they keep, as fast as answers come. Before and after, for a tenth of the time each, one process answers the same
+pictures one by one without a server: decode, decide, make the row. Writes benchmarks/results/serve.json, from which
+tools/render_docs.py makes a passage of docs/guide/serving.md.
+
+    python benchmarks/serve.py hydra-demo/hydra [--seconds 300] [--clients 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import http.client
+import io
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "serve.json"
+NUMBERS = {"probability": 1e-4, "total": 1e-4, "ood_score": 2e-3}
+"""Numbers of an answer and how far they may differ: `predict` itself gives others in batches of 1 and of 64, for float32
+rounds; OOD scores, distances in many dimensions, by up to 7e-4."""
+
+
+def bodies(count: int) -> list[bytes]:
+    """The demo's test pictures, a request each."""
+    import numpy as np
+    from PIL import Image
+
+    made = []
+    for pixels in np.load(str(files("hydrasurgeon") / "demo" / "test.npz"))["images"][:count]:
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        made.append(json.dumps({"inputs": [base64.b64encode(buffer.getvalue()).decode()]}).encode())
+    return made
+
+
+def sequential(ready: Path, requests: list[bytes], seconds: float) -> list[float]:
+    """Latencies of one process that answers one picture after another."""
+    import hydrasurgeon as hs
+    from hydrasurgeon.data.images import decode
+    from hydrasurgeon.decision.state import rows_of
+
+    model, latencies = hs.load(ready, device="cpu"), []
+    pictures = [base64.b64decode(json.loads(body)["inputs"][0]) for body in requests]
+    end, at = time.perf_counter() + seconds, -20
+    while (start := time.perf_counter()) < end or at < 1:
+        inputs = model.transform(decode(pictures[at % len(pictures)], "picture"))[None]
+        json.dumps(rows_of(model.decide(inputs), [{"id": at}], names=model.manifest.model.labels, top=5))
+        at += 1
+        if at > 0:  # the first ones warm it up
+            latencies.append(time.perf_counter() - start)
+    return latencies
+
+
+def wrong(answer: dict[str, Any], right: dict[str, Any], threshold: float) -> bool:
+    """Whether an answer is not the one that `predict` gives."""
+    close = all(abs(answer[name] - right[name]) <= near * max(1, abs(right[name])) for name, near in NUMBERS.items())
+    # Whether it is flagged may depend on rounding as near to the threshold.
+    sure = abs(right["ood_score"] - threshold) > NUMBERS["ood_score"] * max(1, abs(threshold))
+    same = ["label", "members_run"] + ["answer", "unfamiliar"] * sure
+    return not close or any(answer[name] != right[name] for name in same)
+
+
+class Client(threading.Thread):
+    """Asks for its pictures in turn, and keeps what became of each request."""
+
+    def __init__(self, port: int, number: int, load: Load) -> None:
+        super().__init__()
+        self.port, self.number, self.load = port, number, load
+        self.latencies: list[float] = []
+        self.lost = self.wrong = self.refused = 0
+
+    def run(self) -> None:
+        load, at = self.load, self.number
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        while time.perf_counter() < load.end:
+            index = at % len(load.requests)
+            at += load.clients
+            start = time.perf_counter()
+            try:
+                connection.request("POST", "/v1/predict", load.requests[index], {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                content = response.read()
+            except OSError:
+                self.lost += 1
+                connection.close()
+                continue
+            self.latencies.append(time.perf_counter() - start)
+            if response.status != 200:
+                self.refused += 1
+                continue
+            (answer,) = json.loads(content)["answers"]
+            self.wrong += wrong(answer, load.rows[index], load.threshold)
+        connection.close()
+
+
+class Load:
+    """What clients ask, what is right, and until when."""
+
+    def __init__(self, requests: list[bytes], rows: list[dict[str, Any]], threshold: float, clients: int) -> None:
+        self.requests, self.rows, self.threshold, self.clients = requests, rows, threshold, clients
+        self.end = 0.0
+
+
+def calibrated(checkpoint: Path, folder: Path) -> tuple[Path, float]:
+    """The demo's hydra with a decision state, unless it has one with a cascade already; and its OOD threshold."""
+    import hydrasurgeon as hs
+    from hydrasurgeon.checkpoints.reading import open_checkpoint
+
+    opened = open_checkpoint(checkpoint)
+    path, decision = opened.path, opened.manifest.decision
+    if decision is None:
+        made = hs.calibrate(
+            checkpoint,
+            data="demo:val",
+            fit_data="demo:train",
+            ood=["demo:textures"],
+            risk=0.08,
+            cascade=True,
+            budget=1.2,
+            device="cpu",
+            out=folder / "ready.safetensors",
+        )
+        path, decision = made.path, made.decision
+    assert decision.cascade is not None
+    return path, decision.cascade.ood_threshold
+
+
+def served(ready: Path, load: Load, seconds: float) -> dict[str, Any]:
+    """What a server made of so many clients, and whether it stopped well."""
+    line = [sys.executable, "-m", "hydrasurgeon", "serve", str(ready), "--port", "0", "--device", "cpu"]
+    server = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    port = next(int(said.rpartition(":")[2].partition("/")[0]) for said in server.stderr if " answers at " in said)
+    start = time.perf_counter()
+    load.end = start + seconds
+    clients = [Client(port, number, load) for number in range(load.clients)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    wall = time.perf_counter() - start
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics")
+    lines = [text.rpartition(" ") for text in connection.getresponse().read().decode().splitlines()]
+    counted = {name: float(value) for name, _, value in lines if not name.startswith("#")}
+    connection.close()
+    server.send_signal(signal.SIGTERM)
+    code = server.wait(60)
+    latencies = [each for client in clients for each in client.latencies]
+    tallies = {name: sum(getattr(client, name) for client in clients) for name in ("lost", "refused", "wrong")}
+    return {
+        **measured(latencies, wall),
+        **tallies,
+        "counted": int(counted["hydrasurgeon_inputs_total"]),
+        "went_on": int(counted["hydrasurgeon_went_on_total"]),
+        "mean_batch": counted["hydrasurgeon_batch_size_sum"] / counted["hydrasurgeon_batch_size_count"],
+        "exit_code": code,
+    }
+
+
+def measured(latencies: list[float], wall: float) -> dict[str, Any]:
+    """Answers, answers a second, and percentiles of latency in milliseconds."""
+    cuts = statistics.quantiles(latencies, n=100)
+    return {
+        "answers": len(latencies),
+        "per_second": len(latencies) / wall,
+        "p50_ms": 1000 * cuts[49],
+        "p99_ms": 1000 * cuts[98],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path, help="the demo's hydra, calibrated with a cascade or not at all")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--pictures", type=int, default=500)
+    arguments = parser.parse_args()
+    import torch
+
+    import hydrasurgeon as hs
+    from hydrasurgeon.measuring.cost import machine
+
+    with tempfile.TemporaryDirectory() as name:
+        ready, threshold = calibrated(arguments.checkpoint, Path(name))
+        lines: list[str] = []
+        hs.predict(ready, data="demo:test", each=lines.append, device="cpu")
+        rows = [json.loads(line) for line in lines[: arguments.pictures]]
+        requests = bodies(arguments.pictures)
+        before = sequential(ready, requests, arguments.seconds / 10)
+        server = served(ready, Load(requests, rows, threshold, arguments.clients), arguments.seconds)
+        after = sequential(ready, requests, arguments.seconds / 10)
+    results = {
+        "machine": machine(torch.device("cpu")),
+        "load_average": [round(each, 1) for each in os.getloadavg()],
+        "clients": arguments.clients,
+        "seconds": arguments.seconds,
+        "pictures": arguments.pictures,
+        "server": server,
+        "sequential": measured([*before, *after], sum(before) + sum(after)),
+        "sequential_per_second": [len(each) / sum(each) for each in (before, after)],
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

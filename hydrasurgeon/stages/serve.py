@@ -1,0 +1,179 @@
+"""serve: answer over HTTP as `predict` does, many requests in one pass; a stop answers what was taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.checkpoints.class_names import classifying, need_classes
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import not_written, output_file
+from hydrasurgeon.lookup import need
+from hydrasurgeon.measuring.sets import check_cascades, kind_read
+from hydrasurgeon.options.base import PathLike, stage
+from hydrasurgeon.options.deciding import ServeOptions
+from hydrasurgeon.stages.predict import kinds_of, without_state
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from hydrasurgeon.checkpoints.reading import Checkpoint
+    from hydrasurgeon.runtime.classifier import Classifier
+    from hydrasurgeon.serving.counts import Counts
+
+MEGABYTE = 1 << 20
+"""Bytes of a megabyte."""
+BACKLOG = 2048
+"""Connections that wait to be accepted, at most: uvicorn's own default."""
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+"""What the extra `serve` installs."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that has stopped."""
+
+    address: str
+    inputs: int
+    """Inputs that were answered."""
+    path: Path | None
+    """Where the answers were kept."""
+    stop: BaseException | None
+    """The signal that ended it."""
+
+
+@stage(ServeOptions)
+def serve(arguments: ServeOptions) -> Served:
+    """Answer requests until a signal comes."""
+    need(*PACKAGES, purpose="serve", extra="serve")
+    opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
+    need_classes(opened.manifest, opened.path)
+    from hydrasurgeon.decision.problems import need_single
+
+    need_single(opened.manifest.model, "serve", opened.name, but=("one_logit",))
+    check_cascades([opened] if arguments.cascade else [])
+    opened.digests()
+    place = None if arguments.answers is None else _place(arguments.answers, arguments.sources)
+    with _bound(arguments) as listener:
+        import uvicorn
+
+        app, counts = _app(opened, arguments, place)
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        listener.listen(BACKLOG)  # who reads the next line may connect at once
+        arguments.say(f"{opened.name} answers at {address}/v1/predict")
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        stop: BaseException | None = None
+        try:
+            server.run([listener])
+        except (SystemExit, KeyboardInterrupt) as signal:  # raised when all that was taken is answered
+            stop = signal
+        inputs = counts.registry.get_sample_value("hydrasurgeon_inputs_total")
+        return Served(address, int(inputs or 0), place, stop)
+
+
+def _app(opened: Checkpoint, arguments: ServeOptions, place: Path | None) -> tuple[FastAPI, Counts]:
+    """The routes around a model that has answered once, and what is counted."""
+    from hydrasurgeon.data.batches import batch_size_of
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.serving.app import Service, app_of
+    from hydrasurgeon.serving.batcher import Batcher
+    from hydrasurgeon.serving.counts import Counts
+
+    model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
+    for note in (opened.note, without_state(opened.name) if model.state is None else None):
+        if note is not None:
+            arguments.say(f"note: {note}")
+    counts, answer = Counts(), _answering(model, arguments)
+    # What cannot answer fails before it listens.
+    answer([(0, _first(kind_read(opened.manifest), model.transform))])
+    keep = _keeping(place)
+
+    def counted(samples: list[Any]) -> list[dict[str, Any]]:
+        rows = answer(samples)
+        counts.add(rows, model.members)
+        keep(rows)
+        return rows
+
+    batch = batch_size_of(arguments.batch_size)
+    batcher = Batcher(counted, batch=batch, wait=arguments.wait / 1000, size=arguments.queue)
+    most, columns = arguments.max_body * MEGABYTE, kinds_of(model.manifest.model.problem)
+    del columns["error"]
+    return app_of(Service(batcher, counts, model.transform, most), columns=columns, name=opened.name), counts
+
+
+def _answering(model: Classifier, arguments: ServeOptions) -> Callable[[list[Any]], list[dict[str, Any]]]:
+    """Samples and their ids → answers."""
+    from torch.utils.data import default_collate
+
+    from hydrasurgeon.data import moved
+    from hydrasurgeon.decision.state import rows_of
+
+    collate = getattr(model.transform, "collate", default_collate)
+    cascade = model.state is not None and model.state.record.cascade is not None and arguments.cascade is not False
+    weight, names = next(model.parameters()), model.manifest.model.labels
+
+    def answer(samples: list[Any]) -> list[dict[str, Any]]:
+        inputs = moved(collate([sample for _, sample in samples]), weight.device, weight.dtype)
+        decided = model.answered(inputs, cascade=cascade)
+        begun = [{"id": name} for name, _ in samples]
+        return rows_of(decided, begun, names=names, top=arguments.top, problem=model.manifest.model.problem)
+
+    return answer
+
+
+def _first(reads: str, transform: Callable[[Any], Any]) -> Any:
+    """An input to begin with, of no meaning."""
+    from PIL import Image
+
+    if getattr(transform, "inputs", None) == "text_pair":
+        return transform(("a", "b"))
+    return transform("a" if reads == "text" else Image.new("RGB", (64, 64)))
+
+
+@contextlib.contextmanager
+def _bound(arguments: ServeOptions) -> Iterator[socket.socket]:
+    """The place where requests will come, claimed before the model is loaded."""
+    with contextlib.ExitStack() as stack:
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(arguments.host, arguments.port, type=socket.SOCK_STREAM)[0]
+            listener = stack.enter_context(socket.socket(family, kind))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError as error:
+            what = f"--host {arguments.host} --port {arguments.port}: cannot be listened at ({error.strerror})"
+            raise UsageError(what, hint="Give another --port; 0 takes any that is free.") from error
+        yield listener
+
+
+def _place(path: PathLike, sources: list[Any]) -> Path:
+    """Where answers are kept: behind what is there already."""
+    if Path(path).suffix != ".jsonl":
+        raise UsageError(f"--answers {path}: must end in .jsonl", hint="Answers are appended as lines of JSON.")
+    return output_file(path, option="--answers", force=True, inputs=sources)
+
+
+def _keeping(place: Path | None) -> Callable[[list[dict[str, Any]]], None]:
+    """What appends answers to this file; a disk that fills up later stops that alone."""
+    if place is None:
+        return lambda rows: None
+    try:
+        file = place.open("ab", buffering=0)
+    except OSError as error:
+        raise not_written(place, error, "Give --answers another place.") from error
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+        try:
+            file.write(lines.encode())
+        except OSError as error:
+            logging.getLogger("uvicorn.error").error("answers are not kept: %s", error.strerror)
+
+    return keep

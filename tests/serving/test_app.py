@@ -1,0 +1,257 @@
+"""A server asked without a network: what it takes, what it refuses and with which status, what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.util
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tiny_families import FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.stages.serve import PACKAGES, Served, serve
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"the extra serve is missing: {name}")
+    for name in PACKAGES
+]
+JSON = "application/json"
+
+
+@dataclass
+class Reply:
+    status: int
+    body: Any
+    headers: dict[str, str]
+
+
+async def ask(app: Any, path: str, body: bytes | None = None, kind: str = JSON, *, step: int = 1 << 20) -> Reply:
+    """One request, its body in steps of so many bytes."""
+    pieces = [(body or b"")[at : at + step] for at in range(0, len(body or b""), step)] or [b""]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        assert pieces, "it reads on behind the end of a body"
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", kind.encode())]
+    scope = {"type": "http", "method": "GET" if body is None else "POST", "path": path, "headers": headers}
+    await app({"query_string": b"", "http_version": "1.1", **scope}, receive, send)
+    assert body is None or not pieces, "a client that still sends would not see the answer"
+    named = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    content = b"".join(message.get("body", b"") for message in sent[1:])
+    return Reply(sent[0]["status"], json.loads(content) if named["content-type"] == JSON else content.decode(), named)
+
+
+def conversation(app: Any, talk: Callable[[Any], Any]) -> Any:
+    """What comes of asking a server that runs meanwhile."""
+
+    async def whole() -> Any:
+        async with app.router.lifespan_context(app):
+            return await asyncio.wait_for(talk(app), 60)
+
+    return asyncio.run(whole())
+
+
+def row(name: Any, sample: Any) -> dict[str, Any]:
+    return {"id": name, "label": sample, "total": 0.5, "unfamiliar": False, "members_run": 1, "answer": sample}
+
+
+def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any) -> Any:
+    """A server of texts that says what it was asked, or what `answer` makes of it."""
+    from hydrasurgeon.data.texts import Tokenize
+    from hydrasurgeon.serving.app import Service, app_of
+    from hydrasurgeon.serving.batcher import Batcher
+    from hydrasurgeon.serving.counts import Counts
+
+    def echo(samples: list[Any]) -> list[Any]:
+        return [row(name, sample) for name, sample in samples]
+
+    limits = {"batch": 4, "wait": 0.0, "size": 8} | {name: bound for name, bound in bounds.items() if name != "inputs"}
+    most = limits.pop("most_bytes", 1 << 20)
+    batcher = Batcher(answer or echo, **limits)
+    transform = Tokenize(lambda: None, max_length=8, inputs=bounds.get("inputs"))
+    return app_of(Service(batcher, Counts(), transform, most), columns={"id": "text"}, name="m")
+
+
+def png(width: int = 8, height: int = 8) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (width, height), 7).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def form(*parts: bytes, file: bool) -> tuple[bytes, str]:
+    """A multipart body and its type."""
+    head = b'--B\r\nContent-Disposition: form-data; name="x"' + (b'; filename="a"' if file else b"") + b"\r\n\r\n"
+    return b"".join(head + part + b"\r\n" for part in parts) + b"--B--\r\n", "multipart/form-data; boundary=B"
+
+
+def test_several_inputs_are_answered_in_order() -> None:
+    body = json.dumps({"inputs": ["a é", {"id": "x", "text": "b"}, {"text": "c"}]}).encode()
+    reply = conversation(texts(), lambda app: ask(app, "/v1/predict", body, "application/json; charset=utf-8", step=7))
+    assert (reply.status, reply.body) == (200, {"answers": [row(0, "a é"), row("x", "b"), row(2, "c")]})
+    reply = conversation(texts(), lambda app: ask(app, "/v1/predict", *form(b"a", "é".encode(), file=False)))
+    assert reply.body == {"answers": [row(0, "a"), row(1, "é")]}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (
+            b"{",
+            400,
+            "the body: is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
+        ),
+        (b"[" * 100_000, 400, "the body: is nested more than 32 deep"),
+        (b'{"inputs": ["a \\ud800"]}', 400, "the body: is not JSON (a lone surrogate)"),
+        (b'{"text": "a"}', 422, 'the body is not {"inputs": [...]}'),
+        (b'{"inputs": []}', 422, "there are no inputs"),
+        (b'{"inputs": ["a", 3]}', 422, 'inputs[1]: is neither a text nor {"id": …, "text": …}'),
+        (b'{"inputs": [{"id": true, "text": "a"}]}', 422, 'inputs[0]: is neither a text nor {"id": …, "text": …}'),
+        (b'{"inputs": [{"text": "a", "top": 1}]}', 422, 'inputs[0]: holds more than "id" and "text"'),
+        (json.dumps({"inputs": ["a" * 20_001]}).encode(), 413, "inputs[0]: a text of more than 20,000 characters"),
+        (json.dumps({"inputs": ["a"] * 9}).encode(), 413, "9 inputs; at most 8 are taken in one request"),
+        (b"x" * (3 << 20), 413, "the body has more than 1,048,576 bytes"),
+    ],
+)
+def test_what_it_refuses_with_one_message(body: bytes, status: int, says: str) -> None:
+    reply = conversation(texts(), lambda app: ask(app, "/v1/predict", body))
+    assert (reply.status, reply.body) == (status, {"detail": says})
+
+
+def test_pairs_are_answered_and_refused_by_what_the_model_reads() -> None:
+    def asked(inputs: Any, wanted: str | None) -> Reply:
+        body = json.dumps({"inputs": inputs}).encode()
+        return conversation(texts(inputs=wanted), lambda app: ask(app, "/v1/predict", body))
+
+    pair = {"text": "a", "text_pair": "b"}
+    for wanted in (None, "text_pair"):
+        assert asked([pair], wanted).body == {"answers": [row(0, ["a", "b"])]}
+    assert asked(["c", {"id": 7, **pair}], None).body == {"answers": [row(0, "c"), row(7, ["a", "b"])]}
+    for inputs, wanted, says in (
+        ([pair], "text", "inputs[0]: the model was tuned on texts"),
+        ([pair, "a"], "text_pair", "inputs[1]: the model was tuned on pairs of texts"),
+        ([{"text": "a", "text_pair": ""}], "text_pair", "inputs[0]: its text_pair is no text"),
+        ([{"text": "a" * 11_000, "text_pair": "b" * 11_000}], None, "inputs[0]: a text of more than 20,000 characters"),
+    ):
+        assert asked(inputs, wanted).body == {"detail": says}
+
+
+def test_forms_that_do_not_suit() -> None:
+    async def talk(app: Any) -> list[Reply]:
+        bodies = [form(b"a", file=True), (b"x", "multipart/form-data; boundary=B"), (b"x", "text/html")]
+        return [await ask(app, "/v1/predict", *body) for body in bodies]
+
+    replies = conversation(texts(), talk)
+    assert [reply.status for reply in replies] == [422, 400, 415]
+    assert replies[0].body == {"detail": "part 0: is a file of the form; the model reads texts, which are fields"}
+
+
+def test_requests_that_come_together_run_together_and_more_than_may_wait_are_refused() -> None:
+    import threading
+
+    sizes, go = [], threading.Event()
+
+    def answer(samples: list[Any]) -> list[Any]:
+        go.wait(30)
+        sizes.append(len(samples))
+        return [row(name, sample) for name, sample in samples]
+
+    def body(*names: str) -> bytes:
+        return json.dumps({"inputs": names}).encode()
+
+    async def talk(app: Any) -> list[Reply]:
+        first = asyncio.create_task(ask(app, "/v1/predict", body("a")))
+        await asyncio.sleep(0.05)  # it runs alone
+        others = [asyncio.create_task(ask(app, "/v1/predict", body(f"{i}", f"{i}!"))) for i in range(3)]
+        await asyncio.sleep(0.05)
+        refused = [await ask(app, "/v1/predict", body("b", "c")), await ask(app, "/ready")]
+        fits = asyncio.create_task(ask(app, "/v1/predict", body("b")))
+        await asyncio.sleep(0.05)
+        full = await ask(app, "/ready")
+        go.set()
+        answered = [await task for task in (first, *others, fits)]
+        return [*refused, full, await ask(app, "/ready"), await ask(app, "/metrics"), *answered]
+
+    refused, ready, full, again, metrics, *answered = conversation(texts(answer), talk)
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert [reply.status for reply in (ready, full, again)] == [200, 503, 200]
+    names = [[each["label"] for each in reply.body["answers"]] for reply in answered]
+    assert names == [["a"], ["0", "0!"], ["1", "1!"], ["2", "2!"], ["b"]]
+    assert sizes == [1, 4, 3]
+    assert 'hydrasurgeon_requests_total{status="429"} 1.0' in metrics.body
+    assert 'hydrasurgeon_requests_total{status="200"} 5.0' in metrics.body
+    assert "hydrasurgeon_waiting 0.0" in metrics.body
+
+
+def test_those_who_wait_hear_of_a_failure() -> None:
+    async def talk(app: Any) -> tuple[Reply, Reply]:
+        return await ask(app, "/v1/predict", b'{"inputs": ["a", "b"]}'), await ask(app, "/health")
+
+    reply, health = conversation(texts(lambda samples: [1 / 0]), talk)
+    assert (reply.status, reply.body) == (500, {"detail": "the model failed: division by zero"})
+    assert (health.status, health.body) == (200, {"status": "ok"})
+
+
+def served(
+    path: Path, talk: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[Any, Served]:
+    """The whole stage, asked in place of listening."""
+    import uvicorn
+
+    replies: list[Any] = []
+    monkeypatch.setattr(
+        uvicorn.Server, "run", lambda server, sockets: replies.append(conversation(server.config.app, talk))
+    )
+    result = serve(path, port=0, device="cpu", **options)
+    return replies[0], result
+
+
+def test_answers_are_those_of_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "source")
+    data = family.data(tmp_path, rows=60)
+    path = hs.calibrate(tmp_path / "source", data=data, ood_score="mds", coverage=0.6, out=tmp_path / "c").path
+    lines: list[str] = []
+    hs.predict(path, data=data, each=lines.append, device="cpu", top=2, batch_size=60)
+    pictures = []
+    for pixels in np.load(data)["images"]:
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        pictures.append(buffer.getvalue())
+    bad = [json.dumps({"inputs": [base64.b64encode(each).decode()]}).encode() for each in (png(1, 20_000), b"GIF89a")]
+
+    async def talk(app: Any) -> list[Reply]:
+        body = json.dumps({"inputs": [base64.b64encode(each).decode() for each in pictures]}).encode()
+        refused = [await ask(app, "/v1/predict", each) for each in (*bad, b'{"inputs": ["@"]}')]
+        asked = [await ask(app, "/v1/predict", body), await ask(app, "/v1/predict", *form(*pictures, file=True))]
+        return [*asked, *refused, await ask(app, "/metrics"), await ask(app, "/openapi.json")]
+
+    options = {"top": 2, "answers": tmp_path / "answers.jsonl", "batch_size": 60}
+    (by_json, by_form, *refused, metrics, openapi), result = served(path, talk, monkeypatch, **options)
+    expected = [json.loads(line) for line in lines]
+    assert by_json.body["answers"] == by_form.body["answers"] == expected
+    assert [reply.status for reply in refused] == [422, 422, 422]
+    assert refused[1].body == {"detail": "inputs[0]: not a readable image"}
+    assert [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()] == expected * 2
+    assert result.inputs == 120
+    unfamiliar = sum(each["answer"] == "unfamiliar" for each in expected)
+    assert f"hydrasurgeon_unfamiliar_total {2 * unfamiliar}.0" in metrics.body
+    assert "hydrasurgeon_inputs_total 120.0" in metrics.body
+    sums = dict(line.rsplit(" ", 1) for line in metrics.body.splitlines() if not line.startswith("#"))
+    assert float(sums["hydrasurgeon_uncertainty_sum"]) == pytest.approx(2 * sum(each["total"] for each in expected))
+    described = openapi.body["paths"]["/v1/predict"]["post"]["responses"]["200"]["content"][JSON]["schema"]
+    assert [*described["properties"]["answers"]["items"]["properties"]] == [*expected[0]]
