@@ -64,7 +64,8 @@ def bootstrap(
 
 def quality(inside: Answers, rows: Rows) -> dict[str, Values]:
     """Accuracy, Brier score, NLL and ECE of each resample."""
-    gap, bins = inside.correct.double() - inside.confidence.double(), bins_of(inside.confidence)
+    rows = inside.choices(rows)
+    gap, bins = inside.kept - inside.promised.double(), bins_of(inside.promised)
     gaps = torch.zeros(len(rows), BINS + 1, dtype=torch.float64).scatter_add_(1, bins[rows], gap[rows])
     return {
         "accuracy": inside.correct.double()[rows].mean(dim=1),
@@ -127,7 +128,7 @@ def ood_intervals(
         return values
 
     intervals: dict[str, dict[str, Interval]] = {}
-    counts = (len(row.inside.labels), *(len(each.scores[row.used]) for each in row.foreign))
+    counts = (row.inside.count, *(len(each.scores[row.used]) for each in row.foreign))
     for name, ends in bootstrap(measure, *counts, level=level, seed=seed).items():
         place, _, metric = name.partition(".")
         intervals.setdefault(place, {})[metric] = ends
@@ -177,7 +178,7 @@ def compared(row: Answered, reference: Answered, *, level: float = 0.95, seed: i
         )
         return {name: mine[name] - theirs[name] for name in mine}
 
-    counts = [len(row.inside.labels), *(len(each.ood_ranks) for each in ranked[0])]
+    counts = [row.inside.count, *(len(each.ood_ranks) for each in ranked[0])]
     ends = bootstrap(differences, *counts, level=level, seed=seed)
     values = differences(*(torch.arange(count)[None] for count in counts))
     return tuple(Difference(name, float(value), *ends[name]) for name, value in values.items())

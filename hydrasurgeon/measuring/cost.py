@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hydrasurgeon.anatomy.layers import queries_keys_values
+from hydrasurgeon.anatomy.parts import Block
 from hydrasurgeon.measuring.results import Cost
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import LiveModel
@@ -159,7 +161,8 @@ def _counted(call: Any) -> tuple[Any, int]:
 def single_macs(model: Classifier, inputs: Any) -> int:
     """Those of the single model that keeps all heads: of the hydra's first member, and of the heads that it lost.
 
-    u heads of width d, at t of T tokens of width E: u·d·((2t + 2T)·E + 2·t·T), as in `planned_cost`.
+    u heads of width d with g queries each, at t of T tokens of width E: u·d·((2gt + 2T)·E + 2g·t·T), as in
+    `planned_cost`, and distances.
     """
     hydra = model.module
     assert isinstance(hydra, Hydra)
@@ -167,14 +170,28 @@ def single_macs(model: Classifier, inputs: Any) -> int:
     with without_padding(model):
         total = macs(alone, sample)
     anatomy = hydra.anatomies[0]
-    tokens, width = anatomy.embed(sample).hidden.shape[1:]
+    hidden = anatomy.embed(sample).hidden
+    tokens, width = hidden.shape[1:]
     for layer, block in enumerate(anatomy.blocks):
         site = block.attention
         lost = model.manifest.towers[site.tower].heads - len(site.heads)
         last = layer == len(anatomy.blocks) - 1 and anatomy.reads is not None
         read = (anatomy.reads or tokens) if last else tokens
-        total += lost * site.head_dim * ((2 * read + 2 * tokens) * width + 2 * read * tokens)
+        queries = site.queries * read
+        total += lost * site.head_dim * ((2 * queries + 2 * tokens) * width + 2 * queries * tokens)
+        total += lost * relative_macs(anatomy.blocks, hidden, anatomy.reads if last else None)
     return total
+
+
+def relative_macs(blocks: Sequence[Block], hidden: Tensor, tokens: int | None) -> int:
+    """What one head's distances take for these tokens, which is alike in all layers."""
+    site = next((block.attention for block in blocks if block.attention.heads), None)
+    if site is None or site.relative is None:
+        return 0
+    q, k, _ = queries_keys_values(site, hidden, tokens)
+    with MultiplyAdds() as counter:
+        site.relative(q, k, site.heads)
+    return counter.count // len(site.heads)
 
 
 HELD = 4 * 2**30

@@ -22,8 +22,8 @@ from hydrasurgeon.decision.probabilities import Labels, Logits, Probs, Scores, n
 from hydrasurgeon.decision.probabilities import mean_probs as mean_probs
 from hydrasurgeon.decision.probabilities import member_probs as member_probs
 from hydrasurgeon.decision.probabilities import tempered as tempered
+from hydrasurgeon.decision.problems import SINGLE, Problem
 from hydrasurgeon.decision.scores.fitted import check_score
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.on_logits import mutual_information as mutual_information
 from hydrasurgeon.decision.temperature import fit_temperature as fit_temperature
 
@@ -139,10 +139,10 @@ def disagreements(logits: Logits) -> Scores:
     return 1 - (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
 
 
-def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
+def ood_score(logits: Logits, kind: str, temperature: float = 1.0, problem: Problem = SINGLE) -> Scores:
     """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
-    check_score(kind, tuple(ON_LOGITS))
-    return ON_LOGITS[kind](logits, temperature).round(decimals=DIGITS)
+    check_score(kind, tuple(problem.scores))
+    return problem.score(kind, logits, temperature).round(decimals=DIGITS)
 
 
 def probability_metrics(probs: Probs, labels: Labels) -> dict[str, float]:

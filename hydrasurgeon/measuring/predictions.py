@@ -9,21 +9,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError, model_validator
 from safetensors.torch import save
 from torch import Tensor
 
+from hydrasurgeon.data import Samples
+from hydrasurgeon.decision.fitting import Outputs
+from hydrasurgeon.decision.problems import PROBLEMS, SINGLE, Problem
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
-from hydrasurgeon.files.manifest import first_mistake
-from hydrasurgeon.files.tensors import TensorFile
+from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake
+from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.measuring.results import Cost, Count, Provenance
 from hydrasurgeon.runtime.tensors import to_tensor
 
@@ -77,10 +81,16 @@ class Predictions:
     scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
     provenance: Provenance | None = None
     """How the model was trained and calibrated; None where only its answers are known."""
+    problem: Problem = SINGLE
+    groups: Int[Tensor, " sample"] | None = None
+    """Which query each sample belongs to, where that was said."""
 
 
-def write_predictions(predictions: Predictions, path: Path) -> None:
+def write_predictions(predictions: Predictions, path: Path, *, data: str | None = None) -> None:
+    """`data` hashes the samples that the logits are for."""
     tensors = {"logits": predictions.logits, "labels": predictions.labels}
+    if predictions.groups is not None:
+        tensors["groups"] = predictions.groups
     tensors |= {f"ood.{s.name}.logits": s.logits for s in predictions.ood if s.logits is not None}
     tensors |= {f"scores.{name}": values for name, values in predictions.scores.items()}
     tensors |= {f"ood.{s.name}.scores.{name}": values for s in predictions.ood for name, values in s.scores.items()}
@@ -90,6 +100,8 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     about: dict[str, Any] = {
         "name": predictions.name,
         "kind": predictions.kind,
+        **({} if data is None else {"data": data}),
+        **({} if predictions.problem is SINGLE else {"problem": predictions.problem.name}),
         "ood": [[s.name, s.group] for s in predictions.ood],
         "shift": [[s.name, s.severity] for s in predictions.shift],
     }
@@ -110,22 +122,12 @@ def _key(name: str, severity: int | None) -> str:
 
 def read_predictions(path: Path) -> Predictions:
     """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits` or `.scores.<score>`."""
-    try:
-        file = TensorFile(path)
-    except CheckpointError as error:
-        raise DataError(
-            f"{path}: not a readable predictions file ({error.message.removeprefix(f'{path}: ')})",
-            hint="Write one with eval --predictions.",
-        ) from error
-    about, where = _About(), f"{path}: its description"
-    if (text := file.metadata.get(ABOUT)) is not None:
-        try:
-            about = _About.model_validate(parse_json(text, where, most=MAX_ABOUT, error=DataError))
-        except ValidationError as error:
-            hint = "Write the file again with eval --predictions."
-            raise DataError(f"{where}: {first_mistake(error)}", hint=hint) from error
-    contents = _Contents(path, file)
+    file = _opened(path)
+    about = _about(path, file)
+    contents = _Contents(path, file, PROBLEMS[about.problem])
     logits = contents.logits("logits")
+    if logits.shape[-1] == 1:
+        contents = replace(contents, problem=PROBLEMS["one_logit"])
     groups = dict(about.ood) | {name: "far" for name in contents.ood_names() if name not in dict(about.ood)}
     shifts = []
     for name, severity in about.shift:
@@ -141,7 +143,68 @@ def read_predictions(path: Path) -> Predictions:
         shift=tuple(shifts),
         cost=about.cost,
         scores=contents.scores("scores.", rows=len(logits)),
+        problem=contents.problem,
+        groups=contents.groups(len(logits)),
     )
+
+
+def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> tuple[Outputs, Input]:
+    """Logits, `features` where there are some, and the labels that are wanted; with as many members, classes and
+    features as `like`. And what the file is called and hashes to."""
+    file = _opened(path)
+    contents, tensors = _Contents(path, file), Tensors([file])
+    logits = contents.logits("logits", like=None if like is None else like.logits)
+    if logits.shape[-1] < 2:
+        hint = "Of one logit z make two, 0 and z; of a probability p the logarithms of 1 - p and p."
+        raise DataError(f"{path}: logits of one class, which leave nothing to choose between", hint=hint)
+    features = contents.features(logits) if "features" in file.infos else None
+    outputs = Outputs(logits, features, contents.labels("labels", of=logits) if labelled else None)
+    widths = [None if each is None or each.features is None else each.features.shape[-1] for each in (outputs, like)]
+    if like is not None and widths[0] != widths[1]:
+        width, expected = ("no features" if each is None else f"features of width {each}" for each in widths)
+        raise DataError(f"{path}: expected {expected}, as the other files have, found {width}")
+    return outputs, Input(name=path.name, sha256=weights_sha256(tensors, tensors.digests()))
+
+
+def is_predictions(spec: str | Path) -> bool:
+    """Whether a file holds answers, not weights."""
+    path = Path(spec)
+    return path.suffix == ".safetensors" and path.is_file() and "logits" in _opened(path).infos
+
+
+def read_answers(path: Path, samples: Samples) -> tuple[Tensor, Input]:
+    """Logits for exactly these samples, in their order; DataError where they are for others."""
+    outputs, record = read_outputs(path, labelled="labels" in _opened(path).infos and samples.labels is not None)
+    data, rows = _about(path, _opened(path)).data, len(outputs.logits)
+    alike = outputs.labels is None or outputs.labels.tolist() == np.asarray(samples.labels).tolist()
+    if rows != len(samples) or not alike or data not in (None, samples.fingerprint()["sha256"]):
+        raise DataError(
+            f"{path}: holds answers for {rows} other samples than the {len(samples)} of {samples.spec}",
+            hint="Write it with eval --predictions on the training data, with the same --limit and --seed.",
+        )
+    return outputs.logits, record
+
+
+def _about(path: Path, file: TensorFile) -> _About:
+    """What a file says of itself, if anything."""
+    where, text = f"{path}: its description", file.metadata.get(ABOUT)
+    if text is None:
+        return _About()
+    try:
+        return _About.model_validate(parse_json(text, where, most=MAX_ABOUT, error=DataError))
+    except ValidationError as error:
+        hint = "Write the file again with eval --predictions."
+        raise DataError(f"{where}: {first_mistake(error)}", hint=hint) from error
+
+
+def _opened(path: Path) -> TensorFile:
+    try:
+        return TensorFile(path)
+    except CheckpointError as error:
+        raise DataError(
+            f"{path}: not a readable predictions file ({error.message.removeprefix(f'{path}: ')})",
+            hint="Write one with eval --predictions, or with safetensors' save_file.",
+        ) from error
 
 
 def _named(text: str) -> str:
@@ -163,9 +226,11 @@ class _About(BaseModel):
 
     name: Name | None = None
     kind: Name = "unknown"
+    data: Name | None = None
     ood: list[tuple[Name, Group]] = []
     shift: list[tuple[Name, Count | None]] = []
     cost: Annotated[Cost, BeforeValidator(_untimed)] | None = None
+    problem: ProblemName = "single_label"
 
     @model_validator(mode="after")
     def _each_once(self) -> _About:
@@ -181,6 +246,7 @@ class _Contents:
 
     path: Path
     file: TensorFile
+    problem: Problem = SINGLE
 
     def ood_names(self) -> list[str]:
         """The sets that tensors are called after."""
@@ -226,15 +292,43 @@ class _Contents:
             )
         return logits
 
-    def labels(self, name: str, *, of: Tensor) -> Int[Tensor, " sample"]:
+    def features(self, logits: Tensor) -> Float[Tensor, "sample member width"]:
+        """What the classifier of each member read."""
+        rows, members, _ = logits.shape
+        shapes = (rows, members) if members > 1 else (rows,), (rows, members)
+        wanted = f"floating-point [{rows}, {members}, width]"
+        features = self._finite("features", lambda shape: shape[:-1] in shapes and shape[-1] > 0, wanted)
+        return features if features.dim() == 3 else features[:, None]
+
+    def groups(self, rows: int) -> Int[Tensor, " sample"] | None:
+        """Which query each row belongs to."""
+        if "groups" not in self.file.infos:
+            return None
+        self._checked("groups", ("I64",), lambda shape: shape == (rows,), f"int64, one for each of {rows}")
+        return torch.from_numpy(self.file.read("groups").view("<i8").copy())
+
+    def labels(self, name: str, *, of: Tensor) -> Tensor:
+        """Class numbers; of other problems how true yes is, or a row of 0 and 1."""
+        info = self.file.infos.get(name)
+        if self.problem is not SINGLE and info is not None and info.dtype in FLOATS:
+            shape = (len(of),) if self.problem.name == "one_logit" else (len(of), of.shape[-1])
+            values = self._finite(name, lambda actual: actual == shape, f"floating-point {[*shape]}")
+            if not bool(((values >= 0) & (values <= 1)).all()):
+                raise DataError(f"{self.path}: {name} must lie between 0 and 1")
+            return values
+        if self.problem.name == "one_logit":
+            return self._whole(name, of, 2).double()
+        return self._whole(name, of, of.shape[-1])
+
+    def _whole(self, name: str, of: Tensor, classes: int) -> Int[Tensor, " sample"]:
         wanted = f"integer, one for each of the {len(of)} rows of logits"
         dtype = self._checked(name, INTEGERS, lambda shape: shape == (len(of),), wanted)
         values = self.file.read(name).view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
-        wrong = ((values < 0) | (values >= of.shape[-1])).nonzero()[0]
+        wrong = ((values < 0) | (values >= classes)).nonzero()[0]
         if len(wrong):
             raise DataError(
                 f"{self.path}: {name}: row {wrong[0]} has the label {values[wrong[0]]}; labels must lie in"
-                f" 0-{of.shape[-1] - 1}"
+                f" 0-{classes - 1}"
             )
         return torch.from_numpy(values.astype("i8"))
 
@@ -284,6 +378,8 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
     return Predictions(
         name=" + ".join(predictions.name for predictions in every),
         kind="ensemble",
+        problem=first.problem,
+        groups=first.groups,
         logits=_joined([predictions.logits for predictions in every]),
         labels=first.labels,
         ood=tuple(OodSet(s.name, s.group, _joined([sets[s.name] for sets in ood])) for s in first.ood),
@@ -304,6 +400,7 @@ def _samples_of(predictions: Predictions) -> dict[str, Any]:
     """What the members of one ensemble have in common."""
     return {
         "classes": predictions.logits.shape[2],
+        "problem": predictions.problem.name,
         "labels": predictions.labels.tolist(),
         "OOD sets": {s.name: (s.group, len(s)) for s in predictions.ood},
         "shifted sets": {(s.name, s.severity): s.labels.tolist() for s in predictions.shift},

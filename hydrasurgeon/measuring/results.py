@@ -49,6 +49,17 @@ class IdResult(SetAverage):
     coverage: float | None = None
     """How often a prediction set of the decision state holds the true label."""
     set_size: float | None = None
+    auroc: float | None = None
+    """How well one logit tells yes from no; absent where all samples are either."""
+    ap: float | None = None
+    mrr10: float | None = None
+    ndcg10: float | None = None
+    """Of one logit, over groups."""
+    micro_f1: float | None = None
+    macro_f1: float | None = None
+    map: float | None = None
+    exact_match: float | None = None
+    """Of many labels."""
     ci: dict[str, Interval] | None = None
 
 

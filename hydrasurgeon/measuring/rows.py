@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.problems import SINGLE, Problem
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import FITTED, OF_LOGITS
+from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring import metrics
-from hydrasurgeon.measuring.answers import Answered, Answers, Reading, answered, in_pieces
+from hydrasurgeon.measuring.answers import Answered, Answers, Reading, answered, answers
 from hydrasurgeon.measuring.bootstrap import bootstrap, ood_intervals, quality
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import (
@@ -32,6 +32,7 @@ from hydrasurgeon.measuring.results import (
     ShiftResult,
     level,
 )
+from hydrasurgeon.measuring.yes_or_no import labelling, ranking
 
 OOD_METRICS = ("auroc", "fpr95", "aupr", "aupr_id")
 """Metrics of OOD detection, which have means over data sets."""
@@ -57,14 +58,14 @@ class Row:
         return replace(self, result=self.result.model_copy(update=changed))
 
 
-def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
+def ood_scores(wanted: str | None, state: State | None, name: str, problem: Problem = SINGLE) -> tuple[str, ...]:
     """The scores that were asked for, the one in use first."""
     recorded = None if state is None else state.record.ood.score
     if wanted is None:
         return (recorded or "msp",)
     kinds = wanted.split(",")
     if wanted == "all":
-        kinds = [recorded or "msp", *OF_LOGITS]
+        kinds = [recorded or "msp", *problem.scores]
     for kind in kinds:
         if kind in FITTED and kind != recorded:
             raise UsageError(
@@ -79,14 +80,18 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
     logits."""
     sets = predictions.ood
     held = [name for name in predictions.scores if all(name in each.scores for each in sets)]
-    on_logits = [] if any(each.logits is None for each in sets) else list(ON_LOGITS)
+    on_logits = [] if any(each.logits is None for each in sets) else list(predictions.problem.scores)
     available = [*held, *(kind for kind in on_logits if kind not in held)]
     kinds = (wanted or "msp").split(",")
     if wanted == "all":
         kinds = ["msp", *on_logits, *held] if on_logits else held or ["msp"]
     for kind in kinds:
         if kind not in available:
-            why = "has OOD sets without logits" if kind in ON_LOGITS else "does not hold this score of every set"
+            why = (
+                "has OOD sets without logits"
+                if kind in predictions.problem.scores
+                else "does not hold this score of every set"
+            )
             raise UsageError(
                 f"--ood-score {visible(kind)}: {source} {why}{did_you_mean(kind, available, visible)}",
                 hint=f"Available: {', '.join(map(visible, available)) or 'none'}.",
@@ -95,23 +100,39 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
 
 
 def reading_of(
-    state: State | None, kinds: tuple[str, ...], *, temperature: float | None, ci: float | None, seed: int
+    state: State | None,
+    kinds: tuple[str, ...],
+    *,
+    temperature: float | None,
+    ci: float | None,
+    seed: int,
+    problem: Problem = SINGLE,
 ) -> Reading:
     """By the decision state, unless there is none or a temperature is asked for."""
     if state is None or temperature is not None:
-        return Reading(1.0 if temperature is None else temperature, ood_scores=kinds, ci=ci, seed=seed)
+        return Reading(temperature or 1.0, ood_scores=kinds, ci=ci, seed=seed, problem=problem)
     record = state.record
     return Reading(
-        record.temperature, record.joint, kinds, score_temperature=1.0, conformal=record.conformal, ci=ci, seed=seed
+        record.temperature,
+        record.joint,
+        kinds,
+        score_temperature=1.0,
+        threshold=record.ood.threshold if kinds[0] == record.ood.score else None,
+        conformal=record.conformal if record.labels is None else None,
+        ci=ci,
+        seed=seed,
+        problem=problem,
+        bias=record.bias,
+        labels=record.labels,
     )
 
 
 def row_of(predictions: Predictions, reading: Reading) -> Row:
     """All metrics of one model."""
-    answers = answered(predictions, reading)
+    row = answered(predictions, reading)
     shift = tuple(shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift)
-    ood, averages = _ood(answers, reading)
-    inside = answers.inside
+    ood, averages = _ood(row, reading)
+    inside = row.inside
     return Row(
         Result(
             name=predictions.name,
@@ -127,7 +148,7 @@ def row_of(predictions: Predictions, reading: Reading) -> Row:
             ),
             cost=predictions.cost,
         ),
-        answers,
+        row,
     )
 
 
@@ -156,7 +177,6 @@ def _ood(
 def summary(inside: Answers, reading: Reading) -> IdResult:
     """Quality, calibration and selective risk on a labelled set."""
     of_answers = {
-        "aece": metrics.aece_of,
         "aurc": metrics.aurc,
         "augrc": metrics.augrc,
         "cov5": metrics.coverage_at_risk,
@@ -166,21 +186,35 @@ def summary(inside: Answers, reading: Reading) -> IdResult:
     def measures(rows: Tensor) -> dict[str, Tensor]:
         """Measures of each resample; NaN where one has none."""
         values = quality(inside, rows)
+        rows = inside.choices(rows)
+        even = [metrics.aece_of(inside.promised[each], inside.kept[each]) for each in rows]
+        values["aece"] = torch.tensor(even, dtype=torch.float64)
         drawn = [(inside.confidence[each], inside.correct[each]) for each in rows]
         for name, measure in of_answers.items():
             taken = [measure(sure, right) for sure, right in drawn]
             values[name] = torch.tensor([float("nan") if t is None else t for t in taken], dtype=torch.float64)
         return values
 
-    n = len(inside.labels)
+    n = inside.count
     whole = measures(torch.arange(n)[None])
     values: dict[str, Any] = {name: float(value) for name, value in whole.items() if value.isfinite()}
-    values |= {"n": n, "smece": metrics.smooth_ece(inside.confidence, inside.correct)}
+    values |= {"n": n, "smece": metrics.smooth_ece(inside.promised, inside.kept)}
+    if inside.yes is not None and inside.truth is not None:
+        values |= worth(reading.problem, inside.yes, inside.truth, inside)
     if inside.covered is not None and inside.set_size is not None:
         values |= {"coverage": float(inside.covered.double().mean()), "set_size": float(inside.set_size.mean())}
     if reading.ci is not None:
         values["ci"] = bootstrap(measures, n, level=reading.ci, seed=reading.seed)
     return IdResult.model_validate(values)
+
+
+def worth(problem: Problem, yes: Tensor, truth: Tensor, inside: Answers) -> dict[str, float | None]:
+    """What a yes or no is worth besides."""
+    if problem.name == "one_logit":
+        return ranking(yes, truth, inside.groups)
+    shape = (inside.count, inside.each)
+    said, holds = inside.predicted.bool().reshape(shape), inside.labels.bool().reshape(shape)
+    return labelling(yes.reshape(shape), said, holds)
 
 
 def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
@@ -194,11 +228,8 @@ def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
 
 def shifted(name: str, severity: int | None, logits: Tensor, labels: Tensor, reading: Reading) -> ShiftResult:
     """What is left under one shift."""
-    accuracy = brier = 0.0
-    for rows, truth in in_pieces(logits, labels):
-        probs, share = reading.probs(rows), len(rows) / len(labels)
-        accuracy += share * metrics.accuracy(probs, truth)
-        brier += share * metrics.brier(probs, truth)
+    left = answers(logits, labels, reading)
+    accuracy, brier = float(left.correct.double().mean()), float(left.brier.mean())
     return ShiftResult(name=name, severity=severity, accuracy=accuracy, brier=brier)
 
 

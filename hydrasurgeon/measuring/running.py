@@ -8,9 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.data import first_batch, moved
+from hydrasurgeon.data import Samples, first_batch, moved
+from hydrasurgeon.decision.probabilities import yes_or_no
 from hydrasurgeon.decision.scores.fitted import EnsembleScore
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.measuring.metrics import DIGITS
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
@@ -63,7 +68,11 @@ class How:
         """Logits, labels and a score of the features, in one pass."""
         piece = collected([model], samples, self.run, features=True, skipped=self.skipped)
         assert piece.features is not None
-        return piece.logits, piece.labels, {fitted.kind: fitted(piece.features, piece.logits).round(decimals=DIGITS)}
+        return (
+            piece.logits,
+            piece.labels,
+            {fitted.kind: fitted(piece.features, yes_or_no(piece.logits)).round(decimals=DIGITS)},
+        )
 
     def first(self, model: Any, samples: Any, count: int = TIMED) -> Any:
         """The first samples as a batch of this model's; no more than it is run on at a time."""
@@ -82,4 +91,28 @@ def predicted(
         outside, _, of_set = answer(samples, True)
         foreign.append(OodSet(name, group, outside, of_set))
     shifted = [ShiftSet(name, severity, *answer(samples, False)[:2]) for name, severity, samples in sets.shift]
-    return Predictions(logits=logits, labels=labels, ood=tuple(foreign), shift=tuple(shifted), scores=scores, **about)
+    return Predictions(
+        logits=logits,
+        labels=labels,
+        ood=tuple(foreign),
+        shift=tuple(shifted),
+        scores=scores,
+        groups=groups_in(sets.id, len(logits)),
+        **about,
+    )
+
+
+def groups_in(samples: Samples, count: int) -> Tensor | None:
+    """A number for the query of each sample; None where nothing says so, or not all samples were read."""
+    groups = samples.groups
+    if groups is None or len(groups) != count:
+        return None
+    sizes = Counter(groups)
+    alone = next((row for row, group in enumerate(groups) if sizes[group] == 1), None)
+    if alone is not None:
+        raise DataError(
+            f"{samples.spec}: row {alone} is alone in its group {groups[alone][:60]!r}",
+            hint="A query needs rows to order: give each two or more, or leave the column group out.",
+        )
+    numbers = {group: number for number, group in enumerate(sizes)}
+    return torch.tensor([numbers[group] for group in groups])

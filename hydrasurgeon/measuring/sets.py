@@ -136,6 +136,10 @@ def check_same_classes(opened: Sequence[Checkpoint]) -> None:
     first = opened[0]
     labels = first.manifest.model.labels
     for other in opened[1:]:
+        problems = [each.manifest.model.problem for each in (first, other)]
+        if problems[0] != problems[1]:
+            what = f"{visible(first.name)} is {problems[0]}, {visible(other.name)} {problems[1]}"
+            raise DataError(what, hint="Evaluate them one by one.")
         check_classes(first.name, first.manifest.model.num_classes, other.name, other.manifest.model.num_classes)
         for at, (mine, its) in enumerate(zip(labels or (), other.manifest.model.labels or (), strict=False)):
             if mine != its:

@@ -9,12 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, cat
 
 from hydrasurgeon.measuring.answers import Answered
-from hydrasurgeon.measuring.bootstrap import HIGHER, Difference
+from hydrasurgeon.measuring.bootstrap import HIGHER
 from hydrasurgeon.measuring.metrics import BINS, bins_of, risks
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.report.columns import ARROWS, OOD, QUALITY, short, shown_name
-from hydrasurgeon.report.svg import Chart, Scale, drawing, figure, number, text_of
-from hydrasurgeon.report.verdicts import NAMES, macs_of
+from hydrasurgeon.report.svg import RADIUS, WIDTH, Chart, Scale, colour, drawing, figure, number, text_of, ticks_of
+from hydrasurgeon.report.verdicts import NAMES, Verdict, listed, macs_of
 
 Drawn = Sequence[tuple[int, str, Answered]]
 """Rows: their number, what they are called, their answers."""
@@ -23,15 +23,15 @@ FIRST = 0.02
 """What a risk chart leaves out at its left: among the first few answers the risk jumps about."""
 LINES = 4
 """OOD sets that have a line each in a histogram; of more, the near and the far ones have one line."""
-FOREST_ROW = 26
-"""Height of one metric among the differences."""
-ZERO, WIDTH = 204, 320
-"""Where a difference of 0 lies, and how wide the differences are drawn."""
+DIFFERENCE = 26
+"""Height of one model among the differences."""
+FLAGGED = 0.05
+"""The fraction of in-distribution samples above the line that stands for a threshold where none was fitted."""
 POINTS = 160
 """Points of a curve; a chart has no pixels for more."""
 BARS = (8, 40)
 """Fewest and most bars of a histogram; bars of a few samples each show only noise."""
-TAIL = 0.002
+TAIL = 0.005
 """The fraction of samples at either end that a histogram may leave out: a few far ones would squeeze all others."""
 
 Curve = list[tuple[float, float]]
@@ -66,13 +66,14 @@ def reliability(rows: Drawn) -> list[str]:
 
 
 def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
-    """A chart for each row: the scores of in-distribution and of OOD samples."""
+    """A chart for each row: the scores of in-distribution and of OOD samples, and the threshold."""
     charts = []
     groups = {o.name: o.group for result in results for o in result.ood}
     for _, name, row in rows:
-        foreign = _foreign(row, groups)
-        low, high, shares = bars_of([row.scores[row.used], *foreign.values()])
-        says = f"Scores by {row.used}, from {low:.3g} to {high:.3g}; higher for OOD."
+        inside, foreign = row.scores[row.used], _foreign(row, groups)
+        low, high, shares = bars_of([inside, *foreign.values()])
+        threshold, flags = _threshold(row, {"in distribution": inside, **foreign})
+        says = f"Scores by {row.used}, from {low:.3g} to {high:.3g}; higher for OOD. {flags}"
         chart = Chart.of(f"OOD scores of {name}", says, x=(low, high), y=(0, 1.05 * max(map(max, shares))))
         chart.axes(f"OOD score, {row.used}", "samples, %", percent="y")
         step = (high - low) / len(shares[0])
@@ -85,12 +86,22 @@ def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
             # A step line: up and down at the edges of the bars.
             points = [(low + (at + edge) * step, share) for at, share in enumerate(each) for edge in (0, 1)]
             chart.line(points, which, title)
-        legend = '<span><span class="key inside"></span>in distribution</span>' + "".join(
-            f' <span><span class="key c{which % 8}"></span>{text_of(short(title))}</span>'
-            for which, title in enumerate(foreign)
-        )
+        chart.rule(min(max(threshold, low), high), "" if row.threshold is None else "fitted", flags)
+        keys = [("inside", "in distribution"), *((f"c{at % 8}", short(title)) for at, title in enumerate(foreign))]
+        keys.append(("line", "5 % of ID" if row.threshold is None else "threshold"))
+        legend = " ".join(f'<span><span class="key {kind}"></span>{text_of(title)}</span>' for kind, title in keys)
         charts.append(figure(f"OOD scores: {name}", chart.svg(), note=f'<span class="legend">{legend}</span>'))
     return charts
+
+
+def _threshold(row: Answered, sets: Mapping[str, Tensor]) -> tuple[float, str]:
+    """The fitted threshold, else the one that flags 5 % of the in-distribution samples, and how much of each set it
+    flags."""
+    inside = row.scores[row.used].double()
+    threshold = float(inside.quantile(1 - FLAGGED)) if row.threshold is None else row.threshold
+    fractions = [f"{100 * float((each > threshold).double().mean()):.1f} % of {name}" for name, each in sets.items()]
+    what = "No threshold was fitted. One of" if row.threshold is None else "The fitted threshold,"
+    return threshold, f"{what} {threshold:.3g} flags {listed(fractions)}."
 
 
 def _foreign(row: Answered, groups: Mapping[str, str]) -> dict[str, Tensor]:
@@ -192,38 +203,56 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
         # No fraction lies beyond 100 %, and nothing here below 0.
         low, high = max(low - room, 0.0), min(high + room, 1.0) if percent else high + room
         right = max(x for x, _, _ in points)
-        # A badge at next to no cost would lie upon the ticks.
+        # A dot at next to no cost would lie upon the ticks.
         left = -0.06 * right if min(x for x, _, _ in points) < 0.06 * right else 0.0
         values = "; ".join(f"{shown_name(results[at])}: {x:.2f}, {y:.3f}" for x, y, at in points)
         chart = Chart.of(f"{title} against cost", f"{values}.", x=(left, right * 1.08), y=(low, high))
         chart.axes(label, f"{title}{', %' if percent else ''}", percent=percent)
-        chart.badges([(x, y, at, f"{shown_name(results[at])}\n{title} {y:.3f} for {x:.2f}") for x, y, at in points])
+        chart.numbered([(x, y, at, f"{shown_name(results[at])}\n{title} {y:.3f} for {x:.2f}") for x, y, at in points])
         charts.append(figure(f"{title}{ARROWS[better]} against cost", chart.svg()))
     return charts
 
 
-def forest(differences: Sequence[Difference], title: str) -> str:
-    """A line for each metric: its difference and interval, each on a scale of its own, better to the right."""
-    height = FOREST_ROW * len(differences) + 20
-    pieces = [f'<line class="zero" x1="{ZERO}" x2="{ZERO}" y1="2" y2="{height - 18}"/>']
-    for at, d in enumerate(differences):
-        sign = 1 if d.metric in HIGHER else -1
-        ends = sorted((sign * d.low, sign * d.high))
-        scale = Scale(0, max(abs(ends[0]), abs(ends[1]), 1e-12), ZERO, WIDTH - 14)
-        y = FOREST_ROW * at + 14
-        left, right, middle = (number(scale(value)) for value in (*ends, sign * d.value))
-        tip = f"{NAMES[d.metric]}: {d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}"
-        pieces.append(f'<text class="tick" x="0" y="{y}" dy=".32em">{NAMES[d.metric]}</text>')
-        pieces.append(
-            f'<g class="mark {d.judgement}" data-tip="{text_of(tip)}"><line x1="{left}" x2="{right}" y1="{y}"'
-            f' y2="{y}"/><circle cx="{middle}" cy="{y}" r="4"/></g>'
+def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list[str]:
+    """A chart for each metric: every row's difference from the reference on one axis, better to the right."""
+    charts = []
+    metrics = dict.fromkeys(d.metric for _, verdict in verdicts for d in verdict.differences)
+    for metric in metrics:
+        rows = [(at, v.name, d) for at, v in verdicts for d in v.differences if d.metric == metric]
+        ends = [0.0, *(end for _, _, d in rows for end in (d.low, d.high))]
+        room = 0.05 * (max(ends) - min(ends)) or 0.001
+        low, high = min(ends) - room, max(ends) + room
+        height = DIFFERENCE * len(rows) + 8
+        better = metric in HIGHER
+        # Less is better to the right too, where less is better.
+        x = Scale(*((low, high) if better else (high, low)), 34, WIDTH - 10)
+        pieces = []
+        for value, text in ticks_of(Scale(low, high, 0, 1), percent=False):
+            place = number(x(value))
+            pieces.append(f'<line class="grid" x1="{place}" x2="{place}" y1="2" y2="{height}"/>')
+            pieces.append(f'<text class="tick" x="{place}" y="{height + 14}" text-anchor="middle">{text}</text>')
+        zero = number(x(0))
+        pieces.append(f'<line class="zero" x1="{zero}" x2="{zero}" y1="2" y2="{height}"/>')
+        for line, (at, name, d) in enumerate(rows):
+            y = DIFFERENCE * line + 4 + DIFFERENCE // 2
+            left, right, middle = (number(x(value)) for value in (d.low, d.high, d.value))
+            tip = f"{name}\n{NAMES[metric]} {d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}: {d.judgement}"
+            pieces.append(f'<circle class="dot {colour(at)}" cx="12" cy="{y}" r="{RADIUS}"/>')
+            pieces.append(f'<text class="in-dot" x="12" y="{y}" dy=".34em" text-anchor="middle">{at + 1}</text>')
+            pieces.append(
+                f'<g class="mark {d.judgement}" data-tip="{text_of(tip)}"><line x1="{left}" x2="{right}" y1="{y}"'
+                f' y2="{y}"/><circle cx="{middle}" cy="{y}" r="4"/></g>'
+            )
+        foot = height + 30
+        pieces.append(f'<text class="tick" x="34" y="{foot}">← worse</text>')
+        pieces.append(f'<text class="tick" x="{WIDTH - 10}" y="{foot}" text-anchor="end">better →</text>')
+        says = "; ".join(
+            f"{name} {d.value:+.4f} between {d.low:+.4f} and {d.high:+.4f}, {d.judgement}" for _, name, d in rows
         )
-    pieces.append(
-        f'<text class="tick" x="{ZERO - 8}" y="{height - 4}" text-anchor="end">← worse</text><text class="tick"'
-        f' x="{ZERO + 8}" y="{height - 4}">better →</text>'
-    )
-    says = "; ".join(f"{NAMES[d.metric]} {d.value:+.4f}, {d.judgement}" for d in differences)
-    return drawing(title, says, WIDTH, height, "".join(pieces), kind="forest")
+        title = f"{NAMES[metric]}{ARROWS['higher' if better else 'lower']}"
+        content = drawing(f"{title} less that of {reference}", f"{says}.", WIDTH, foot + 4, "".join(pieces))
+        charts.append(figure(f"Δ {title}", content))
+    return charts
 
 
 def bins_of_confidence(

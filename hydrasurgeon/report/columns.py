@@ -5,9 +5,12 @@ The terminal, the page, Markdown, model cards and the README's tables are writte
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -22,6 +25,14 @@ DECIMALS = 3
 """Decimals of fractions and losses."""
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """What stands behind the name of a metric: the direction in which it is better."""
+CHARACTER, PADDING = 8.2, 18
+"""About how wide a character of a table is in a browser, and what lies around a cell, in pixels."""
+NAMES = (150, 260)
+"""Least and most pixels of the column of names."""
+NARROW = 24
+"""Characters of a name above a column."""
+FORMULA = re.compile(r"[=@+]|-(?![0-9.])")
+"""How a text begins that a spreadsheet takes for a formula."""
 WIDEST = 52
 """Characters of a name in a heading, a table or a legend; the verdicts have it whole."""
 
@@ -37,6 +48,8 @@ class Metric:
     """Its name on a terminal; without one it is not shown there."""
     unit: float | None = None
     """What it is divided by; a metric with a unit is a cost, with so many decimals that the least has three digits."""
+    meaning: str = ""
+    """What it measures, for the glossary."""
 
     @property
     def head(self) -> str:
@@ -52,38 +65,125 @@ class Metric:
 
 
 QUALITY = (
-    Metric("accuracy", "accuracy", "higher", "Acc"),
-    Metric("brier", "Brier", "lower", "Brier"),
-    Metric("nll", "NLL", "lower", "NLL"),
-    Metric("ece", "ECE", "lower", "ECE"),
-    Metric("aece", "aECE", "lower", "aECE"),
+    Metric(
+        "accuracy", "accuracy", "higher", "Acc", meaning="The fraction of samples whose most probable class is right."
+    ),
+    Metric(
+        "brier", "Brier", "lower", "Brier", meaning="The mean squared distance of the probabilities from the truth."
+    ),
+    Metric(
+        "nll", "NLL", "lower", "NLL", meaning="Negative log-likelihood: the mean −log of the true class's probability."
+    ),
+    Metric(
+        "ece",
+        "ECE",
+        "lower",
+        "ECE",
+        meaning="Expected calibration error: how far confidence is from accuracy, on average over 15 bins.",
+    ),
+    Metric("aece", "aECE", "lower", "aECE", meaning="Adaptive ECE: the same over bins of equally many samples."),
 )
 """What every labelled set is measured by."""
 ANSWERS = (
-    Metric("smece", "SmoothECE", "lower"),
-    Metric("aurc", "AURC", "lower"),
-    Metric("cov5", "coverage at 5 % risk", "higher"),
-    Metric("coverage", "set coverage", "", "covered"),
-    Metric("set_size", "set size", "", "set size"),
+    Metric("smece", "SmoothECE", "lower", meaning="Calibration error with a smooth kernel instead of bins."),
+    Metric(
+        "aurc",
+        "AURC",
+        "lower",
+        meaning="Area under the risk-coverage curve: the mean fraction wrong over all coverages.",
+    ),
+    Metric(
+        "cov5",
+        "coverage at 5 % risk",
+        "higher",
+        meaning="The fraction of samples that can be answered with at most 5 % of the answers wrong.",
+    ),
+    Metric("coverage", "set coverage", "", "covered", meaning="How often the prediction set holds the true class."),
+    Metric("set_size", "set size", "", "set size", meaning="Classes in a prediction set, on average."),
+    Metric("auroc", "AUROC of yes", "higher", "AUROC", meaning="How often a yes has a higher probability than a no."),
+    Metric("ap", "average precision", "higher", "AP", meaning="Area under the precision-recall curve of yes."),
+    Metric("mrr10", "MRR@10", "higher", "MRR@10", meaning="1 / the rank of a query's first yes, on average."),
+    Metric("ndcg10", "nDCG@10", "higher", "nDCG@10", meaning="Discounted gain of the first ten, as part of the best."),
+    Metric("micro_f1", "micro F1", "higher", "micro F1", meaning="F1 of all label decisions together."),
+    Metric("macro_f1", "macro F1", "higher", "macro F1", meaning="The mean over labels of their F1."),
+    Metric("map", "mAP", "higher", "mAP", meaning="The mean over labels of their average precision."),
+    Metric("exact_match", "exact match", "higher", "exact", meaning="Samples of which every label is right."),
 )
 """What the first labelled set is measured by besides."""
-DIVERSITY = (Metric("mi", "MI", "", "MI"), Metric("disagreement", "disagreement", "", "DI"))
+DIVERSITY = (
+    Metric("mi", "MI", "", "MI", meaning="Mutual information between answer and member: how far members are apart."),
+    Metric("disagreement", "disagreement", "", "DI", meaning="How often two members name different classes."),
+)
 """How members differ: more of it is neither good nor bad by itself."""
 COST = (
     Metric("params", "parameters, M", "lower", "params M", 1e6),
-    Metric("macs", "multiply-adds, M", "lower", "MACs M", 1e6),
-    Metric("expected_macs", "expected multiply-adds, M", "lower", "expected M", 1e6),
+    Metric(
+        "macs",
+        "multiply-adds, M",
+        "lower",
+        "MACs M",
+        1e6,
+        meaning="Multiplications with an addition for one sample: matrix products, convolutions, attention.",
+    ),
+    Metric(
+        "expected_macs",
+        "expected multiply-adds, M",
+        "lower",
+        "expected M",
+        1e6,
+        meaning="The average of a cascade, which runs all members on some samples only.",
+    ),
     Metric("latency_ms", "time, ms", "lower", "ms", 1),
 )
 """What a model costs; `expected_macs` is a cascade's, which does not run all its members on each sample."""
 OOD = (
-    Metric("auroc", "AUROC", "higher", "AUROC"),
-    Metric("fpr95", "FPR95", "lower", "FPR95"),
-    Metric("aupr", "AUPR", "higher", "AUPR"),
+    Metric(
+        "auroc",
+        "AUROC",
+        "higher",
+        "AUROC",
+        meaning="How often an OOD sample has a higher OOD score than an in-distribution one; 0.5 is chance.",
+    ),
+    Metric(
+        "fpr95",
+        "FPR95",
+        "lower",
+        "FPR95",
+        meaning="The fraction of in-distribution samples flagged by the threshold that flags 95 % of the OOD samples.",
+    ),
+    Metric(
+        "aupr", "AUPR", "higher", "AUPR", meaning="Area under the precision-recall curve, OOD samples as positives."
+    ),
 )
 """What an OOD set is detected by."""
-SHIFT = (*QUALITY[:2], Metric("mce", "mCE", "lower", "mCE"))
+SHIFT = (
+    *QUALITY[:2],
+    Metric(
+        "mce",
+        "mCE",
+        "lower",
+        "mCE",
+        meaning="Mean corruption error: errors under shifts, as a share of the first row's.",
+    ),
+)
 """What is left under shifts."""
+
+
+WORDS = {
+    "ID": "In-distribution: data like the training data.",
+    "OOD": "Out-of-distribution: data unlike the training data; near resembles it, far does not.",
+    "OOD score": "A number for each sample, higher for OOD; AUROC, FPR95 and AUPR say how well it separates the two.",
+    "threshold": "Samples whose OOD score is above it are flagged as OOD; calibrate fits it.",
+    "calibrated": "Of the answers given with some confidence, that fraction is right; calibrate fits what that takes.",
+    "confidence": "The probability of the most probable class.",
+    "coverage": "The fraction of samples that are answered, the most confident first.",
+    "risk": "The fraction of the given answers that are wrong.",
+    "head": "One attention head of one layer.",
+    "member": "A copy of the backbone with fewer heads.",
+    "hydra": "Members fused into one model that runs them in one forward pass.",
+    "confidence interval": "Where a figure lies in that share of bootstrap resamples of the data.",
+}
+"""What the words of a report mean that are no metric."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +193,8 @@ class Cell:
     low: str = ""
     high: str = ""
     """The ends of its interval, where there is one."""
+    values: tuple[float | None, ...] = ()
+    """The number itself, then the ends, for whoever computes with them."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +206,18 @@ class Column:
     cells: tuple[Cell, ...]
     title: str = ""
 
+    @property
+    def head(self) -> str:
+        return self.title or self.metric.head
+
+    @property
+    def width(self) -> float:
+        """About how many pixels it takes in a browser: of its longest word, or of its longest interval, which is
+        smaller."""
+        ends = [0.8 * (len(cell.low) + len(cell.high) + 3) for cell in self.cells if cell.low]
+        words = [min(len(word), NARROW) for word in self.head.split()]
+        return PADDING + CHARACTER * max([*words, *(len(cell.text) for cell in self.cells), *ends])
+
 
 @dataclass(frozen=True)
 class Table:
@@ -111,6 +225,8 @@ class Table:
     names: tuple[str, ...]
     columns: tuple[Column, ...]
     note: str = ""
+    of: str = "model"
+    """What its rows are."""
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
@@ -119,6 +235,46 @@ class Table:
     def groups(self) -> list[tuple[str, int]]:
         """The groups of neighbours, and how many columns each has."""
         return [(group, len(list(each))) for group, each in groupby(column.group for column in self.columns)]
+
+    def parts(self, width: float) -> list[Table]:
+        """The same in tables of this many pixels at most, where groups allow it."""
+        width -= min(max(NAMES[0], PADDING + CHARACTER * max(map(len, self.names), default=0)), NAMES[1])
+        parts: list[list[Column]] = [[]]
+        for group, neighbours in groupby(self.columns, key=lambda column: column.group):
+            block = list(neighbours)
+            # Columns without a heading in common may be torn apart, and those that have no room together must be.
+            torn = not group or sum(column.width for column in block) > width
+            for some in [[each] for each in block] if torn else [block]:
+                if parts[-1] and sum(column.width for column in (*parts[-1], *some)) > width:
+                    parts.append([])
+                parts[-1] += some
+        titles = [self.title, *(f"{self.title}, part {at}" for at in range(2, len(parts) + 1))]
+        last = len(parts) - 1
+        return [
+            replace(self, title=title, columns=tuple(part), note=self.note if at == last else "")
+            for at, (title, part) in enumerate(zip(titles, parts, strict=True))
+        ]
+
+    def csv(self) -> str:
+        """The table for a spreadsheet or pandas: numbers with six digits, the ends of an interval in columns of their
+        own."""
+        heads, columns = [self.of], [list(self.names)]
+        for column in self.columns:
+            name = f"{column.group} {column.title or column.metric.name}".strip()
+            ends = ("", " low", " high")[: max((len(cell.values) for cell in column.cells), default=0) or 1]
+            heads += [name + end for end in ends]
+            for at in range(len(ends)):
+                values = [cell.values[at] if at < len(cell.values) else None for cell in column.cells]
+                columns.append(["" if value is None else f"{value:.6g}" for value in values])
+        return csv_of([heads, *zip(*columns, strict=True)])
+
+
+def csv_of(rows: Iterable[Iterable[str]]) -> str:
+    """Comma-separated values; a name that a spreadsheet would take for a formula gets an apostrophe."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(["'" * bool(FORMULA.match(cell)) + visible(cell) for cell in row] for row in rows)
+    return text.getvalue()
 
 
 def shown_name(result: Result) -> str:
@@ -204,9 +360,10 @@ def _cells(metric: Metric, records: Sequence[Any]) -> tuple[Cell, ...]:
     ranks = dict(zip(numbers, places, strict=False)) if metric.better and len(numbers) > 1 else {}
     cells = []
     for record, text in zip(records, texts, strict=True):
-        ends: Interval | None = (getattr(record, "ci", None) or {}).get(metric.key)
+        ends: Interval | tuple[()] = (getattr(record, "ci", None) or {}).get(metric.key) or ()
         rank = "" if text == ABSENT else ranks.get(float(text), "")
-        cells.append(Cell(text, rank, *(f"{end:.{decimals}f}" for end in ends or ())))
+        low, high = (f"{end:.{decimals}f}" for end in ends) if ends else ("", "")
+        cells.append(Cell(text, rank, low, high, (metric.of(record), *ends)))
     return tuple(cells)
 
 

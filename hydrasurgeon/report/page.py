@@ -1,4 +1,4 @@
-"""The report as one HTML file that opens anywhere: no library, no network, a style and forty lines of script.
+"""The report as one HTML file that opens anywhere: no library, no network, a style and a few lines of script.
 
 A policy in its head names these two by their hashes: a browser runs nothing else, whatever a name in the report holds.
 """
@@ -7,26 +7,33 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import command_line
-from hydrasurgeon.files.manifest import UNKNOWN, Manifest
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
 from hydrasurgeon.measuring.bootstrap import compared, is_paired
-from hydrasurgeon.measuring.results import Report, unlike
+from hydrasurgeon.measuring.results import Report, Result, unlike
 from hydrasurgeon.measuring.rows import Row
 from hydrasurgeon.report import charts
-from hydrasurgeon.report.columns import short, shown_name, tables
+from hydrasurgeon.report.classes import Classes
+from hydrasurgeon.report.columns import NARROW, WIDEST, WORDS, Table, csv_of, short, shown_name, tables
+from hydrasurgeon.report.examples import Examples
 from hydrasurgeon.report.heads import STRIPES, head_maps
 from hydrasurgeon.report.svg import colour
-from hydrasurgeon.report.verdicts import Verdict, figures, headline, spent, verdict
+from hydrasurgeon.report.verdicts import Verdict, decided, figures, headline, spent, verdict
+
+PASSED = ("names", "reference", "verdicts", "numbered", "notes", "examples", "manifests", "uses")
+"""What the template gets of the material as it is."""
+WIDTH = 1130
+"""Pixels that a table has in a window of 1280."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,22 @@ class Material:
     level: float = 0.95
     seed: int = 0
     notes: tuple[str, ...] = ()
+    classes: Sequence[str] = ()
+    """The names of the classes, by number."""
+    examples: tuple[Examples, ...] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What else the figures rest on: versions, the device, how many samples ran at a time."""
+    uses: Mapping[str, DataRecord] = field(default_factory=dict)
+    """What data was used for what."""
 
     @property
     def names(self) -> list[str]:
         return [shown_name(row.result) for row in self.rows]
+
+    @property
+    def numbered(self) -> list[tuple[int, Verdict]]:
+        """Verdicts with the numbers of their rows."""
+        return list(zip([at for at in range(len(self.rows)) if at != self.reference], self.verdicts, strict=True))
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -60,78 +79,117 @@ class Material:
 
 def document(material: Material) -> str:
     """The whole file."""
-    environment = Environment(autoescape=True, finalize=_shown, undefined=StrictUndefined, keep_trailing_newline=True)
-    style, script = (Markup(_part(name)) for name in ("style.css", "script.js"))
-    sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    environment = Environment(autoescape=True, finalize=shown, undefined=StrictUndefined, keep_trailing_newline=True)
+    style, script = (Markup(part(name)) for name in ("style.css", "script.js"))
+    sources = f"img-src data:; style-src '{digest(style)}'; script-src '{digest(script)}'"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
-    members = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]
-    drawn = [(at, name, row.answers) for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))]
-    detecting = [row for row in drawn if row[2].foreign]
-    # Names leave room for numbers, and are whole where they would look alike.
-    shorten = len(set(map(short, material.names))) == len(set(material.names))
+    listed = _parts(_untimed(each) for each in tables(results))
 
-    def named(name: str) -> str:
-        if not shorten or short(name) == visible(name):
+    def named(name: str, widest: int = WIDEST) -> str:
+        """Names leave room for numbers, and are whole where they would look alike."""
+        alike = len({short(each, widest) for each in material.names}) < len(set(material.names))
+        if alike or short(name, widest) == visible(name):
             return name
-        return Markup('<span title="{}">{}</span>').format(visible(name), short(name))
+        return Markup('<span title="{}">{}</span>').format(visible(name), short(name, widest))
 
-    def forest(each: Verdict) -> str:
-        title = f"{each.name} less {material.names[material.reference]}"
-        return Markup(charts.forest(each.differences, title) if each.differences else "")
-
-    return environment.from_string(_part("page.html.j2")).render(
+    return environment.from_string(part("page.html.j2")).render(
+        **{
+            name: getattr(material, name)
+            for name in ("names", "reference", "verdicts", "numbered", "notes", "examples")
+        },
+        **{name: getattr(material, name) for name in ("manifests", "uses")},
+        **_charts(material, results),
         headline=headline(material.verdicts, material.names[material.reference]),
         policy=Markup(policy),
         style=style,
         script=script,
-        names=material.names,
         first=reference,
-        reference=material.reference,
         figures=figures(reference.result),
         spent=spent(reference.result),
-        verdicts=material.verdicts,
-        notes=material.notes,
+        decided=[decided(row.answers) for row in material.rows],
         data=data if isinstance(data, list) else [data] if data else [],
         ood_sizes={o.name: o.n for r in results for o in r.ood},
         level=f"{100 * material.level:.4g}",
-        tables=tables(results),
-        maps=[head_maps(name, manifest) for name, manifest in material.manifests.items()],
-        stripes=max((count for count in members if count <= STRIPES), default=0),
-        crowded=max(members, default=0) > STRIPES,
-        most_stripes=STRIPES,
-        reliability=charts.reliability(drawn),
-        ood=[*charts.rocs(detecting, results), *charts.histograms(detecting, results)],
-        selective=[charts.risk_coverage(drawn, results)],
-        shift=charts.severities(results),
-        cost=charts.quality_cost(results, material.reference),
-        manifests=material.manifests,
-        unknown=UNKNOWN,
+        tables=listed,
+        glossary=_glossary(listed),
         facts=_facts(material),
+        attribute=_attribute,
+        csv=_csv,
+        unknown=UNKNOWN,
         command_line=command_line,
         colour=colour,
         named=named,
-        forest=forest,
+        narrow=NARROW,
     )
 
 
-def _shown(value: object) -> object:
+def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
+    """What is drawn, by section."""
+    drawn = [(at, name, row.answers) for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))]
+    detecting = [row for row in drawn if row[2].foreign]
+    classes = Classes(drawn, material.reference, material.classes)
+    members = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]
+    return {
+        "differences": charts.differences(material.numbered, material.names[material.reference]),
+        "balance": classes.balance(),
+        "by_class": _parts(classes.tables()),
+        "matrices": classes.matrices(),
+        "maps": [head_maps(name, manifest) for name, manifest in material.manifests.items()],
+        "stripes": max((count for count in members if count <= STRIPES), default=0),
+        "crowded": max(members, default=0) > STRIPES,
+        "most_stripes": STRIPES,
+        "reliability": charts.reliability(drawn),
+        "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting, results)],
+        "selective": [charts.risk_coverage(drawn, results)],
+        "shift": charts.severities(results),
+        "cost": charts.quality_cost(results, material.reference),
+    }
+
+
+def shown(value: object) -> object:
     """Names from anywhere show what is in them; what we wrote ourselves stays as it is."""
     return value if isinstance(value, Markup) else visible(value)
 
 
-def _part(name: str) -> str:
+def _glossary(listed: Iterable[Table]) -> dict[str, str]:
+    """The words of this report that are explained, metrics first."""
+    metrics = [column.metric for each in listed for column in each.columns]
+    return {metric.name: metric.meaning for metric in metrics if metric.meaning} | WORDS
+
+
+def _attribute(text: str) -> Markup:
+    """Text of several lines as the value of an attribute."""
+    return Markup(str(escape(text)).replace("\n", "&#10;"))
+
+
+def _parts(of: Iterable[Table]) -> list[Table]:
+    return [part for each in of for part in each.parts(WIDTH)]
+
+
+def _untimed(of: Table) -> Table:
+    """Without times, which are others in the next run: the page of the same inputs is the same."""
+    return replace(of, columns=tuple(column for column in of.columns if column.metric.key != "latency_ms"))
+
+
+def _csv(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    return csv_of([heads, *(map(str, row) for row in rows)])
+
+
+def part(name: str) -> str:
+    """A file of this folder."""
     return (files("hydrasurgeon") / "report" / name).read_text(encoding="utf-8")
 
 
-def _hash(content: str) -> str:
+def digest(content: str) -> str:
+    """As a policy names it."""
     return f"sha256-{b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
 def _facts(material: Material) -> dict[str, Any]:
     """How it was measured."""
-    settings = material.report.settings
+    settings = {**material.report.settings, **material.facts}
     facts = {
         key.replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         for key, value in settings.items()

@@ -1,5 +1,6 @@
 "use strict";
-// What a mark says, beside it: for a pointer, and for the arrow keys within a chart that has the focus.
+// What a mark or a word says, beside it: for a pointer, for the Tab key, and for the arrow keys within a chart that has
+// the focus. And tables for the clipboard.
 (() => {
   const tip = document.getElementById("tip");
   let current = null;
@@ -22,8 +23,9 @@
   };
   document.addEventListener("pointerover", (event) => {
     const mark = event.target.closest("[data-tip]");
-    if (mark) show(mark); else if (!document.activeElement.matches("svg.marks")) hide();
+    if (mark) show(mark); else if (!document.activeElement.matches("svg.marks, dfn")) hide();
   });
+  document.addEventListener("focusin", (event) => { if (event.target.dataset.tip) show(event.target); });
   document.addEventListener("keydown", (event) => {
     const chart = document.activeElement.closest("svg.marks");
     if (event.key === "Escape") return hide();
@@ -35,6 +37,24 @@
     const at = marks.indexOf(current);
     show(marks[at < 0 ? (step > 0 ? 0 : marks.length - 1) : (at + step + marks.length) % marks.length]);
   });
+  const copy = async (text) => {
+    try { return await navigator.clipboard.writeText(text); } catch { /* not allowed in a frame: the old way */ }
+    const area = document.body.appendChild(document.createElement("textarea"));
+    area.value = text;
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  };
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-csv]");
+    if (!button) return;
+    const label = button.textContent;
+    await copy(button.dataset.csv);
+    button.textContent = "Copied";
+    button.focus();
+    setTimeout(() => { button.textContent = label; }, 1500);
+  });
+  addEventListener("beforeprint", () => { for (const each of document.querySelectorAll("details")) each.open = true; });
   document.addEventListener("focusout", hide);
   document.addEventListener("scroll", place, { capture: true, passive: true });
 })();

@@ -19,8 +19,23 @@ LABEL, DIGIT = 22, 6.6
 """Room that a vertical label takes, and that each character of a tick does."""
 RADIUS = 9
 """Radius of a dot with a number in it."""
-ASIDE = ((0, 0), (0, -20), (0, 20), (20, 0), (-20, 0), (16, -16), (-16, -16), (16, 16), (-16, 16), (0, -40), (0, 40))
-"""Where such a dot goes, in turn, where another one is."""
+DOT = 5
+"""Radius of a dot with a number beside it."""
+BESIDE = (
+    (0, -13),
+    (0, 13),
+    (13, 0),
+    (-13, 0),
+    (11, -11),
+    (-11, -11),
+    (11, 11),
+    (-11, 11),
+    (0, -25),
+    (0, 25),
+    (25, 0),
+    (-25, 0),
+)
+"""Where that number goes, in turn, where another one is."""
 COLOURS = 8
 """Distinct colours of the style sheet; further rows repeat them in other dashes."""
 
@@ -93,7 +108,7 @@ class Chart:
 
     def axes(self, x_label: str, y_label: str, *, percent: str = "") -> None:
         """Grid, ticks and what the axes are; `percent` names those of shares, "x", "y" or "xy"."""
-        steps = _ticks(self.y, percent="y" in percent)
+        steps = ticks_of(self.y, percent="y" in percent)
         # Many digits move the plot to the right, lest they lie upon the label.
         left = max(LEFT, LABEL + round(DIGIT * max(len(text) for _, text in steps)))
         self.x = replace(self.x, start=left)
@@ -101,7 +116,7 @@ class Chart:
             at = number(self.y(value))
             self.pieces.append(f'<line class="grid" x1="{left}" x2="{number(self.x.end)}" y1="{at}" y2="{at}"/>')
             self.pieces.append(f'<text class="tick" x="{left - 6}" y="{at}" dy=".32em" text-anchor="end">{text}</text>')
-        for value, text in _ticks(self.x, percent="x" in percent):
+        for value, text in ticks_of(self.x, percent="x" in percent):
             at = number(self.x(value))
             self.pieces.append(f'<line class="grid" y1="{TOP}" y2="{number(self.y.start)}" x1="{at}" x2="{at}"/>')
             y = number(self.y.start + 15)
@@ -127,24 +142,32 @@ class Chart:
         shape = f'circle cx="{number(self.x(a))}" cy="{number(self.y(b))}" r="3.5"/>'
         self.pieces.append(mark(shape, tip, kind=f"mark dot {colour(at)}"))
 
-    def badges(self, points: Sequence[tuple[float, float, int, str]]) -> None:
-        """Dots with the numbers of their rows; one that would cover another stands aside, tied to its place."""
-        placed: list[tuple[float, float]] = []
-        for a, b, at, tip in points:
-            x, y = self.x(a), self.y(b)
-            places = [(x + dx, y + dy) for dx, dy in ASIDE]
-            free = [p for p in places if all(math.dist(p, other) >= 2 * RADIUS for other in placed)]
-            placed.append(free[0] if free else (x, y))
-            left, top = map(number, placed[-1])
-            if placed[-1] != (x, y):
-                path = f"M{number(x)} {number(y)}L{left} {top}"
-                self.pieces.append(f'<path class="line thin {colour(at)}" d="{path}"/>')
+    def numbered(self, points: Sequence[tuple[float, float, int, str]]) -> None:
+        """Dots exactly where they are; the numbers of their rows stand beside them, where there is room."""
+        places = [(self.x(a), self.y(b)) for a, b, _, _ in points]
+        # Where dots lie upon each other, any of them says what all of them do.
+        tips = [
+            "\n".join(tip for place, (*_, tip) in zip(places, points, strict=True) if math.dist(place, mine) < DOT)
+            for mine in places
+        ]
+        for (x, y), (_, _, at, _), tip in zip(places, points, tips, strict=True):
+            shape = f'circle cx="{number(x)}" cy="{number(y)}" r="{DOT}"/>'
+            self.pieces.append(mark(shape, tip, kind=f"mark dot see {colour(at)}"))
+        taken = list(places)
+        for (x, y), (_, _, at, _) in zip(places, points, strict=True):
+            beside = [(x + dx, y + dy) for dx, dy in BESIDE]
+            free = [spot for spot in beside if all(math.dist(spot, other) >= 2 * DOT + 2 for other in taken)]
+            taken.append((free or beside)[0])
+            place = "x={} y={}".format(*(f'"{number(at)}"' for at in taken[-1]))
             self.pieces.append(
-                mark(f'circle cx="{left}" cy="{top}" r="{RADIUS}"/>', tip, kind=f"mark dot {colour(at)}")
+                f'<text class="beside {colour(at)}" {place} dy=".34em" text-anchor="middle">{at + 1}</text>'
             )
-            self.pieces.append(
-                f'<text class="in-dot" x="{left}" y="{top}" dy=".34em" text-anchor="middle">{at + 1}</text>'
-            )
+
+    def rule(self, a: float, kind: str, tip: str) -> None:
+        """A line from the bottom to the top."""
+        path = f"M{number(self.x(a))} {number(self.y.start)}V{number(self.y.end)}"
+        self.pieces.append(f'<path class="rule {kind}" d="{path}"/>')
+        self.pieces.append(mark(f'path d="{path}"/>', tip, kind="mark wide"))
 
     def bar(self, low: float, high: float, top: float, kind: str, tip: str) -> None:
         """From the bottom to `top`."""
@@ -185,7 +208,7 @@ def figure(caption: str, content: str, *, note: str = "") -> str:
     return f"<figure><figcaption>{text_of(short(caption))}{more}</figcaption>{content}</figure>"
 
 
-def _ticks(scale: Scale, *, percent: bool) -> list[tuple[float, str]]:
+def ticks_of(scale: Scale, *, percent: bool) -> list[tuple[float, str]]:
     """Ticks with as many digits as tell one from the next."""
     values = ticks(scale.low, scale.high)
     factor = 100 if percent else 1

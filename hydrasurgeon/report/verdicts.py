@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.results import Cost, Result
 from hydrasurgeon.report.columns import short, shown_name
@@ -172,6 +173,18 @@ def spent(result: Result) -> str:
     if result.cost is None:
         return ""
     return f"{amount(result.cost.macs)} multiply-adds for one sample, {amount(result.cost.params)} parameters."
+
+
+def decided(row: Answered) -> str:
+    """Whether its answers are calibrated, and by what it detects OOD samples."""
+    of = row.conditions
+    data = None if of.provenance is None else of.provenance.calibrated_on
+    calibrated = f"yes, on {data.spec} ({data.rows:,} samples)" if of.calibrated and data is not None else "yes"
+    parts = [f"Calibrated: {calibrated if of.calibrated else 'no'}"]
+    if row.scores:
+        threshold = "no threshold" if row.threshold is None else f"threshold {row.threshold:.3g}"
+        parts.append(f"OOD by {row.used}, {threshold}")
+    return f"{'. '.join(parts)}."
 
 
 def amount(count: float) -> str:

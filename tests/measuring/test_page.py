@@ -134,7 +134,7 @@ def test_who_cannot_see_it_is_told(files: list[Path], tmp_path: Path) -> None:
     assert all(after <= before + 1 for before, after in pairwise(levels))
     # Nor have two regions of the page one name: a table stands in a section that may be called like it.
     named = [*parsed.said("h2"), *(str(a["aria-label"]) for a in parsed.all("div") if a.get("role") == "region")]
-    assert "Under distribution shift" in named
+    assert "Distribution shift" in named
     assert len(set(named)) == len(named)
     captions = parsed.said("figcaption")
     assert any(caption.startswith("ROC: ") for caption in captions)
@@ -320,3 +320,82 @@ def test_small_parts() -> None:
     assert ticks(2, 2) == [2]
     assert [number(v) for v in (1, 0.126, -0.001, -2.5, 100)] == ["1", "0.13", "0", "-2.5", "100"]
     assert Scale(0, 10, 100, 0)(2.5) == 75
+
+
+def test_intervals_that_are_compared_share_an_axis(files: list[Path], tmp_path: Path) -> None:
+    _, text = page(files, tmp_path / "r.html")
+    drawn = re.findall(r'aria-label="(accuracy|NLL) . less that of base\.(.*?)</svg>', text, re.DOTALL)
+    assert [metric for metric, _ in drawn] == ["accuracy", "NLL"]
+    for metric, svg in drawn:
+        (zero,) = map(float, re.findall(r'class="zero" x1="([^"]*)"', svg))
+        marks = re.findall(
+            r"data-tip=\"[^\"]*? ([-+][0-9.]+), between ([-+][0-9.]+) and ([-+][0-9.]+): \w+\">"
+            r'<line x1="([^"]*)" x2="([^"]*)".*?<circle cx="([^"]*)"',
+            svg,
+        )
+        assert len(marks) == 2
+        places = [(float(value), float(x)) for m in marks for value, x in zip(m[:3], (m[3], m[4], m[5]), strict=True)]
+        values = [(float(m[0]), float(m[5])) for m in marks] + [(float(m[1]), float(m[3])) for m in marks]
+        assert len(places) == 6
+        scales = [(x - zero) / value for value, x in values if abs(value) > 0.02]
+        assert scales == pytest.approx([scales[0]] * len(scales), rel=0.02)  # one scale, and one zero
+        assert (scales[0] > 0) == (metric == "accuracy")  # better lies to the right
+
+
+def test_dots_lie_where_their_figures_are(files: list[Path], tmp_path: Path) -> None:
+    # Two that cost the same and answer the same lie upon each other, and both are named.
+    twin = write(tmp_path / "t.safetensors", 1.5, name="twin")
+    _, text = page([*files, twin], tmp_path / "r.html")
+    (svg,) = re.findall(r'aria-label="NLL against cost\.(.*?)</svg>', text, re.DOTALL)
+    listed = re.findall(r"([^;.]*?): ([0-9.]+), ([0-9.]+)", re.findall("<desc>(.*?)</desc>", svg, re.DOTALL)[0])
+    dots = [(float(x), float(y)) for x, y in re.findall(r'<circle[^>]* cx="([^"]*)" cy="([^"]*)"', svg)]
+    assert len(dots) == len(listed) == 4
+    assert dots[0] == dots[3]
+    ratios = [float(x) for _, x, _ in listed]
+    left, right = dots[2][0], dots[1][0]
+    for (x, _), ratio in zip(dots, ratios, strict=True):
+        assert x == pytest.approx(left + (ratio - ratios[2]) / (ratios[1] - ratios[2]) * (right - left), abs=1.5)
+    tips = re.findall('data-tip="([^"]*)"', svg)
+    assert "base" in tips[3]
+    assert "twin" in tips[3]
+    assert sorted(re.findall(r'class="beside[^>]*>(\d)<', svg)) == ["1", "2", "3", "4"]
+
+
+def test_words_are_explained(files: list[Path], tmp_path: Path) -> None:
+    parsed, _ = page(files, tmp_path / "r.html", ci=0.9)
+    entries = {str(a["id"]): a for a in parsed.all("dd") if "id" in a}
+    words = parsed.all("dfn")
+    assert {str(word["aria-describedby"]) for word in words} <= set(entries)
+    assert all(len(str(word["data-tip"])) > 20 for word in words)
+    # The Tab key stops at each word once.
+    stops = [str(word["aria-describedby"]) for word in words if word.get("tabindex") == "0"]
+    assert len(stops) == len(set(stops)) == len({str(word["aria-describedby"]) for word in words})
+    assert {"accuracy", "ECE", "AUROC", "OOD", "hydra"} <= set(parsed.said("dt"))
+
+
+def test_thresholds_and_calibration_are_told(
+    tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
+) -> None:
+    source, data = tiny(), images(rows=60)
+    far = images("far.npz", seed=5, rows=40)
+    ready = hs.calibrate(source, data=data, ood_score="energy", out=tmp_path / "ready.safetensors").path
+    evaluation = hs.evaluate([source, ready], data=data, ood=[f"far:noise={far}"], html=tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    parsed = Page(text)
+    spent = [line for line in parsed.said("p") if line.startswith("Calibrated: ")]
+    threshold = json.loads((tmp_path / "ready.heads.json").read_text())["decision"]["ood"]["threshold"]
+    assert spent == [
+        "Calibrated: no. OOD by msp, no threshold.",
+        f"Calibrated: yes, on data.npz (60 samples). OOD by energy, threshold {threshold:.3g}.",
+    ]
+    assert [kind.strip() for kind in re.findall('class="rule([^"]*)"', text)] == ["", "fitted"]
+    dashed, fitted = re.findall('data-tip="((?:No|The fitted) threshold[^"]*)"', text)
+    assert dashed.startswith("No threshold was fitted. One of")
+    assert "flags 5.0 % of in distribution" in dashed
+    assert f"{threshold:.3g} flags" in fitted
+    # The page says what it rests on, and nothing that changes: no times, no dates.
+    assert {"hydrasurgeon", "torch", "device", "batch size", "dtype"} <= set(parsed.said("dt"))
+    assert "time, ms" not in text
+    cost = evaluation.report.results[0].cost
+    assert cost is not None
+    assert cost.latency_ms is not None

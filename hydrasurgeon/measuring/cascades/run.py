@@ -125,6 +125,7 @@ def with_cascade(
         reading.joint,
         kinds,
         score_temperature=1.0,
+        threshold=None if reading.threshold is None else cascade.ood_threshold,
         conformal=cascade.conformal,
         ci=reading.ci,
         seed=reading.seed,
