@@ -1,28 +1,16 @@
 """Model surgery on checkpoints: prune attention heads, fuse the pruned members into one Hydra.
 
-import hydrasurgeon as hs
-model = hs.load("hydra.safetensors")
-probs = model.predict(inputs)
+>>> import hydrasurgeon as hs
+>>> model = hs.load("backbone")
+>>> model.predict("bag.png")
+     id  label  probability  total  answer
+bag.png      6        0.918  0.442       6
+not calibrated: no decision state was used
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hydrasurgeon.runtime.classifier import load
-    from hydrasurgeon.stages.bench import bench
-    from hydrasurgeon.stages.build import build
-    from hydrasurgeon.stages.calibrate import calibrate
-    from hydrasurgeon.stages.evaluate import evaluate
-    from hydrasurgeon.stages.finetune import finetune
-    from hydrasurgeon.stages.fuse import fuse
-    from hydrasurgeon.stages.predict import predict
-    from hydrasurgeon.stages.probe import probe
-    from hydrasurgeon.stages.prune import prune
-    from hydrasurgeon.stages.replay import replay
-    from hydrasurgeon.stages.score import score
-    from hydrasurgeon.stages.verify import verify
+from typing import Any
 
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.sharing.timm_hook import install
@@ -30,6 +18,8 @@ from hydrasurgeon.sharing.timm_hook import install
 install()
 
 __all__ = [
+    "Decision",
+    "HydraError",
     "bench",
     "build",
     "calibrate",
@@ -46,13 +36,24 @@ __all__ = [
 ]
 
 _HOME = {name: f"hydrasurgeon.stages.{name}:{name}" for name in __all__} | {
-    "load": "hydrasurgeon.runtime.classifier:load"
+    "Decision": "hydrasurgeon.runtime.standalone:Decision",
+    "HydraError": "hydrasurgeon.errors:HydraError",
+    "load": "hydrasurgeon.runtime.classifier:load",
 }
-"""Where each name of the public interface is defined."""
+"""Where each name of the public interface is defined; `python tools/render_stubs.py` writes their types."""
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for, when it is asked for: torch is never needed to read a manifest."""
+    if name == "__version__":
+        from hydrasurgeon.files.history import installed
+
+        return installed(__name__) or "unknown"
     if name not in _HOME:
         raise AttributeError(f"module 'hydrasurgeon' has no attribute {name!r}")
     return imported(_HOME[name])
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return [*__all__, "__version__"]

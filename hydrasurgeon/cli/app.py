@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -12,46 +13,70 @@ from typing import Annotated, Any
 import typer
 
 from hydrasurgeon.cli.commands import add
+from hydrasurgeon.cli.help import WIDEST, Pages, Plain
+from hydrasurgeon.cli.signals import speaking
 from hydrasurgeon.errors import HydraError, OutputError, UsageError
 from hydrasurgeon.files.foreign import visible
 
 app = typer.Typer(
     name="hydrasurgeon",
-    help=(
-        "Prune attention heads, fuse the pruned members into one calibrated Hydra: score → prune → finetune → fuse →"
-        " eval."
-    ),
+    cls=Pages,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
 )
 
 
 add(app)
 
 
-@app.command("schema")
+def _version(wanted: bool) -> None:
+    if wanted:
+        from hydrasurgeon import render
+        from hydrasurgeon.files.history import installed
+
+        render.raw(f"hydrasurgeon {installed('hydrasurgeon')}")
+        raise typer.Exit
+
+
+VERSION = typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+"""The one option that stands before a command."""
+
+
+@app.callback()
+def start(version: Annotated[bool, VERSION] = False) -> None:
+    """Prune attention heads and fuse the pruned members into one calibrated hydra."""
+
+
+@app.command("schema", cls=Plain)
 def schema() -> None:
-    """Print the manifest's JSON Schema."""
+    """Print the JSON Schema of manifests."""
     from hydrasurgeon import render
     from hydrasurgeon.files.manifest import json_schema
 
     render.raw(json_schema())
 
 
-@app.command("demo")
+@app.command("demo", cls=Plain)
 def demo(
     folder: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")] = Path(
         "hydra-demo"
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
-    """Build a Hydra from a small trained ViT on real images, and compare it with a Deep Ensemble."""
+    """Build a hydra of a small ViT on real images, and compare it with a Deep Ensemble."""
     from hydrasurgeon.cli.demo import demo as stage
 
-    stage(folder, run=run, force=force)
+    again = shlex.join(["hydrasurgeon", "demo", "-o", str(folder), "--force"])
+    with speaking(lambda: f"interrupted: {folder} holds the files that are finished; to start over: {again}"):
+        stage(folder, run=run, force=force)
+
+
+@app.command("help", cls=Plain)
+def help_of(command: Annotated[str | None, typer.Argument(metavar="[COMMAND]", help="Of which.")] = None) -> None:
+    """Show what a command can be told, with examples."""
+    raise typer.Exit(run([*([command] if command else []), "--help"]))
 
 
 # typer brings its own copy of click from some version on: this is the right one's UsageError.

@@ -4,19 +4,23 @@ the stage returns is shown."""
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperCommand
 
+from hydrasurgeon.cli.going_on import go_on
+from hydrasurgeon.cli.help import Page
+from hydrasurgeon.cli.signals import speaking
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import imported
-from hydrasurgeon.options.base import GROUPS, RUNS, WRITTEN, Options, about
-from hydrasurgeon.options.deciding import CalibrateOptions, PredictOptions
+from hydrasurgeon.options.base import CHECKPOINTS, LABELLED, UNLABELLED, Options, about
+from hydrasurgeon.options.deciding import CalibrateOptions, MonitorOptions, PredictOptions, ServeOptions
 from hydrasurgeon.options.making import BuildOptions, FinetuneOptions, FuseOptions, PruneOptions, ScoreOptions
 from hydrasurgeon.options.measuring import (
     BenchOptions,
@@ -29,7 +33,13 @@ from hydrasurgeon.options.measuring import (
 from hydrasurgeon.options.trusting import ReplayOptions, VerifyOptions
 
 STDOUT = "-"
-"""Where an output goes that is printed."""
+"""Where an output goes that is printed, and where data comes from that is typed."""
+FRESH = "init:"
+"""What a checkpoint begins with that is made of random weights."""
+NAMED = re.compile(r"[^=/]*=")
+"""What a data set is called, in front of it."""
+PATTERN = {*"{*?["}
+"""What is in a spec of several files."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,11 @@ def _must_hold(result: Any) -> None:
     imported("hydrasurgeon.checkpoints.checks:must_hold")(str(result.path), result.checks)
 
 
+def _as_stopped(result: Any) -> None:
+    if result.stop is not None:
+        raise result.stop
+
+
 COMMANDS = (
     Command("score", ScoreOptions, "score:score", "scored"),
     Command("prune", PruneOptions, "prune:prune", "pruned"),
@@ -62,6 +77,8 @@ COMMANDS = (
     Command("build", BuildOptions, "build:build", "built"),
     Command("calibrate", CalibrateOptions, "calibrate:calibrate", "calibrated"),
     Command("predict", PredictOptions, "predict:predict", "predicted"),
+    Command("serve", ServeOptions, "serve:serve", "served", _as_stopped),
+    Command("monitor", MonitorOptions, "monitor:monitor", "monitored", lambda result: result.require()),
     Command("eval", EvaluateOptions, "evaluate:evaluate", "evaluated", _keep_limits),
     Command("bench", BenchOptions, "bench:bench", "benched"),
     Command("inspect", InspectOptions, "inspect:inspect", "inspected"),
@@ -71,34 +88,13 @@ COMMANDS = (
     Command("replay", ReplayOptions, "replay:replay", "replayed", _must_hold),
     Command("export", ExportOptions, "export:export", "exported"),
 )
-"""All commands but `schema` and `demo`, which take next to nothing."""
+"""All commands but `schema`, `demo` and `help`, which take next to nothing."""
 
 
 def add(app: typer.Typer) -> None:
     """Give the application its commands."""
     for command in COMMANDS:
-        app.command(command.name, cls=type("Grouped", (Grouped,), {"record": command.record}))(_function(command))
-
-
-class Grouped(TyperCommand):
-    """A command whose options stand in groups."""
-
-    record: type[Options]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{group: [] for group in GROUPS}}
-        for parameter in self.get_params(ctx):
-            line, field = parameter.get_help_record(ctx), self.record.model_fields.get(parameter.name or "")
-            group = WRITTEN if parameter.name == "as_json" else RUNS
-            if parameter.param_type_name == "argument":
-                group = "Arguments"
-            elif field is not None:
-                group = str(about(field)["group"])
-            sections[group] += [line] if line else []
-        for title, lines in sections.items():
-            if lines:
-                with formatter.section(title):
-                    formatter.write_dl(lines)
+        app.command(command.name, cls=type("Page", (Page,), {"record": command.record}))(_function(command))
 
 
 def _function(command: Command) -> Callable[..., None]:
@@ -116,6 +112,7 @@ def _function(command: Command) -> Callable[..., None]:
 
         options = {record.model_fields[n].alias or n: value for n, value in values.items() if value not in (None, [])}
         read = record.of(**options)
+        _look(read)
         options = {name: getattr(read, "json_" if name == "json" else name) for name in options}
         printed = _printed(options)
         if printed == "json":
@@ -125,9 +122,11 @@ def _function(command: Command) -> Callable[..., None]:
                 raise UsageError("--json requires -o: rows on stdout are JSON already", hint="Give -o F too.")
             options["each"] = render.raw
         how = {"shell": options.pop("shell", False)} if record is ReplayOptions else {}
-        with render.progress(quiet) as tick:
+        with speaking(lambda: go_on(read)), render.progress(quiet) as tick:
             if "progress" in record.model_fields:
                 options["progress"] = tick
+            if "say" in record.model_fields and not quiet:
+                options["say"] = render.say
             result = imported(f"hydrasurgeon.stages.{command.stage}")(**options)
         getattr(render, command.shown)(result, json=as_json, quiet=quiet, **how)
         if command.then is not None:
@@ -137,6 +136,21 @@ def _function(command: Command) -> Callable[..., None]:
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
     return called
+
+
+def _look(options: Options) -> None:
+    """Refuse what is not there at once: stages take seconds to import, and may read the second file after an hour."""
+    from hydrasurgeon.checkpoints.folder import find, present
+    from hydrasurgeon.checkpoints.hub import is_hub_id
+    from hydrasurgeon.data.places import columns_of, is_there, located
+
+    for text in options.reading(CHECKPOINTS):
+        if not (text.startswith(FRESH) or is_hub_id(text) or present(Path(text))):
+            find(text.partition("#")[0])
+    for text in options.reading(LABELLED, UNLABELLED):
+        spec = text if text.startswith("text:") or is_there(Path(text)) else NAMED.sub("", text)
+        if not (spec == STDOUT or PATTERN & {*spec} or spec.endswith(".tar")):
+            located(columns_of(spec)[0])
 
 
 def _printed(options: dict[str, Any]) -> str | None:

@@ -1,10 +1,11 @@
-"""Signals end a command as a shell expects: what was half done is cleaned up, and the code is 128 + the signal's
-number."""
+"""Signals end a command as a shell expects: what was half done is cleaned up, one line says how to go on, and the code
+is 128 + the signal's number."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -12,6 +13,8 @@ ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 
 _RECEIVED: list[int] = []
 """Those that came, in their order."""
+_GO_ON: list[Callable[[], str]] = []
+"""What each command that runs would say if it were ended, the one that was typed first."""
 
 
 def ended(command: Callable[[], int]) -> int:
@@ -25,7 +28,26 @@ def ended(command: Callable[[], int]) -> int:
         if not _RECEIVED:
             raise
         code = 1  # libraries turn an interruption into errors of their own
-    return 128 + _RECEIVED[0] if code and _RECEIVED else code
+    if not (code and _RECEIVED):
+        return code
+    if _GO_ON:
+        from hydrasurgeon import render
+
+        render.say(_GO_ON[0](), fold=False)
+    return 128 + _RECEIVED[0]
+
+
+@contextmanager
+def speaking(go_on: Callable[[], str]) -> Iterator[None]:
+    """A command that, ended by a signal within the block, leaves what `go_on` says as its last line."""
+    _GO_ON.append(go_on)
+    try:
+        yield
+    except BaseException:
+        if not _RECEIVED:
+            _GO_ON.pop()
+        raise
+    _GO_ON.pop()
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -18,8 +18,11 @@ from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.lookup import did_you_mean
 
-GROUPS = READ, CHOSEN, WRITTEN, RUNS = "What is read", "What is done", "What is written", "How it runs"
+GROUPS = READ, CHOSEN, RUNS, WRITTEN = "What is read", "What is chosen", "How it runs", "What is written"
 """The groups that options stand in, in the order of `--help`."""
+
+KINDS = CHECKPOINTS, LABELLED, UNLABELLED = "checkpoints", "labelled data", "data"
+"""Groups of what is read: what the values name, and whether its labels are of use."""
 
 EXPECTED = {
     "literal_error": "expected {expected}",
@@ -46,6 +49,7 @@ def option(
     help: str,
     group: str = CHOSEN,
     metavar: str | None = None,
+    unset: str | None = None,
     flags: Sequence[str] = (),
     recorded: bool = False,
     repeatable: bool = False,
@@ -53,12 +57,15 @@ def option(
 ) -> Any:
     """A field that is an option.
 
-    `flags` are its names where they are not the field's; `recorded` options are kept in the history; a `repeatable` one
+    `unset` says what holds where it is not given and its default does not say so; `flags` are its names where they are
+    not the field's; `recorded` options are kept in the history; a `repeatable` one
     may be given several times on the command line.
     """
     about: dict[str, Any] = {
-        "group": group,
+        "group": READ if group in KINDS else group,
+        "reads": group,
         "metavar": metavar,
+        "unset": unset,
         "flags": [*flags],
         "recorded": recorded,
         "repeatable": repeatable,
@@ -66,9 +73,9 @@ def option(
     return Field(default, description=help, json_schema_extra=about, **bounds)
 
 
-def argument(*, help: str, metavar: str, default: Any = ...) -> Any:
+def argument(*, help: str, metavar: str, default: Any = ..., reads: str | None = None) -> Any:
     """A field that has no `--name`: it stands first on the command line, and may come first in Python."""
-    return Field(default, description=help, json_schema_extra={"argument": True, "metavar": metavar})
+    return Field(default, description=help, json_schema_extra={"argument": True, "metavar": metavar, "reads": reads})
 
 
 class Options(BaseModel):
@@ -115,6 +122,13 @@ class Options(BaseModel):
         read = [getattr(self, n) for n, said in fields.items() if said.get("argument") or said.get("group") == READ]
         return [value for value in read if isinstance(value, str | Path | tuple)]
 
+    def reading(self, *kinds: str) -> list[str]:
+        """What is read of these kinds, as it was given."""
+        fields = type(self).model_fields.items()
+        values = [getattr(self, name) for name, field in fields if about(field).get("reads") in kinds]
+        lists = [value if isinstance(value, tuple) else (value,) for value in values]
+        return [str(each) for value in lists for each in value if each is not None]
+
     def but(self, **changed: Any) -> Self:
         """The same options but these, which the caller knows to be valid."""
         return self.model_copy(update=changed)
@@ -137,11 +151,15 @@ class Options(BaseModel):
     @classmethod
     def flag(cls, name: str) -> str:
         """The option as it is typed."""
-        field = cls.model_fields.get(name)
-        if field is not None and about(field).get("argument"):
-            return str(about(field)["metavar"])
-        flags = about(field).get("flags", ()) if field is not None else ()
-        return str(flags[-1]) if flags else f"--{name.replace('_', '-')}"
+        if about(cls.model_fields.get(name, NOTHING)).get("argument"):
+            return str(about(cls.model_fields[name])["metavar"])
+        return cls.flags(name)[-1]
+
+    @classmethod
+    def flags(cls, name: str) -> list[str]:
+        """All the names that an option may be typed by; an argument has none."""
+        said = about(cls.model_fields.get(name, NOTHING))
+        return [] if said.get("argument") else said.get("flags") or [f"--{name.replace('_', '-')}"]
 
     @classmethod
     def wrong(cls, error: ValidationError) -> str:

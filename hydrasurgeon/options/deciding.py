@@ -1,12 +1,36 @@
-"""The commands that make a checkpoint decide, and let it: calibrate, predict."""
+"""The commands that make a checkpoint decide, and let it: calibrate, predict, serve, monitor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from hydrasurgeon.options.base import READ, WRITTEN, PathLike, option
-from hydrasurgeon.options.shared import OUT, Bare, Checkpoint, ClassNames, Force, Output, Run, Texts
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.options.base import (
+    CHECKPOINTS,
+    LABELLED,
+    READ,
+    RUNS,
+    UNLABELLED,
+    WRITTEN,
+    Options,
+    PathLike,
+    argument,
+    option,
+)
+from hydrasurgeon.options.shared import (
+    CHECKPOINT,
+    OUT,
+    Bare,
+    Batch,
+    Checkpoint,
+    ClassNames,
+    Force,
+    Output,
+    Paths,
+    Run,
+    Texts,
+)
 
 DELTA = 0.05
 """How likely a promised risk may be broken, unless --delta says otherwise."""
@@ -14,31 +38,78 @@ DROP = 0.5
 """Points that no measure of a cascade may lose, unless something else is asked for."""
 
 
-class CalibrateOptions(Checkpoint, ClassNames, Bare, Run, Output):
-    """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights."""
+PREDICTIONS = "logits [sample, member, class], perhaps features [sample, member, width], as safetensors"
+"""Help of predictions files."""
 
-    requires: ClassVar = {"delta": ("risk",), "max_drop": ("cascade",), "budget": ("cascade",)}
-    conflicts: ClassVar = (("max_drop", "budget"),)
 
-    data: str = option(
+class Answering(ClassNames, Bare, Run):
+    """A checkpoint and its data; or, in their place, what any model answered."""
+
+    conflicts: ClassVar = tuple(("predictions", name) for name in ("checkpoint", "data", "arch", "classes", "limit"))
+
+    checkpoint: PathLike | None = argument(reads=CHECKPOINTS, metavar="CKPT", help=CHECKPOINT, default=None)
+    data: str | None
+    predictions: PathLike | None = None
+
+    def needed(self) -> tuple[PathLike, str]:
+        """The checkpoint and the data, where there are no predictions."""
+        hint = "Or give what any model answered, by --predictions F."
+        if self.checkpoint is None:
+            raise UsageError("CKPT is required", hint=hint)
+        text = getattr(self, "text", None)
+        if text is not None:
+            return self.checkpoint, f"text:{text}"
+        if self.data is None:
+            raise UsageError("--data is required", hint=hint)
+        return self.checkpoint, self.data
+
+
+class CalibrateOptions(Answering, Output):
+    """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights; or, of any model's
+    predictions, in a file of their own."""
+
+    requires: ClassVar = {
+        "delta": ("risk",),
+        "max_drop": ("cascade",),
+        "budget": ("cascade",),
+        "fit_predictions": ("predictions",),
+        "ood_predictions": ("predictions",),
+    }
+    conflicts: ClassVar = (
+        ("max_drop", "budget"),
+        *(("predictions", name) for name in ("fit_data", "ood", "cascade", "push_to_hub")),
+        *Answering.conflicts,
+    )
+
+    data: str | None = option(
+        None,
         metavar="VAL",
-        group=READ,
+        group=LABELLED,
         recorded=True,
         help="Labelled data the model was not trained on: one half fits, the other certifies.",
     )
     fit_data: str | None = option(
         None,
         metavar="TRAIN",
-        group=READ,
+        group=LABELLED,
         recorded=True,
         help="Labelled data for the class statistics of OOD scores; else a part of VAL.",
     )
     ood: Texts = option(
         (),
         metavar="D",
-        group=READ,
+        group=UNLABELLED,
         recorded=True,
         help="OOD data to choose the OOD score and a cascade by, beside perturbed VAL; repeatable, needs no labels.",
+    )
+    predictions: PathLike | None = option(
+        None, metavar="F", group=READ, help=f"Instead of CKPT and VAL: any model's {PREDICTIONS}, with labels."
+    )
+    fit_predictions: PathLike | None = option(
+        None, metavar="F", group=READ, help="Instead of TRAIN: predictions with features and labels."
+    )
+    ood_predictions: Paths = option(
+        (), metavar="F", group=READ, help="Instead of --ood: predictions on OOD data, without labels; repeatable."
     )
     ood_score: str = option(
         "auto",
@@ -110,13 +181,35 @@ class CalibrateOptions(Checkpoint, ClassNames, Bare, Run, Output):
         return super(CalibrateOptions, filled).recorded()
 
 
-class PredictOptions(Checkpoint, ClassNames, Bare, Run, Force):
-    """Answer for every sample: label, prediction set, uncertainty, OOD score, or that it abstains.
+class PredictOptions(Answering, Force):
+    """Answer for every sample: label, prediction set, uncertainty, OOD score, or that the model abstains.
 
     Interrupted, it goes on where it was when the command is repeated.
     """
 
-    data: str = option(metavar="D", group=READ, help="Data, labelled or not; - is stdin, a text in each line.")
+    requires: ClassVar = {"decision": ("predictions",), "predictions": ("decision",), "text_pair": ("text",)}
+    conflicts: ClassVar = (
+        ("text", "data"),
+        *(("predictions", name) for name in ("text", "id_column", "keep_columns", "shard", "cascade")),
+        *Answering.conflicts,
+    )
+
+    data: str | None = option(
+        None,
+        metavar="D",
+        group=UNLABELLED,
+        help="Data, labelled or not; - is stdin, a text in each line, or two with a tab between.",
+    )
+    text: str | None = option(None, metavar="TEXT", group=READ, help="Instead of D: one text to answer for.")
+    text_pair: str | None = option(
+        None, metavar="TEXT", group=READ, help="The second text, of a model that reads pairs."
+    )
+    decision: PathLike | None = option(
+        None, metavar="F", group=READ, help="Instead of CKPT: what calibrate --predictions wrote."
+    )
+    predictions: PathLike | None = option(
+        None, metavar="G", group=READ, help=f"Instead of D: any model's {PREDICTIONS}."
+    )
     id_column: str | None = option(
         None, metavar="NAME", group=READ, help="Column that names the rows; `id` where there is one."
     )
@@ -131,7 +224,7 @@ class PredictOptions(Checkpoint, ClassNames, Bare, Run, Force):
         help="By the checkpoint's cascade, or by all members; else by its cascade where it has one.",
     )
     each: Callable[[str], None] | None = None
-    """Called with each row, a line of JSON, where there is no `out`."""
+    """Called with each row, a line of JSON, where there is no `out`; without both, the rows are returned."""
     out: PathLike | None = option(
         None,
         flags=("-o", "--out"),
@@ -139,3 +232,53 @@ class PredictOptions(Checkpoint, ClassNames, Bare, Run, Force):
         group=WRITTEN,
         help="A .jsonl, .csv or .parquet file; else JSON lines on stdout.",
     )
+
+
+class ServeOptions(Checkpoint, ClassNames, Bare):
+    """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and /docs.
+
+    It has no authentication: put it behind what your site uses for that. SIGTERM stops it when what was taken is
+    answered.
+    """
+
+    host: str = option("127.0.0.1", metavar="H", group=RUNS, help="Address to listen at; 0.0.0.0 is every one.")
+    port: int = option(8000, ge=0, le=65535, metavar="N", group=RUNS, help="Port to listen at; 0 takes any free one.")
+    cascade: bool | None = option(
+        None,
+        flags=("--cascade/--no-cascade",),
+        help="By the checkpoint's cascade, or by all members; else by its cascade where it has one.",
+    )
+    top: int = option(5, ge=1, metavar="K", help="Most probable labels to list.")
+    batch_size: Batch = option(None, ge=1, metavar="N|auto", group=RUNS, help="Inputs in one pass, at most.")
+    wait: float = option(5.0, ge=0, le=10_000, metavar="MS", group=RUNS, help="How long a pass waits for more inputs.")
+    queue: int = option(
+        256, ge=1, le=1_000_000, metavar="N", group=RUNS, help="Inputs that may wait; more are refused with 429."
+    )
+    max_body: int = option(
+        32, ge=1, le=4096, metavar="MB", group=RUNS, help="Megabytes of a request; larger ones are refused with 413."
+    )
+    device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where the model runs.")
+    dtype: str = option("float32", metavar="TYPE", group=RUNS, help="float32, bfloat16 or float16.")
+    answers: PathLike | None = option(
+        None, metavar="F.jsonl", group=WRITTEN, help="Append every answer, without its input, for `monitor`."
+    )
+    say: Callable[[str], None] = lambda _: None
+    """Called with a line about what it does."""
+
+
+class MonitorOptions(Force, Options):
+    """Compare answers with what calibration promised and saw; exit 1 when they drifted.
+
+    One test is of how many inputs look unfamiliar, one of the classes that are predicted.
+    """
+
+    requires: ClassVar = {"force": ("report",)}
+
+    answers: PathLike = argument(metavar="ANSWERS", help="A .jsonl file of `predict` or of `serve --answers`.")
+    against: PathLike = option(
+        metavar="CKPT", group=CHECKPOINTS, help="The calibrated checkpoint that gave the answers."
+    )
+    alpha: float = option(
+        0.01, ge=0.001, le=0.5, metavar="P", help="Probability of a false alarm, at most, where nothing drifted."
+    )
+    report: PathLike | None = option(None, metavar="F", group=WRITTEN, help="Write an HTML page of it.")

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hydrasurgeon.options.base import READ, RUNS, WRITTEN, PathLike, argument, option
+from hydrasurgeon.options.base import CHECKPOINTS, LABELLED, READ, RUNS, UNLABELLED, WRITTEN, PathLike, argument, option
 from hydrasurgeon.options.shared import (
+    CHECKPOINT,
     OUT,
     Bare,
     Checkpoint,
@@ -64,7 +65,7 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
 
 
 class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
-    """Remove the least important heads, and neurons, from a checkpoint: writes a member.
+    """Remove the least important heads, or neurons, of a checkpoint, which makes a member.
 
     Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
     """
@@ -110,7 +111,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
 
 
 class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
-    """Train a member, or an unpruned backbone, by a recipe.
+    """Train a member, an unpruned model, or all members of a hydra, by a recipe.
 
     CKPT may be init:timm:NAME,key=value… to start from random weights.
     """
@@ -119,28 +120,37 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
 
     data: str = option(
         metavar="D",
-        group=READ,
+        group=LABELLED,
         recorded=True,
         help="Training data, labelled or with --teacher; image–text pairs for lit.",
     )
     val: str | None = option(
-        None, metavar="D", group=READ, recorded=True, help="Labelled data to report on after each epoch."
+        None,
+        metavar="D",
+        group=LABELLED,
+        recorded=True,
+        help="Labelled data that each epoch is measured on; the epoch of the least NLL is written.",
     )
     teacher: Paths = option(
         (),
         metavar="T",
-        group=READ,
+        group=CHECKPOINTS,
         recorded=True,
-        help="Learn from these checkpoints too, from their mean; repeatable.",
+        help="Learn from these checkpoints too, from their mean, or from predictions files; repeatable.",
     )
-    alpha: float = option(0.9, ge=0, le=1, recorded=True, help="How much teachers count; labels count the rest.")
-    temperature: float = option(1.0, gt=0, recorded=True, help="By what logits are divided where teachers are met.")
+    alpha: float = option(
+        0.9, ge=0, le=1, metavar="X", recorded=True, help="How much teachers count; labels count the rest."
+    )
+    temperature: float = option(
+        1.0, gt=0, metavar="T", recorded=True, help="By what logits are divided where teachers are met."
+    )
     unlabelled: str | None = option(
-        None, metavar="D", group=READ, recorded=True, help="More data, of which only the teachers say what it is."
+        None, metavar="D", group=UNLABELLED, recorded=True, help="More data, of which only the teachers say what it is."
     )
     recipe: PathLike | None = option(
         None,
         metavar="NAME|FILE",
+        unset="image or text, by the data",
         recorded=True,
         help="imagenet, image, text, teach, scratch (init:), cifar100, sst2, lora, lit, demo, or a .toml file.",
     )
@@ -153,6 +163,12 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         help="Parts that stay as they are, with commas: mlp, attention, norm, embedding, readout, classifier. "
         "Frozen MLPs make fusing exact.",
     )
+    trunk_cache: Literal["auto", "off"] = option(
+        "auto",
+        group=RUNS,
+        recorded=True,
+        help="Of a hydra: keep what its frozen trunk makes of inputs that are not perturbed, in bfloat16 on disk.",
+    )
     batch_size: int | None = option(None, ge=1, metavar="N", group=RUNS, recorded=True, help="Instead of the recipe's.")
     save_every: int | None = option(
         None, metavar="N", group=RUNS, help="Steps between resumable states; each epoch if not given."
@@ -161,11 +177,10 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
 
     def recorded(self) -> dict[str, Any]:
-        """What history keeps: of teachers only where there are some."""
-        kept = super().recorded()
-        return (
-            kept if self.teacher else {key: kept[key] for key in kept if key not in ("teacher", "alpha", "temperature")}
-        )
+        """What history keeps: of teachers only where there are some, of the cache that it was off."""
+        without = () if self.teacher else ("teacher", "alpha", "temperature")
+        without = (*without, "trunk_cache") if self.trunk_cache == "auto" else without
+        return {key: value for key, value in super().recorded().items() if key not in without}
 
 
 class FuseOptions(ClassNames, Run, Output):
@@ -173,30 +188,40 @@ class FuseOptions(ClassNames, Run, Output):
 
     requires: ClassVar = {"limit": ("check",)}
 
-    members: Paths = argument(metavar="M1 M2 ...", help="Members of one backbone, two or more.")
+    members: Paths = argument(reads=CHECKPOINTS, metavar="M1 M2 ...", help="Members of one backbone, two or more.")
     mlp: Literal["average", "separate"] = option(
         "average", recorded=True, help="average (the paper's) or separate (exact)."
     )
-    check: str | None = option(None, metavar="D", group=READ, help="Compare with the members on this data.")
-    tolerance: float = option(0.02, ge=0, help="Largest mean difference of a class probability that --check accepts.")
+    check: str | None = option(None, metavar="D", group=LABELLED, help="Compare with the members on this data.")
+    tolerance: float = option(
+        0.02, ge=0, metavar="X", help="Largest mean difference of a class probability that --check accepts."
+    )
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
 
 
-class BuildOptions(Checkpoint, ClassNames, Bare, Run, Force):
-    """Choose members together, within a budget, and make the hydra that is worth most.
+class BuildOptions(ClassNames, Bare, Run, Force):
+    """Make the most trustworthy classifier for a price: the checkpoint itself, a smaller one, or a hydra.
 
-    One member, or the checkpoint itself, may be the answer. A killed build goes on when the command is repeated.
+    Several checkpoints are fine-tunings of one architecture, of which hydras of small members are made.
+    A killed build goes on when the command is repeated.
     """
 
-    data: str = option(
-        metavar="TRAIN", group=READ, help="Labelled training data: heads are scored, members repaired and tuned on it."
+    requires: ClassVar = {"teachers": ("tune",)}
+
+    checkpoints: Paths = argument(
+        reads=CHECKPOINTS, metavar="CKPT...", help=f"{CHECKPOINT} One, or several of one architecture."
     )
-    val: str = option(metavar="VAL", group=READ, help="Labelled data by which members are chosen.")
+    data: str = option(
+        metavar="TRAIN",
+        group=LABELLED,
+        help="Labelled training data: heads are scored, members repaired and tuned on it.",
+    )
+    val: str = option(metavar="VAL", group=LABELLED, help="Labelled data by which members are chosen.")
     ood: Texts = option(
-        (), metavar="D", group=READ, help="OOD data by which members are chosen too; repeatable, needs no labels."
+        (), metavar="D", group=UNLABELLED, help="OOD data by which members are chosen too; repeatable, needs no labels."
     )
     budget: str = option(
-        "macs=1.5", metavar="UNIT=N[,N]", help="macs= or params=, times the backbone's; a list asks for the front."
+        "macs=1.5", metavar="UNIT=N[,N]", help="macs= or params=, times one model's, below 1 too; a list: the front."
     )
     objective: Objective | None = option(
         None, metavar="NAME", help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood."
@@ -211,12 +236,15 @@ class BuildOptions(Checkpoint, ClassNames, Bare, Run, Force):
     criteria: str | None = option(
         None, metavar="A,B", help="What candidates are pruned by: taylor, fisher, circuit-avg, cahp, …"
     )
-    search: Search = option("fast", metavar="HOW", help="How circuits are searched: exact, fast or attribution.")
+    search: Search = option("attribution", metavar="HOW", help="How circuits are searched: exact, fast or attribution.")
     score_limit: int = option(
         1000, ge=1, metavar="N", group=RUNS, help="Samples of TRAIN that heads are scored, and members repaired, on."
     )
     tune: str | None = option(
-        None, metavar="RECIPE", help="Tune the chosen members too, and keep them where that is worth more."
+        None, metavar="auto|RECIPE", help="Tune the chosen members too, and keep what is worth more; auto: taught."
+    )
+    teachers: str | None = option(
+        None, metavar="T,T|N", group=READ, help="Who teaches members: checkpoints, or N trained first; else their own."
     )
     calibrate: bool = option(True, flags=("--calibrate/--no-calibrate",), help="Fit a decision state at the end.")
     cache: PathLike | None = option(
@@ -224,7 +252,12 @@ class BuildOptions(Checkpoint, ClassNames, Bare, Run, Force):
     )
     plot: PathLike | None = option(None, metavar="FILE", group=WRITTEN, help="Draw quality against cost, .png or .svg.")
     dry_run: bool = option(False, group=RUNS, help="Choose, and print the commands as a script instead.")
-    out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+    out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=f"{OUT} A front: a folder.")
+
+    @property
+    def paths(self) -> list[Path]:
+        """The checkpoints; files as paths."""
+        return [Path(each) for each in self.checkpoints]
 
     @property
     def goal(self) -> str:

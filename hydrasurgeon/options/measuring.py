@@ -6,7 +6,19 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from hydrasurgeon.options.base import READ, RUNS, WRITTEN, Options, PathLike, argument, option
+from hydrasurgeon.options.base import (
+    CHECKPOINTS,
+    LABELLED,
+    READ,
+    RUNS,
+    UNLABELLED,
+    WRITTEN,
+    Options,
+    PathLike,
+    argument,
+    option,
+)
+from hydrasurgeon.options.columns import Columns
 from hydrasurgeon.options.shared import DATA, Bare, Checkpoint, ClassNames, Device, Force, Paths, Run, Scoring, Texts
 
 REPORT = "Write the report as JSON; - is stdout."
@@ -14,13 +26,14 @@ REPORT = "Write the report as JSON; - is stdout."
 
 
 class EvaluateOptions(Bare, Run, Force):
-    """Accuracy, calibration, OOD detection, diversity and cost, in one table.
+    """Compare accuracy, calibration, OOD detection, diversity and cost in one table.
 
     Of several data sets the first is the one that OOD sets, shifts, temperature and cost belong to.
     """
 
     requires: ClassVar = {
         "reference": ("html", "markdown"),
+        "no_examples": ("html",),
         "push_to_hub": ("card",),
         "mc_dropout": ("checkpoints",),
         "predictions": ("checkpoints",),
@@ -33,13 +46,15 @@ class EvaluateOptions(Bare, Run, Force):
         ("card", "predictions_in"),
     )
 
-    checkpoints: Paths = argument(metavar="CKPT...", help="Checkpoints to compare.", default=())
-    data: Texts = option((), metavar="[NAME=]D", group=READ, help=f"{DATA}; repeatable.")
-    ood: Texts = option((), metavar="near:NAME=D", group=READ, help="OOD data, near:NAME=D or far:NAME=D; repeatable.")
+    checkpoints: Paths = argument(reads=CHECKPOINTS, metavar="CKPT...", help="Checkpoints to compare.", default=())
+    data: Texts = option((), metavar="[NAME=]D", group=LABELLED, help=f"{DATA}; repeatable.")
+    ood: Texts = option(
+        (), metavar="near:NAME=D", group=UNLABELLED, help="OOD data, near:NAME=D or far:NAME=D; repeatable."
+    )
     shift: Texts = option(
         (),
         metavar="NAME[:S]=D",
-        group=READ,
+        group=LABELLED,
         help="Labelled shifted data by any name, of severity S, 1 to 5; repeatable.",
     )
     corrupt: Texts = option(
@@ -50,7 +65,10 @@ class EvaluateOptions(Bare, Run, Force):
         "repeatable.",
     )
     val: str | None = option(
-        None, metavar="D", group=READ, help="Labelled data to fit the temperature on, or to calibrate the reference."
+        None,
+        metavar="D",
+        group=LABELLED,
+        help="Labelled data to fit the temperature on, or to calibrate the reference.",
     )
     classes: Texts = option(
         (),
@@ -95,6 +113,9 @@ class EvaluateOptions(Bare, Run, Force):
     html: PathLike | None = option(
         None, metavar="F|-", group=WRITTEN, help="Write the report as one page that opens offline; - is stdout."
     )
+    no_examples: bool = option(
+        False, group=WRITTEN, help="Leave pictures and texts of the data out of the page, which shows at most 40."
+    )
     markdown: PathLike | None = option(
         None, metavar="F|-", group=WRITTEN, help="Write verdicts and tables as Markdown; - is stdout."
     )
@@ -111,16 +132,22 @@ class EvaluateOptions(Bare, Run, Force):
     )
 
 
-class BenchOptions(Bare, Device, Force):
-    """Latency, throughput, memory and multiply-adds on this machine, all contenders measured in turn."""
+class BenchOptions(Bare, Device, Columns, Force):
+    """Measure latency, throughput, memory and multiply-adds on this machine, all models in turn."""
 
     requires: ClassVar = {"cascade": ("data",)}
     conflicts: ClassVar = (("cascade", "compile"),)
 
-    checkpoints: Paths = argument(metavar="CKPT...", help="Checkpoints, as files, names, directories or hub ids.")
-    vs: Paths = option((), metavar="M1 M2 ...", group=READ, help="Members, run one after another for comparison.")
-    backbone: PathLike | None = option(None, metavar="CKPT", group=READ, help="The single model that ratios refer to.")
-    data: str | None = option(None, metavar="D", group=READ, help="Real samples instead of random inputs.")
+    checkpoints: Paths = argument(
+        reads=CHECKPOINTS, metavar="CKPT...", help="Checkpoints, as files, names, directories or hub ids."
+    )
+    vs: Paths = option(
+        (), metavar="M1 M2 ...", group=CHECKPOINTS, help="Members, run one after another for comparison."
+    )
+    backbone: PathLike | None = option(
+        None, metavar="CKPT", group=CHECKPOINTS, help="The single model that ratios refer to."
+    )
+    data: str | None = option(None, metavar="D", group=UNLABELLED, help="Real samples instead of random inputs.")
     cascade: bool = option(False, help="Time each checkpoint's cascade on --data, and the full hydra next to it.")
     batch: str = option("1,4,16", metavar="N,N,…", group=RUNS, help="Batch sizes.")
     dtype: str = option("float32", metavar="T,T,…", group=RUNS, help="float32, bfloat16, float16.")
@@ -131,18 +158,20 @@ class BenchOptions(Bare, Device, Force):
 
 
 class InspectOptions(Checkpoint, Bare):
-    """Say what a checkpoint is: kind, architecture, kept heads, parameters, history."""
+    """Show what a checkpoint is: kind, architecture, kept heads, parameters, history."""
 
 
 class CompareOptions(Options):
-    """How alike two selections of heads are: overlap for each layer and in all, Jensen–Shannon divergence."""
+    """Show how alike the heads of two checkpoints are: overlap by layer and in all, Jensen–Shannon divergence."""
 
-    a: PathLike = argument(metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest.")
-    b: PathLike = argument(metavar="B", help="Another one of the same architecture.")
+    a: PathLike = argument(
+        reads=CHECKPOINTS, metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest."
+    )
+    b: PathLike = argument(reads=CHECKPOINTS, metavar="B", help="Another one of the same architecture.")
 
 
 class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
-    """Whether noise makes pruning worse, and which heads detect OOD data: the paper's Proposition 1 and Appendix B.
+    """Measure whether noise makes pruning worse, and which heads detect OOD data (Proposition 1, Appendix B).
 
     Without --keep or --remove, one head of three goes. Nothing is written but --json and --plot.
     """
@@ -150,9 +179,12 @@ class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     requires: ClassVar = {"plot": ("ood",)}
     conflicts: ClassVar = (("keep", "remove"), ("corrupt", "shift"))
 
-    data: str = option(metavar="D", group=READ, help=f"{DATA}.")
+    data: str = option(metavar="D", group=LABELLED, help=f"{DATA}.")
     ood: Texts = option(
-        (), metavar="NAME=D", group=READ, help="OOD data to be detected head by head; repeatable, needs no labels."
+        (),
+        metavar="NAME=D",
+        group=UNLABELLED,
+        help="OOD data to be detected head by head; repeatable, needs no labels.",
     )
     corrupt: Texts = option(
         (),
@@ -160,7 +192,7 @@ class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         group=READ,
         help="The noisy data: these corruptions of the data, each sample by one of them in turn; all if not given.",
     )
-    shift: str | None = option(None, metavar="D", group=READ, help="Labelled noisy data, instead of corruptions.")
+    shift: str | None = option(None, metavar="D", group=LABELLED, help="Labelled noisy data, instead of corruptions.")
     method: str = option(
         "taylor",
         metavar="M",
@@ -178,7 +210,7 @@ class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     )
 
 
-class ExportOptions(Checkpoint, ClassNames, Bare, Force):
+class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     """Write a model or a hydra for other runtimes (onnx, pt2), or with zeros for its own library (padded).
 
     Each is checked first.
@@ -192,11 +224,13 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Force):
     cascade: bool = option(False, help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
     member: int | None = option(None, metavar="I", recorded=True, help="padded: which member of a hydra, from 0.")
     int8: bool = option(False, help="onnx: weights in 8 bits, if answers stay as good.")
-    check: str | None = option(None, metavar="D", group=READ, help="onnx, pt2: labelled data to compare answers on.")
+    check: str | None = option(
+        None, metavar="D", group=LABELLED, help="onnx, pt2: labelled data to compare answers on."
+    )
     ood: Texts = option(
         (),
         metavar="[near|far:]NAME=D",
-        group=READ,
+        group=UNLABELLED,
         help="--check: OOD data to be detected as well as before; repeatable.",
     )
     tolerance: float = option(

@@ -10,15 +10,28 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.options.base import READ, RUNS, WRITTEN, Options, PathLike, argument, option
+from hydrasurgeon.files.processes import is_main_process
+from hydrasurgeon.options.base import (
+    CHECKPOINTS,
+    LABELLED,
+    READ,
+    RUNS,
+    UNLABELLED,
+    WRITTEN,
+    Options,
+    PathLike,
+    argument,
+    option,
+)
+from hydrasurgeon.options.columns import Columns
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, steps done, steps in all."""
+"""What is being done, steps done, steps in all; of none in all it is a line to be said once."""
 LARGEST = 2**63 - 1
 """The largest number that fits into a manifest, and that torch and numpy take as a seed."""
 CHECKPOINT = "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
 """Help of CKPT."""
-DATA = "Labelled data: folder, .npz, .parquet, .jsonl, .csv, list, hf:…, torchvision:…, demo:…"
+DATA = "Labelled data: folder or .zip of images, .csv, .jsonl, .parquet, .npz, list, hf:…, torchvision:…, demo:…"
 """Help of labelled data."""
 OUT = "NAME.safetensors, or DIR/ for the family's own layout."
 """Help of --out."""
@@ -58,6 +71,8 @@ def _texts(value: Any) -> Any:
 
 Auto = Annotated[int | Literal["auto"] | None, BeforeValidator(_number_or_auto)]
 """A number, or `auto`."""
+Batch = Annotated[int | None, BeforeValidator(_batch)]
+"""How many samples run in one pass; None is `auto`."""
 Pairs = Annotated[Mapping[str, str] | None, BeforeValidator(_pairs)]
 """KEY=VALUE pairs; on the command line one by one."""
 Search = Literal["exact", "fast", "attribution"]
@@ -73,7 +88,7 @@ Paths = Annotated[tuple[PathLike, ...], BeforeValidator(_texts)]
 class Checkpoint(Options):
     """The checkpoint that a command is about."""
 
-    checkpoint: PathLike = argument(metavar="CKPT", help=CHECKPOINT)
+    checkpoint: PathLike = argument(reads=CHECKPOINTS, metavar="CKPT", help=CHECKPOINT)
 
 
 class Bare(Options):
@@ -82,6 +97,7 @@ class Bare(Options):
     arch: str | None = option(
         None,
         metavar="timm:NAME",
+        unset="known by its tensors",
         group=READ,
         recorded=True,
         help="Architecture of a file without manifest; may end in ,key=value….",
@@ -144,19 +160,44 @@ class Device(Options):
     """Where a model runs, how its progress is shown, and what random choices follow from."""
 
     seed: int = option(0, ge=0, le=LARGEST, metavar="N", group=RUNS, help="Seed of every random choice.")
-    device: str = option("auto", group=RUNS, help="auto, cpu or cuda.")
+    device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where models run.")
     progress: Progress | None = None
 
+    def note(self, text: str) -> None:
+        """A line that stays, where progress is shown."""
+        line = getattr(self.progress, "line", None)
+        if line is not None and is_main_process():
+            line(text)
 
-class Run(Device):
+
+class Run(Device, Columns):
     """How a model runs over samples."""
 
     limit: int | None = option(
-        None, ge=0, le=LARGEST, metavar="N", group=READ, recorded=True, help="Use a random N of the samples."
+        None,
+        ge=0,
+        le=LARGEST,
+        metavar="N",
+        unset="all",
+        group=READ,
+        recorded=True,
+        help="Use a random N of the samples.",
     )
-    dtype: str = option("float32", group=RUNS, recorded=True, help="float32, bfloat16 or float16.")
-    batch_size: Annotated[int | None, BeforeValidator(_batch)] = option(
-        None, ge=1, metavar="N|auto", group=RUNS, recorded=True, help="Samples in one pass."
+    dtype: str = option(
+        "float32",
+        metavar="TYPE",
+        group=RUNS,
+        recorded=True,
+        help="float32, bfloat16 or float16: what models compute in.",
+    )
+    batch_size: Batch = option(
+        None,
+        ge=1,
+        metavar="N|auto",
+        unset="auto: 64, or 256 on a GPU",
+        group=RUNS,
+        recorded=True,
+        help="Samples in one pass.",
     )
     skip_bad: bool = option(
         False, group=READ, recorded=True, help="Leave out images that cannot be read, and name them."
@@ -177,18 +218,19 @@ class Scoring(Options):
     ood_score: str | None = option(
         None,
         metavar="NAME",
-        help="Score by which a circuit detects OOD data: msp (default), entropy, gen, energy or max-logit.",
+        unset="msp",
+        help="Score by which a circuit detects OOD data: msp, entropy, gen, energy or max-logit.",
     )
-    data: str | None = option(None, metavar="D", group=READ, recorded=True, help=f"{DATA}.")
+    data: str | None = option(None, metavar="D", group=LABELLED, recorded=True, help=f"{DATA}.")
     ood: Texts = option(
         (),
         metavar="D",
-        group=READ,
+        group=UNLABELLED,
         recorded=True,
         help="OOD data for the objectives ood and avg; repeatable, needs no labels.",
     )
     search: Search | None = option(
-        None, metavar="S", recorded=True, help="How a circuit is searched: exact (default), fast or attribution."
+        None, metavar="exact|fast|attribution", unset="exact", recorded=True, help="How a circuit is searched."
     )
     keep: Auto = option(
         None, metavar="K|auto", recorded=True, help="Heads to keep in each layer; auto is cahp's own number."
@@ -197,7 +239,7 @@ class Scoring(Options):
         None, metavar="N", recorded=True, help="Heads to remove in all, the lowest scores first."
     )
     layers: str | None = option(
-        None, metavar="A-B", recorded=True, help="Remove heads from these layers only (6-11, or 0,2,5-7)."
+        None, metavar="A-B", unset="all", recorded=True, help="Remove heads from these layers only (6-11, or 0,2,5-7)."
     )
     tower: str | None = option(
         None, metavar="TOWER", recorded=True, help="vision, text or both: where heads are scored and removed."

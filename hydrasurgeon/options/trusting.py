@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from hydrasurgeon.options.base import READ, RUNS, WRITTEN, PathLike, option
+from hydrasurgeon.options.base import READ, RUNS, UNLABELLED, WRITTEN, PathLike, option
 from hydrasurgeon.options.shared import Bare, Checkpoint, Progress, Run
 
 
 class VerifyOptions(Checkpoint, Bare, Run):
-    """Prove what can be proven about a checkpoint; exit 1 when something does not hold.
+    """Prove what can be proven about a checkpoint, and exit with 1 where something does not hold.
 
     Without --parents: hashes, finite weights, members, the links of the history. With it: that pruned is the
     masked parent and fused is the members, bit for bit and by their outputs.
@@ -21,7 +21,7 @@ class VerifyOptions(Checkpoint, Bare, Run):
         None, metavar="DIR", group=READ, help="Compare it with what it was made from: files of this folder, by hash."
     )
     data: str | None = option(
-        None, metavar="D", group=READ, help="With --parents: compare outputs on this, not random inputs."
+        None, metavar="D", group=UNLABELLED, help="With --parents: compare outputs on this, not random inputs."
     )
     signature: PathLike | None = option(
         None, metavar="SIG", group=READ, help="Check this signature by OpenSSF model-signing."
@@ -33,7 +33,7 @@ class VerifyOptions(Checkpoint, Bare, Run):
 
 
 class ReplayOptions(Checkpoint):
-    """Run a checkpoint's whole history again and compare hash by hash; exit 1 when it comes out otherwise.
+    """Run a checkpoint's whole history again, compare hash by hash, and exit with 1 where they differ.
 
     The same versions on the same processor give the same bytes; else the largest difference is reported.
     """
@@ -50,7 +50,7 @@ class ReplayOptions(Checkpoint):
     tolerance: float = option(0.0, metavar="T", help="Largest difference of a weight to accept.")
     dry_run: bool = option(False, group=RUNS, help="Look for all files, show the commands, run nothing.")
     shell: bool = option(False, group=RUNS, help="With --dry-run: print a shell script that does it.")
-    device: str = option("auto", group=RUNS, help="auto, cpu or cuda.")
+    device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where models run.")
     progress: Progress | None = None
     out: PathLike | None = option(
         None, flags=("-o", "--out"), metavar="DIR", group=WRITTEN, help="Keep the files on the way in this new folder."

@@ -35,10 +35,11 @@ class Weights:
         """Layers that have no heads left have no weights either."""
         parts = []
         for site in (site for site in sites if site.heads):
-            rows = torch.arange(len(site.heads), device=site.out.weight.device).repeat_interleave(site.head_dim)
-            weights = [project.weight for project in site.project]
-            parts += [(w, rows.repeat(len(w) // len(rows))[:, None].expand_as(w), site) for w in weights]
-            parts.append((site.out.weight, rows[None].expand_as(site.out.weight), site))
+            heads, out = torch.arange(len(site.heads), device=site.out.weight.device), site.out.weight
+            for project, size in zip(site.project, site.rows, strict=True):
+                weight, rows = project.weight, heads.repeat_interleave(size)
+                parts.append((weight, rows.repeat(len(weight) // len(rows))[:, None].expand_as(weight), site))
+            parts.append((out, heads.repeat_interleave(site.width)[None].expand_as(out), site))
         return cls(*(tuple(each) for each in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
     def removal(self, heads: Iterable[Head]) -> list[Tensor]:

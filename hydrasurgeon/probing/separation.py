@@ -71,7 +71,7 @@ def head_moments(
 
     def noted(site: Attention) -> Any:
         def note(_: Any, arguments: tuple[Tensor, ...]) -> None:
-            heads = arguments[0].unflatten(-1, (len(site.heads), site.head_dim))
+            heads = arguments[0].unflatten(-1, (len(site.heads), site.width))
             seen[site.tower, site.layer] = heads
 
         return note

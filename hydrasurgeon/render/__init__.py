@@ -11,5 +11,5 @@ from hydrasurgeon.render.console import (
     show,
     writing,
 )
-from hydrasurgeon.render.described import benched, compared, evaluated, inspected, probed, replayed, verified
-from hydrasurgeon.render.made import built, calibrated, exported, finetuned, fused, predicted, pruned, scored
+from hydrasurgeon.render.described import benched, compared, evaluated, inspected, monitored, probed, replayed, verified
+from hydrasurgeon.render.made import built, calibrated, exported, finetuned, fused, predicted, pruned, scored, served

@@ -242,6 +242,8 @@ def _bar() -> Iterator[Tick]:
         task = bar.add_task("", total=None)
 
         def tick(what: str, done: int, total: int) -> None:
+            if not total:  # a line of its own
+                return say(what)
             if total != bar.tasks[0].total or done < bar.tasks[0].completed:  # other work
                 bar.reset(task)
             text, room = visible(what), max(console.width - NUMBERS, 1)
@@ -249,6 +251,7 @@ def _bar() -> Iterator[Tick]:
             name = text if len(text) <= room else f"…{text[1 - room :]}"
             bar.update(task, description=name, completed=done, total=total)
 
+        tick.line = lambda text: console.print(styled(text))  # type: ignore[attr-defined]
         yield tick
 
 
@@ -258,6 +261,8 @@ def _plain() -> Callable[[str, int, int], None]:
 
     def tick(what: str, done: int, total: int) -> None:
         nonlocal last, start, first, before
+        if not total:  # a line of its own
+            return say(what)
         now = time.monotonic()
         if total != before[1] or done < before[0]:  # other work has a pace of its own
             start, first = now, done
@@ -267,4 +272,5 @@ def _plain() -> Callable[[str, int, int], None]:
             left = round((total - done) * (now - start) / (done - first)) if done > first else 0
             say(f"{what}: {done}/{total}" + (f", {timedelta(seconds=left)} left" if left else ""))
 
+    tick.line = say  # type: ignore[attr-defined]
     return tick

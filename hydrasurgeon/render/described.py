@@ -16,11 +16,13 @@ from hydrasurgeon.report.columns import ABSENT, COST, brief, decimals_of, tokens
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checks import Check
+    from hydrasurgeon.files.decided import Seen
     from hydrasurgeon.probing.report import ProbeReport, Proposition, Separation
     from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.evaluate import Evaluation
     from hydrasurgeon.stages.inspect import Inspection
+    from hydrasurgeon.stages.monitor import Monitored
     from hydrasurgeon.stages.replay import Replay
     from hydrasurgeon.stages.verify import Verification
 
@@ -118,6 +120,26 @@ def _checks(checks: Iterable[Check]) -> None:
         mark, style = OUTCOMES[check.holds]
         detail = f": {check.detail}" if check.detail else ""
         show((mark.ljust(MARK_CELLS), style), check.name, (detail, "dim"), hang=MARK_CELLS)
+
+
+@view(lambda result: result.to_json())
+def monitored(result: Monitored) -> None:
+    answers, seen = result.drift.answers, result.drift.validation
+
+    def of(each: Seen | None, count: str) -> str:
+        return ABSENT if each is None else f"{getattr(each, count) / each.rows:.3f}"
+
+    promised = {"unfamiliar": f"≤ {result.drift.id_flagged:g}"}
+    rows = [[name, of(answers, name), of(seen, name), promised.get(name, "")] for name in ("unfamiliar", "abstain")]
+    rows.append(
+        ["uncertainty", f"{answers.uncertainty:.3f}", ABSENT if seen is None else f"{seen.uncertainty:.3f}", ""]
+    )
+    show_table(f"{answers.rows:,} answers", ["", "answers", "validation", "promised"], rows)
+    for test in result.drift.tests:
+        mark, style = ("drifted", "bold red") if test.drifted else ("no drift shown", "green")
+        show((mark.ljust(MARK_CELLS), style), f"{test.name}: {test.kind}, p = {test.p_value:.3g}", hang=MARK_CELLS)
+    if result.path is not None:
+        show("written ", (str(result.path), "bold"))
 
 
 def replayed(result: Replay, *, shell: bool, json: bool, quiet: bool) -> None:

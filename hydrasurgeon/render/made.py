@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.predict import Predicted
     from hydrasurgeon.stages.prune import Pruned
     from hydrasurgeon.stages.score import Scored
+    from hydrasurgeon.stages.serve import Served
 
 WORTH = {
     "accuracy": ("acc", 100, 1),
@@ -97,14 +98,16 @@ def pruned(result: Pruned) -> None:
     _pushed(result.hub)
 
 
-@view(lambda r: fields("notes", "hub")(r) | {name: getattr(r.trained, name) for name in ("steps", "loss", "log")})
+TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
+"""What is told of a training."""
+
+
+@view(lambda r: fields("notes", "hub")(r) | {name: getattr(r.trained, name) for name in TRAINED})
 def finetuned(result: Finetuned) -> None:
-    for entry in result.trained.log:
-        measured = ""
-        if "val_accuracy" in entry:
-            measured = f"  val accuracy {entry['val_accuracy']:.4f}  val nll {entry['val_nll']:.4f}"
-        show(f"  epoch {entry['epoch']:g}  loss {entry['loss']:.4f}{measured}")
-    show((str(result.path), "bold"), f": {result.trained.steps} steps")
+    trained = result.trained
+    kept = "" if trained.kept_epoch is None else f", the weights after epoch {trained.kept_epoch:g}: least val nll"
+    ended = ", ended as it got no better" if trained.stopped_early else ""
+    show((str(result.path), "bold"), f": {trained.steps} steps{ended}{kept}")
     _pushed(result.hub)
 
 
@@ -153,7 +156,7 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     if quiet:
         return None
     _choices("on validation data, each half judging the other's choice", result.rows)
-    if len(result.front) > 1:
+    if result.rows[-1].name != "what was built":
         show("")
         _choices("the best within each budget", result.front)
     show("")
@@ -164,6 +167,8 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     for label in result.members:
         show(f"  {label}")
     notes(result.notes)
+    show("")
+    show(result.summary)
     return show("written ", (str(result.path), "bold"))
 
 
@@ -201,6 +206,12 @@ def predicted(result: Predicted) -> None:
         show(f"{result.resumed} rows were there already")
     counts = ", ".join(f"{count} {what}" for what, count in result.answers.items())
     show((str(result.path), "bold"), f": {result.rows} rows ({counts})")
+
+
+@view(fields("address", "inputs"))
+def served(result: Served) -> None:
+    kept = "" if result.path is None else f"; answers are in {result.path}"
+    show(f"stopped: {result.inputs} inputs answered{kept}")
 
 
 def _exported(done: Export) -> dict[str, Any]:

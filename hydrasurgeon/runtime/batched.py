@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, fx, nn
-from torch.nn.functional import layer_norm, linear, pad, scaled_dot_product_attention
+from torch.nn.functional import layer_norm, linear, pad
 
-from hydrasurgeon.anatomy.layers import after_attention, attention_input, layer_bias, merge, placed, split_heads
+from hydrasurgeon.anatomy.layers import after_attention, attention_input, layer_bias, merge, mixed, placed, split_heads
 from hydrasurgeon.anatomy.parts import Attention, Block
 from hydrasurgeon.anatomy.projections import Biased
 from hydrasurgeon.runtime.shared_heads import Place, Watch
@@ -152,20 +152,22 @@ class _Attention:
 
     def __init__(self, sites: Sequence[Attention], tokens: int | None, beside: _SideBySide) -> None:
         self.site = first = sites[0]
+        if first.relative is not None:
+            raise CannotGroup("positions that each member projects for itself")
         self.tokens = tokens
-        self.head_dim, self.heads = first.head_dim, max(len(site.heads) for site in sites)
-        width = self.heads * self.head_dim
+        self.heads = max(len(site.heads) for site in sites)
+        width = self.heads * first.width
         blocks = 3 if len(first.project) == 1 else 1
 
-        def more_rows(rows: Tensor) -> Tensor:
-            rest = rows.shape[1:]
+        def more_rows(size: int, rows: Tensor) -> Tensor:
+            rest, most = rows.shape[1:], self.heads * size
             parts = rows.view(blocks, len(rows) // blocks, *rest)
-            lacking = rows.new_zeros(blocks, width - parts.shape[1], *rest)
-            return torch.cat((parts, lacking), dim=1).view(blocks * width, *rest)
+            lacking = rows.new_zeros(blocks, most - parts.shape[1], *rest)
+            return torch.cat((parts, lacking), dim=1).view(blocks * most, *rest)
 
         self.project = [
-            _Product([site.project[i] for site in sites], beside, more_rows, more_rows)
-            for i in range(len(first.project))
+            _Product([site.project[i] for site in sites], beside, partial(more_rows, size), partial(more_rows, size))
+            for i, size in enumerate(first.rows)
         ]
         if blocks == 3 and tokens is not None:
             whole = self.project[0]
@@ -183,8 +185,9 @@ class _Attention:
         if not self.heads:
             return self.out(asking[:, :, :0])
         first, *others = self.project
-        made = [first(asking), *(product(x) for product in others)]
-        q, k, v = (part for projected in made for part in self._heads(projected, batch))
+        packed = (3,) if not others else (1, 2) if len(others) == 1 else (1, 1, 1)
+        made = zip([first(asking), *(product(x) for product in others)], packed, strict=True)
+        q, k, v = (part for projected, parts in made for part in self._heads(projected, batch, parts))
         # Norms may differ between members: [member, batch, head, token, head_dim].
         if self.normed:
             q, k = (
@@ -194,13 +197,12 @@ class _Attention:
         q, k = placed(self.site, q, k)
         sequences = x.view(members * batch, -1, x.shape[-1])
         mask = layer_bias(self.site, sequences, bias, (), self.tokens)
-        heads = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.site.scale)
+        heads = mixed(self.site, q, k, v, mask)
         return self.out(merge(heads).reshape(members, asking.shape[1], -1))
 
-    def _heads(self, projected: MemberRows, batch: int) -> tuple[Tensor, ...]:
-        width = projected.shape[-1]
-        sequences = projected.view(len(projected) * batch, -1, width)
-        return split_heads(sequences, width // (self.heads * self.head_dim), self.heads, self.head_dim)
+    def _heads(self, projected: MemberRows, batch: int, parts: int) -> tuple[Tensor, ...]:
+        sequences = projected.view(len(projected) * batch, -1, projected.shape[-1])
+        return split_heads(sequences, parts, self.site.head_dim)
 
 
 class _Product:
@@ -257,7 +259,7 @@ def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) 
             step = _leaf([m.get_submodule(str(node.target)) for m in modules], beside, dims, _halves(node))
             steps.append((node, step))
         elif _alike_for_all(node):
-            call: Any = node.target if node.op == "call_function" else Tensor.chunk
+            call: Any = node.target if node.op == "call_function" else getattr(Tensor, str(node.target))
             steps.append((node, call))
         elif node.op == "output" and isinstance(node.args[0], fx.Node) and source is not None:
             result = node.args[0]
@@ -281,11 +283,15 @@ def _run(
 
 def _alike_for_all(node: fx.Node) -> bool:
     """Whether a call does to [member, …] what it does to one member's: it looks at single numbers, or halves rows."""
+    if node.op == "call_method" and node.target in ELEMENTWISE_METHODS:
+        return True
     if node.op == "call_method":
-        along = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
-        return bool(node.target == "chunk" and along == -1)
+        along = node.kwargs.get("dim", node.args[-1] if len(node.args) > 1 else 0)
+        return bool(node.target in ("chunk", "mean") and along == -1)
     if node.op != "call_function":
         return False
+    if node.target is getattr:
+        return bool(node.args[1] == "dtype")
     halves = node.target is operator.getitem
     return node.target in ELEMENTWISE or (halves and all(each.target == "chunk" for each in node.all_input_nodes))
 
@@ -295,6 +301,7 @@ ELEMENTWISE = {
     operator.add,
     torch.mul,
     torch.add,
+    torch.rsqrt,
     torch.sigmoid,
     torch.tanh,
     nn.functional.gelu,
@@ -302,6 +309,8 @@ ELEMENTWISE = {
     nn.functional.silu,
 }
 """Functions of single numbers: they run on members side by side as they are."""
+ELEMENTWISE_METHODS = ("float", "pow", "to", "type_as")
+"""The same as methods of tensors."""
 ELEMENTWISE_MODULES = (nn.Dropout, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
 """The same as modules."""
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.decision.cascaded import Said, gate_scores, lets
 from hydrasurgeon.decision.fitting import Outputs
+from hydrasurgeon.decision.problems import SINGLE, Problem
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import Cascade
@@ -100,20 +101,10 @@ def _precise(logits: Tensor) -> Tensor:
     return logits.cpu() if logits.dtype == torch.float64 else logits.float().cpu()
 
 
-@torch.inference_mode()
-def mean_probs(model: LiveModel, inputs: Any) -> Float[Tensor, "batch klass"]:
-    """Class probabilities: the mean over the members that ran."""
-    count = rows_in(inputs)
-    if not count:
-        return torch.zeros(0, model.manifest.model.num_classes)
-    parts = [part for part in said(model, inputs) if len(part.rows)]
-    means = [part.logits.float().softmax(dim=-1).mean(dim=1) for part in parts]
-    if len(parts) == 1:
-        return means[0]
-    probs = means[0].new_empty(count, means[0].shape[1])
-    for part, mean in zip(parts, means, strict=True):
-        probs[part.rows.to(probs.device)] = mean
-    return probs
+def mean_probs(parts: Sequence[Said], problem: Problem = SINGLE) -> Float[Tensor, "batch klass"]:
+    """Probabilities: the mean over the members that ran."""
+    probs = torch.cat([problem.probs(part.logits.float()).mean(dim=1) for part in parts])
+    return probs if len(parts) == 1 else probs[torch.cat([part.rows for part in parts]).argsort().to(probs.device)]
 
 
 class Cascading(nn.Module):
@@ -123,5 +114,6 @@ class Cascading(nn.Module):
         super().__init__()
         self.model = model
 
+    @torch.inference_mode()
     def forward(self, inputs: Any) -> Float[Tensor, "batch klass"]:
-        return mean_probs(self.model, inputs)
+        return mean_probs(said(self.model, inputs))

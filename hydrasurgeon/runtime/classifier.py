@@ -2,59 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
-from jaxtyping import Float
+from PIL import Image
 from torch import Tensor, nn
 
-from hydrasurgeon.checkpoints.class_names import with_class_names
+from hydrasurgeon.checkpoints.class_names import need_classes, with_class_names
 from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
-from hydrasurgeon.decision.cascaded import decided_in_steps
+from hydrasurgeon.data import Batches, moved
+from hydrasurgeon.data.sources import in_memory
+from hydrasurgeon.decision.answers import Answers
+from hydrasurgeon.decision.cascaded import Said, decided_in_steps, joined
+from hydrasurgeon.decision.printed import TOP, Decisions, Probabilities
+from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.decision.scores.fitted import EnsembleScore
-from hydrasurgeon.decision.state import Decided, State, decide
+from hydrasurgeon.decision.state import Prediction, State, decide, rows_of, undecided
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.decided import FITTED, stored_name
+from hydrasurgeon.files.decided import FITTED, Decision, stored_name
 from hydrasurgeon.files.manifest import HydraManifest
-from hydrasurgeon.runtime.cascaded import mean_probs, rows_in, said
-from hydrasurgeon.runtime.features import LiveModel, reading
+from hydrasurgeon.files.tensors import Tensors
+from hydrasurgeon.runtime.cascaded import cascade_in, mean_probs, rows_in, said
+from hydrasurgeon.runtime.features import LiveModel, Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
+
+Prepared = Tensor | Mapping[str, Tensor]
+"""What a model's `transform` made of samples: pixels, or the ids and mask of tokens."""
+Item = str | tuple[str, str] | Path | bytes | Image.Image
+"""A text, a pair of them, or a picture: a file, its content, or PIL's."""
 
 
 class Classifier(LiveModel):
     """A live model that answers with probabilities and decisions."""
 
+    @overload
+    def predict(self, inputs: Prepared, *, cascade: bool | None = None) -> Probabilities: ...
+    @overload
+    def predict(self, inputs: Item | Sequence[Item], *, cascade: bool | None = None) -> Answers: ...
     @torch.inference_mode()
-    def predict(self, inputs: Any, *, cascade: bool = False) -> Float[Tensor, "batch klass"]:
-        """Class probabilities: the mean over the members', with `cascade` over those that its gate let run."""
-        if cascade:
-            return mean_probs(self, inputs)
-        return self(inputs).float().softmax(dim=-1).mean(dim=1)
+    def predict(self, inputs: Any, *, cascade: bool | None = None) -> Probabilities | Answers:
+        """Answers to a text or picture, a list of them, or the data at a path; by the decision state if there is one.
+
+        Of prepared tensors: class probabilities without a decision, the mean over the members', with `cascade` over
+        those that its gate let run.
+
+        >>> answers = hs.load("ready").predict(["bag.png", "boot.png"])
+        >>> answers
+              id  label  probability  total  ood_score  unfamiliar  answer
+         bag.png    bag        0.993  0.052     -3.861       False     bag
+        boot.png   boot        0.993  0.056     -3.935       False    boot
+        >>> answers[0]["set"]
+        ['bag']
+        """
+        model = self.manifest.model
+        if isinstance(inputs, Tensor | Mapping):
+            parts = said(self, inputs) if cascade and rows_in(inputs) else [self._whole(inputs)]
+            return Probabilities.of(mean_probs(parts, problem_of(model)), parts, model.labels, model.problem)
+        ids, answered = self._read(inputs, cascade)
+        begun = [{"id": each} for each in ids]
+        return Answers(rows_of(answered, begun, names=model.labels, top=TOP, problem=model.problem))
 
     @torch.inference_mode()
-    def decide(self, inputs: Any, *, cascade: bool | None = None) -> Decided:
-        """Answers, prediction sets, uncertainties and OOD scores; by the state's cascade, unless `cascade` is False."""
-        state = self.state
-        if state is None:
+    def decide(self, inputs: Prepared | Item | Sequence[Item], *, cascade: bool | None = None) -> Decisions:
+        """Answers, prediction sets, uncertainties and OOD scores, as tensors that print themselves.
+
+        By the state's cascade, unless `cascade` is False.
+
+        >>> hs.load("ready").decide("bag.png").unfamiliar
+        tensor([False])
+        """
+        if self.state is None:
             raise CheckpointError(
                 f"{self.name}: has no decision state", hint="Run `hydrasurgeon calibrate` on it first."
             )
-        steps = state.record.cascade
-        if not rows_in(inputs):
-            logits = torch.zeros(0, self.members, self.manifest.model.num_classes)
-            return decide(state, logits, torch.zeros(0, self.members, state.record.ood.width or 0))
-        with reading(self) if state.fitted is not None else nullcontext() as read:
-            if cascade or (cascade is None and steps is not None):
+        ids, answered = self._read(inputs, cascade)
+        return Decisions(
+            **vars(answered), ids=ids, names=self.manifest.model.labels, problem=self.manifest.model.problem
+        )
+
+    @torch.inference_mode()
+    def answered(self, inputs: Prepared, *, cascade: bool | None = None) -> Prediction:
+        """By the decision state, or by nothing but the mean of the members' probabilities."""
+        state, count = self.state, rows_in(inputs)
+        if cascade is None:
+            cascade = state is not None and state.record.cascade is not None
+        with reading(self) if count and state is not None and state.fitted is not None else nullcontext() as read:
+            if cascade and count:
                 parts = [part.on_cpu() for part in said(self, inputs, read)]
-                assert steps is not None
-                return decided_in_steps(state, steps, parts)
+                answered: Prediction = decided_in_steps(*cascade_in(self), parts)
+            else:
+                whole = self._whole(inputs, read).on_cpu()
+                logits = problem_of(self.manifest.model).choices(whole.logits)
+                answered = undecided(logits) if state is None else decide(state, logits, whole.features)
+        if not torch.isfinite(answered.probs).all():
+            hint = "The model overflows: use --dtype float32, or start from a sound one."
+            raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
+        return answered
+
+    def _whole(self, inputs: Prepared, read: Reading | None = None) -> Said:
+        """What all members say."""
+        count, members = rows_in(inputs), self.members
+        logits = torch.zeros(0, members, self.manifest.model.num_classes)
+        features: Tensor | None = torch.zeros(0, members, (self.state and self.state.record.ood.width) or 0)
+        if count:
             logits, features = (self(inputs), None) if read is None else read(inputs)
-        return decide(state, logits.float().cpu(), None if features is None else features.float().cpu())
+        return Said(torch.arange(count), tuple(range(members)), logits, features)
+
+    def _read(self, inputs: Any, cascade: bool | None) -> tuple[Sequence[str | int], Prediction]:
+        """What samples are called, and the answers to them."""
+        if isinstance(inputs, Tensor | Mapping):
+            return range(rows_in(inputs)), self.answered(inputs, cascade=cascade)
+        need_classes(self.manifest, self.name)
+        samples, weight = in_memory(inputs, getattr(self.transform, "kind", "image")), next(self.parameters())
+        batches = Batches(samples, self.transform, batch_size=None)
+        each = [self.answered(moved(batch.inputs, weight.device, weight.dtype), cascade=cascade) for batch in batches]
+        answered = joined(each or [self.answered(torch.zeros(0))])
+        return [samples.name(i) for i in range(len(samples))], answered
 
 
 def load(
@@ -66,7 +134,11 @@ def load(
     classes: str | None = None,
     template: Sequence[str] = (),
 ) -> Classifier:
-    """Load any checkpoint for inference; a CLIP without class names answers with image features."""
+    """Load any checkpoint for inference; a CLIP without class names answers with image features.
+
+    >>> hs.load("backbone").members
+    1
+    """
     opened = with_class_names(open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template)
     opened.digests()
     return as_classifier(opened, device=device, dtype=dtype)
@@ -104,6 +176,13 @@ def live_module(checkpoint: Single) -> nn.Module:
 
 def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
     """M modules that share the parameters the file stores once, run as one."""
+    return Hydra(members_of(checkpoint, manifest), checkpoint.family.anatomy, trunk=manifest.fusion.trunk)
+
+
+def members_of(
+    checkpoint: Checkpoint, manifest: HydraManifest, *, shares: Callable[[str], bool] = lambda name: True
+) -> list[nn.Module]:
+    """The members' modules; of what the file stores once they have one parameter, if a tensor `shares` it."""
     family = checkpoint.family
     # Two members that read the same rows of the same stored tensors get the same parameter.
     shared: dict[Source, nn.Parameter] = {}
@@ -117,10 +196,10 @@ def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
             if source not in shared:
                 raw, dtype = source.read(checkpoint.tensors), checkpoint.tensors[source.stored].dtype
                 shared[source] = nn.Parameter(to_weights(raw, dtype, name=source.stored, path=checkpoint.path))
-            state[name] = shared[source]
+            state[name] = shared[source] if shares(name) else nn.Parameter(shared[source].detach().clone())
         assign(module, state, checkpoint.path)
         modules.append(module)
-    return Hydra(modules, family.anatomy, trunk=manifest.fusion.trunk)
+    return modules
 
 
 def assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
@@ -134,15 +213,20 @@ def assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def state_in(checkpoint: Checkpoint) -> State | None:
-    """The decision state that a checkpoint carries, its tensors finite."""
+    """The decision state that a checkpoint carries."""
     record = checkpoint.manifest.decision
-    if record is None or record.ood.score not in FITTED:
-        return None if record is None else State(record)
+    return None if record is None else state_of(record, checkpoint.tensors, checkpoint.path)
+
+
+def state_of(record: Decision, tensors: Tensors, path: Path) -> State:
+    """The state that a record and its tensors in a file are; they are finite."""
+    ood = record.ood
+    if ood.score not in FITTED:
+        return State(record)
 
     def read(name: str) -> torch.Tensor:
-        return to_weights(checkpoint.tensors.read(name), "F32", name=name, path=checkpoint.path)
+        return to_weights(tensors.read(name), "F32", name=name, path=path)
 
-    ood = record.ood
     parts = FITTED[ood.score][1]
     fits = tuple({part: read(stored_name(member, part)) for part in parts} for member in range(len(ood.members)))
     return State(record, EnsembleScore(ood.score, fits, ood.members))

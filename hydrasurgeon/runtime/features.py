@@ -70,7 +70,7 @@ class Linear:
 def classifiers(model: LiveModel) -> list[Linear]:
     """Every member's, in float64 on the CPU."""
     made = []
-    for parts in _parts(model):
+    for parts in last_layers(model):
         if isinstance(parts[0], nn.Linear):
             # Several classifiers answer by their mean, each for features of its own.
             weights = [part.weight.detach().double().cpu() / len(parts) for part in parts]
@@ -86,7 +86,7 @@ def classifiers(model: LiveModel) -> list[Linear]:
     return made
 
 
-def _parts(model: LiveModel) -> list[list[Any]]:
+def last_layers(model: LiveModel) -> list[list[Any]]:
     """What each member classifies with: its last linear layer (two, with distillation), or the zero-shot module."""
     classes = model.manifest.model.num_classes
     if classes == 0:
@@ -158,7 +158,7 @@ def reading(model: LiveModel) -> Iterator[Reading]:
         return lambda: delattr(part, "compare")
 
     with contextlib.ExitStack() as stack:
-        for parts in _parts(model):
+        for parts in last_layers(model):
             for number, part in enumerate(parts):
                 stack.callback(listen(part, number))
         yield reader

@@ -136,9 +136,16 @@ class Hydra(nn.Module):
         union = None if torch.is_grad_enabled() or captured() else self._union
         first = None if union is None else union(parted[0], biases[0], self._tokens[0])
         if grouped is None:
-            return self._apart(parted, biases, first)
+            return torch.stack(self._apart(parted, biases, first), dim=1)
         attended = None if first is None else torch.stack(first)
         return self._read(grouped(torch.stack(parted), biases[0], attended), biases)
+
+    def each(self, starts: Sequence[Started]) -> list[Float[Tensor, "batch klass"]]:
+        """Every member's answer to inputs of its own."""
+        stacks = [
+            start.stack or anatomy.embed(start.inputs) for anatomy, start in zip(self.anatomies, starts, strict=True)
+        ]
+        return self._apart([stack.hidden for stack in stacks], [stack.bias for stack in stacks], None)
 
     def _stacks(self, hidden: Hidden) -> bool:
         if self.mode != "auto":
@@ -147,7 +154,7 @@ class Hydra(nn.Module):
 
     def _apart(
         self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
-    ) -> Float[Tensor, "batch member klass"]:
+    ) -> list[Float[Tensor, "batch klass"]]:
         """Member after member; `first` are the attention outputs of the first layer where already known."""
         logits = []
         for i, anatomy in enumerate(self.anatomies):
@@ -157,7 +164,7 @@ class Hydra(nn.Module):
             for block, tokens in layers:
                 hidden = run_block(block, hidden, biases[i], tokens)
             logits.append(anatomy.readout(Stack(hidden, biases[i])))
-        return torch.stack(logits, dim=1)
+        return logits
 
     def _read(
         self, stacked: Float[Tensor, "member batch token embed"], biases: Biases

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
-from hydrasurgeon.anatomy.layers import Hidden, layer_bias, merge, placed, silent, split_heads
+from hydrasurgeon.anatomy.layers import Hidden, layer_bias, merge, mixed, placed, silent, split_heads
 from hydrasurgeon.anatomy.parts import Block
 from hydrasurgeon.anatomy.projections import Biased
 from hydrasurgeon.heads import HeadAxis, positions, take_heads
@@ -38,7 +38,7 @@ class SharedHeads:
         if blocks[0].prenorm:
             norms = [[*norm, block.norm1] for norm, block in zip(norms, blocks, strict=True)]
         worth = len(heads) < sum(len(site.heads) for site in sites)
-        return cls(blocks, heads) if worth and same(norms) else None
+        return cls(blocks, heads) if worth and sites[0].relative is None and same(norms) else None
 
     def __call__(self, hidden: Hidden, bias: Tensor | None, tokens: int | None) -> list[Hidden] | None:
         """Each member's attention output; None where members disagree on a head they share."""
@@ -52,11 +52,11 @@ class SharedHeads:
         q, k, v = (
             part
             for weight, shift in products
-            for part in split_heads(linear(hidden, weight, shift), parts, len(self.heads), site.head_dim)
+            for part in split_heads(linear(hidden, weight, shift), parts, site.head_dim)
         )
         q, k = placed(site, site.q_norm(q[:, :, :tokens]), site.k_norm(k))
         mask = layer_bias(site, hidden, bias, self.heads, tokens)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale)
+        out = mixed(site, q, k, v, mask)
         return [
             s.out(merge(out.index_select(1, row))) if s.heads else silent(s, hidden, tokens)
             for s, row in zip(self.sites, rows, strict=True)
@@ -77,7 +77,7 @@ class SharedHeads:
 
     def _gather(self) -> _Gathered | None:
         """Rows of the union, and where each member's heads are among them."""
-        first, head_dim = self.sites[0], self.sites[0].head_dim
+        first = self.sites[0]
         spec = HeadAxis(axis=0, blocks=3 if len(first.project) == 1 else 1)
         owners = {head: site for site in reversed(self.sites) for head in site.heads}
         places = [positions(self.heads, site.heads) for site in self.sites]
@@ -85,7 +85,7 @@ class SharedHeads:
         def union(i: int, name: str) -> Tensor:
             """The rows of one q/k/v parameter, each head's taken from the first member that keeps it."""
             each = [
-                take_heads(getattr(site.project[i], name), [site.heads.index(head)], spec=spec, head_dim=head_dim)
+                take_heads(getattr(site.project[i], name), [site.heads.index(head)], spec=spec, head_dim=first.rows[i])
                 for head in self.heads
                 for site in (owners[head],)
             ]
@@ -99,7 +99,7 @@ class SharedHeads:
                 for rows, parameter in ((weight, mine.weight), (bias, mine.bias)):
                     if rows is None or parameter is None:
                         continue
-                    if not torch.equal(take_heads(rows, at, spec=spec, head_dim=head_dim), parameter):
+                    if not torch.equal(take_heads(rows, at, spec=spec, head_dim=first.rows[i]), parameter):
                         return None
             products.append((weight, bias))
         return products, [torch.tensor(at, device=first.out.weight.device) for at in places]

@@ -34,6 +34,7 @@ from hydrasurgeon.sharing.program import (
     check_difference,
     decided,
     logits_and_features,
+    names_of,
     sample,
     settled,
 )
@@ -81,7 +82,7 @@ class _Rest(_Step):
         if "hidden" in inputs:
             started = Started(None, Stack(inputs["hidden"], inputs.get("bias")))
         else:
-            named = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
+            named = {name: inputs[name] for name in names_of(self.model) if name in inputs}
             started = Started(named or inputs["pixel_values"], None)
         logits, features = logits_and_features(self._read, hydra.part(self.cascade.followers).finish, started)
         # Members as the file numbers them: place i of the whole is place back[i] of the order.
@@ -120,7 +121,7 @@ def _carried(inputs: Mapping[str, Tensor], early: Mapping[str, Tensor]) -> dict[
 
 
 def _exported(step: _Step, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> Exported:
-    tokens: dict[str, tuple[int, ...]] = {"input_ids": (1,), "attention_mask": (1,)}
+    tokens: dict[str, tuple[int, ...]] = dict.fromkeys(names_of(step.model), (1,))
     if "bias" in inputs:  # a text's: every token, or every pair of them
         tokens |= {"hidden": (1,), "bias": tuple(axis for axis in (2, 3) if inputs["bias"].shape[axis] == LENGTH)}
     axes = {name: dict.fromkeys((0, *tokens.get(name, ())), torch.export.Dim.DYNAMIC) for name in inputs}

@@ -12,7 +12,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,10 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
 
-from hydrasurgeon.anatomy.layers import run_block
+from hydrasurgeon.anatomy.layers import run
+from hydrasurgeon.data.texts import IDS
+from hydrasurgeon.decision.probabilities import yes_or_no
+from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import uncertainties
 from hydrasurgeon.errors import CheckFailed, MissingDependency
@@ -62,7 +65,7 @@ class _Graph(nn.Module):
     def answers(self, inputs: Any) -> tuple[Tensor, ...]:
         logits, features = logits_and_features(self._read, self._logits, inputs)
         if self.model.state is None:
-            return logits, logits.softmax(dim=-1).mean(dim=1)
+            return logits, problem_of(self.model.manifest.model).probs(logits).mean(dim=1)
         return logits, *decided(self.model.state, logits, features)
 
     def _logits(self, inputs: Any) -> Tensor:
@@ -72,25 +75,24 @@ class _Graph(nn.Module):
             logits: Tensor = module(inputs)
             return logits
         # Layer by layer, as the fused runtime runs: libraries build masks in ways that a capture would freeze.
-        anatomy = self.model.anatomy
-        stack = anatomy.embed(inputs)
-        hidden = stack.hidden
-        for block in anatomy.blocks:
-            hidden = run_block(block, hidden, stack.bias)
-        return anatomy.readout(replace(stack, hidden=hidden))[:, None]
+        return run(self.model.anatomy, inputs)[:, None]
 
 
 class _Texts(_Graph):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return self.answers({"input_ids": input_ids, "attention_mask": attention_mask})
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        return self.answers(inputs if token_type_ids is None else {**inputs, "token_type_ids": token_type_ids})
 
 
 def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
     """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in float64."""
     with ExactNumbers():
-        total, _ = uncertainties(logits, state.record.temperature, state.record.joint)
+        record, logits = state.record, yes_or_no(logits)
+        total, _ = uncertainties(logits, record.temperature, record.joint, record.bias)
         score = state.ood_score(logits, features)
-        return state.probs(logits).float(), total.float(), score, score > state.record.ood.threshold
+        return state.probs(logits).float(), total.float(), score, score > record.ood.threshold
 
 
 class ExactNumbers(TorchFunctionMode):
@@ -263,8 +265,13 @@ def apart(answer: Tensor, right: Tensor) -> Tensor:
     return ((answer - right).abs() / right.abs().clamp_min(1)).max().double()
 
 
+def names_of(model: Classifier) -> tuple[str, ...]:
+    """The inputs of a model of texts, or of pairs of them."""
+    return getattr(model.transform, "names", IDS)
+
+
 def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor]:
-    """Inputs of the model's kind; texts with padding in all rows but the first."""
+    """Inputs of the model's kind; texts with padding in all rows but the first, pairs with the types of tokens."""
     generator = torch.Generator().manual_seed(batch)
     facts = model.manifest.model
     if "input_size" in facts.preprocess:
@@ -275,4 +282,6 @@ def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor
     real[1:] = length - 2
     mask = (torch.arange(length)[None] < real).long()
     ids = torch.randint(0, words, (batch, length), generator=generator)
-    return {"input_ids": torch.where(mask == 1, ids, pad), "attention_mask": mask}
+    types = mask * (torch.arange(length)[None] >= length // 2)
+    made = {"input_ids": torch.where(mask == 1, ids, pad), "attention_mask": mask, "token_type_ids": types}
+    return {name: made[name] for name in names_of(model)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
@@ -20,10 +21,11 @@ ENTRY = "hydrasurgeon_vit"
 class TimmHydra(nn.Module):
     """A hydra as a classifier of timm's kind: logits [batch, class] whose softmax is the members' mean probability."""
 
-    def __init__(self, hydra: nn.Module, num_classes: int) -> None:
+    def __init__(self, hydra: nn.Module, num_classes: int, *, says_yes: bool = False) -> None:
         super().__init__()
         self.hydra = hydra
         self.num_classes = num_classes
+        self.says_yes = says_yes
 
     def member_logits(self, x: Tensor) -> Tensor:
         """[batch, member, class]"""
@@ -47,7 +49,10 @@ class TimmHydra(nn.Module):
 
     def _log_mean(self, logits: Tensor) -> Tensor:
         """ln of the members' mean probability."""
-        return logits.float().softmax(dim=-1).mean(dim=1).clamp_min(1e-37).log()
+        z = logits.float()
+        if self.says_yes:  # σ of the answer is the mean of the members' σ
+            return logsigmoid(z).logsumexp(dim=1) - logsigmoid(-z).logsumexp(dim=1)
+        return z.softmax(dim=-1).mean(dim=1).clamp_min(1e-37).log()
 
     @property
     def _members(self) -> list[Any]:
@@ -81,7 +86,9 @@ def hydrasurgeon_vit(
     unknown = sorted({*arguments} - recorded) + (["num_classes"] if hydra and num_classes != model.num_classes else [])
     if unknown:
         raise UsageError(f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model or a hydra")
-    module: Any = TimmHydra(made.module, model.num_classes) if hydra else made.module
+    module: Any = (
+        TimmHydra(made.module, model.num_classes, says_yes=model.problem != "single_label") if hydra else made.module
+    )
     if num_classes != model.num_classes:
         module.reset_classifier(num_classes)
     module.pretrained_cfg = module.default_cfg = pretrained_cfg

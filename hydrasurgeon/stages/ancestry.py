@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import Check, first, short
-from hydrasurgeon.checkpoints.layout import selection
+from hydrasurgeon.checkpoints.layout import in_trunk, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.history import lineage, merged
@@ -218,7 +218,10 @@ def _fused(name: str, child: Hashed, members: Sequence[Hashed], inputs: Inputs) 
 def _tuned(name: str, child: Hashed, options: FinetuneOptions, parent: Hashed) -> Iterator[Check]:
     """Training is not derivable; that it left the heads and what it froze alone can be seen."""
     after, before = child.checkpoint.manifest, parent.checkpoint.manifest
-    if (after.kept, after.kept_neurons) != (before.kept, before.kept_neurons):
+    selections = [
+        [(each.kept, each.kept_neurons) for each in (manifest.members or (manifest,))] for manifest in (after, before)
+    ]
+    if selections[0] != selections[1]:
         yield Check(name, False, "keeps other heads or neurons than what was tuned")
         return
     frozen = _frozen(child, options, parent)
@@ -239,8 +242,12 @@ def _frozen(child: Hashed, options: FinetuneOptions, parent: Hashed) -> list[str
     if options.recipe not in recipe_names():
         return []
     recipe = load_recipe(str(options.recipe), dict(options.set or {}), freeze=options.freeze)
-    weights = child.checkpoint.weights
-    moves = trainable(weights, recipe, child.checkpoint.manifest.towers)
+    weights, manifest = child.checkpoint.weights, child.checkpoint.manifest
+    moves = trainable(weights, recipe, manifest.towers)
+    if manifest.kind == "hydra":  # of members only what lies in the trunk has the name that it had
+        trunk = in_trunk(weights, manifest.towers, manifest.fusion.trunk)
+        frozen = {name for name in weights if trunk(name) and not recipe.trunk_lr}
+        moves = ({*child.checkpoint.tensors} - frozen).__contains__
     after, before = child.checkpoint.tensors, parent.checkpoint.tensors
     # Training writes float32: what came in as such and was not trained is there again bit for bit.
     return [

@@ -175,7 +175,8 @@ def _real(samples: Samples, model: Any, count: int) -> list[Any]:
             f"{samples.spec}: has {len(samples)} samples, a batch of {count} is to be timed",
             hint="Give a smaller --batch.",
         )
-    weight, transform = next(model.parameters()), getattr(model, "model", model).transform
+    single: Any = model.models[0] if isinstance(model, InTurn) else getattr(model, "model", model)
+    weight, transform = next(model.parameters()), single.transform
     batches = Batches(samples, transform, batch_size=count, order=range(whole * count), workers=0)
     return [moved(batch.inputs, weight.device, weight.dtype) for batch in batches]
 

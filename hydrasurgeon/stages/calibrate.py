@@ -8,10 +8,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with_data_names
+from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with_data_names, with_inputs
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
-from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import FITTED, Decision
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.files.atomic import named, output_file
+from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.measuring.sets import apart
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.measuring.cascades.fit import MacsOf
     from hydrasurgeon.runtime.classifier import Classifier
+    from hydrasurgeon.runtime.features import Linear
 
 
 @dataclass(frozen=True)
@@ -35,37 +37,46 @@ class Calibrated:
     """What was found, and where it was written."""
 
     path: Path
-    manifest: Manifest
+    decision: Decision
+    manifest: Manifest | None
+    """None of a decision in a file of its own."""
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     hub: str | None = None
     """Where on the hub it was uploaded to."""
 
-    @property
-    def decision(self) -> Decision:
-        assert self.manifest.decision is not None
-        return self.manifest.decision
-
 
 @stage(CalibrateOptions)
 def calibrate(arguments: CalibrateOptions) -> Calibrated:
     """Write a copy of a checkpoint that knows its temperature, its OOD score, its prediction sets and when to
-    abstain."""
+    abstain; or, of predictions, a file that knows no more.
+
+    >>> done = hs.calibrate("backbone", data="demo:val", ood_score="msp", limit=300, out="sure.safetensors")
+    >>> round(done.decision.temperature, 1)
+    0.6
+    """
+    if arguments.predictions is not None:
+        return _alone(arguments, Path(arguments.predictions))
     from hydrasurgeon.decision.fitting import check_count
+    from hydrasurgeon.decision.problems import need_single
     from hydrasurgeon.runtime.tensors import plan_tensors
 
-    named = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments, arguments.data)
-    need_classes(named)
-    _check_score(named, arguments)
+    checkpoint, _ = arguments.needed()
+    source = classifying(open_checkpoint(checkpoint, arch=arguments.arch), arguments, arguments.data)
+    need_classes(source.manifest, source.path)
+    if arguments.cascade:
+        need_single(source.manifest.model, "--cascade", source.name)
+    _check_labels(arguments, source)
+    _check_score(arguments, source.name, several=bool(source.manifest.members), named=source.family.named_classes)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
-    named.digests()
-    opened = undecided(named)
+    source.digests()
+    opened = undecided(source)
     digests = opened.digests()
     sets = _opened_data(opened, arguments)
     val, data = sets["--data"][0], [samples for each in sets.values() for samples in each]
     options = [(option, samples) for option, each in sets.items() for samples in each]
     odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
-    opened = with_data_names(opened, val)
+    opened = with_inputs(with_data_names(opened, val), val)
     few = check_count(len(val), arguments)
     skipped: list[str] = []
     state, fitted_notes = _fit(opened, sets, arguments, skipped)
@@ -89,26 +100,83 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     if arguments.fit_data is not None and arguments.ood_score not in ("auto", *FITTED):
         unused = f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a function of the logits alone"
     notes = (opened.note, unused, *odd, few, *fitted_notes)
-    return Calibrated(target.path, written, tuple(filter(None, notes)), tuple(skipped), hub)
+    return Calibrated(target.path, state.record, written, tuple(filter(None, notes)), tuple(skipped), hub)
 
 
-def _check_score(opened: Checkpoint, arguments: CalibrateOptions) -> None:
+def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
+    """The same of what any model answered: a decision in a file of its own."""
+    from hydrasurgeon.decision.alone import fit_alone
+    from hydrasurgeon.decision.fitting import check_count
+    from hydrasurgeon.measuring.predictions import read_outputs
+    from hydrasurgeon.runtime.standalone import Decision as Alone
+
+    out, folder = named(arguments.out)
+    if folder:
+        raise UsageError(f"-o {arguments.out}: a decision is one file", hint="Give NAME.safetensors.")
+    target = output_file(out, option="-o", force=arguments.force, inputs=arguments.sources)
+    val, first = read_outputs(path, labelled=True)
+    _, members, classes = val.logits.shape
+    _check_score(arguments, path.name, several=members > 1, named=False)
+    fit = [] if arguments.fit_predictions is None else [arguments.fit_predictions]
+    others = [
+        (name, read_outputs(Path(name), labelled=name in fit, like=val)) for name in (*fit, *arguments.ood_predictions)
+    ]
+    sources = [first]
+    for name, (_, source) in others:
+        if source.sha256 in [each.sha256 for each in sources]:
+            hint = "What certifies must be neither what was fitted on nor OOD data."
+            raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
+        sources.append(source)
+    few = check_count(len(val.logits), arguments)
+    outputs = [each for _, (each, _) in others]
+    state, notes = fit_alone(val, outputs[0] if fit else None, outputs[len(fit) :], arguments)
+    entry = step("calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",))
+    Alone(state, classes, members).save(target, entry)
+    return Calibrated(target, state.record, None, tuple(filter(None, (few, *notes))))
+
+
+def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
+    """Refuse what many labels have no meaning for."""
+    if source.manifest.model.problem != "multi_label":
+        return
+    from hydrasurgeon.decision.scores.on_labels import ON_LABELS
+
+    wrong = next(
+        (
+            flag
+            for flag, unfit in (
+                ("--risk", arguments.risk is not None),
+                (f"--conformal {arguments.conformal}", arguments.conformal != "lac"),
+                ("--fit-data", arguments.fit_data is not None),
+                (f"--ood-score {arguments.ood_score}", arguments.ood_score not in ("auto", *ON_LABELS)),
+            )
+            if unfit
+        ),
+        None,
+    )
+    if wrong is not None:
+        hint = f"Its sets miss few labels by --coverage; OOD scores are {', '.join(ON_LABELS)}."
+        raise UsageError(f"{wrong}: is not for a model with many labels, as {source.name} is", hint=hint)
+
+
+def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named: bool) -> None:
     """Some scores, and cascades, mean nothing for some models."""
     from hydrasurgeon.decision.scores.fitted import check_score
 
     score = arguments.ood_score
     if score != "auto":
         check_score(score)
-        if arguments.ood and not arguments.cascade:
+        option = "--ood" if arguments.ood else "--ood-predictions" if arguments.ood_predictions else None
+        if option is not None and not arguments.cascade:
             raise UsageError(
-                f"--ood: chooses among OOD scores, and --ood-score {score} is chosen", hint="Leave one of them out."
+                f"{option}: chooses among OOD scores, and --ood-score {score} is chosen", hint="Leave one of them out."
             )
     alone = "--ood-score mi" if score == "mi" else "--cascade" if arguments.cascade else None
-    if alone is not None and not opened.manifest.members:
-        raise UsageError(f"{alone} requires several members, and {opened.name} has one", hint="Give a hydra.")
-    if score == "mcm" and not opened.family.named_classes:
+    if alone is not None and not several:
+        raise UsageError(f"{alone} requires several members, and {name} has one", hint="Give a hydra.")
+    if score == "mcm" and not named:
         raise UsageError(
-            f"--ood-score mcm: is for models that compare images with class names, and {opened.name} does not",
+            f"--ood-score mcm: is for models that compare images with class names, and {name} does not",
             hint="Give another score.",
         )
 
@@ -119,7 +187,7 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> dict[str, l
 
     read = partial(open_data, limit=arguments.limit, seed=arguments.seed)
     fit, model = [] if arguments.fit_data is None else [arguments.fit_data], opened.manifest.model
-    labelled = {"--data": [arguments.data], "--fit-data": fit}
+    labelled = {"--data": [arguments.needed()[1]], "--fit-data": fit}
     sets = {option: [read(spec, model=model) for spec in specs] for option, specs in labelled.items()}
     return sets | {"--ood": [read(spec) for spec in arguments.ood]}
 
@@ -129,18 +197,20 @@ def _fit(
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.corruptions import Perturbed
-    from hydrasurgeon.decision.fitting import fit_state
+    from hydrasurgeon.decision.fitting import Chooser, fit_label_state, fit_state
+    from hydrasurgeon.decision.problems import problem_of
+    from hydrasurgeon.decision.seen import with_seen
     from hydrasurgeon.measuring.cascades.fit import CascadeFit
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
     from hydrasurgeon.runtime.outputs import collected
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
-    auto = arguments.ood_score == "auto"
-    features = auto or arguments.ood_score in FITTED
+    auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
+    features = (auto and problem.name != "multi_label") or arguments.ood_score in FITTED
 
     def outputs(samples: Samples) -> Outputs:
-        return collected([model], samples, arguments, features=features, skipped=skipped)
+        return collected([model], samples, arguments, features=features, skipped=skipped).decisions(problem)
 
     (validation,) = sets["--data"]
     foreign: list[Outputs] = []
@@ -148,7 +218,10 @@ def _fit(
     if auto or arguments.cascade:
         # Foreign data of one kind may be too easy to tell scores apart: perturbed data have a say too.
         foreign = [outputs(samples) for samples in (*sets["--ood"], Perturbed(validation, arguments.seed))]
-    linear = [(each.weight, each.bias) for each in classifiers(model)] if features else []
+    chosen_by: Chooser = "option" if not auto else "ood" if sets["--ood"] else "perturbed"
+    if problem.name == "multi_label":
+        return fit_label_state(val, promise=arguments, score=arguments.ood_score, foreign=foreign, chosen_by=chosen_by)
+    linear = [_chosen(each) for each in classifiers(model)] if features else []
     evidence = None
     if features and sets["--fit-data"]:
         evidence = _gathered(model, linear, sets["--fit-data"][0], arguments, skipped)
@@ -159,15 +232,23 @@ def _fit(
         classifiers=linear,
         evidence=evidence,
         foreign=foreign,
-        zero_shot=opened.family.named_classes,
-        chosen_by="option" if not auto else "ood" if sets["--ood"] else "perturbed",
+        leaves_out=() if opened.family.named_classes else ZERO_SHOT,
+        chosen_by=chosen_by,
         seed=arguments.seed,
     )
     if arguments.cascade:
         costs = _costs(model, validation, arguments)
         cascade, more = CascadeFit(state, val, foreign, costs, seed=arguments.seed).record(arguments)
         state, notes = replace(state, record=state.record.model_copy(update={"cascade": cascade})), (*notes, *more)
+        state = with_seen(state, val.logits, val.features)
     return state, notes
+
+
+def _chosen(linear: Linear) -> tuple[Tensor, Tensor]:
+    """A classifier's weight and bias; one logit's as those of no and yes."""
+    from hydrasurgeon.decision.probabilities import yes_or_no
+
+    return yes_or_no(linear.weight.T).T, yes_or_no(linear.bias)
 
 
 def _costs(model: Classifier, samples: Samples, arguments: CalibrateOptions) -> MacsOf:
@@ -195,11 +276,13 @@ def _gathered(
     skipped: list[str],
 ) -> list[Evidence]:
     """What OOD scores are fitted on, in one pass: features are not kept."""
+    from hydrasurgeon.decision.problems import problem_of
     from hydrasurgeon.decision.scores.evidence import Gathering
     from hydrasurgeon.runtime.outputs import pieces
 
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
     for _, piece in pieces([model], samples, arguments, features=True, skipped=skipped):
+        piece = piece.decisions(problem_of(model.manifest.model))
         assert piece.features is not None
         assert piece.labels is not None
         for member, gathering in enumerate(gatherings):

@@ -50,7 +50,8 @@ class Command:
     def line(self, root: Path, variable: str) -> str:
         """As it is typed; what lies in `root` stands below the shell's variable of this name."""
         inputs = [_place(path, root, variable) for path in self.inputs]
-        options = map(shlex.quote, words(self.options, RECORDS[self.stage]))
+        typed = words(self.options, RECORDS[self.stage])
+        options = [_place(Path(word) if word.startswith(f"{root}/") else word, root, variable) for word in typed]
         out = [] if self.out is None else ["-o", _place(self.out, root, variable) + self.slash]
         return " ".join(["hydrasurgeon", self.stage, *inputs, *options, *out])
 

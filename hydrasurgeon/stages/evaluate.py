@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.data.batches import batch_size_of
 from hydrasurgeon.decision.scores.fitted import check_score
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.cascades.run import FULL
+from hydrasurgeon.measuring.cost import machine
 from hydrasurgeon.measuring.results import Report
-from hydrasurgeon.measuring.rows import with_mce
+from hydrasurgeon.measuring.rows import Row, with_mce
 from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
@@ -30,8 +33,10 @@ from hydrasurgeon.measuring.sets import (
 )
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
+from hydrasurgeon.report.examples import Examples, examples_of
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
+from hydrasurgeon.runtime.tensors import device_of
 from hydrasurgeon.sharing.measured_card import claimed_cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
 from hydrasurgeon.stages.evaluate_models import (
@@ -111,8 +116,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if plain is not None and twin is None:
         notes.append(plain.advice())
     at = next((at for at, row in enumerate(rows) if row.name == (twin.name if twin else arguments.reference)), 0)
-    manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
-    material = Material(report, tuple(rows), manifests, at, arguments.ci or 0.95, arguments.seed, tuple(notes))
+    material = _material(report, rows, at, opened, measured, notes, arguments)
     printed = _written(material, outputs)
     if tracker is not None and is_main_process():
         log_report(tracker, report)
@@ -147,6 +151,49 @@ def _written(material: Material, outputs: Mapping[str, Any]) -> dict[str, str]:
         elif kind in outputs:
             write_text(outputs[kind], written(material))
     return printed
+
+
+def _material(
+    report: Report,
+    rows: Sequence[Row],
+    reference: int,
+    opened: Sequence[Checkpoint],
+    measured: Measured,
+    notes: Sequence[str],
+    arguments: EvaluateOptions,
+) -> Material:
+    """What the page and Markdown are made of; samples for the page are of models that ran here, the reference first."""
+    examples: tuple[Examples, ...] = ()
+    if (
+        arguments.html is not None
+        and not arguments.no_examples
+        and measured.samples is not None
+        and measured.samples.labels.ndim == 1
+    ):
+        ran = [(at, row.answers) for at, row in enumerate(rows) if row.timing is not None]
+        ran.sort(key=lambda each: each[0] != reference)
+        examples = examples_of(ran, measured.samples, measured.class_names)
+    return Material(
+        report,
+        tuple(rows),
+        {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened},
+        reference,
+        arguments.ci or 0.95,
+        arguments.seed,
+        tuple(notes),
+        classes=measured.class_names,
+        examples=examples,
+        facts=_facts(arguments) if opened else {"hydrasurgeon": installed("hydrasurgeon")},
+        uses=measured.uses,
+    )
+
+
+def _facts(arguments: EvaluateOptions) -> dict[str, object]:
+    """Versions, the device and the batch: what may move the last digits of a figure."""
+    device = device_of(arguments.device)
+    name = f"{device} ({machine(device)['device']})" if device.type == "cuda" else str(device)
+    versions = {package: installed(package) for package in ("hydrasurgeon", "torch")}
+    return {**versions, "device": name, "batch size": batch_size_of(arguments.batch_size)}
 
 
 def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:

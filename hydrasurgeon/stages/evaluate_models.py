@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.data.corruptions import Corrupted
+from hydrasurgeon.decision.problems import Problem, problem_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.decided import Decision
@@ -35,7 +36,7 @@ from hydrasurgeon.measuring.rows import (
     shifted,
     summary,
 )
-from hydrasurgeon.measuring.running import How, name_of, predicted
+from hydrasurgeon.measuring.running import How, groups_in, name_of, predicted
 from hydrasurgeon.measuring.sets import (
     DataSets,
     Further,
@@ -68,6 +69,15 @@ class Measured:
     """Hashes of the class names that zero-shot models were given."""
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    samples: Any = None
+    """The first labelled set."""
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """What its classes are called, by number."""
+        if self.samples is not None and self.samples.labels.dtype.kind == "f":
+            return ("no", "yes")
+        return () if self.samples is None else self.samples.classes or ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,11 @@ class _Table:
     how: How
     timed: SideBySide
 
+    @property
+    def problem(self) -> Problem:
+        """How the models' logits are read."""
+        return problem_of(self.opened[0].manifest.model)
+
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Those of these checkpoints run as one: two for a cascade."""
         arguments, how = self.arguments, self.how
@@ -95,7 +110,7 @@ class _Table:
         job = [self.opened[i] for i in numbers]
         models = [how.load(checkpoint) for checkpoint in job]
         state = None if decision_ignored(job, arguments) else models[0].state
-        kinds = ood_scores(arguments.ood_score, state, name_of(job))
+        kinds = ood_scores(arguments.ood_score, state, name_of(job), self.problem)
         # A fitted score is computed with the logits.
         fitted = state.fitted if state is not None and state.record.ood.score in kinds else None
 
@@ -111,9 +126,10 @@ class _Table:
             kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
             cost=cost_of(models, how.first(models[0], sets.id, 1)),  # a text without the padding that others bring
             provenance=provenance_of(job),
+            problem=self.problem,
         )
         heat = None if arguments.temperature is None else self._heat(models)
-        reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed)
+        reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed, problem=self.problem)
         together = models[0] if len(models) == 1 else InTurn(list(models))
         row = replace(row_of(predictions, reading), timing=self.timed.add(together, how.first(models[0], sets.id)))
         # One after another: of seventy-five corrupted sets, no memory holds all logits.
@@ -126,7 +142,7 @@ class _Table:
         if self.further:
             row = over_sets(row, [self._on(each, numbers, models, reading) for each in self.further], first=self.name)
         if self.predictions is not None:
-            write_predictions(predictions, self.predictions)
+            write_predictions(predictions, self.predictions, data=sets.id.fingerprint()["sha256"])
         return with_cascade(row, job[0], self.spoiled, how, self.timed, reading=reading) if arguments.cascade else [row]
 
     def _heat(self, models: Sequence[Any]) -> float:
@@ -134,7 +150,8 @@ class _Table:
         if self.temperature is not None:
             return self.temperature
         logits, labels = self.how.logits(models, self.sets.val)
-        return metrics.fit_temperature(metrics.mean_probs(logits), labels)
+        chosen = self.problem.rows(logits)
+        return metrics.fit_temperature(metrics.mean_probs(chosen), self.problem.truth(labels).flatten())
 
     def _on(self, data: Further, numbers: Sequence[int], models: Sequence[Any], reading: Reading) -> SetResult:
         """What these checkpoints are worth on a further data set; `models` have the classes of the first."""
@@ -143,7 +160,10 @@ class _Table:
         if [c.manifest.model for c in ours] != [self.opened[i].manifest.model for i in numbers]:
             models = [self.how.load(checkpoint) for checkpoint in ours]
         logits, labels = self.how.logits(models, samples)
-        return SetResult(name=name, **summary(answers(logits, labels, reading), reading).model_dump())
+        return SetResult(
+            name=name,
+            **summary(answers(logits, labels, reading, groups_in(samples, len(logits))), reading).model_dump(),
+        )
 
 
 def of_models(
@@ -187,6 +207,7 @@ def of_models(
         record_of(opened[0].manifest.model) | ({"sets": hashes} if any(hashes.values()) else {}),
         tuple(dict.fromkeys(how.skipped)),
         (*dict.fromkeys(orders), *in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE)),
+        sets.id,
     )
 
 
@@ -207,7 +228,8 @@ def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]
 
     def row(predictions: Predictions, called: str) -> Row:
         kinds = scores_in(arguments.ood_score, predictions, called)
-        return row_of(predictions, Reading(temperature, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed))
+        ci, seed, problem = arguments.ci, arguments.seed, predictions.problem
+        return row_of(predictions, Reading(temperature, ood_scores=kinds, ci=ci, seed=seed, problem=problem))
 
     if arguments.ensemble and not arguments.checkpoints:
         return [row(ensembled([(path, read_predictions(path)) for path in paths]), "their ensemble")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import classifying
+from hydrasurgeon.checkpoints.class_names import classifying, with_inputs
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
@@ -84,6 +84,12 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     if not opened.manifest.model.num_classes:
         raise SurgeryError(f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes.")
     opened.digests()
+    from hydrasurgeon.decision.problems import need_single
+
+    if arguments.check is not None:
+        need_single(opened.manifest.model, "--check", opened.name)
+    if opened.manifest.decision is not None:
+        need_single(opened.manifest.model, "a decision state in a graph", opened.name, but=("one_logit",))
     if arguments.aot:
         from hydrasurgeon.sharing.pt2 import check_compiler
 
@@ -95,6 +101,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
 
     about, check = opened.manifest.model, arguments.check
     tried = None if check is None else trial.opened_trial(about, check, arguments)
+    opened = opened if tried is None else with_inputs(opened, tried.samples)
     model = as_classifier(opened, device="cpu")
     pt2 = arguments.format == "pt2"
     made = to_pt2(model, aot=arguments.aot) if pt2 else to_onnx(model)

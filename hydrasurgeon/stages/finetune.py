@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.checkpoints.reading import open_single
+from hydrasurgeon.checkpoints.writing import save
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Model, Step
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Model, SingleManifest, Step
 from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FinetuneOptions
 from hydrasurgeon.runtime.tensors import plan_tensors
-from hydrasurgeon.sharing.output import claimed
+from hydrasurgeon.sharing.output import Target, claimed
+from hydrasurgeon.surgery.fusion import plan_fusion
 from hydrasurgeon.tuning import lora
 from hydrasurgeon.tuning.start import (
     Start,
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.families.weights import Weight
-    from hydrasurgeon.runtime.classifier import Classifier
+    from hydrasurgeon.tuning.learning import Learning, Perturbation, Teacher
     from hydrasurgeon.tuning.loop import Trained, Training
     from hydrasurgeon.tuning.recipes import Recipe
 
@@ -67,7 +71,7 @@ class _Material:
     samples: Samples
     held_out: Samples | None
     unlabelled: Samples | None = None
-    teachers: tuple[Classifier, ...] = ()
+    teachers: tuple[Teacher, ...] = ()
     taught_by: tuple[Input, ...] = ()
 
     @cached_property
@@ -94,6 +98,7 @@ class _Material:
 @stage(FinetuneOptions)
 def finetune(arguments: FinetuneOptions) -> Finetuned:
     """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
+    from hydrasurgeon.tuning.branches import Branches
     from hydrasurgeon.tuning.loop import train
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
@@ -112,9 +117,10 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     interrupted = check_place(place, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(recipe, arguments)
     source, recipe = material.source, material.recipe
-    module, left_out = starting_module(source, material.model, recipe, arguments.seed), None
+    module, left_out = _module(material, arguments, again=arguments.resume and interrupted), None
     if recipe.dropout is not None:
-        left_out = set_dropout(module, source, recipe.dropout, wanted="dropout" in overrides)
+        modules = module.hydra.members if isinstance(module, Branches) else [module]
+        left_out = set_dropout(modules, source, recipe.dropout, wanted="dropout" in overrides)
     if recipe.lora_rank is not None:
         lora.attach(
             module,
@@ -128,10 +134,10 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     trained = train(module, training, arguments, state, save_every=arguments.save_every, resume=arguments.resume)
     if recipe.lora_rank is not None:
         lora.merge(module)
-    manifest = manifest_after(source.manifest, material.model, _entry(material, arguments))
+    entry = _entry(material, arguments)
     if not trained.is_main:
-        return Finetuned(target.path, manifest(UNKNOWN), trained)
-    written = target.save(plan_tensors(module.state_dict()), manifest, files=source.files)
+        return Finetuned(target.path, manifest_after(source.manifest, material.model, entry)(UNKNOWN), trained)
+    written = _written(module, material, entry, target)
     state.clear()
     hub = target.publish(written, source.files)
     notes = (
@@ -144,6 +150,49 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         *_doubts(trained, material, name),
     )
     return Finetuned(target.path, written, trained, tuple(filter(None, notes)), hub)
+
+
+def _module(material: _Material, arguments: FinetuneOptions, *, again: bool) -> nn.Module:
+    """What training starts with; of a training that goes on, the state brings the weights."""
+    from hydrasurgeon.runtime.features import LiveModel
+    from hydrasurgeon.tuning.branches import Branches
+    from hydrasurgeon.tuning.probe import probe
+
+    source, model = material.source, material.model
+    if source.members:
+        assert source.checkpoint is not None
+        return Branches(source.checkpoint, free=material.recipe.trunk_lr > 0)
+    module = starting_module(source, model, material.recipe, arguments.seed)
+    if material.recipe.classifier == "probe" and not again:
+        manifest = source.manifest.model_copy(update={"model": model})
+        transform = source.family.transform(model, files=source.files)
+        probe(LiveModel(module, manifest, transform), material.samples, arguments)
+    return module
+
+
+def _written(module: nn.Module, material: _Material, entry: Step, target: Target) -> Manifest:
+    """The file of what was trained; members of a hydra are fused again, with MLPs of their own."""
+    source, model = material.source, material.model
+    base = source.manifest
+    if base.kind != "hydra":
+        planned = plan_tensors(module.state_dict())
+        return target.save(planned, manifest_after(base, model, entry), files=source.files)
+    from hydrasurgeon.tuning.branches import Branches
+
+    assert isinstance(module, Branches)
+    with tempfile.TemporaryDirectory(prefix="hydrasurgeon-") as scratch:
+        opened = []
+        for number, (live, record) in enumerate(zip(module.hydra.members, base.members, strict=True)):
+            path = Path(scratch) / f"{number}.safetensors"
+            kept = {"kept": record.kept, "kept_neurons": record.kept_neurons}
+            member = partial(SingleManifest, kind="member", model=model, towers=base.towers, **kept)
+            save(path, plan_tensors(live.state_dict()), lambda sha256, member=member: member(weights_sha256=sha256))  # type: ignore[misc]
+            opened.append(open_single(path))
+        plan = plan_fusion(opened, [member.digests() for member in opened], average_mlp=False)
+        hashes = [member.manifest.weights_sha256 for member in opened]
+        members = [{**m.model_dump(), "sha256": h} for m, h in zip(base.members, hashes, strict=True)]
+        changes = {"members": members, "fusion": {"mlp": "separate", "trunk": plan.trunk}}
+        return target.save(plan.planned, manifest_after(base, model, entry, **changes), files=source.files)
 
 
 def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
@@ -173,13 +222,19 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         )
     held_out = None if arguments.val is None else open_data(arguments.val, seed=arguments.seed)
     samples = (open_pairs if paired else open_data)(arguments.data, limit=arguments.limit, seed=arguments.seed)
+    if source.members and (paired or recipe.lora_rank is not None or recipe.classifier != "keep"):
+        raise UsageError(
+            f"--recipe {arguments.recipe}: a hydra is tuned with the classifiers that it has, on labels, without LoRA",
+            hint="Give another recipe, or --set classifier=keep; or tune members before fuse.",
+        )
     if source.checkpoint is not None:
         opened = classifying(source.checkpoint, arguments, held_out if paired else samples)
         source = replace(source, checkpoint=opened, manifest=opened.manifest)
     if source.family.named_classes:
         recipe = recipe.model_copy(update={"classifier": "keep"})  # it follows from the class names
     elif source.manifest.model.num_classes == 0 and recipe.classifier == "keep":
-        recipe = recipe.model_copy(update={"classifier": "fresh"})  # there is none to keep
+        probed = samples.labels is not None and not paired
+        recipe = recipe.model_copy(update={"classifier": "probe" if probed else "fresh"})  # there is none to keep
     model = model_to_tune(source.manifest.model, recipe, samples)
     if not paired and (samples.labels is not None or not arguments.teacher):
         samples = fit_classes(samples, model)
@@ -188,17 +243,59 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         held_out = fit_classes(held_out, model)
     if not arguments.teacher:
         return _Material(source, recipe, model, samples, held_out)
-    from hydrasurgeon.tuning.learning import open_teachers
-
     unlabelled = None if arguments.unlabelled is None else open_data(arguments.unlabelled, seed=arguments.seed)
-    teachers, records = open_teachers(arguments.teacher, model, source.files, arguments.device)
-    return _Material(source, recipe, model, samples, held_out, unlabelled, tuple(teachers), tuple(records))
+    return _taught(_Material(source, recipe, model, samples, held_out, unlabelled), arguments)
+
+
+def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
+    """With the teachers; what only answers for the data as it is wants no perturbed inputs."""
+    from hydrasurgeon.measuring.predictions import is_predictions, read_answers
+    from hydrasurgeon.tuning.learning import Answers, Teacher, open_teacher
+
+    model, samples, teachers = material.model, material.samples, list[tuple[Teacher, Input]]()
+    for spec in arguments.teacher:
+        if not is_predictions(spec):
+            teachers.append(open_teacher(spec, model, material.source.files, arguments.device))
+            continue
+        logits, record = read_answers(Path(spec), samples)
+        if logits.shape[-1] != model.num_classes or material.unlabelled is not None:
+            wrong = "answers for no --unlabelled data"
+            if logits.shape[-1] != model.num_classes:
+                wrong = f"answers in {logits.shape[-1]} classes, the model in {model.num_classes}"
+            raise SurgeryError(f"--teacher {spec}: {wrong}", hint="Give the checkpoint that answered.")
+        teachers.append((Answers(logits), record))
+    recipe = material.recipe
+    if any(isinstance(teacher, Answers) for teacher, _ in teachers):
+        still = {"mixup": 0.0, "regmixup": 0.0, "mask_tokens": 0.0, "augment": type(recipe.augment)()}
+        recipe = recipe.model_copy(update=still)
+    live, records = zip(*teachers, strict=True)
+    return replace(material, recipe=recipe, teachers=live, taught_by=records)
+
+
+def _learning(material: _Material, arguments: FinetuneOptions, perturb: Perturbation, *, labelled: bool) -> Learning:
+    """The loss on labels and by teachers."""
+    from hydrasurgeon.decision.problems import problem_of
+    from hydrasurgeon.tuning.learning import Learning, positive_weight
+
+    # Where no sample has a label, all that is learnt is the teachers'.
+    alpha = (arguments.alpha if labelled else 1.0) if material.teachers else 0.0
+    return Learning(
+        material.recipe.label_smoothing,
+        perturb,
+        material.teachers,
+        alpha,
+        arguments.temperature,
+        problem_of(material.model),
+        positive_weight(material.recipe, material.model),
+    )
 
 
 def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions) -> Training:
     """Batches, what moves, and the loss."""
     from hydrasurgeon.data import Batches
     from hydrasurgeon.data.samples import Joined
+    from hydrasurgeon.decision.problems import problem_of
+    from hydrasurgeon.tuning.branches import Branches, apart
     from hydrasurgeon.tuning.contrastive import Contrast
     from hydrasurgeon.tuning.learning import Learning, perturbation
     from hydrasurgeon.tuning.loop import Training, epoch_order
@@ -206,19 +303,15 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
     source, recipe, samples = material.source, material.recipe, material.samples
     if material.unlabelled is not None:
         samples = Joined(samples, material.unlabelled)
-    size, skip_bad, seed = recipe.batch_size, arguments.skip_bad, arguments.seed
+    size, skip_bad = recipe.batch_size, arguments.skip_bad
     validation = None
     if material.held_out is not None:
         plain = source.family.transform(material.model, files=source.files)
         validation = Batches(material.held_out, plain, batch_size=size, skip_bad=skip_bad)
     transform: Any = source.family.transform(material.model, recipe.augment.model_dump(), files=source.files)
     moves = material.moves if recipe.lora_rank is None else lora.trains(material.moves, material.weights)
-    # Where no sample has a label, all that is learnt is the teachers'.
-    alpha = (arguments.alpha if samples.labels is not None else 1.0) if material.teachers else 0.0
-    perturb = perturbation(recipe, transform)
-    loss: Learning | Contrast = Learning(
-        recipe.label_smoothing, perturb, material.teachers, alpha, arguments.temperature
-    )
+    perturb, problem = perturbation(recipe, transform), problem_of(material.model)
+    loss: Learning | Contrast = _learning(material, arguments, perturb, labelled=samples.labels is not None)
     if recipe.objective == "pairs":
         loss = contrast = Contrast(module)
         transform, moves = contrast.transform(transform), contrast.among(moves)
@@ -226,7 +319,7 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
     if material.epochs > LONGEST:
         label += f" ({material.epochs:,} epochs)"
 
-    def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
+    def batches(seed: int, epoch: int, rank: int, world: int, skip: int) -> Batches:
         order = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
         return Batches(
             samples,
@@ -238,7 +331,14 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
             drop_last=len(samples) >= size,
         )
 
-    return Training(recipe, epoch_batches, moves, loss, validation, label)
+    training = Training(recipe, partial(batches, arguments.seed), moves, loss, validation, label=label, problem=problem)
+    if not isinstance(module, Branches):
+        return training
+    assert isinstance(loss, Learning)
+    still = perturb.is_still and (samples.kind == "text" or recipe.augment == type(recipe.augment)())
+    kept = still and arguments.trunk_cache == "auto"
+    every = Batches(samples, transform, batch_size=size, skip_bad=skip_bad) if kept else None
+    return apart(training, module, loss, batches, arguments.seed, every)
 
 
 def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]:
@@ -251,6 +351,7 @@ def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]
         "alpha": [arguments.alpha, arguments.temperature],
         "seed": arguments.seed,
         "skip_bad": arguments.skip_bad,
+        "trunk_cache": arguments.trunk_cache,
         **record_of(material.model),
     }
 

@@ -33,8 +33,10 @@ ALIKE = {
     "family": "family",
     "architecture": "arch",
     "number of classes": "num_classes",
+    "problem": "problem",
     "labels": "labels",
     "preprocessing": "preprocess",
+    "kind of texts": "inputs",
 }
 """What members of one hydra have in common, in words, beside their configuration and their towers."""
 
@@ -67,12 +69,18 @@ class Fused:
 
 @stage(FuseOptions)
 def fuse(arguments: FuseOptions) -> Fused:
-    """Write one hydra that runs all members in one pass."""
+    """Write one hydra that runs all members in one pass.
+
+    >>> for seed in (1, 2):
+    ...     member = hs.prune("backbone", method="random", keep=6, seed=seed, out=f"m{seed}.safetensors")
+    >>> len(hs.fuse(["m1", "m2"], out="hydra.safetensors").manifest.members)
+    2
+    """
     if len(arguments.members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
     opened = [undecided(open_single(member)) for member in arguments.members]
-    opened = _with_common_names([classifying(member, arguments, arguments.check) for member in opened])
-    _fusable(opened)
+    opened = with_common_names([classifying(member, arguments, arguments.check) for member in opened])
+    fusable(opened)
     samples = None if arguments.check is None else _samples(opened[0], arguments.check, arguments)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     digests = [sound_digests(member) for member in opened]
@@ -86,18 +94,22 @@ def fuse(arguments: FuseOptions) -> Fused:
     return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, tuple(notes))
 
 
-def _with_common_names(members: Sequence[Single]) -> list[Single]:
-    """Members that have no class names get those of the first that has, and a note."""
+def with_common_names(members: Sequence[Single]) -> list[Single]:
+    """Members that have no class names get those of the first that has, and a note; so with the texts that they read,
+    without one."""
     named = next((member for member in members if member.manifest.model.labels is not None), None)
+    inputs = next((m.manifest.model.inputs for m in members if m.manifest.model.inputs is not None), None)
 
     def common(member: Single) -> Single:
-        model = member.manifest.model
-        if named is None or model.labels is not None or model.num_classes != named.manifest.model.num_classes:
+        model, notes = member.manifest.model, [member.note]
+        changed = model.model_copy(update={"inputs": model.inputs or inputs})
+        if named is not None and model.labels is None and model.num_classes == named.manifest.model.num_classes:
+            changed = changed.model_copy(update={"labels": named.manifest.model.labels})
+            notes.append(f"its classes are taken as those of {named.name}, in its order")
+        if changed == model:
             return member
-        changed = model.model_copy(update={"labels": named.manifest.model.labels})
-        note = f"its classes are taken as those of {named.name}, in its order"
-        notes = "; ".join(filter(None, (member.note, note)))
-        return replace(member, manifest=rewritten(member.manifest, model=changed), note=notes)
+        manifest = rewritten(member.manifest, model=changed)
+        return replace(member, manifest=manifest, note="; ".join(filter(None, notes)) or None)
 
     return [common(member) for member in members]
 
@@ -191,7 +203,7 @@ def _checked(opened: Sequence[Single], target: Path, samples: Samples, arguments
     return agreement
 
 
-def _fusable(opened: Sequence[Single]) -> None:
+def fusable(opened: Sequence[Single]) -> None:
     """Members must be prunings of one architecture that read and answer alike."""
 
     def facts(member: Single) -> dict[str, object]:
@@ -216,6 +228,7 @@ def _fusable(opened: Sequence[Single]) -> None:
 def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Run) -> Agreement:
     """The members one by one and the hydra, over the same samples."""
     from hydrasurgeon.decision.probabilities import TINY
+    from hydrasurgeon.decision.problems import problem_of
     from hydrasurgeon.measuring.metrics import accuracy, member_probs
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.outputs import logits_of
@@ -227,7 +240,9 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     alone, labels = logits(opened)
     made = open_checkpoint(target)
     together, _ = logits([made])
-    p, q = member_probs(alone), member_probs(together)
+    problem = problem_of(made.manifest.model)
+    p, q = member_probs(problem.rows(alone)), member_probs(problem.rows(together))
+    labels = None if labels is None else problem.truth(labels).flatten()
     mean_p, mean_q = p.mean(dim=1), q.mean(dim=1)
     kl = (mean_p * (mean_p.clamp_min(TINY).log() - mean_q.clamp_min(TINY).log())).sum(dim=1).mean()
     return Agreement(

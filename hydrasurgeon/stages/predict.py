@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.errors import CheckpointError, DataError, UsageError
+from hydrasurgeon.decision.answers import Answers
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import output_file
 from hydrasurgeon.files.growing import Growing, write_csv, write_lines, write_parquet
 from hydrasurgeon.measuring.sets import check_cascades
@@ -26,18 +27,27 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.state import Prediction
     from hydrasurgeon.runtime.classifier import Classifier
 
+Write = Callable[[IO[bytes], Iterator[str]], None]
+"""Writes lines of JSON into a file of some format."""
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
 KINDS = {
     **dict.fromkeys(("id", "label"), "text"),
-    "probability": "number",
-    **dict.fromkeys(("top", "set"), "json"),
+    **dict.fromkeys(("probability", "logit"), "number"),
+    "rank": "whole",
+    **dict.fromkeys(("labels", "top", "set"), "json"),
     **dict.fromkeys(("total", "aleatoric", "epistemic", "ood_score"), "number"),
     "unfamiliar": "flag",
     "members_run": "whole",
     **dict.fromkeys(("answer", "error"), "text"),
 }
 """All that an answer may hold, and what kind of value it is."""
+OTHERS = {
+    "single_label": ("logit", "labels", "rank"),
+    "one_logit": ("label", "labels", "top", "set"),
+    "multi_label": ("label", "probability", "logit", "rank"),
+}
+"""Kind of problem → what its answers do not hold."""
 ENDINGS = (".jsonl", ".csv", ".parquet")
 """What an output may end in."""
 ID = "id"
@@ -46,37 +56,53 @@ SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 """`--shard`, as it is given: which part of how many."""
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """What came out, in numbers; the rows are where they were asked to be."""
+@dataclass(frozen=True, repr=False)
+class Predicted(Answers):
+    """What came out, in numbers; and the rows, where they went neither into a file nor to `each`."""
 
     path: Path | None
-    """None: every row was handed to the caller."""
+    """None: no file was written."""
     rows: int
     answers: dict[str, int]
     """How many were `answered`, `abstain`, `unfamiliar`, and could not be read (`error`)."""
     notes: tuple[str, ...] = ()
     resumed: int = 0
     """Rows that an interrupted run had left."""
+    _rows: Sequence[dict[str, Any]] = ()
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.path is None else f"{self.path}: {self.rows} rows"
 
 
 @stage(PredictOptions)
 def predict(arguments: PredictOptions) -> Predicted:
-    """Answer for every sample of a data set; rows are written into `out`, or handed to `each` as lines of JSON."""
+    """Answer for every sample of a data set; rows are written into `out`, handed to `each` in JSON, or returned.
+
+    >>> answers = hs.predict("backbone", data="demo:test", limit=3)
+    >>> answers
+      id  label  probability  total  answer
+    1236      6        0.915  0.454       6
+    1380      6        0.881  0.576       6
+    1946      6        0.903  0.503       6
+    not calibrated: no decision state was used
+    >>> answers.to_pandas()["label"].tolist()
+    [6, 6, 6]
+    """
     _check(arguments)
     place, streams = None, arguments.data == "-"
     if arguments.out is not None:
         place = output_file(arguments.out, option="-o", force=arguments.force, inputs=arguments.sources)
-    opened = open_checkpoint(arguments.checkpoint, arch=arguments.arch)
-    opened = classifying(opened, arguments, None if streams else arguments.data)
-    need_classes(opened)
-    opened.digests()
-    answering, counts, resumed = _Answering(opened, arguments), Counter[str](), 0
+    answering = _Alone(arguments) if arguments.predictions is not None else _answering(arguments)
+    counts, resumed = Counter[str](), 0
+    returned: list[dict[str, Any]] = []
     if place is None:
         for rows in answering.rows(0):
             counts.update(map(_outcome, rows))
-            for row in rows if arguments.each else ():
-                arguments.each(_line(row))  # type: ignore[misc]
+            if arguments.each is None:
+                returned += rows
+            else:
+                for row in rows:
+                    arguments.each(_line(row))
     else:
         growing = Growing(place, answering.identity, step=answering.batch, force=arguments.force or streams)
         resumed = growing.done
@@ -88,7 +114,16 @@ def predict(arguments: PredictOptions) -> Predicted:
             growing.finish(answering.writer(place.suffix))
         finally:
             growing.close()
-    return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed)
+    return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed, returned)
+
+
+def _answering(arguments: PredictOptions) -> _Answering:
+    checkpoint, data = arguments.needed()
+    opened = open_checkpoint(checkpoint, arch=arguments.arch)
+    opened = classifying(opened, arguments, None if data == "-" else data)
+    need_classes(opened.manifest, opened.path)
+    opened.digests()
+    return _Answering(opened, data, arguments)
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -118,19 +153,20 @@ def _check(arguments: PredictOptions) -> None:
 class _Answering:
     """One checkpoint and one data set: rows, batch by batch."""
 
-    def __init__(self, opened: Checkpoint, arguments: PredictOptions) -> None:
+    def __init__(self, opened: Checkpoint, data: str, arguments: PredictOptions) -> None:
         from hydrasurgeon.data.batches import batch_size_of
         from hydrasurgeon.runtime.classifier import as_classifier
 
         self.arguments = arguments
         self.batch = batch_size_of(arguments.batch_size)
         self.model: Classifier = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
-        self.names, self.classes = opened.manifest.model.labels, opened.manifest.model.num_classes
+        model = opened.manifest.model
+        self.names, self.classes, self.problem = model.labels, model.num_classes, model.problem
         keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
         # The name of an answer's own field is taken: what the data calls so is told apart.
-        self.kept = {f"data_{name}" if name in KINDS else name: name for name in keep}
+        self.kept = {f"data_{name}" if name in kinds_of(self.problem) else name: name for name in keep}
         self.id_column = arguments.id_column or ID
-        self.samples = None if arguments.data == "-" else _samples(arguments, keep)
+        self.samples = None if data == "-" else _samples(data, arguments, keep)
         # This shard's samples, cut where batches are; none of stdin.
         count = 0 if self.samples is None else len(self.samples)
         number, shards = map(int, (arguments.shard or "1/1").split("/"))
@@ -141,15 +177,15 @@ class _Answering:
         check_cascades([opened] if arguments.cascade else [])
         self.in_steps = cascade is not None and arguments.cascade is not False
         if self.model.state is None:
-            nothing = "probabilities are not calibrated, and nothing is set aside; run calibrate"
-            self.notes += (f"{opened.name} has no decision state: {nothing}",)
+            self.notes += (without_state(opened.name),)
         self.identity = {
             "weights_sha256": opened.manifest.weights_sha256,
             "recorded": opened.recorded,
-            "data": Path(arguments.data).name,
+            "data": Path(data).name,
             "rows": [self.first, self.last],
             "batch": self.batch,
             "columns": [self.id_column, *keep],
+            "text_pair": arguments.text_pair,
             "labels": self.names,
             **{name: getattr(arguments, name) for name in ("dtype", "top", "limit", "seed", "skip_bad")},
             **({"cascade": False} if cascade is not None and not self.in_steps else {}),
@@ -157,20 +193,26 @@ class _Answering:
 
     def rows(self, done: int) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the samples, without the `done` first."""
+        groups = None if self.samples is None or self.problem != "one_logit" else self.samples.groups
+        if groups is not None:
+            ranked = self._ranked(groups)
+            yield from (ranked[at : at + self.batch] for at in range(done, len(ranked), self.batch))
+            return
         if self.samples is not None:
             yield from self._over(self.samples, self.first + done, self.last)
             return
         from hydrasurgeon.data.samples import Rows
+        from hydrasurgeon.data.sources import text_pairs
 
-        at = 0
+        at, paired = 0, self.model.manifest.model.inputs == "text_pair"
         while texts := [line.rstrip("\n") for line in islice(sys.stdin, self.batch * AHEAD)]:
-            for rows in self._over(Rows("stdin", texts, "text"), 0, len(texts)):
+            pairs = text_pairs("stdin", [line.partition("\t")[::2] for line in texts]) if paired else None
+            for rows in self._over(pairs or Rows("stdin", texts, "text"), 0, len(texts)):
                 yield [{**row, "id": row["id"] + at} for row in rows]
             at += len(texts)
 
     def _over(self, samples: Samples, start: int, stop: int) -> Iterator[list[dict[str, Any]]]:
         from hydrasurgeon.data import Batches, moved
-        from hydrasurgeon.decision.state import rows_of
 
         if start >= stop:
             return
@@ -181,10 +223,10 @@ class _Answering:
         failures = iter(batches.skipped)
         at = start
         for number, batch in enumerate(batches, 1):
-            decided = _decided(self.model, moved(batch.inputs, weight.device, weight.dtype), cascade=self.in_steps)
+            decided = self.model.answered(moved(batch.inputs, weight.device, weight.dtype), cascade=self.in_steps)
             index = batch.index.tolist()
             begun = [self._named(samples, i) for i in index]
-            answers = dict(zip(index, rows_of(decided, begun, names=self.names, top=run.top), strict=True))
+            answers = dict(zip(index, self._rows(decided, begun), strict=True))
             # What could not be read before the last sample of this batch has a message each, in order.
             end = min(stop, start + self.batch * (1 + (max(answers) - start) // self.batch))
             yield [
@@ -198,6 +240,27 @@ class _Answering:
         if rest:
             yield rest
 
+    def _rows(self, decided: Prediction, begun: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        from hydrasurgeon.decision.state import rows_of
+
+        return rows_of(decided, begun, names=self.names, top=self.arguments.top, problem=self.problem)
+
+    def _ranked(self, groups: Sequence[str]) -> list[dict[str, Any]]:
+        """All rows, each with its place among those of its group; the first of equals comes first."""
+        assert self.samples is not None
+        cut = {*groups[self.first : self.last]} & {*groups[: self.first], *groups[self.last :]}
+        if cut:
+            what = f"--shard {self.arguments.shard}: cuts the group {min(cut)[:60]!r}, of which each row has a rank"
+            raise UsageError(what, hint="Leave it out, or split the data between groups.")
+        rows = [row for part in self._over(self.samples, self.first, self.last) for row in part]
+        answered = [at for at, row in enumerate(rows) if "error" not in row]
+        places = Counter[str]()
+        for at in sorted(answered, key=lambda at: -rows[at]["logit"]):
+            group = groups[self.first + at]
+            places[group] += 1
+            rows[at]["rank"] = places[group]
+        return rows
+
     def _named(self, samples: Samples, i: int) -> dict[str, Any]:
         """What a row begins with: which sample it is of, and what is kept of the data."""
         has_id = self.id_column in samples.columns
@@ -206,25 +269,72 @@ class _Answering:
             **{key: plain(samples.carried(name, i)) for key, name in self.kept.items()},
         }
 
-    def writer(self, ending: str) -> Callable[[IO[bytes], Iterator[str]], None]:
+    def writer(self, ending: str) -> Write:
         """What writes rows into a file with this ending."""
-        kinds = {"id": "text", **dict.fromkeys(self.kept, "text"), **KINDS}
-        if ending == ".jsonl":
-            return write_lines
-        if ending == ".parquet":
-            return write_parquet(kinds)
-        count = min(self.arguments.top, self.classes)
-        tops = [name for n in range(1, count + 1) for name in (f"top{n}", f"p{n}")]
-        columns = [each for name in kinds for each in (tops if name == "top" else [name])]
-        return write_csv(columns, spread)
+        return _writer(ending, self.kept, min(self.arguments.top, self.classes), self.problem)
 
 
-def _samples(arguments: PredictOptions, keep: list[str]) -> Samples:
+class _Alone:
+    """A decision in a file of its own, and what any model answered."""
+
+    batch = 1024
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, arguments: PredictOptions) -> None:
+        from hydrasurgeon.measuring.predictions import read_outputs
+        from hydrasurgeon.runtime.standalone import Decision
+
+        assert arguments.decision is not None
+        assert arguments.predictions is not None
+        self.decision, self.top = Decision.load(arguments.decision), arguments.top
+        self.outputs, source = read_outputs(Path(arguments.predictions))
+        self.decision.decide(
+            self.outputs.logits[:0], None if self.outputs.features is None else self.outputs.features[:0]
+        )
+        record = self.decision.state.record.model_dump(mode="json")
+        self.identity = {"decision": record, "predictions": source.sha256, "top": self.top}
+
+    def rows(self, done: int) -> Iterator[list[dict[str, Any]]]:
+        """Rows in the order of the predictions, without the `done` first."""
+        from hydrasurgeon.decision.state import rows_of
+
+        count = len(self.outputs.logits)
+        for start in range(done, count, self.batch):
+            some = self.outputs.at(slice(start, start + self.batch))
+            begun = [{"id": row} for row in range(start, min(count, start + self.batch))]
+            yield rows_of(self.decision.decide(some.logits, some.features), begun, names=None, top=self.top)
+
+    def writer(self, ending: str) -> Write:
+        """What writes rows into a file with this ending."""
+        return _writer(ending, {}, min(self.top, self.decision.classes), "single_label")
+
+
+def kinds_of(problem: str) -> dict[str, str]:
+    """What an answer to such a problem may hold, and what kind of value it is."""
+    return {name: kind for name, kind in KINDS.items() if name not in OTHERS[problem]}
+
+
+def _writer(ending: str, kept: Mapping[str, str], count: int, problem: str) -> Write:
+    """What writes rows with these columns, and so many probable labels, into a file."""
+    kinds = {"id": "text", **dict.fromkeys(kept, "text"), **kinds_of(problem)}
+    if ending == ".jsonl":
+        return write_lines
+    if ending == ".parquet":
+        return write_parquet(kinds)
+    tops = [name for n in range(1, count + 1) for name in (f"top{n}", f"p{n}")]
+    columns = [each for name in kinds for each in (tops if name == "top" else [name])]
+    return write_csv(columns, spread)
+
+
+def _samples(data: str, arguments: PredictOptions, keep: list[str]) -> Samples:
     """The data, with the columns that are carried over."""
     from hydrasurgeon.data import open_data
+    from hydrasurgeon.data.sources import text_pairs
 
+    if arguments.text_pair is not None:
+        return text_pairs(data, [(arguments.text, arguments.text_pair)])
     carried = (arguments.id_column or ID, *keep)
-    samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed, carried=carried)
+    samples = open_data(data, limit=arguments.limit, seed=arguments.seed, carried=carried)
     wanted = [("--id-column", arguments.id_column), *(("--keep-columns", name) for name in keep)]
     for option, name in wanted:
         if name and name not in samples.columns:
@@ -246,21 +356,14 @@ def spread(row: dict[str, Any]) -> dict[str, Any]:
     cells = {key: f"{row[key]:.6g}" if KINDS.get(key) == "number" and row[key] is not None else row[key] for key in row}
     for number, (label, p) in enumerate(cells.pop("top", ()), 1):
         cells |= {f"top{number}": label, f"p{number}": f"{p:.6g}"}
-    if cells.get("set") is not None:
-        cells["set"] = "|".join(map(str, cells["set"]))
+    if cells.get("labels") is not None:
+        cells["labels"] = "|".join(f"{pair[0]}:{pair[1]:.6g}" for pair in cells["labels"])
+    for name in ("set", "answer"):
+        if isinstance(cells.get(name), list):
+            cells[name] = "|".join(map(str, cells[name]))
     return cells
 
 
-def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Prediction:
-    """By the decision state, or by nothing but the mean of the members' probabilities."""
-    import torch
-
-    from hydrasurgeon.decision.state import undecided
-
-    with torch.inference_mode():
-        plain = model.state is None
-        decided = undecided(model(inputs).float().cpu()) if plain else model.decide(inputs, cascade=cascade)
-    if not torch.isfinite(decided.probs).all():
-        hint = "The model overflows: use --dtype float32, or start from a sound one."
-        raise CheckpointError(f"{model.name}: its logits hold NaN or infinity", hint=hint)
-    return decided
+def without_state(name: str) -> str:
+    """A note on a checkpoint that was not calibrated."""
+    return f"{name} has no decision state: probabilities are not calibrated, and nothing is set aside; run calibrate"

@@ -42,7 +42,11 @@ class Pruned:
 
 @stage(PruneOptions)
 def prune(arguments: PruneOptions) -> Pruned:
-    """Write a member: the checkpoint without the heads, and the neurons, that matter least."""
+    """Write a member: the checkpoint without the heads, and the neurons, that matter least.
+
+    >>> hs.prune("backbone", method="magnitude", keep=6, out="member.safetensors").removed
+    12
+    """
     opened, key = _opened(arguments)
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
     target = claimed(arguments, out, bars=arguments.progress is not None)

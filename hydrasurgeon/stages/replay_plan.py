@@ -190,10 +190,11 @@ def _data(option: str, spec: str, folder: Path, *, fetch: bool) -> str:
             hint="Give --fetch if you want what the history names.",
         )
     pattern = any(character in spec for character in PATTERN) and _is_below(Path(spec))
-    if spec.startswith((*FETCHED, "demo:")) or pattern:
+    if spec.startswith((*FETCHED, "demo:", "text:")) or pattern:
         return spec
-    file, at, root = spec.partition("@")
-    return _file(option, file, folder) + at + (root and (_inside(root, folder) or root))
+    place, named, columns = (spec, "", "") if present(folder / spec) else spec.partition("#")
+    file, at, root = place.partition("@")
+    return _file(option, file, folder) + at + (root and (_inside(root, folder) or root)) + named + columns
 
 
 def _file(option: str, name: str, folder: Path) -> str:

@@ -99,6 +99,69 @@ def test_ten_gigabytes_in_one_of_memory(tmp_path: Path) -> None:
     assert max(peaks.values()) < MOST_MEMORY, peaks
 
 
+# A Qwen 3 of sixteen layers: 2.4 GB in bfloat16, an embedding of 410 MB.
+DECODER: dict[str, Any] = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForSequenceClassification"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "vocab_size": 100_000,
+    "pad_token_id": 0,
+    "id2label": {"0": "a", "1": "b"},
+}
+
+
+def sharded(folder: Path) -> None:
+    """Files of holes with an index, as `save_pretrained` names them."""
+    from hydrasurgeon.families.decoder.architectures import KINDS, DecoderConfig
+    from hydrasurgeon.families.decoder.architectures import weights as table
+
+    record = stock_config(DECODER, "config.json", KINDS)
+    assert isinstance(record, DecoderConfig)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(DECODER))
+    shapes, homes = list(shapes_of(table(record, 2)).items()), {}
+    for number in range(4):
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        at, name = 0, f"model-{number + 1:05}-of-00004.safetensors"
+        for tensor, shape in shapes[number::4]:
+            end = at + 2 * math.prod(shape)
+            entries[tensor] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}
+            at, homes[tensor] = end, name
+        header = json.dumps(entries).encode()
+        with (folder / name).open("wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            file.truncate(8 + len(header) + at)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc")
+def test_three_members_of_a_sharded_decoder_become_a_sharded_hydra(tmp_path: Path) -> None:
+    if shutil.disk_usage(tmp_path).free < 12 * GB:
+        pytest.skip("needs 12 GB of disk")
+    sharded(tmp_path / "qwen")
+    prune = ("prune", "qwen", "--method", "random", "--layers", "8-15", "--keep", "5", "--quiet", "--json")
+    peaks = {i: run(*prune, "--seed", str(i), "-o", f"m{i}", cwd=tmp_path) for i in (1, 2, 3)}
+    written = run(
+        *("fuse", "m1", "m2", "m3", "-o", "h/", "--max-shard-size", "500MB", "--quiet", "--json"), cwd=tmp_path
+    )
+    shards = sorted((tmp_path / "h").glob("model-*.safetensors"))
+    bytes_of = [path.stat().st_size for path in shards]
+    whole = sum(path.stat().st_size for path in (tmp_path / "qwen").glob("*.safetensors"))
+    manifest = parse_manifest((tmp_path / "h" / "heads.json").read_text(), "h")
+    shutil.rmtree(tmp_path)
+    assert max(*peaks.values(), written) < MOST_MEMORY, (peaks, written)
+    assert manifest.kind == "hydra"
+    assert manifest.fusion.trunk == 8
+    assert 5 <= len(shards) <= 8
+    assert max(bytes_of) < 501 * 10**6
+    assert 2 * GB < sum(bytes_of) <= whole * 1.001  # what members share lies there once
+
+
 def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same surgery, with blocks smaller than any tensor: the same bytes, and never more than a block at once."""
     import hydrasurgeon as hs

@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
 
-LIST = "bert, roberta, electra, distilbert, mpnet, vit, deit, dinov2"
+LIST = "bert, roberta, xlm-roberta, camembert, electra, distilbert, mpnet, vit, deit, dinov2, dinov2_with_registers"
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def test_a_private_repository_opens_with_the_token_and_not_with_another(
 
 
 def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
-    published(hub, "me/llama", tmp_path / "l", model_type="llama", architectures=["LlamaForCausalLM"])
-    with pytest.raises(SurgeryError, match="hf:me/llama: llama is a decoder") as refused:
-        open_checkpoint("hf:me/llama")
+    published(hub, "me/opt", tmp_path / "l", model_type="opt", architectures=["OPTForCausalLM"])
+    with pytest.raises(SurgeryError, match="hf:me/opt: opt is a decoder") as refused:
+        open_checkpoint("hf:me/opt")
     assert LIST in str(refused.value.hint)
     assert any("config.json" in asked for asked in hub.asked)
     assert not any(".safetensors" in asked for asked in hub.asked)
@@ -100,14 +100,19 @@ def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(hub: FakeH
 @pytest.mark.parametrize(
     ("change", "says", "hint"),
     [
-        ({"model_type": "t5", "architectures": ["T5EncoderModel"]}, "transformers:t5 is not supported", LIST),
-        ({"model_type": "deberta-v2"}, "transformers:deberta-v2 is not supported", LIST),
+        (
+            {"model_type": "t5", "architectures": ["T5EncoderModel"]},
+            "transformers:t5 is not supported",
+            f"The nearest is bert. Supported model types: {LIST}",
+        ),
+        ({"model_type": "deberta"}, "transformers:deberta is not supported", "The nearest is deberta-v2."),
+        ({"model_type": "dinov3_vit", "image_size": 224}, "dinov3_vit is not supported", "The nearest is dinov2."),
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "gpt2 is a decoder", LIST),
         ({"position_embedding_type": "relative_key_query"}, "relative positions in every layer", LIST),
         (
-            {"model_type": "clip", "architectures": ["CLIPModel"]},
-            "transformers:clip is not supported",
-            "open_clip:ViT-B-32/openai",
+            {"model_type": "siglip2", "vision_config": {}, "architectures": ["Siglip2ForImageClassification"]},
+            "transformers:siglip2 is not supported",
+            "The nearest is siglip.",
         ),
         ({"model_type": "new", "auto_map": {"AutoModel": "modeling.New"}}, "trust_remote_code", LIST),
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "trust_remote_code", "take auto_map out of its config.json"),

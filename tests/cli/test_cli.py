@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -59,12 +59,16 @@ LIGHT = (
 )
 
 
-def first_heavy(lines: tuple[str, ...], cwd: Path, packages: tuple[str, ...] = LIGHT) -> str:
-    """The first of these commands to pull in a heavy package, and which; in a fresh process, one after the other."""
+def first_heavy(lines: Iterable[str] | Mapping[str, int], cwd: Path, packages: tuple[str, ...] = LIGHT) -> str:
+    """The first of these commands to pull in a heavy package, and which; in a fresh process, one after the other.
+
+    Each must end with its exit code, which is 0 where none is said.
+    """
+    codes = dict(lines) if isinstance(lines, Mapping) else dict.fromkeys(lines, 0)
     code = (
         "import sys\nfrom hydrasurgeon.cli.app import run\n"
-        f"for line in {lines!r}:\n"
-        "    assert run(line.split()) == 0, line\n"
+        f"for line, code in {codes!r}.items():\n"
+        "    assert run(line.split()) == code, line\n"
         f"    if heavy := [m for m in {packages!r} if m in sys.modules]:\n"
         "        raise SystemExit(f'{line}: {heavy}')\n"
     )
@@ -90,6 +94,53 @@ def test_light_commands_import_nothing_heavy(tiny: MAKE, bare: MAKE, tmp_path: P
     assert (tmp_path / "h.safetensors").is_file()
     again = ("schema", "prune --method random --keep 2 vit -o c")
     assert first_heavy(again, tmp_path, ("numpy",)).startswith(again[1])
+
+
+def test_mistakes_are_told_before_anything_heavy_is_imported(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    tiny("intent.safetensors")
+    images()
+    rest = {
+        "eval": "",
+        "calibrate": "-o c",
+        "finetune": "-o t",
+        "build": "--val data.npz -o b",
+        "score": "",
+        "probe": "",
+    }
+    mistakes = {
+        **{f"{name} intnt --data data.npz {more}": 3 for name, more in rest.items()},
+        **{f"{name} intent --data gone.npz {more}": 5 for name, more in rest.items()},
+        "eval intent --data data.npz --ood far:other=gone/": 5,
+        "finetune intent --data data.npz --teacher gone -o t": 3,
+        "bench intent --vs gone": 3,
+        "eval intent --dat data.npz": 2,
+        "calibrate intent --data data.npz --coverage 2 -o c": 2,
+    }
+    assert first_heavy(mistakes, tmp_path, (*LIGHT, "numpy")) == ""
+
+
+def test_a_misspelt_checkpoint_is_found_by_its_near_name(
+    tiny: MAKE, shell: Callable[[str], tuple[int, str, str]]
+) -> None:
+    tiny("intent.safetensors")
+    for typed in ("intnt", "intent.safetensor", "./intnt", "intnt#0"):
+        code, _, err = shell(f"compare {typed} intent")
+        assert code == 3
+        assert f"{typed.partition('#')[0]}: no such checkpoint (did you mean intent.safetensors?)" in err
+    assert "did you mean" not in shell("compare other intent")[2]
+
+
+def test_an_epoch_is_told_when_it_ends(
+    tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]], tmp_path: Path
+) -> None:
+    tiny()
+    images()
+    code, out, err = shell("finetune vit --data data.npz --val data.npz --recipe demo --set epochs=2 -o t")
+    assert code == 0
+    told = [line.split(",") for line in err.splitlines() if line.startswith("epoch ")]
+    assert [line[0].partition(":")[0] for line in told] == ["epoch 1", "epoch 2"]
+    assert all(line[1].startswith(" val accuracy 0.") or line[1] == " val accuracy 1.0000" for line in told)
+    assert "loss" not in out
 
 
 def test_import_is_light() -> None:

@@ -30,6 +30,7 @@ LINES = {
         " built"
     ),
     "predict": "predict vit --data data.npz -o p.jsonl",
+    "monitor": "monitor answers.jsonl --against ready",
     "eval": EVAL,
     "bench": "bench hydra --vs a b --backbone vit --batch 1 --runs 1",
     "inspect": "inspect hydra",
@@ -58,6 +59,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "prune --method random --keep 2 --seed 1 vit -o a",
             "prune --method random --keep 3 --seed 2 vit -o b",
             "fuse a b -o hydra",
+            "calibrate vit --data data.npz --ood-score msp --coverage 0.5 --id-flagged 0.5 -o ready",
+            "predict ready --data data.npz -o answers.jsonl",
         ):
             assert run([*line.split(), "--quiet"]) == 0
     return folder
@@ -77,7 +80,7 @@ def _back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_every_command_is_held_to_it() -> None:
     names = {command.name for command in app.registered_commands if command.name}
-    assert names - {line.split()[0] for line in LINES.values()} == JSON_ONLY | {"demo"}
+    assert names - {line.split()[0] for line in LINES.values()} == JSON_ONLY | {"demo", "serve", "help"}
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -34,12 +34,30 @@ AT = {
                 raise ValueError("wrapped") from error
         tensors._combine = wrapped
     """,
+    "a state": """
+        import hydrasurgeon.tuning.state as state
+        plain = state.TrainingState.write
+        def written(*rest):
+            plain(*rest)
+            strike()
+        state.TrainingState.write = written
+    """,
+    "an answer": """
+        import hydrasurgeon.files.growing as growing
+        plain = growing.Growing.add
+        growing.Growing.add = lambda *rest: (plain(*rest), strike())
+    """,
     "a bug": "import hydrasurgeon.files.tensors as tensors\ntensors._combine = lambda *_: 1 / 0",
 }
 
 
-def struck(folder: Path, number: int, at: str, *, ignored: bool = False) -> subprocess.CompletedProcess[str]:
-    """Prune, and be sent a signal in the middle of it; whoever runs the tests may ignore it, as shells' `&` does."""
+PRUNE = "prune --method random --keep 2 vit -o m"
+
+
+def struck(
+    folder: Path, number: int, at: str, *, ignored: bool = False, line: str = PRUNE
+) -> subprocess.CompletedProcess[str]:
+    """Prune, or another line, and be sent a signal in the middle of it; whoever runs the tests may ignore it, as shells' `&` does."""
     usual = "default_int_handler" if number == signal.SIGINT else "SIG_DFL"
     code = f"""
 import os, runpy, signal, sys
@@ -48,7 +66,7 @@ def strike():
 if {number}:
     signal.signal({number}, signal.{"SIG_IGN" if ignored else usual})
 {textwrap.dedent(AT[at])}
-sys.argv = "hydrasurgeon prune --method random --keep 2 vit -o m".split()
+sys.argv = "hydrasurgeon {line}".split()
 runpy.run_module("hydrasurgeon", run_name="__main__", alter_sys=True)
 """
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
@@ -64,8 +82,38 @@ def test_a_signal_leaves_nothing_behind(tiny: MAKE, tmp_path: Path, name: str, a
     number = signal.Signals[name].value
     done = struck(tmp_path, number, at)
     assert done.returncode == 128 + number
-    assert done.stderr.strip() == ""
+    again = f"interrupted: nothing was saved; to start over: hydrasurgeon {PRUNE}"
+    assert done.stderr.strip() == ("" if at == "an import" else again)
     assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "at", "line", "state", "more"),
+    [
+        (
+            *("SIGINT", "a state", "finetune vit --data data.npz --recipe demo --save-every 1 --quiet -o t"),
+            *("t.training.safetensors", " --resume"),
+        ),
+        ("SIGTERM", "an answer", "predict vit --data data.npz --batch-size 4 -o a.csv", "a.csv.partial", ""),
+    ],
+)
+def test_the_last_line_goes_on(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path, name: str, at: str, line: str, state: str, more: str
+) -> None:
+    """What an interrupted command says last is what it left, and a command that ends the work."""
+    tiny()
+    images()
+    number = signal.Signals[name].value
+    done = struck(tmp_path, number, at, line=line)
+    assert done.returncode == 128 + number
+    said, again = done.stderr.strip().splitlines()[-1].split("; to go on: ")
+    assert said == f"interrupted: {state} holds what is done"
+    assert again == f"hydrasurgeon {line}{more}"
+    assert (tmp_path / state).exists()
+    again = subprocess.run([sys.executable, "-m", *again.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert not (tmp_path / state).exists()
 
 
 def test_an_ignored_signal_is_ignored(tiny: MAKE, tmp_path: Path) -> None:

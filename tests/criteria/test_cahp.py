@@ -238,7 +238,7 @@ def test_weights_are_mean_absolute_mask_gradients(tiny: MAKE, images: SPEC) -> N
 
 @pytest.mark.parametrize(("samples", "counted"), [(5, [0]), (97, [0]), (128, [0]), (129, [0]), (256, [0, 4])])
 def test_a_quarter_of_the_batches_counts_rounded_down(samples: int, counted: list[int]) -> None:
-    assert list(Weigher(torch.nn.Identity(), (), samples).weighed) == counted
+    assert list(Weigher(torch.nn.Identity(), (), samples, torch.nn.functional.cross_entropy).weighed) == counted
 
 
 def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.errors import CheckFailed, MissingDependency
 from hydrasurgeon.stages.export import export
 
-# Whose blocks differ; the others are like one of them.
-EACH = [FAMILIES[name] for name in KINDS]
+# Whose blocks or positions differ; the others are like one of them.
+EACH = [FAMILIES[name] for name in (*KINDS, "XLM-RoBERTa")]
 
 
 def made_of(family: Family, folder: Path) -> tuple[Path, Path]:

@@ -75,7 +75,7 @@ def tokenizer(folder: Path) -> None:
     made = Tokenizer(models.WordLevel(VOCAB, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
     )
     PreTrainedTokenizerFast(
         tokenizer_object=made,
@@ -122,9 +122,10 @@ def transformers_model(cls: str, config: dict[str, Any], seed: int = 0) -> Any:
     return model
 
 
-def hf(name: str, tower: str, cls: str, **config: Any) -> Family:
+def hf(name: str, tower: str, cls: str, nested: str | None = None, **config: Any) -> Family:
     def write(folder: Path) -> None:
         given = {**(TEXT if tower == "text" else IMAGE), **config}
+        given = given if nested is None else {nested: given}
         transformers_model(cls, given).save_pretrained(folder)
         if tower == "text":
             tokenizer(folder)
@@ -150,6 +151,26 @@ def modernbert(name: str, **config: Any) -> Family:
         cls_token_id=0,
         eos_token_id=2,
         sep_token_id=2,
+        **config,
+    )
+
+
+def deberta(name: str, **config: Any) -> Family:
+    """Both terms of distances, and no places of tokens: texts are longer than the distances that are told apart."""
+    distances = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
+    return hf(name, "text", "DebertaV2ForSequenceClassification", **{**distances, **config})
+
+
+def decoder(name: str, cls: str, **config: Any) -> Family:
+    """Four heads of two queries each, and windows smaller than the texts."""
+    return hf(
+        name,
+        "text",
+        cls,
+        num_attention_heads=2 * HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=8,
+        max_position_embeddings=64,
         **config,
     )
 
@@ -247,6 +268,8 @@ FAMILIES = {
         timm_family("SigLIP", "vit_base_patch16_siglip_224"),
         hf("BERT", "text", "BertForSequenceClassification"),
         hf("RoBERTa", "text", "RobertaForSequenceClassification", type_vocab_size=1),
+        hf("XLM-RoBERTa", "text", "XLMRobertaForSequenceClassification", type_vocab_size=1),
+        hf("CamemBERT", "text", "CamembertForSequenceClassification", type_vocab_size=1),
         hf(
             "DistilBERT",
             "text",
@@ -260,10 +283,35 @@ FAMILIES = {
         hf("MPNet", "text", "MPNetForSequenceClassification"),
         modernbert("ModernBERT"),
         modernbert("ModernBERT pooling by mean", classifier_pooling="mean", attention_bias=True, norm_bias=True),
+        deberta("DeBERTa-v3", share_att_key=True, norm_rel_ebd="layer_norm", position_buckets=6, type_vocab_size=0),
+        deberta("DeBERTa-v2 with projected distances", embedding_size=16, type_vocab_size=2),
+        decoder("Llama", "LlamaForSequenceClassification", attention_bias=True, mlp_bias=True),
+        decoder("Mistral", "MistralForSequenceClassification", sliding_window=4),
+        decoder(
+            "Qwen2", "Qwen2ForSequenceClassification", use_sliding_window=True, sliding_window=4, max_window_layers=1
+        ),
+        decoder("Qwen3", "Qwen3ForSequenceClassification"),
+        decoder(
+            "Gemma2",
+            "Gemma2ForSequenceClassification",
+            sliding_window=4,
+            query_pre_attn_scalar=8,
+            attn_logit_softcapping=5.0,
+        ),
+        decoder(
+            "Gemma3",
+            "Gemma3TextForSequenceClassification",
+            sliding_window=4,
+            query_pre_attn_scalar=8,
+            sliding_window_pattern=2,
+        ),
         hf("ViT", "vision", "ViTForImageClassification"),
         hf("DeiT", "vision", "DeiTForImageClassification"),
         hf("DeiT distilled", "vision", "DeiTForImageClassificationWithTeacher"),
         hf("DINOv2", "vision", "Dinov2ForImageClassification", mlp_ratio=2),
+        hf("DINOv2 with registers", "vision", "Dinov2WithRegistersForImageClassification", mlp_ratio=2),
+        hf("CLIP", "vision", "CLIPForImageClassification", "vision_config"),
+        hf("SigLIP 2", "vision", "SiglipForImageClassification", "vision_config"),
         Family("OpenCLIP", "vision", write_clip, stock_clip, ("vision", "text"), "open_clip"),
     )
 }
@@ -271,7 +319,23 @@ FAMILIES = {
 # One of each library.
 QUICK = ("timm ViT", "BERT", "OpenCLIP")
 # No two of them share their blocks or their tensors' layout; the others are like one of them.
-KINDS = (*QUICK, "DINOv3", "EVA02", "DistilBERT", "MPNet", "ModernBERT", "DINOv2")
+KINDS = (
+    *QUICK,
+    "DINOv3",
+    "EVA02",
+    "DistilBERT",
+    "MPNet",
+    "ModernBERT",
+    "DeBERTa-v3",
+    "Qwen3",
+    "Gemma2",
+    "DINOv2",
+    "DINOv2 with registers",
+    "CLIP",
+    "SigLIP 2",
+)
+# RoBERTa under another name, and decoders that differ from one of the above in a setting.
+NAMESAKES = ("XLM-RoBERTa", "CamemBERT", "Llama", "Mistral", "Qwen2", "Gemma3")
 
 
 def thoroughly(*names: str) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PASSAGES = ("decision", "cascade", "corruptions", "probe", "front")
+PASSAGES = ("decision", "cascade", "corruptions", "probe", "serve")
 
 
 def test_each_passage_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +46,13 @@ def test_the_figures_of_the_benchmarks_are_those_measured(monkeypatch: pytest.Mo
     render = importlib.import_module("render_docs")
     page = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
     assert page == render.benchmarks(render.result), "run tools/render_docs.py"
+
+
+def test_the_figures_of_the_front_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    render = importlib.import_module("render_docs")
+    page = (ROOT / "docs" / "reference" / "front.md").read_text(encoding="utf-8")
+    assert page == render.front(render.result("front")), "run tools/render_docs.py"
+    begin, end = render.README
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.split(begin)[1].split(end)[0].strip() == render.worth(render.result("front"))

@@ -1,0 +1,37 @@
+"""docs/guide/your-model.md, text-pairs.md and decoders.md: their commands run on folders of transformers and on a file
+of timm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from own_models import pair_folder, pictures, text_folder
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+SECTIONS = [
+    ("your-model", "## A folder", text_folder),
+    ("your-model", "## A file", pictures),
+    ("text-pairs", "## A whole run", pair_folder),
+    ("decoders", "## A whole run", partial(text_folder, family="Qwen3")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "section", "make"), SECTIONS)
+def test_the_commands_of_a_section_run(page: str, section: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path)
+    text = (GUIDE / f"{page}.md").read_text(encoding="utf-8").split(section)[1].split("\n## ")[0]
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    assert blocks
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for block in blocks:
+        done = subprocess.run(["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+    assert len((tmp_path / "answers.csv").read_text().splitlines()) > 200
