@@ -152,7 +152,7 @@ def triples(
     drawn: set[tuple[int, ...]] = set()
     for _ in range(200_000):
         members = tuple(sorted(dice.sample(free, 3)))
-        if search.costs.affordable(limit, members):
+        if search.affordable(limit, members):
             drawn.add(members)
         if len(drawn) == TRIPLES:
             break

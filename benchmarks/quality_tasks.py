@@ -25,6 +25,7 @@ from answers import DEMO, Source
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batch, Batches, by_length
+from hydrasurgeon.options.shared import Search
 from hydrasurgeon.runtime.classifier import Classifier
 
 SCRATCH = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim={dim},depth={depth},num_heads={heads},num_classes=8"
@@ -58,7 +59,7 @@ class Task:
     """A smaller model, trained as the single one was."""
     data: Callable[[Place], dict[str, str]]
     """Specs of train, val, test, and the OOD sets."""
-    search: str = "fast"
+    search: Search = "fast"
     """How circuits are searched."""
     limit: int = 400
     """Samples that heads are scored on."""

@@ -188,52 +188,6 @@ SHORT = (
 """What someone chooses from who has one model, and data to train it further or not."""
 
 
-ALIKE = {
-    "Single, tuned longer": "single model",
-    "built within 2x of the single tuned longer": "what `build` makes of it, not tuned",
-    "Hydra (Taylor) behind a trunk, tuned longer": "hydra of three behind a trunk, tuned",
-    "Deep Ensemble, tuned longer": "Deep Ensemble of 3",
-}
-"""The rows of the README's table: all with as many steps."""
-WORTH = ("<!-- worth: tools/render_docs.py writes it from benchmarks/results/quality.json -->", "<!-- end of worth -->")
-
-
-def worth(results: dict[str, Any]) -> str:
-    """The README's table: for each task accuracy, NLL and mean AUROC by msp, calibrated, means over seeds; the best in
-    bold."""
-    tasks = {name: results["tasks"][name]["rows"] for name in TASKS if name in results["tasks"]}
-    kinds = [("accuracy", max), ("nll", min), ("auroc_mean", max)]
-    best = {
-        (task, kind): choice(_mean(rows[name], kind) for name in ALIKE if name in rows)
-        for task, rows in tasks.items()
-        for kind, choice in kinds
-    }
-    lines = [f"| | multiply-adds | {' | '.join(tasks)} |", "|---|---:|" + "---:|" * len(tasks)]
-    for name, title in ALIKE.items():
-        macs = [
-            f"{statistics.mean(cell['macs'] for cell in rows[name].values()):.1f}"
-            for rows in tasks.values()
-            if name in rows
-        ]
-        cost = " to ".join(sorted({min(macs), max(macs)})) if macs else "–"
-        cells = []
-        for task, rows in tasks.items():
-            figures = {kind: _mean(rows[name], kind) for kind, _ in kinds} if name in rows else {}
-            cells.append(
-                " / ".join(
-                    f"**{figure:.3f}**" if figure == best[task, kind] else f"{figure:.3f}"
-                    for kind, figure in figures.items()
-                )
-                or "–"
-            )
-        lines.append(f"| {' | '.join([title, cost, *cells])} |")
-    return "\n".join(lines)
-
-
-def _mean(cells: dict[str, dict[str, Any]], kind: str) -> float:
-    return round(statistics.mean(cell["calibrated"][kind] for cell in cells.values()), 3)
-
-
 def _short(tasks: dict[str, Any]) -> list[str]:
     """Calibrated; OOD data by msp and by the chosen score."""
     lines = [

@@ -1,47 +1,262 @@
-"""What every price is worth without training: the passage of docs/reference/methods.md, from
-benchmarks/results/front.json."""
+"""What every price is worth, from benchmarks/results/front.json: the page docs/reference/front.md and the first picture of the README."""
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-FRONT = ("<!-- front: written by tools/render_docs.py from benchmarks/results/front.json -->", "<!-- end of front -->")
-"""Marks around the passage."""
 COLUMNS = {
-    "price": "multiply-adds",
+    "price": "price",
     "accuracy": "accuracy ↑",
     "nll": "NLL ↓",
     "ece": "ECE ↓",
-    "near": "AUROC near ↑",
+    "auroc": "AUROC ↑",
+    "near": "near ↑",
     "far": "far ↑",
+    "msp": "by msp ↑",
     "disagreement": "pairs that disagree",
 }
 """Field of a row → what the table calls it."""
+LOWER = ("nll", "ece")
+"""Metrics of which less is better."""
+SCALE = {"accuracy": 100, "nll": 1, "ece": 1, "auroc": 100}
+"""What differences are multiplied by where they are shown: points, but for NLL and ECE."""
+Seeds = list[dict[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What one row should reach against others."""
+
+    price: str
+    row: str
+    rivals: tuple[str, ...]
+    metrics: tuple[str, ...]
+    spare: dict[str, float] | None = None
+    """By how much a metric may be worse; None: it must be better by more than a standard error."""
+    level: bool = False
+    """Whether a standard error of the difference is allowed for too."""
+
+
+def _rivals(size: str) -> tuple[str, ...]:
+    rivals = ("Torch-Pruning by magnitude", "Torch-Pruning by taylor", "first layers")
+    return tuple(f"{size}, {rival}, taught" for rival in rivals)
+
+
+BETTER = ("accuracy", "nll", "auroc")
+"""What must be better where a goal says so."""
+GOALS = (
+    Goal("1/3", "third, taught", ("single",), ("accuracy",), {"accuracy": 0.02}),
+    Goal("1/3", "third, taught", _rivals("third"), BETTER),
+    Goal("1/2", "half", ("single",), ("accuracy",), {"accuracy": 0.015}),
+    Goal(
+        "1/2",
+        "half, taught",
+        ("single, tuned as long",),
+        BETTER,
+        {"accuracy": 0.005, "nll": 0.0, "auroc": 0.0},
+        level=True,
+    ),
+    Goal("1/2", "half, taught", _rivals("half"), BETTER),
+    Goal("1", "hydra of three: third, taught", ("single, tuned as long", "single, tuned twice as long"), BETTER),
+    Goal("1", "hydra of three: third, taught", ("single, taught",), BETTER),
+    Goal(
+        "1.5",
+        "hydra of three: half",
+        ("Deep Ensemble",),
+        ("accuracy", "nll", "ece", "auroc"),
+        {"accuracy": 0.01, "nll": 0.02, "ece": 0.02, "auroc": 0.02},
+    ),
+    Goal(
+        "1.5",
+        "hydra of three: half, taught",
+        ("Deep Ensemble, tuned as long",),
+        ("accuracy", "nll", "ece", "auroc"),
+        {"accuracy": 0.005, "nll": 0.01, "ece": 0.01, "auroc": 0.01},
+        level=True,
+    ),
+    Goal("1.5", "hydra of three: half, taught", ("single, taught",), ("nll", "auroc")),
+)
+"""What was set as a goal before anything was measured."""
+
+
+def gain(seeds: Seeds, row: str, rival: str, metric: str) -> tuple[float, float] | None:
+    """How much better a row is, and the standard error: of samples, and of seeds where there are several."""
+    both = [seed for seed in seeds if row in seed and rival in seed[row].get("against", {})]
+    if not both:
+        return None
+    sign = -1 if metric in LOWER else 1
+    gains = [sign * (seed[row][metric] - seed[rival][metric]) for seed in both]
+    sampled = statistics.fmean(seed[row]["against"][rival][metric] ** 2 for seed in both)
+    seeded = statistics.variance(gains) / len(gains) if len(gains) > 1 else 0.0
+    return statistics.fmean(gains), math.sqrt(sampled + seeded)
+
+
+def reached(goal: Goal, metric: str, difference: float, error: float) -> bool:
+    """Whether a difference is what a goal asks for."""
+    if goal.spare is None:
+        return difference > error
+    return difference >= -max(goal.spare[metric], error if goal.level else 0.0)
 
 
 def front(results: dict[str, Any]) -> str:
-    """A table for each task."""
-    tables = []
-    for name, task in results.items():
-        seeds = task["seeds"]
-        count = f"{len(seeds)} seeds, ± standard error" if len(seeds) > 1 else "one seed"
-        lines = [
-            f"{name} ({count}; torch {task['torch']}, {task['cpu']}):",
-            "",
-            f"| | {' | '.join(COLUMNS.values())} |",
-            f"|---|{'---:|' * len(COLUMNS)}",
-        ]
-        lines += [f"| {row} | {' | '.join(_cell(seeds, row, key) for key in COLUMNS)} |" for row in seeds[0]]
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
+    """The whole page."""
+    tables = [_table(name, task) for name, task in results.items()]
+    return "\n\n".join([HEAD, _goals(results), *tables]) + "\n"
 
 
-def _cell(seeds: list[dict[str, dict[str, float]]], row: str, key: str) -> str:
-    values = [seed[row][key] for seed in seeds if key in seed[row]]
-    if not values:
+HEAD = """# What every price is worth
+
+Written by `tools/render_docs.py` from `benchmarks/results/front.json`, the result of `benchmarks/front.py`.
+
+A price is the number of multiply-adds of one answer, as a multiple of the whole model's. A *half* and a *third* keep some heads and neurons of each layer, chosen by taylor on 960
+training samples, with W_O and W_2 repaired by least squares; nothing else is trained, unless a row says *taught* (by the three whole models, `finetune --teacher`; a
+hydra's members each by the model that they were cut from) or *tuned* (on labels, for as many steps). The *single* model is the first of three trainings; the Deep Ensemble is all three;
+a hydra of three has a part of each, and no trunk. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
+that validation data like best. AUROC is the mean of near and far OOD data by that score. Test data and the OOD data reported choose nothing.
+
+![Price against NLL, accuracy and AUROC](../front.svg)
+"""
+
+
+def _goals(results: dict[str, Any]) -> str:
+    """Each goal, and what became of it on each task."""
+    lines = [
+        "## Goals",
+        "",
+        "Differences are positive where the row is better, in points (NLL and ECE: as they are), ± their standard error over resampled test"
+        " data (and over seeds, where there are several).",
+        "",
+        f"| price | row | against | {' | '.join(results)} |",
+        f"|---|---|---|{'---|' * len(results)}",
+    ]
+    for goal in GOALS:
+        for rival in goal.rivals:
+            cells = [_verdict(goal, rival, task["seeds"]) for task in results.values()]
+            lines.append(f"| {goal.price} | {goal.row} | {rival} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _verdict(goal: Goal, rival: str, seeds: Seeds) -> str:
+    """Differences in words, and whether they are what was asked for."""
+    texts, good = [], True
+    for metric in goal.metrics:
+        measured = gain(seeds, goal.row, rival, metric)
+        if measured is None:
+            return "not measured"
+        difference, error = measured
+        good &= reached(goal, metric, difference, error)
+        factor, digits = SCALE[metric], 1 if SCALE[metric] > 1 else 3
+        name = metric if metric in ("accuracy", "nll", "ece") else "AUROC"
+        texts.append(
+            f"{name.upper() if name in LOWER else name} {factor * difference:+.{digits}f} ± {factor * error:.{digits}f}"
+        )
+    return f"{', '.join(texts)}: **{'reached' if good else 'missed'}**"
+
+
+def _table(name: str, task: dict[str, Any]) -> str:
+    """All rows of one task."""
+    seeds: Seeds = task["seeds"]
+    count = f"{len(seeds)} seeds, ± standard error" if len(seeds) > 1 else "one seed"
+    lines = [
+        f"## {name}",
+        "",
+        f"{count[0].upper()}{count[1:]}; torch {task['torch']}, {task['cpu']}.",
+        "",
+        f"| | {' | '.join(COLUMNS.values())} |",
+        f"|---|{'---:|' * len(COLUMNS)}",
+    ]
+    lines += [f"| {row} | {' | '.join(_cell(seeds, row, key) for key in COLUMNS)} |" for row in seeds[0]]
+    return "\n".join(lines)
+
+
+def _cell(seeds: Seeds, row: str, key: str) -> str:
+    values = [seed[row][key] for seed in seeds if key in seed.get(row, {})]
+    if not values or (key == "disagreement" and not any(values)):
         return "–"
     mean, digits = statistics.fmean(values), 2 if key == "price" else 3
     if len(values) == 1 or key == "price":
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+
+
+README = ("<!-- worth: tools/render_docs.py writes it from benchmarks/results/front.json -->", "<!-- end of worth -->")
+"""Around the README's table."""
+SHOWN = (
+    "half",
+    "half, taught",
+    "single",
+    "single, tuned as long",
+    "single, taught",
+    "hydra of three: third",
+    "hydra of three: half",
+    "hydra of three: half, taught",
+    "Deep Ensemble",
+)
+"""The rows of the README's table."""
+
+
+def worth(results: dict[str, Any]) -> str:
+    """The README's table: for each task accuracy, NLL and AUROC, means over seeds."""
+    lines = [f"| | multiply-adds | {' | '.join(results)} |", f"|---|---:|{'---:|' * len(results)}"]
+    for row in SHOWN:
+        measured = [[seed[row] for seed in task["seeds"] if row in seed] for task in results.values()]
+        if not any(measured):
+            continue
+        price = statistics.fmean(seed["price"] for seeds in measured for seed in seeds)
+        cells = [
+            " / ".join(f"{statistics.fmean(seed[metric] for seed in seeds):.3f}" for metric in BETTER) if seeds else "–"
+            for seeds in measured
+        ]
+        lines.append(f"| {row} | {price:.1f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+DRAWN = {
+    "one model, nothing trained": ("third", "half", "three quarters", "single"),
+    "one model, taught": ("third, taught", "half, taught", "single, taught"),
+    "hydra of three, nothing trained": ("hydra of three: third", "hydra of three: half", "Deep Ensemble"),
+    "hydra of three, taught": ("hydra of three: third, taught", "hydra of three: half, taught"),
+}
+"""Lines of the picture, through their rows from the cheapest on; they end at the whole model and the Deep Ensemble."""
+COLOURS = ("#1b6ca8", "#0b8a5c", "#c7762b", "#a3338b")
+"""One a line."""
+
+
+def front_plot(results: dict[str, Any], path: Path) -> None:
+    """Price against NLL, accuracy and AUROC, a line of panels for each task."""
+    from hydrasurgeon.files.plots import figure, save_figure
+
+    metrics = {"accuracy": "accuracy", "nll": "NLL (lower is better)", "auroc": "AUROC of OOD data"}
+    drawn = figure(9, 2.6 * len(results) + 0.5)
+    grid = drawn.subplots(len(results), 3, squeeze=False)
+    for (name, task), panels in zip(results.items(), grid, strict=True):
+        for metric, panel in zip(metrics, panels, strict=True):
+            _panel(panel, task["seeds"], metric)
+            panel.set(xlabel="multiply-adds, whole models", title=f"{name}: {metrics[metric]}")
+    drawn.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=4, frameon=False, fontsize=8)
+    save_figure(drawn, path)
+
+
+def _panel(panel: Any, seeds: Seeds, metric: str) -> None:
+    """One metric of one task."""
+    for (label, rows), colour in zip(DRAWN.items(), COLOURS, strict=True):
+        points = _points(seeds, rows, metric)
+        panel.plot(*points, "o-", color=colour, markersize=4, linewidth=1.4, label=label)
+    for row, sign in (("single", "one model"), ("Deep Ensemble", "Deep Ensemble")):
+        (x,), (y,) = _points(seeds, (row,), metric)
+        panel.annotate(sign, (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
+    panel.margins(0.12, 0.2)
+    panel.grid(visible=True, alpha=0.25)
+
+
+def _points(seeds: Seeds, rows: Sequence[str], metric: str) -> tuple[list[float], list[float]]:
+    measured = [row for row in rows if any(row in seed for seed in seeds)]
+    return (
+        [statistics.fmean(seed[row]["price"] for seed in seeds if row in seed) for row in measured],
+        [statistics.fmean(seed[row][metric] for seed in seeds if row in seed) for row in measured],
+    )

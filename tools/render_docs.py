@@ -16,11 +16,11 @@ from typing import Any
 from benchmarked import benchmarks
 from cascaded import CASCADES, cascades
 from decided import WORTH, figures
-from evidence import WORTH as ALIKE
-from evidence import evidence, worth
+from evidence import evidence
 from inside import CORRUPTIONS, PROBE, corruptions, probe
-from priced import FRONT, front
+from priced import README, front, front_plot, worth
 from readme import DEMO, demo_table, hydra_svg, with_outputs
+from served import SERVED, served
 from traded import trunk_plot
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ PASSAGES = {
     "cascade": ("guide/cascade", CASCADES, cascades),
     "corruptions": ("guide/shift", CORRUPTIONS, corruptions),
     "probe": ("guide/probe", PROBE, probe),
-    "front": ("reference/methods", FRONT, front),
+    "serve": ("guide/serving", SERVED, served),
 }
 """By file of results: the page it has a passage in, the marks around that passage, and who writes it."""
 
@@ -61,12 +61,15 @@ def demo(folder: Path) -> None:
 
 def pages() -> None:
     """Those that are figures from top to bottom, then the passages of those that are not."""
-    curve, quality = result("trunk"), result("quality")
+    curve, quality, prices = result("trunk"), result("quality"), result("front")
+    if prices is not None:
+        front_plot(prices, DOCS / "front.svg")
+        (DOCS / "reference" / "front.md").write_text(front(prices), encoding="utf-8")
+        put_between(ROOT / "README.md", README, worth(prices))
     if curve is not None:
         trunk_plot(curve, DOCS / "trunk.svg")
     if quality is not None:
         (DOCS / "reference" / "evidence.md").write_text(evidence(quality, result("probe")), encoding="utf-8")
-        put_between(ROOT / "README.md", ALIKE, worth(quality))
     (DOCS / "reference" / "benchmarks.md").write_text(benchmarks(result), encoding="utf-8")
     for name, (page, marks, passage) in PASSAGES.items():
         results = result(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import os
 import re
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +58,17 @@ def relinked(link: re.Match[str], source: str, uri: str) -> str:
 
 
 def options() -> str:
-    """The page of all commands: arguments and options in the groups of `--help`, from the same records."""
+    """The page of all commands: what `--help` says of each."""
     from hydrasurgeon.cli.commands import COMMANDS
-    from hydrasurgeon.options.base import GROUPS, about
+    from hydrasurgeon.cli.help import EXAMPLES, sections
 
-    parts = ["# Options of every command", "`hydrasurgeon COMMAND --help` prints the same."]
+    parts = ["# Options of every command", "`hydrasurgeon help COMMAND` prints the same."]
     for command in COMMANDS:
-        record = command.record
-        parts += [f"## {command.name}", str(record.__doc__)]
-        groups: dict[str, list[str]] = {"Arguments": [], **{group: [] for group in GROUPS}}
-        for name, field in record.ordered().items():
-            described = about(field)
-            if described:
-                argument = described.get("argument")
-                words = described["metavar"] if argument else f"{record.flag(name)} {described['metavar'] or ''}"
-                row = f"| <code>{cell(words.strip())}</code> | {cell(str(field.description))} |"
-                groups["Arguments" if argument else described["group"]].append(row)
-        for title, lines in groups.items():
-            if lines:
-                parts.append("\n".join([f"| {title} | |", "|---|---|", *lines]))
+        lines = "\n".join(f"hydrasurgeon {command.name} {line}" for line in EXAMPLES.get(command.name, ()))
+        parts += [f"## {command.name}", cleandoc(str(command.record.__doc__)), f"```bash\n{lines}\n```"]
+        for title, rows in sections(command.name, command.record).items():
+            cells = [f"| <code>{cell(typed)}</code> | {cell(meant)} |" for typed, meant in rows]
+            parts.append("\n".join([f"| {title} | |", "|---|---|", *cells]))
     return "\n\n".join(parts) + "\n"
 
 
