@@ -46,6 +46,10 @@ class Problem:
     scores: Mapping[str, Callable[[Tensor, float], Tensor]]
     """OOD scores of `choices`, by name."""
 
+    def __reduce__(self) -> tuple[Callable[[ProblemName], Problem], tuple[ProblemName]]:
+        """Processes that exchange answers send its name: functions without a name cannot be sent."""
+        return _named, (self.name,)
+
     def score(self, kind: str, logits: Tensor, temperature: float = 1.0) -> Tensor:
         """How unfamiliar each sample looks, by a score of the logits."""
         return self.scores[kind](self.choices(logits), temperature)
@@ -68,6 +72,10 @@ class Problem:
         loss = -torch.where(shares > 0, shares * log_probs, 0).sum(dim=-1)
         count = len(labels)
         return right.reshape(count, -1).mean(dim=1), loss.reshape(count, -1).mean(dim=1)
+
+
+def _named(name: ProblemName) -> Problem:
+    return PROBLEMS[name]
 
 
 def known(labels: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.temperature import calibrated, uncertainties
 
 # transformers brings what stands here along; where it lies then has no other name.
-from .modeling_hydrasurgeon import ARCH, HydraModel, PrunedModel, hub_options, loss_of
+from .modeling_hydrasurgeon import ARCH, HydraModel, PrunedModel, encoder_name, hub_options, loss_of
 
 STATE = "decision.safetensors"
 """The file of the state's tensors."""
@@ -69,7 +69,7 @@ class Read:
         for part in (part for parts in self.parts for part in parts):
             part.register_forward_pre_hook(self._note)
         for member in members:
-            base = getattr(member, member.base_model_prefix)
+            base = getattr(member, encoder_name(member))
             base.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def _see(self, base: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Read:
 
 def readers(member: Any, classes: int) -> list[nn.Linear]:
     """The linear layers that answer: those side by side behind the encoder, or the last of several."""
-    encoder = f"{member.base_model_prefix}."
+    encoder = f"{encoder_name(member)}."
     linear = {
         name: part
         for name, part in member.named_modules()

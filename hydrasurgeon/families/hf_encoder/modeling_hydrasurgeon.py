@@ -307,9 +307,14 @@ def share_equal(members: Sequence[nn.Module]) -> None:
                 setattr(member.get_submodule(owner), last, twin)
 
 
+def encoder_name(model: Any) -> str:
+    """What a classifier calls its encoder; those of CLIP and SigLIP are not named by their prefix."""
+    prefix: str = model.base_model_prefix
+    return prefix if hasattr(model, prefix) else "vision_model"
+
+
 def encoder_layers(model: Any) -> Sequence[Any]:
-    prefix = model.base_model_prefix
-    base = getattr(model, prefix if hasattr(model, prefix) else "vision_model")
+    base = getattr(model, encoder_name(model))
     stack = base.transformer if hasattr(base, "transformer") else getattr(base, "encoder", base)
     layers: Sequence[Any] = stack.layer if hasattr(stack, "layer") else stack.layers
     return layers
