@@ -94,7 +94,7 @@ def train(
     accelerator = _accelerator(run.device, run.dtype)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(training.trainable(name))
-    optimizer, clipped = _optimizer(model, training)
+    optimizer, clipped = _optimizer(model, training, accelerator.device)
     per_epoch, total = _steps(training, accelerator)
     standing = TrainingPosition()
     model.to(accelerator.device)
@@ -251,7 +251,9 @@ def _accelerator(device: str, dtype: str) -> Any:
     return Accelerator(cpu=device == "cpu", mixed_precision=precision[dtype])
 
 
-def _optimizer(model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, list[list[nn.Parameter]]]:
+def _optimizer(
+    model: nn.Module, training: Training, on: torch.device
+) -> tuple[torch.optim.Optimizer, list[list[nn.Parameter]]]:
     """What moves the parameters, and which of them have their gradients clipped together."""
     recipe, owned = training.recipe, dict[int | None, list[nn.Parameter]]()
     for name, parameter in model.named_parameters():
@@ -270,4 +272,7 @@ def _optimizer(model: nn.Module, training: Training) -> tuple[torch.optim.Optimi
     ]
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum), list(owned.values())
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps), list(owned.values())
+    # On a CPU the fused step takes a tenth of the time: a third of a small model's step.
+    fused = on.type == "cpu"
+    adam = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
+    return adam, list(owned.values())
