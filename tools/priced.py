@@ -84,6 +84,11 @@ GOALS = (
 """What was set as a goal before anything was measured."""
 
 
+def _seeds(task: dict[str, Any]) -> Seeds:
+    """What each seed gave."""
+    return list(task["seeds"].values())
+
+
 def gain(seeds: Seeds, row: str, rival: str, metric: str) -> tuple[float, float] | None:
     """How much better a row is, and the standard error: of samples, and of seeds where there are several."""
     both = [seed for seed in seeds if row in seed and rival in seed[row].get("against", {})]
@@ -136,7 +141,7 @@ def _goals(results: dict[str, Any]) -> str:
     ]
     for goal in GOALS:
         for rival in goal.rivals:
-            cells = [_verdict(goal, rival, task["seeds"]) for task in results.values()]
+            cells = [_verdict(goal, rival, _seeds(task)) for task in results.values()]
             lines.append(f"| {goal.price} | {goal.row} | {rival} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -160,7 +165,7 @@ def _verdict(goal: Goal, rival: str, seeds: Seeds) -> str:
 
 def _table(name: str, task: dict[str, Any]) -> str:
     """All rows of one task."""
-    seeds: Seeds = task["seeds"]
+    seeds: Seeds = _seeds(task)
     count = f"{len(seeds)} seeds, ± standard error" if len(seeds) > 1 else "one seed"
     lines = [
         f"## {name}",
@@ -170,7 +175,7 @@ def _table(name: str, task: dict[str, Any]) -> str:
         f"| | {' | '.join(COLUMNS.values())} |",
         f"|---|{'---:|' * len(COLUMNS)}",
     ]
-    lines += [f"| {row} | {' | '.join(_cell(seeds, row, key) for key in COLUMNS)} |" for row in seeds[0]]
+    lines += [f"| {row} | {' | '.join(_cell(seeds, row, key) for key in COLUMNS)} |" for row in max(seeds, key=len)]
     return "\n".join(lines)
 
 
@@ -204,7 +209,7 @@ def worth(results: dict[str, Any]) -> str:
     """The README's table: for each task accuracy, NLL and AUROC, means over seeds."""
     lines = [f"| | multiply-adds | {' | '.join(results)} |", f"|---|---:|{'---:|' * len(results)}"]
     for row in SHOWN:
-        measured = [[seed[row] for seed in task["seeds"] if row in seed] for task in results.values()]
+        measured = [[seed[row] for seed in _seeds(task) if row in seed] for task in results.values()]
         if not any(measured):
             continue
         price = statistics.fmean(seed["price"] for seeds in measured for seed in seeds)
@@ -228,16 +233,19 @@ COLOURS = ("#1b6ca8", "#0b8a5c", "#c7762b", "#a3338b")
 
 
 def front_plot(results: dict[str, Any], path: Path) -> None:
-    """Price against NLL, accuracy and AUROC, a line of panels for each task."""
+    """Price against NLL, accuracy and AUROC, a column of panels for each task."""
     from hydrasurgeon.files.plots import figure, save_figure
 
     metrics = {"accuracy": "accuracy", "nll": "NLL (lower is better)", "auroc": "AUROC of OOD data"}
-    drawn = figure(9, 2.6 * len(results) + 0.5)
-    grid = drawn.subplots(len(results), 3, squeeze=False)
-    for (name, task), panels in zip(results.items(), grid, strict=True):
+    drawn = figure(3.1 * len(results), 7)
+    grid = drawn.subplots(3, len(results), squeeze=False, sharex=True)
+    for (name, task), panels in zip(results.items(), grid.T, strict=True):
         for metric, panel in zip(metrics, panels, strict=True):
-            _panel(panel, task["seeds"], metric)
-            panel.set(xlabel="multiply-adds, whole models", title=f"{name}: {metrics[metric]}")
+            _panel(panel, _seeds(task), metric)
+        panels[0].set_title(name)
+        panels[-1].set_xlabel("multiply-adds, whole models")
+    for label, panel in zip(metrics.values(), grid[:, 0], strict=True):
+        panel.set_ylabel(label)
     drawn.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=4, frameon=False, fontsize=8)
     save_figure(drawn, path)
 
