@@ -48,6 +48,8 @@ PRICES = {"third": 1 / 3, "half": 1 / 2, "three quarters": 3 / 4}
 """Name of a part → its multiply-adds, times the whole model's."""
 SCORED = 960
 """Training samples that heads and neurons are scored, and parts repaired, on."""
+CASCADES = {f"cascade of {name}": name for name in ("hydra of three: half", "hydra of three: half, taught")}
+"""Row → the row that it is a cascade of."""
 RIVALS = ("Torch-Pruning by magnitude", "Torch-Pruning by taylor", "first layers")
 """What else a part's price buys."""
 COMPARED = {
@@ -341,6 +343,37 @@ class Place:
             hs.evaluate([ready], data=[self.data("test")], ood=foreign, predictions=out, device="cpu")
         return out
 
+    def cascade(self, path: Path) -> dict[str, float]:
+        """A hydra whose other members run only where its first is unsure: a row of figures by `eval` itself."""
+        ready = path.with_name(f"{path.stem}.cascade.safetensors")
+        if not ready.exists():
+            hs.calibrate(
+                path,
+                data=self.data("val"),
+                fit_data=self.data("train"),
+                limit=4000,
+                ood=[self.data("choose")],
+                cascade=True,
+                max_drop=0.5,
+                device="cpu",
+                out=ready,
+            )
+        data, foreign = [self.data("test")], [f"near:near={self.data('near')}", f"far:far={self.data('far')}"]
+        row, *_ = hs.evaluate([ready], data=data, ood=foreign, cascade=True, device="cpu").report.results
+        by_msp, *_ = hs.evaluate(
+            [ready], data=data, ood=foreign, cascade=True, ood_score="msp", device="cpu"
+        ).report.results
+        assert row.cost is not None
+        assert row.cost.expected_macs is not None
+        far_and_near = {each.name: each.auroc for each in row.ood}
+        return {
+            "price": self.price(path) * row.cost.expected_macs / row.cost.macs,
+            **{name: getattr(row.id, name) for name in ("accuracy", "nll", "ece")},
+            "msp": statistics.fmean(each.auroc for each in by_msp.ood),
+            "auroc": statistics.fmean(far_and_near.values()),
+            **far_and_near,
+        }
+
 
 def halves(place: Place, size: str, *, taught: bool) -> list[Path]:
     """A part of each whole model, each taught by its own."""
@@ -472,17 +505,27 @@ def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> Ite
     """The rows of one seed, each time that there is one more; `before`: what was measured already."""
     rows, makers = dict(before), {**_rows(), **rivals()}
     cached: dict[str, Answers] = {}
-    for name in [name for name in makers if not wanted or name in wanted]:
-        path = makers[name](place)
-        cached[name] = answers(place.predictions(path))
-        rows[name] = {"price": place.price(path), **cached[name].figures(), "disagreement": cached[name].disagreement}
+    for name in [name for name in (*makers, *CASCADES) if name in wanted or not wanted]:
+        if name in CASCADES:
+            rows[name] = place.cascade(makers[CASCADES[name]](place))
+        else:
+            path = makers[name](place)
+            cached[name] = answers(place.predictions(path))
+            apart = {"disagreement": cached[name].disagreement}
+            rows[name] = {"price": place.price(path), **cached[name].figures(), **apart}
         print(f"{name:40}", "  ".join(f"{key} {value:.3f}" for key, value in rows[name].items()), flush=True)
-        yield {name: rows[name] for name in makers if name in rows}
+        yield in_order(rows)
     for name, others in COMPARED.items():
         if name in cached:
-            against = {other: resampled(cached[name], cached[other]) for other in others if other in cached}
-            rows[name]["against"] = before.get(name, {}).get("against", {}) | against
-    yield {name: rows[name] for name in makers if name in rows}
+            known = [other for other in others if other in rows]
+            for other in known:
+                cached[other] = cached.get(other) or answers(place.predictions(makers[other](place)))
+            rows[name]["against"] = {other: resampled(cached[name], cached[other]) for other in known}
+    yield in_order(rows)
+
+
+def in_order(rows: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: rows[name] for name in (*_rows(), *rivals(), *CASCADES) if name in rows}
 
 
 def main() -> None:

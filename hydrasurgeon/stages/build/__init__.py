@@ -24,7 +24,7 @@ from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.stages.build.choice import Choice
 from hydrasurgeon.stages.build.comparing import Choosing, Row, crossed, draw_front
 from hydrasurgeon.stages.build.cost import Budget, parse_budgets
-from hydrasurgeon.stages.build.front import claim_front, makings_of, rungs, taught, write_front
+from hydrasurgeon.stages.build.front import claim_front, makings_of, rows_of, rungs, taught, write_front
 from hydrasurgeon.stages.build.ladder import laddered
 from hydrasurgeon.stages.build.making import Making
 from hydrasurgeon.stages.build.search import WITH_FOREIGN, check_enough, keys_of, searched
@@ -87,7 +87,7 @@ def build(options: BuildOptions) -> Built:
         choosing = Choosing(taught(search, climbed, options), options)
         climbed = rungs(choosing, budgets)
     making = Making(choosing.search, options, climbed[-1].choice.members, out)
-    rows, front, tuned = choosing.references(), choosing.front(climbed), False
+    rows, front, tuned = choosing.references(), rows_of(choosing, climbed), False
     last = replace(front[-1], name="what was built")
     if search.ladder is None and options.tune is not None:
         more, tuned = making.tuned(choosing, budgets[-1])

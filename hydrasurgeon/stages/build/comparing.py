@@ -118,7 +118,7 @@ class Choosing:
         self.calibrated = search.ladder is not None and options.calibrate
         """Whether members are chosen, and shown, as they are once calibrated."""
         floor = measured(self.read([0]))["accuracy"] - options.spare
-        answers = (_at_its_temperature(each) if self.calibrated else each for each in self._all())
+        answers = (at_its_temperature(each) if self.calibrated else each for each in self._all())
         self.pool = Pool.gathered(Objective(options.goal, floor), answers, search.count)
 
     def _all(self) -> Iterable[Answers]:
@@ -152,10 +152,6 @@ class Choosing:
             return calibrated_row(name, members, cost, halves)
         return Row(name, members, cost, halved(*halves), crossed=judged is not None)
 
-    def front(self, rungs: Sequence[Any]) -> tuple[Row, ...]:
-        """A row for what is best within each budget."""
-        return tuple(self.row(str(rung.budget), rung.choice, rung.judged) for rung in rungs)
-
     def references(self) -> list[Row]:
         """The single model, the ensemble of several; else the best single member and the paper's recipe. The single
         model calibrated is there too: it is the rival to beat."""
@@ -177,7 +173,7 @@ class Choosing:
         return [*rows, rival]
 
 
-def _at_its_temperature(answers: Answers) -> Answers:
+def at_its_temperature(answers: Answers) -> Answers:
     """Logits that one temperature makes most likely."""
     at = temperature_of(answers.val[:, None], answers.labels)
     return Answers(answers.val / at, answers.labels, tuple(rows / at for rows in answers.foreign))

@@ -17,8 +17,9 @@ from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.stages.build.cascading import Cascaded, cascaded
 from hydrasurgeon.stages.build.choice import Choice, Estimate
-from hydrasurgeon.stages.build.comparing import Choosing, Row
+from hydrasurgeon.stages.build.comparing import Choosing, Row, calibrated_row
 from hydrasurgeon.stages.build.cost import Budget
 from hydrasurgeon.stages.build.making import Making
 from hydrasurgeon.stages.build.search import Search
@@ -39,6 +40,8 @@ class Rung:
     budget: Budget
     choice: Choice
     judged: Estimate
+    cascade: Cascaded | None = None
+    """Of a hydra that is within the budget as a cascade only."""
 
     @property
     def name(self) -> str:
@@ -49,11 +52,30 @@ class Rung:
 def rungs(choosing: Choosing, budgets: Sequence[Budget]) -> list[Rung]:
     """The best within each budget; where nothing is worth more than the rung below, that one again."""
     climbed: list[Rung] = []
-    for budget in budgets:
-        rung = Rung(budget, *choosing.within(budget))
+    plain = [Rung(budget, *choosing.within(budget)) for budget in budgets]
+    for at, rung in enumerate(plain):
+        budget = rung.budget
+        for dearer in plain[at + 1 :]:
+            cascade = cascaded(choosing, dearer.judged, budget)
+            if cascade is not None and cascade.judged.value > rung.judged.value:
+                rung = Rung(budget, dearer.choice, cascade.judged, cascade)
         stays = climbed and rung.judged.value <= climbed[-1].judged.value
         climbed.append(replace(climbed[-1], budget=budget) if stays else rung)
     return climbed
+
+
+def rows_of(choosing: Choosing, climbed: Sequence[Rung]) -> tuple[Row, ...]:
+    """A row for what is best within each budget, measured where it was not chosen."""
+    rows = []
+    for rung in climbed:
+        if rung.cascade is None:
+            rows.append(choosing.row(str(rung.budget), rung.choice, rung.judged))
+        else:
+            params = choosing.search.cost(rung.choice.members, "params")
+            cost, answers = {"macs": rung.cascade.macs, "params": params}, [rung.cascade.answers]
+            name = f"{rung.cascade.within}, as a cascade"
+            rows.append(calibrated_row(name, len(rung.choice.members), cost, [answers, answers]))
+    return tuple(rows)
 
 
 def taught(search: Search, climbed: Sequence[Rung], options: BuildOptions) -> Search:
@@ -113,8 +135,11 @@ def makings_of(search: Search, climbed: Sequence[Rung], options: BuildOptions) -
     for rung in climbed:
         members = rung.choice.members
         about = {str(at): search.file(number).name for at, number in enumerate(members)}
-        key = content_hash(about | {"calibrate": str(options.calibrate)}, "")[:12]
-        made.append(Making(search, options, members, options.work / f"rung-{key}{SUFFIX}"))
+        about |= {"calibrate": str(options.calibrate)}
+        within = None if rung.cascade is None else rung.cascade.within.most
+        about |= {} if within is None else {"cascade": str(within)}
+        file = options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
+        made.append(Making(search, options, members, file, cascade=within))
     return made
 
 
@@ -122,14 +147,23 @@ def write_front(
     out: Path, climbed: Sequence[Rung], files: Sequence[Path], choosing: Choosing, references: Sequence[Row]
 ) -> None:
     """All checkpoints and the record of them, or nothing."""
-    options, rows = choosing.options, choosing.front(climbed)
-    same = [rung.budget.most for below, rung in pairwise(climbed) if rung.choice is below.choice]
+    options, rows = choosing.options, rows_of(choosing, climbed)
+    same = [
+        rung.budget.most
+        for below, rung in pairwise(climbed)
+        if rung.choice is below.choice and rung.cascade is below.cascade
+    ]
     entries = []
     for rung, row, file in zip(climbed, rows, files, strict=True):
         members = [choosing.search.label(number) for number in rung.choice.members]
-        about = {"budget": rung.budget.most, "path": rung.name, "kind": open_checkpoint(file).manifest.kind}
+        manifest = open_checkpoint(file).manifest
+        about = {"budget": rung.budget.most, "path": rung.name, "kind": manifest.kind}
         more = {"members": row.members, "made_of": members, "estimate": rung.judged.value}
         entries.append({**about, **more, **_figures(row)})
+        if rung.cascade is not None:
+            assert manifest.decision is not None
+            assert manifest.decision.cascade is not None
+            entries[-1] |= {"cascade": True, "macs": manifest.decision.cascade.cost.expected}
     record = {
         "format": FORMAT,
         "unit": climbed[0].budget.unit,

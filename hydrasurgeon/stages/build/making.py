@@ -26,8 +26,12 @@ from hydrasurgeon.tuning.recipes import load_recipe
 class Making:
     """The commands that make these members and the hydra out of the scored backbone."""
 
-    def __init__(self, search: Search, options: BuildOptions, members: Sequence[int], out: Path) -> None:
+    def __init__(
+        self, search: Search, options: BuildOptions, members: Sequence[int], out: Path, *, cascade: float | None = None
+    ) -> None:
         self.search, self.options, self.members, self.out = search, options, members, out
+        self.cascade = cascade
+        """What a cascade of them may cost; None: all members always run."""
         self.files = [search.file(i) for i in members]
         self.fields: dict[str, str] = self._behind() if options.tune and search.ladder is None else {}
         """What the recipe is told, so that only layers behind the trunk are tuned: members still share the others."""
@@ -49,6 +53,7 @@ class Making:
         if options.calibrate:
             read = {"data": options.val, "fit_data": options.data, "ood": list(options.ood), **options.names}
             keywords = {**read, "limit": options.limit, "seed": options.seed, **options.running}
+            keywords |= {} if self.cascade is None else {"cascade": True, "budget": self.cascade}
             commands.append(Command("calibrate", (files[0],), keywords))
         elif not commands or (self.search.ladder is not None and len(files) == 1):
             # The file in the work folder is there: a copy of it, which carries the cheapest scores.

@@ -80,4 +80,5 @@ def _change(difference: Difference) -> str:
 
 def answers_of(choosing: Choosing, climbed: Sequence[Rung]) -> list[Answered]:
     """What each rung answers, where the other half of the samples chose it."""
-    return [crossed(*choosing.halves(rung.choice, rung.judged)) for rung in climbed]
+    each = ([[r.cascade.answers]] * 2 if r.cascade else choosing.halves(r.choice, r.judged) for r in climbed)
+    return [crossed(*halves) for halves in each]
