@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -103,3 +104,16 @@ def all_neurons(weights: Iterable[Weight]) -> dict[str, Layers]:
         if weight.part == "mlp" and weight.heads == OUT:
             layers.setdefault(weight.group, []).append(tuple(range(weight.shape[1])))
     return {group: tuple(rows) for group, rows in layers.items()}
+
+
+def neuron_sizes(weights: Iterable[Weight]) -> dict[str, list[dict[str, int]]]:
+    """By group, for each layer, the numbers of one neuron: in matrices, which are multiplied, and in all."""
+    weights = list(weights)
+    every = all_neurons(weights)
+    sizes = {group: [{"macs": 0, "params": 0} for _ in rows] for group, rows in every.items()}
+    for weight in weights:
+        if weight.group in every and weight.layer is not None and weight.heads is not None:
+            numbers = math.prod(weight.shape) // len(every[weight.group][weight.layer])
+            sizes[weight.group][weight.layer]["params"] += numbers
+            sizes[weight.group][weight.layer]["macs"] += numbers if len(weight.shape) > 1 else 0
+    return sizes

@@ -26,6 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.anatomy.layers import queries_keys_values
 from hydrasurgeon.anatomy.parts import Block
+from hydrasurgeon.families import family_of
+from hydrasurgeon.families.weights import all_neurons, neuron_sizes
+from hydrasurgeon.heads import NEURONS
 from hydrasurgeon.measuring.results import Cost
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import LiveModel
@@ -159,7 +162,8 @@ def _counted(call: Any) -> tuple[Any, int]:
 
 @torch.inference_mode()
 def single_macs(model: Classifier, inputs: Any) -> int:
-    """Those of the single model that keeps all heads: of the hydra's first member, and of the heads that it lost.
+    """Those of the single model that keeps all heads: of the hydra's first member, and of the heads and neurons that it
+    lost.
 
     u heads of width d with g queries each, at t of T tokens of width E: u·d·((2gt + 2T)·E + 2g·t·T), as in
     `planned_cost`, and distances.
@@ -169,7 +173,11 @@ def single_macs(model: Classifier, inputs: Any) -> int:
     sample, alone = first_sample(inputs), hydra.part([0])
     with without_padding(model):
         total = macs(alone, sample)
-    anatomy = hydra.anatomies[0]
+    anatomy, model_facts = hydra.anatomies[0], model.manifest.model
+    weights = list(family_of(model_facts).weights(model_facts))
+    neurons, each = all_neurons(weights), neuron_sizes(weights)
+    assert model.manifest.kind == "hydra"
+    kept = model.manifest.members[0].kept_neurons or {}
     hidden = anatomy.embed(sample).hidden
     tokens, width = hidden.shape[1:]
     for layer, block in enumerate(anatomy.blocks):
@@ -180,6 +188,10 @@ def single_macs(model: Classifier, inputs: Any) -> int:
         queries = site.queries * read
         total += lost * site.head_dim * ((2 * queries + 2 * tokens) * width + 2 * queries * tokens)
         total += lost * relative_macs(anatomy.blocks, hidden, anatomy.reads if last else None)
+        if site.tower in kept:
+            group, place = f"{site.tower}{NEURONS}", site.layer
+            gone = len(neurons[group][place]) - len(kept[site.tower][place])
+            total += gone * each[group][place]["macs"] * read
     return total
 
 

@@ -18,6 +18,8 @@ from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.stages.build.cost import CostModel, Part, cost_model
 
+UNCUT = "EVA02 with separate projections"
+"""Neurons cannot be cut out of it."""
 FULL = [0, 1, 2, 3]
 TRUNKED = ([FULL, FULL, [0, 1]], [FULL, [1, 2], [0, 1]], [FULL, [1, 2], []])
 
@@ -49,6 +51,18 @@ def test_planned_counted_and_single(family: Family, tmp_path: Path) -> None:
         assert macs(model, inputs) <= counted.first + counted.rest
         assert step_macs(model, inputs, (2,)) == planned(plan, [parts[2], parts[0], parts[1]], 1)
         assert single_macs(model, inputs) == macs(whole, inputs)
+
+
+@pytest.mark.parametrize("family", thoroughly(*(name for name in FAMILIES if name != UNCUT)))
+def test_the_single_model_has_the_neurons_that_members_lost(family: Family, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    family.write(source)
+    settings = {"method": "random", "neurons": 0.4, "keep": 3, "spread": "ranked"}
+    members = [hs.prune(source, **settings, seed=seed, out=tmp_path / f"m{seed}").path for seed in (1, 2)]
+    model = hs.load(hs.fuse(members, out=tmp_path / "hydra").path, device="cpu")
+    inputs = family.inputs()
+    whole = as_classifier(open_checkpoint(source), device="cpu", lean=True)
+    assert single_macs(model, inputs) == macs(whole, inputs)
 
 
 def test_expected_by_shares() -> None:

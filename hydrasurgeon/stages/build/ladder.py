@@ -15,6 +15,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.reading import Single, all_kept
 from hydrasurgeon.criteria.neurons import check_neurons
 from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.families.weights import neuron_sizes
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.heads import NEURONS
 from hydrasurgeon.options.making import BuildOptions
@@ -78,13 +79,7 @@ class Sizes:
         self.model, self.kept, self.tower = model, opened.manifest.kept, tower
         self.heads, self.layers = opened.manifest.towers[tower].heads, opened.manifest.towers[tower].layers
         self.neurons = [len(row) for row in opened.kept[f"{tower}{NEURONS}"]]
-        self.each: list[dict[str, int]] = [{"macs": 0, "params": 0} for _ in range(self.layers)]
-        """Numbers of each layer that belong to one neuron: in matrices, which are multiplied, and in all."""
-        for weight in opened.weights.values():
-            if weight.group == f"{tower}{NEURONS}" and weight.layer is not None and weight.heads is not None:
-                numbers = math.prod(weight.shape) // self.neurons[weight.layer]
-                self.each[weight.layer]["params"] += numbers
-                self.each[weight.layer]["macs"] += numbers if len(weight.shape) > 1 else 0
+        self.each = neuron_sizes(opened.weights.values())[f"{tower}{NEURONS}"]
         self.whole = {unit: self._count(Size(self.heads, 1.0), unit) for unit in ("macs", "params")}
 
     def cost(self, size: Size | None) -> dict[str, float]:
