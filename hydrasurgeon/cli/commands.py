@@ -14,9 +14,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from hydrasurgeon.cli.going_on import go_on
 from hydrasurgeon.cli.help import Page
-from hydrasurgeon.cli.signals import speaking
+from hydrasurgeon.cli.signals import go_on, speaking
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import CHECKPOINTS, LABELLED, UNLABELLED, Options, about
@@ -29,8 +28,9 @@ from hydrasurgeon.options.measuring import (
     ExportOptions,
     InspectOptions,
     ProbeOptions,
+    ReplayOptions,
+    VerifyOptions,
 )
-from hydrasurgeon.options.trusting import ReplayOptions, VerifyOptions
 
 STDOUT = "-"
 """Where an output goes that is printed, and where data comes from that is typed."""

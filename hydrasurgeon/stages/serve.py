@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.runtime.classifier import Classifier
-    from hydrasurgeon.serving.counts import Counts
+    from hydrasurgeon.serving.app import Counts
 
 MEGABYTE = 1 << 20
 """Bytes of a megabyte."""
@@ -83,9 +83,7 @@ def _app(opened: Checkpoint, arguments: ServeOptions, place: Path | None) -> tup
     """The routes around a model that has answered once, and what is counted."""
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.serving.app import Service, app_of
-    from hydrasurgeon.serving.batcher import Batcher
-    from hydrasurgeon.serving.counts import Counts
+    from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     for note in (opened.note, without_state(opened.name) if model.state is None else None):
