@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import not_written, output_file
+from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import check_cascades, kind_read
 from hydrasurgeon.options.base import PathLike, stage
@@ -153,8 +153,7 @@ def _bound(arguments: ServeOptions) -> Iterator[socket.socket]:
 
 def _place(path: PathLike, sources: list[Any]) -> Path:
     """Where answers are kept: behind what is there already."""
-    if Path(path).suffix != ".jsonl":
-        raise UsageError(f"--answers {path}: must end in .jsonl", hint="Answers are appended as lines of JSON.")
+    check_ending(path, ".jsonl", option="--answers", hint="Answers are appended as lines of JSON.")
     return output_file(path, option="--answers", force=True, inputs=sources)
 
 
