@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hydrasurgeon.data.corruptions.kinds import NAMES, SEVERITIES
 from hydrasurgeon.data.corruptions.pictures import spoiled
+from hydrasurgeon.data.corruptions.samples import NAMES, SEVERITIES
 
 SIDE = 224
 """Size of ImageNet-C's pictures."""

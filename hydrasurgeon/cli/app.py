@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,7 +91,7 @@ def run(arguments: list[str]) -> int:
         if several is not None:
             arguments = spread(arguments, several)
         if arguments[:1] == ["eval"]:
-            arguments = printed(arguments, {"--markdown": (".md", ".markdown", ".txt")})
+            arguments = printed(arguments)
         # Help is the one text that typer prints itself.
         with render.writing(sys.stdout) if {"-h", "--help"} & {*arguments} else nullcontext():
             code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
@@ -133,18 +132,11 @@ def spread(arguments: list[str], option: str) -> list[str]:
     return words
 
 
-PAGES = {".html", ".htm", ".md", ".tex", ".json", ".csv", ".log", ".out"}
-"""No checkpoint ends so: who writes one behind an option means a file."""
-
-
-def printed(arguments: list[str], suffixes: Mapping[str, tuple[str, ...]]) -> list[str]:
+def printed(arguments: list[str]) -> list[str]:
     """`--markdown` alone → `--markdown -`: the next word is its own only where that ends as such a file does."""
     words: list[str] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        alone = word in suffixes and following != "-" and not following.endswith(suffixes[word])
-        if alone and Path(following).suffix in PAGES:
-            what = f"{word} {following}: must end in {' or '.join(suffixes[word])}"
-            raise UsageError(what, hint=f"Write {word}={following} to call it so.")
+        alone = word == "--markdown" and following != "-" and not following.endswith((".md", ".markdown", ".txt"))
         words += [word, "-"] if alone else [word]
     return words
 

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from hydrasurgeon.cli.going_on import go_on
 from hydrasurgeon.cli.help import Page
-from hydrasurgeon.cli.signals import speaking
+from hydrasurgeon.cli.signals import go_on, speaking
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import CHECKPOINTS, LABELLED, UNLABELLED, Options, about
@@ -29,8 +28,9 @@ from hydrasurgeon.options.measuring import (
     ExportOptions,
     InspectOptions,
     ProbeOptions,
+    ReplayOptions,
+    VerifyOptions,
 )
-from hydrasurgeon.options.trusting import ReplayOptions, VerifyOptions
 
 STDOUT = "-"
 """Where an output goes that is printed, and where data comes from that is typed."""
@@ -139,11 +139,20 @@ def _function(command: Command) -> Callable[..., None]:
 
 
 def _look(options: Options) -> None:
-    """Refuse what is not there at once: stages take seconds to import, and may read the second file after an hour."""
+    """Refuse names of nothing at once: stages take seconds to import, and may read the second file after an hour."""
     from hydrasurgeon.checkpoints.folder import find, present
     from hydrasurgeon.checkpoints.hub import is_hub_id
+    from hydrasurgeon.criteria import criterion
     from hydrasurgeon.data.places import columns_of, is_there, located
+    from hydrasurgeon.tuning.recipes import load_recipe
 
+    for name in ("method", "criteria"):
+        for key in (getattr(options, name, None) or "").split(","):
+            if key:
+                criterion(key.strip(), option=f"--{name}")
+    for name in ("recipe", "tune"):
+        if getattr(options, name, None) not in (None, "auto"):
+            load_recipe(str(getattr(options, name)), {})
     for text in options.reading(CHECKPOINTS):
         if not (text.startswith(FRESH) or is_hub_id(text) or present(Path(text))):
             find(text.partition("#")[0])

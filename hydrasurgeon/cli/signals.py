@@ -3,10 +3,15 @@ is 128 + the signal's number."""
 
 from __future__ import annotations
 
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+
+from hydrasurgeon.options.base import Options
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals that end a command."""
@@ -56,3 +61,41 @@ def _end(number: int, frame: FrameType | None) -> None:
     for each in ENDING:
         signal.signal(each, signal.SIG_DFL if each == number else signal.SIG_IGN)
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+STATES = (".training.safetensors", ".search.json", ".partial")
+"""Endings of files, beside what a command writes, that it goes on from."""
+RESUMED = STATES[0]
+"""Of these, what is gone on from when `--resume` says so."""
+
+
+def typed(words: list[str]) -> str:
+    """The command line that this process was started with, to be copied."""
+    return shlex.join(["hydrasurgeon", *words])
+
+
+def go_on(options: Options) -> str:
+    """One line on what was saved, and how to go on."""
+    words = sys.argv[1:]
+    state = _state(options)
+    if state is None:
+        return f"interrupted: nothing was saved; to start over: {typed(words)}"
+    if state.name.endswith(RESUMED):
+        words += [] if "--resume" in words else ["--resume"]
+    elif "--force" in words and not Path(str(getattr(options, "out", None))).exists():
+        words.remove("--force")  # which would start over
+    return f"interrupted: {state} holds what is done; to go on: {typed(words)}"
+
+
+def _state(options: Options) -> Path | None:
+    """What the command has left of its work."""
+    work = getattr(options, "work", None)  # of build
+    if isinstance(work, Path):
+        return work if work.is_dir() else None
+    place = Path(str(getattr(options, "out", None) or getattr(options, "checkpoint", None) or "-"))
+    stem = f"{place.name.removesuffix('.safetensors')}."
+    try:
+        states = [path for path in place.parent.iterdir() if path.name.startswith(stem) and path.name.endswith(STATES)]
+    except OSError:
+        return None
+    return max(states, key=lambda path: path.stat().st_mtime, default=None)

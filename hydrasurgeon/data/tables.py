@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import gzip
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
@@ -17,6 +18,8 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
 from hydrasurgeon.lookup import did_you_mean
 
+TAB = "\t"
+"""What stands between the fields of a .tsv file."""
 IMAGES = ("image", "img")
 """Columns that may hold images, the first that is there."""
 TEXTS = ("text", "sentence")
@@ -177,8 +180,7 @@ def _jsonl(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> T
             raise DataError(f"{spec}, line {number}: is no record", hint='Each line is one, {"text": …, "label": …}.')
         names |= dict.fromkeys(record)
         records.append({name: value for name, value in record.items() if name in wanted})
-    columns = {name: [record.get(name) for record in records] for name in names if name in wanted}
-    return Table(spec, tuple(names), columns, root=root)
+    return _of_records(spec, records, names, root, wanted)
 
 
 def _json(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
@@ -192,23 +194,21 @@ def _json(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Ta
     if not isinstance(content, list) or not all(isinstance(record, dict) for record in content):
         hint = 'Such as [{"text": …, "label": …}, …] or {"text": […], "label": […]}.'
         raise DataError(f"{spec}: is no list of records, and no record of columns", hint=hint)
-    return _of_records(spec, content, root, wanted)
+    names = dict.fromkeys(name for record in content for name in record)
+    return _of_records(spec, content, names, root, wanted)
 
 
-def _of_records(spec: str, records: Sequence[dict[str, Any]], root: Path, wanted: Collection[str]) -> Table:
-    names = dict.fromkeys(name for record in records for name in record)
+def _of_records(
+    spec: str, records: Sequence[dict[str, Any]], names: Iterable[str], root: Path, wanted: Collection[str]
+) -> Table:
     columns = {name: [record.get(name) for record in records] for name in names if name in wanted}
     return Table(spec, tuple(names), columns, root=root)
-
-
-def _tsv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
-    return _csv(spec, file, root, wanted, between="\t")
 
 
 def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str], *, between: str = ",") -> Table:
     csv.field_size_limit(MAX_LINE)
     lines = csv.reader(_text(spec, file), delimiter=between, strict=True)
-    with decoding(f"{spec}: not a readable .{'tsv' if between == chr(9) else 'csv'} file"):
+    with decoding(f"{spec}: not a readable .{'tsv' if between == TAB else 'csv'} file"):
         names = _once(spec, next(lines, []))
         columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
         for line in filter(None, lines):
@@ -279,5 +279,11 @@ def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, .
     return {n: class_names(spec, f.names) for n, f in features.items() if n in LABELS and isinstance(f, ClassLabel)}
 
 
-READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".tsv": _tsv, ".parquet": _parquet}
+READERS: dict[str, Callable[..., Table]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": partial(_csv, between=TAB),
+    ".parquet": _parquet,
+}
 """Ending of a file, unpacked → its reader."""

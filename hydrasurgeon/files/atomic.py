@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-from hydrasurgeon.errors import OutputError
+from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.processes import is_main_process
 
@@ -113,6 +113,12 @@ def claim(
     if taken is not None and not force:
         raise OutputError(f"{taken}: already exists", hint=f"Give --force to replace it, or another {option}.")
     return path
+
+
+def check_ending(path: str | Path, *endings: str, option: str, hint: str | None = None) -> None:
+    """Refuse an output whose name says another format."""
+    if Path(path).suffix not in endings:
+        raise UsageError(f"{option} {path}: must end in {' or '.join(endings)}", hint=hint)
 
 
 def make_folder(path: Path) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import output_file, write_bytes
+from hydrasurgeon.files.atomic import check_ending, output_file, write_bytes
 from hydrasurgeon.lookup import need
 
 SUFFIXES = (".png", ".svg")
@@ -17,8 +16,7 @@ SUFFIXES = (".png", ".svg")
 
 def check_plot(path: Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
     """Refuse what could not be drawn, before anything is computed."""
-    if path.suffix not in SUFFIXES:
-        raise UsageError(f"--plot {path}: must end in {' or '.join(SUFFIXES)}")
+    check_ending(path, *SUFFIXES, option="--plot")
     need("matplotlib", purpose="--plot")
     return output_file(path, option="--plot", force=force, inputs=inputs)
 

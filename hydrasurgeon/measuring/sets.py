@@ -197,7 +197,7 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
 def parse_shift(text: str) -> tuple[str, int | None, str]:
     """`NAME=D` or `NAME:SEVERITY=D`; any name, but severities are those that corruptions have, with which they are
     averaged."""
-    from hydrasurgeon.data.corruptions.kinds import SEVERITIES
+    from hydrasurgeon.data.corruptions.samples import SEVERITIES
 
     named, spec = _split(text)
     name, colon, severity = (named or "").partition(":")

@@ -25,6 +25,7 @@ from hydrasurgeon.options.shared import (
     Batch,
     Checkpoint,
     ClassNames,
+    Dtype,
     Force,
     Output,
     Paths,
@@ -258,7 +259,7 @@ class ServeOptions(Checkpoint, ClassNames, Bare):
         32, ge=1, le=4096, metavar="MB", group=RUNS, help="Megabytes of a request; larger ones are refused with 413."
     )
     device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where the model runs.")
-    dtype: str = option("float32", metavar="TYPE", group=RUNS, help="float32, bfloat16 or float16.")
+    dtype: Dtype = option("float32", metavar="TYPE", group=RUNS, help="float32, bfloat16 or float16.")
     answers: PathLike | None = option(
         None, metavar="F.jsonl", group=WRITTEN, help="Append every answer, without its input, for `monitor`."
     )
@@ -274,7 +275,9 @@ class MonitorOptions(Force, Options):
 
     requires: ClassVar = {"force": ("report",)}
 
-    answers: PathLike = argument(metavar="ANSWERS", help="A .jsonl file of `predict` or of `serve --answers`.")
+    answers: PathLike = argument(
+        reads=UNLABELLED, metavar="ANSWERS", help="A .jsonl file of `predict` or of `serve --answers`."
+    )
     against: PathLike = option(
         metavar="CKPT", group=CHECKPOINTS, help="The calibrated checkpoint that gave the answers."
     )

@@ -75,6 +75,8 @@ Batch = Annotated[int | None, BeforeValidator(_batch)]
 """How many samples run in one pass; None is `auto`."""
 Pairs = Annotated[Mapping[str, str] | None, BeforeValidator(_pairs)]
 """KEY=VALUE pairs; on the command line one by one."""
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+"""What a model computes in."""
 Search = Literal["exact", "fast", "attribution"]
 """How a circuit is searched."""
 Commas = Annotated[str | None, BeforeValidator(_joined)]
@@ -183,7 +185,7 @@ class Run(Device, Columns):
         recorded=True,
         help="Use a random N of the samples.",
     )
-    dtype: str = option(
+    dtype: Dtype = option(
         "float32",
         metavar="TYPE",
         group=RUNS,

@@ -239,7 +239,7 @@ def _bar() -> Iterator[Tick]:
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS) as bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task("", total=None, visible=False)
 
         def tick(what: str, done: int, total: int) -> None:
             if not total:  # a line of its own
@@ -249,7 +249,7 @@ def _bar() -> Iterator[Tick]:
             text, room = visible(what), max(console.width - NUMBERS, 1)
             # The end of a name that is too long says more than its beginning.
             name = text if len(text) <= room else f"…{text[1 - room :]}"
-            bar.update(task, description=name, completed=done, total=total)
+            bar.update(task, description=name, completed=done, total=total, visible=True)
 
         tick.line = lambda text: console.print(styled(text))  # type: ignore[attr-defined]
         yield tick

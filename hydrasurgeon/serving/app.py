@@ -1,22 +1,121 @@
-"""The routes of a server: answers, whether it lives and is ready, what it counted, and OpenAPI."""
+"""A server: its routes, the batches that requests are answered in, what it counts for Prometheus, and OpenAPI."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from starlette.exceptions import HTTPException as Refused
 from starlette.requests import ClientDisconnect
 
-from hydrasurgeon.serving.batcher import Batcher, Full
-from hydrasurgeon.serving.counts import Counts
 from hydrasurgeon.serving.inputs import FORM, JSON, SECOND, Bounded, inputs_of
+
+Row = dict[str, Any]
+"""An answer, as `predict` writes it."""
+
+
+class Full(Exception):
+    """More inputs came than may wait."""
+
+
+class Batcher:
+    """Inputs wait here for `answer`, which one thread calls with at most `batch` of them."""
+
+    def __init__(self, answer: Callable[[list[Any]], list[Row]], *, batch: int, wait: float, size: int) -> None:
+        self.answer, self.batch, self.wait, self.size = answer, batch, wait, size
+        self.taken = 0
+        """Places that are held, of `size`: one for each input of the requests that are not answered yet."""
+        self.queue: asyncio.Queue[tuple[Any, asyncio.Future[Row]]] = asyncio.Queue()
+        self.thread = ThreadPoolExecutor(1)
+
+    @contextlib.contextmanager
+    def places(self, count: int) -> Iterator[None]:
+        """Holds so many places; Full where they are not free."""
+        if self.taken + count > self.size:
+            raise Full
+        self.taken += count
+        try:
+            yield
+        finally:
+            self.taken -= count
+
+    async def rows(self, samples: Sequence[Any]) -> list[Row]:
+        """The answers, in order."""
+        loop = asyncio.get_running_loop()
+        answers = [loop.create_future() for _ in samples]
+        for pair in zip(samples, answers, strict=True):
+            self.queue.put_nowait(pair)
+        return await asyncio.gather(*answers)
+
+    async def work(self) -> None:
+        """Answer what comes, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            waiting = [await self.queue.get()]
+            if self.queue.qsize() + 1 < self.batch:
+                await asyncio.sleep(self.wait)
+            while len(waiting) < self.batch and self.queue.qsize():
+                waiting.append(self.queue.get_nowait())
+            outcomes: Sequence[Row | Exception]
+            try:
+                outcomes = await loop.run_in_executor(self.thread, self.answer, [sample for sample, _ in waiting])
+            except Exception as error:  # whatever it is, those who wait must hear of it
+                outcomes = [error] * len(waiting)
+            for (_, answer), outcome in zip(waiting, outcomes, strict=True):
+                if not answer.cancelled():
+                    answer.set_exception(outcome) if isinstance(outcome, Exception) else answer.set_result(outcome)
+
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Bounds of the histogram of latency, besides infinity."""
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Bounds of the histogram of batch sizes, besides infinity."""
+
+
+class Counts:
+    """Requests and their latency; inputs, what was answered, and how sure it was."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def named(kind: type[Any], name: str, what: str, *labels: str, **more: Any) -> Any:
+            return kind(f"hydrasurgeon_{name}", what, labels, registry=registry, **more)
+
+        self.requests = named(Counter, "requests", "Requests by status.", "status")
+        self.seconds = named(Histogram, "request_seconds", "Latency of answered requests.", buckets=SECONDS)
+        self.waiting = named(Gauge, "waiting", "Inputs that wait or are being answered.")
+        self.batches = named(Histogram, "batch_size", "Inputs in one pass.", buckets=SIZES)
+        self.inputs = named(Counter, "inputs", "Inputs that were answered.")
+        self.abstained = named(Counter, "abstained", "Answers that were not sure enough.")
+        self.unfamiliar = named(Counter, "unfamiliar", "Inputs that looked out-of-distribution.")
+        self.went_on = named(Counter, "went_on", "Inputs that all members answered.")
+        self.uncertainty = named(Summary, "uncertainty", "Total uncertainty of answers, in nats.")
+        self.predicted = named(Counter, "predicted", "Most probable classes.", "label")
+
+    def add(self, rows: Sequence[dict[str, Any]], members: int) -> None:
+        """Count the answers of one pass of a model with so many members."""
+        self.batches.observe(len(rows))
+        self.inputs.inc(len(rows))
+        for row in rows:
+            self.abstained.inc(row["answer"] == "abstain")
+            self.unfamiliar.inc(bool(row["unfamiliar"]))
+            self.went_on.inc(row["members_run"] == members)
+            self.uncertainty.observe(row["total"])
+            self.predicted.labels(row.get("label", row["answer"])).inc()
+
+    def text(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        return generate_latest(self.registry)
+
 
 PATIENCE = 30.0
 """Seconds in which a body must have come."""

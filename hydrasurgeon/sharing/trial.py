@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.data import Batches, Samples, by_length, open_data
-from hydrasurgeon.errors import CheckFailed, UsageError
+from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
-from hydrasurgeon.measuring.sets import parse_ood
+from hydrasurgeon.measuring.sets import check_once, parse_ood
 
 if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
@@ -74,11 +74,9 @@ class Trial:
 def opened_trial(about: Model, check: str, arguments: ExportOptions) -> Trial:
     """Open the data, before a graph is made in vain."""
     samples = open_data(check, limit=arguments.limit, model=about)
-    foreign: dict[str, Samples] = {}
-    for _, name, spec in map(parse_ood, arguments.ood):
-        if name in foreign:
-            raise UsageError(f"--ood: {name} is there twice", hint="Tell them apart by NAME=D.")
-        foreign[name] = open_data(spec, limit=arguments.limit)
+    named = [parse_ood(entry) for entry in arguments.ood]
+    check_once("--ood", [name for _, name, _ in named])
+    foreign = {name: open_data(spec, limit=arguments.limit) for _, name, spec in named}
     return Trial(samples, foreign, arguments.tolerance)
 
 

@@ -212,6 +212,11 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
         ),
         (several, "--predictions: holds one model's logits", "Give one checkpoint, or several with --ensemble."),
         (
+            computed and arguments.temperature == "fit",
+            "--temperature fit: a predictions file has no validation set",
+            "Give the temperature as a number.",
+        ),
+        (
             arguments.temperature == "fit" and arguments.val is None,
             "--temperature fit: needs a validation set",
             "Give --val D.",

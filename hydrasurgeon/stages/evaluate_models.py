@@ -220,10 +220,7 @@ def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]
     """The rows of predictions files, each by itself; without checkpoints perhaps all as one ensemble."""
     if not arguments.predictions_in:
         return []
-    if temperature is None:
-        raise UsageError(
-            "--temperature fit: a predictions file has no validation set", hint="Give the temperature as a number."
-        )
+    assert temperature is not None  # checked: no validation set to fit it on
     paths = [Path(path) for path in arguments.predictions_in]
 
     def row(predictions: Predictions, called: str) -> Row:

@@ -134,8 +134,7 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
     claim(*paths, option="-o", force=arguments.force, inputs=arguments.sources)
     opened.digests()
     from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.sharing.cascade_onnx import two_graphs
-    from hydrasurgeon.sharing.onnx import OPSET
+    from hydrasurgeon.sharing.onnx import OPSET, two_graphs
 
     made = two_graphs(as_classifier(opened, device="cpu"))
     with replacing(*paths) as parts:

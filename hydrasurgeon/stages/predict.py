@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.decision.answers import Answers
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.atomic import output_file
+from hydrasurgeon.files.atomic import check_ending, output_file
 from hydrasurgeon.files.growing import Growing, write_csv, write_lines, write_parquet
 from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
@@ -138,8 +138,8 @@ def _outcome(row: dict[str, Any]) -> str:
 
 def _check(arguments: PredictOptions) -> None:
     """Options that go together."""
-    if arguments.out is not None and Path(arguments.out).suffix not in ENDINGS:
-        raise UsageError(f"-o {arguments.out}: must end in {', '.join(ENDINGS)}", hint="The ending says the format.")
+    if arguments.out is not None:
+        check_ending(arguments.out, *ENDINGS, option="-o", hint="The ending says the format.")
     if arguments.shard is not None:
         match = SHARD.fullmatch(arguments.shard)
         if match is None or int(match[1]) > int(match[2]):

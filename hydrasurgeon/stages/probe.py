@@ -15,7 +15,7 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.heads import Head, Kept, all_heads, count, removal_order
-from hydrasurgeon.measuring.sets import kind_read, parse_ood, portable_entry
+from hydrasurgeon.measuring.sets import check_once, kind_read, parse_ood, portable_entry
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import ProbeOptions
 from hydrasurgeon.probing.report import ProbeReport
@@ -68,10 +68,7 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
 def _check(arguments: ProbeOptions) -> None:
     """Refuse arguments that do not go together."""
     check_keep(arguments.method, arguments.keep)
-    names = [parse_ood(entry)[1] for entry in arguments.ood]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"--ood: {twice} is there twice", hint="Tell them apart by NAME=D.")
+    check_once("--ood", [parse_ood(entry)[1] for entry in arguments.ood])
 
 
 def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:

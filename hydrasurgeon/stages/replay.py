@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import Check, short
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
@@ -22,7 +21,8 @@ from hydrasurgeon.files.history import command_line, installed, lineage
 from hydrasurgeon.files.manifest import HEADER_KEY, Step
 from hydrasurgeon.files.tensors import as_float, weights_sha256
 from hydrasurgeon.options.base import PathLike, stage
-from hydrasurgeon.options.trusting import ReplayOptions
+from hydrasurgeon.options.measuring import ReplayOptions
+from hydrasurgeon.stages.ancestry import AtHand, Hashed
 from hydrasurgeon.stages.commands import script
 from hydrasurgeon.stages.replay_plan import DATA, Artifact, Rerun, plan_replay
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import short
 from hydrasurgeon.checkpoints.folder import present
 from hydrasurgeon.checkpoints.hub import is_hub_id
@@ -19,6 +18,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
 from hydrasurgeon.files.history import changes_weights
 from hydrasurgeon.files.manifest import Input, Step
+from hydrasurgeon.stages.ancestry import AtHand, Hashed
 from hydrasurgeon.stages.commands import Command, recalled
 from hydrasurgeon.tuning.start import FRESH
 

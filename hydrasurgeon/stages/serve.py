@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import not_written, output_file
+from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import check_cascades, kind_read
 from hydrasurgeon.options.base import PathLike, stage
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.runtime.classifier import Classifier
-    from hydrasurgeon.serving.counts import Counts
+    from hydrasurgeon.serving.app import Counts
 
 MEGABYTE = 1 << 20
 """Bytes of a megabyte."""
@@ -83,9 +83,7 @@ def _app(opened: Checkpoint, arguments: ServeOptions, place: Path | None) -> tup
     """The routes around a model that has answered once, and what is counted."""
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.serving.app import Service, app_of
-    from hydrasurgeon.serving.batcher import Batcher
-    from hydrasurgeon.serving.counts import Counts
+    from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     for note in (opened.note, without_state(opened.name) if model.state is None else None):
@@ -155,8 +153,7 @@ def _bound(arguments: ServeOptions) -> Iterator[socket.socket]:
 
 def _place(path: PathLike, sources: list[Any]) -> Path:
     """Where answers are kept: behind what is there already."""
-    if Path(path).suffix != ".jsonl":
-        raise UsageError(f"--answers {path}: must end in .jsonl", hint="Answers are appended as lines of JSON.")
+    check_ending(path, ".jsonl", option="--answers", hint="Answers are appended as lines of JSON.")
     return output_file(path, option="--answers", force=True, inputs=sources)
 
 

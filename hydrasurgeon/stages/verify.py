@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
 from hydrasurgeon.errors import Disagreement, UsageError
@@ -15,7 +14,8 @@ from hydrasurgeon.files.manifest import Manifest, sidecar
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.trusting import VerifyOptions
+from hydrasurgeon.options.measuring import VerifyOptions
+from hydrasurgeon.stages.ancestry import AtHand, Hashed
 
 if TYPE_CHECKING:
     from model_signing.hashing import PathLike

@@ -150,3 +150,25 @@ def test_pickled_directories(tmp_path: Path) -> None:
     (tmp_path / "b" / "model.safetensors").rename(tmp_path / "b" / "pytorch_model.bin")
     with pytest.raises(HydraError, match=r"pytorch_model\.bin: pickled checkpoints are not read"):
         open_checkpoint(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("score vit --method tayler --data demo:val", "--method tayler: no such criterion (did you mean taylor?)"),
+        ("build vit --data demo:train --val demo:val --criteria fisher,x -o o", "--criteria x: no such criterion"),
+        ("finetune vit --data demo:train --recipe imag -o o", "--recipe imag: no such recipe"),
+        ("eval vit --data demo:val --dtype float99", "--dtype float99: expected float32, bfloat16, float16 or float64"),
+        ("monitor nothere.jsonl --against vit", "nothere.jsonl: no such file"),
+        ("prune ivt --method taylor --keep 2", "ivt: no such checkpoint (did you mean vit.safetensors?)"),
+    ],
+)
+def test_what_needs_no_torch_is_refused_before_a_stage_is_imported(
+    line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("vit.safetensors").touch()
+    monkeypatch.setattr("hydrasurgeon.cli.commands.imported", lambda name: pytest.fail(f"{name} is imported"))
+    assert run(line.split()) in (2, 3, 5)
+    assert message in capsys.readouterr().err
+    assert listing(tmp_path) == ["vit.safetensors"]

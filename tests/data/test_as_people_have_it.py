@@ -131,7 +131,7 @@ def test_a_zip_that_leads_out_of_itself_is_refused(there: Path, name: str) -> No
 
 
 def test_a_packed_file_cannot_become_too_large(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydrasurgeon.data.zipped.MAX_BYTES", 1000)
+    monkeypatch.setattr("hydrasurgeon.data.sources.MAX_BYTES", 1000)
     bomb = _zip(there / "z.zip", {"1.png": bytes(100_000)})()
     with pytest.raises(DataError, match=r"1.png: unpacks to more than 1,000 bytes"):
         bomb.read(0)

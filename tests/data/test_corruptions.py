@@ -13,10 +13,8 @@ from PIL import Image
 
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.data.corruptions import Corrupted, Corruption, corruptions_of
-from hydrasurgeon.data.corruptions.filters import convolved, disk, gaussian, motion, plasma, sampled, zoomed
-from hydrasurgeon.data.corruptions.kinds import NAMES, SEVERITIES
-from hydrasurgeon.data.corruptions.pictures import spoiled
-from hydrasurgeon.data.corruptions.samples import scribbled
+from hydrasurgeon.data.corruptions.pictures import convolved, disk, gaussian, motion, plasma, sampled, spoiled, zoomed
+from hydrasurgeon.data.corruptions.samples import NAMES, SEVERITIES, scribbled
 from hydrasurgeon.data.samples import Arrays, Rows
 from hydrasurgeon.errors import DataError, UsageError
 

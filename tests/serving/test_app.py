@@ -71,9 +71,7 @@ def row(name: Any, sample: Any) -> dict[str, Any]:
 def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any) -> Any:
     """A server of texts that says what it was asked, or what `answer` makes of it."""
     from hydrasurgeon.data.texts import Tokenize
-    from hydrasurgeon.serving.app import Service, app_of
-    from hydrasurgeon.serving.batcher import Batcher
-    from hydrasurgeon.serving.counts import Counts
+    from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
 
     def echo(samples: list[Any]) -> list[Any]:
         return [row(name, sample) for name, sample in samples]

@@ -21,7 +21,7 @@ from hydrasurgeon.decision.cascaded import own_score
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError, OutputError, SurgeryError
 from hydrasurgeon.files.decided import Gate
-from hydrasurgeon.sharing.cascade_onnx import two_graphs
+from hydrasurgeon.sharing.onnx import two_graphs
 from hydrasurgeon.sharing.program import Exported
 from hydrasurgeon.stages.export import export
 

@@ -328,7 +328,12 @@ MISTAKES = (
         lambda f: shutil.copy(decided(f), f / "vit.heads.json"),
     ),
     Mistake("A cascade that was not fitted", "eval hydra --cascade --data data.npz", 3),
-    Mistake("Answers of a model without a decision state", "monitor answers.jsonl --against vit", 3),
+    Mistake(
+        "Answers of a model without a decision state",
+        "monitor answers.jsonl --against vit",
+        3,
+        text("answers.jsonl", "{}\n"),
+    ),
     Mistake("Dropout in a model without dropout", "eval vit --data data.npz --mc-dropout 5", 4),
     Mistake("More heads than there are", "prune --method random --keep 9 vit", 4),
     Mistake("A hydra cannot be pruned", "prune --method random --keep 1 hydra", 4),

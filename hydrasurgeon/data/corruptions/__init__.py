@@ -3,5 +3,4 @@
 
 from __future__ import annotations
 
-from hydrasurgeon.data.corruptions.kinds import Corruption, corruptions_of
-from hydrasurgeon.data.corruptions.samples import Corrupted, Perturbed
+from hydrasurgeon.data.corruptions.samples import Corrupted, Corruption, Perturbed, corruptions_of

@@ -13,21 +13,195 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from hydrasurgeon.data.corruptions.filters import (
-    Floats,
-    Random,
-    convolved,
-    disk,
-    gaussian,
-    motion,
-    plasma,
-    sampled,
-    zoomed,
-)
-from hydrasurgeon.data.corruptions.kinds import LARGE, SMALL, SMALL_BELOW
 from hydrasurgeon.data.images import plain
+
+Floats = NDArray[np.floating[Any]]
+Random = np.random.Generator
+
+
+def gaussian(x: Floats, sigma: float, *, reach: float = 4, mode: str = "edge") -> Floats:
+    """Blurred along both sides; the kernel ends `reach` deviations away."""
+    radius = int(reach * sigma + 0.5)
+    if radius == 0:
+        return x
+    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+    weights /= weights.sum()
+    for axis in (0, 1):
+        size = x.shape[axis]
+        widths = [(radius, radius) if at == axis else (0, 0) for at in range(x.ndim)]
+        padded = np.pad(x, widths, mode=mode)  # type: ignore[call-overload]
+        blurred = np.zeros_like(x)
+        for at, weight in enumerate(weights):
+            part = [slice(at, at + size) if a == axis else slice(None) for a in range(x.ndim)]
+            blurred += np.float32(weight) * padded[tuple(part)]
+        x = blurred
+    return x
+
+
+def convolved(x: Floats, kernel: NDArray[np.float64]) -> Floats:
+    """Every channel with a square kernel of odd size, mirrored at the borders."""
+    reach = len(kernel) // 2
+    padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), mode="reflect")
+    height, width = x.shape[:2]
+    total = np.zeros_like(x)
+    for (row, column), weight in np.ndenumerate(kernel):
+        if weight:
+            total += np.float32(weight) * padded[row : row + height, column : column + width]
+    return total
+
+
+def disk(radius: float, softness: float) -> NDArray[np.float64]:
+    """A lens out of focus: an even disk, its edge softened by a small gaussian."""
+    # Room for the disk and its soft edge, never less than for eight pixels.
+    reach, soft = (8, 1) if radius <= 8 else (math.ceil(radius), 2)
+    steps = np.arange(-reach - soft, reach + soft + 1)
+    inside = (steps[:, None] ** 2 + steps[None] ** 2 <= radius**2).astype(np.float64)
+    weights = np.exp(-0.5 * (np.arange(-soft, soft + 1) / softness) ** 2)
+    weights /= weights.sum()
+    kernel = inside / inside.sum()
+    for axis in (0, 1):
+        kernel = sum((w * np.roll(kernel, at - soft, axis=axis) for at, w in enumerate(weights)), np.zeros_like(kernel))
+    return kernel
+
+
+def motion(x: Floats, radius: int, sigma: float, degrees: float) -> Floats:
+    """A trail to one side, fading like half a gaussian; what lies outside is the border's colour."""
+    weights = np.exp(-0.5 * (np.arange(2 * radius + 1) / sigma) ** 2)
+    weights /= weights.sum()
+    height, width = x.shape[:2]
+    rows, columns = np.arange(height), np.arange(width)
+    down, right = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+    blurred = np.zeros_like(x)
+    for step, weight in enumerate(weights):
+        from_rows = np.clip(rows + round(step * down), 0, height - 1)
+        from_columns = np.clip(columns + round(step * right), 0, width - 1)
+        blurred += np.float32(weight) * x[from_rows[:, None], from_columns]
+    return blurred
+
+
+def zoomed(x: Floats, factor: float) -> Floats:
+    """The middle of a picture, enlarged to the picture's size."""
+    for axis in (0, 1):
+        size = x.shape[axis]
+        crop = math.ceil(size / factor)
+        # The crop's ends fall on the ends of what it becomes, whose middle is taken.
+        whole = max(round(crop * factor), size)
+        steps = np.arange(size) + (whole - size) // 2
+        x = _between(x, (size - crop) // 2 + steps * ((crop - 1) / max(whole - 1, 1)), axis)
+    return x
+
+
+def _between(x: Floats, places: NDArray[np.float64], axis: int) -> Floats:
+    """Linear interpolation along one side, at places within it."""
+    first = np.minimum(np.floor(places).astype(int), x.shape[axis] - 1)
+    second = np.minimum(first + 1, x.shape[axis] - 1)
+    shape = [-1 if at == axis else 1 for at in range(x.ndim)]
+    share = (places - first).astype(np.float32).reshape(shape)
+    return x.take(first, axis) * (1 - share) + x.take(second, axis) * share
+
+
+def sampled(x: Floats, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Floats:
+    """The picture at real-valued places, [height, width] of each, mirrored at the borders."""
+    rows, columns = _mirrored(rows, x.shape[0]), _mirrored(columns, x.shape[1])
+    top = np.minimum(np.floor(rows).astype(int), x.shape[0] - 1)
+    left = np.minimum(np.floor(columns).astype(int), x.shape[1] - 1)
+    bottom = np.minimum(top + 1, x.shape[0] - 1)
+    right = np.minimum(left + 1, x.shape[1] - 1)
+    down = (rows - top).astype(np.float32)[..., None]
+    across = (columns - left).astype(np.float32)[..., None]
+    upper = x[top, left] * (1 - across) + x[top, right] * across
+    lower = x[bottom, left] * (1 - across) + x[bottom, right] * across
+    mixed: Floats = upper * (1 - down) + lower * down
+    return mixed
+
+
+def _mirrored(places: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Places beyond the first and last pixel, folded back."""
+    if size == 1:
+        return np.zeros_like(places)
+    folded = np.mod(places, 2 * (size - 1))
+    return np.minimum(folded, 2 * (size - 1) - folded)
+
+
+def plasma(shape: tuple[int, ...], decay: float, random: Random) -> Floats:
+    """Clouds in 0..1: a grid is halved again and again, each time with `decay`² times less of what is random."""
+    cloud = np.zeros((1, 1))
+    strength = 1.0
+    while len(cloud) < max(shape[:2]):
+        finer = np.empty((2 * len(cloud),) * 2)
+        noise = strength * random.uniform(-1, 1, finer.shape)
+        right, below = np.roll(cloud, -1, axis=1), np.roll(cloud, -1, axis=0)
+        middle = (cloud + right + below + np.roll(below, -1, axis=1)) / 4 + noise[1::2, 1::2]
+        finer[::2, ::2], finer[1::2, 1::2] = cloud, middle
+        finer[::2, 1::2] = (cloud + right + middle + np.roll(middle, 1, axis=0)) / 4 + noise[::2, 1::2]
+        finer[1::2, ::2] = (cloud + below + middle + np.roll(middle, 1, axis=1)) / 4 + noise[1::2, ::2]
+        cloud, strength = finer, strength / decay**2
+    cloud -= cloud.min()
+    cloud /= max(float(cloud.max()), 1e-12)
+    return cloud[: shape[0], : shape[1], None].astype(np.float32)
+
+
+SMALL_BELOW = 64
+"""Images whose shorter side has fewer pixels take CIFAR-C's numbers, which were made for 32; others ImageNet-C's."""
+
+LARGE: dict[str, tuple[Any, ...]] = {
+    "gaussian_noise": (0.08, 0.12, 0.18, 0.26, 0.38),
+    "shot_noise": (60, 25, 12, 5, 3),
+    "impulse_noise": (0.03, 0.06, 0.09, 0.17, 0.27),
+    "defocus_blur": ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
+    "glass_blur": ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
+    "motion_blur": ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
+    "zoom_blur": ((12, 0.01), (16, 0.01), (11, 0.02), (13, 0.02), (11, 0.03)),
+    "snow": (
+        (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
+        (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+        (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+        (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+        (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+    ),
+    "frost": ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
+    "fog": ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
+    "brightness": (0.1, 0.2, 0.3, 0.4, 0.5),
+    "contrast": (0.4, 0.3, 0.2, 0.1, 0.05),
+    "elastic_transform": (
+        (488, 170.8, 24.4),
+        (488, 19.52, 48.8),
+        (12.2, 2.44, 4.88),
+        (17.08, 2.44, 4.88),
+        (29.28, 2.44, 4.88),
+    ),
+    "pixelate": (0.6, 0.5, 0.4, 0.3, 0.25),
+    "jpeg_compression": (25, 18, 15, 10, 7),
+}
+"""Name → its constants at each severity; what they are stands where they are used."""
+
+SMALL: dict[str, tuple[Any, ...]] = {
+    "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.10),
+    "shot_noise": (500, 250, 100, 75, 50),
+    "impulse_noise": (0.01, 0.02, 0.03, 0.05, 0.07),
+    "defocus_blur": ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
+    "glass_blur": ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
+    "motion_blur": ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
+    "zoom_blur": ((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01)),
+    "snow": (
+        (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+        (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+        (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+    ),
+    "frost": ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
+    "fog": ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
+    "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
+    "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
+    "elastic_transform": ((0, 0, 2.56), (1.6, 6.4, 2.24), (2.56, 1.92, 1.92), (3.2, 1.28, 1.6), (3.2, 0.96, 0.96)),
+    "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
+    "jpeg_compression": (80, 65, 58, 50, 40),
+}
+"""The same for small images."""
 
 LONGEST = 256
 """Pixels of the shorter side: larger pictures are reduced to it first, as ImageNet-C was made."""

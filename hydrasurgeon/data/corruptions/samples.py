@@ -7,17 +7,58 @@ sample is corrupted alike in any batch, worker, subset or order, and at every se
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from hydrasurgeon.data.corruptions.filters import Random
-from hydrasurgeon.data.corruptions.kinds import TEXT, Corruption
-from hydrasurgeon.data.corruptions.pictures import spoiled
+from hydrasurgeon.data.corruptions.pictures import LARGE, Random, spoiled
 from hydrasurgeon.data.samples import Decoded, Samples, Subset
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.lookup import did_you_mean
+
+TEXT = {"typos": (0.01, 0.02, 0.04, 0.07, 0.1), "word_dropout": (0.05, 0.1, 0.2, 0.3, 0.4)}
+"""For texts: the chance of each letter to be mistyped, of each word to be left out."""
+NAMES = {"image": tuple(LARGE), "text": tuple(TEXT)}
+"""Kind of data → its corruptions, in ImageNet-C's order."""
+SEVERITIES = (1, 2, 3, 4, 5)
+"""From hardly seen to hardly told."""
+FORM = re.compile(r"([\w-]+)(?::([0-9]{1,9}))?")
+"""NAME or NAME:SEVERITY."""
+
+
+class Corruption(NamedTuple):
+    """One way to corrupt samples, and how much."""
+
+    name: str
+    severity: int
+
+
+def corruptions_of(
+    entries: Iterable[str], kind: Literal["image", "text"], *, option: str = "--corrupt"
+) -> tuple[Corruption, ...]:
+    """What was asked for, each once: `all` stands for every corruption of this kind of data, no severity for all
+    five."""
+    wanted: dict[Corruption, None] = {}
+    names = ("all", *NAMES[kind])
+    for entry in entries:
+        match, name = FORM.fullmatch(entry), entry.partition(":")[0]
+        severity = int(match[2]) if match and match[2] else None
+        if name not in names:
+            raise UsageError(
+                f"{option} {entry}: no such corruption of {kind}s{did_you_mean(name.lower().replace('-', '_'), names)}",
+                hint=f"There are {', '.join(names)}.",
+            )
+        if not match or severity not in (None, *SEVERITIES):
+            raise UsageError(f"{option} {entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}.")
+        for each in NAMES[kind] if name == "all" else (name,):
+            for strength in SEVERITIES if severity is None else (severity,):
+                wanted[Corruption(each, strength)] = None
+    return tuple(wanted)
+
 
 TILES = 3
 """Tiles along each side of a perturbed image."""

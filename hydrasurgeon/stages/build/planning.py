@@ -32,6 +32,8 @@ class Step:
     name: str
     passes: float
     """Forward passes of the whole model, of one sample each."""
+    loop: str = ""
+    """What is counted from the stage's beginning to its end."""
 
 
 class Plan:
@@ -39,7 +41,7 @@ class Plan:
 
     def __init__(self, steps: Sequence[Step], seconds: float, tell: Progress | None) -> None:
         self.steps, self.seconds, self.tell = steps, seconds, tell
-        self.at, self.begun, self.start = 0, time.monotonic(), time.monotonic()
+        self.at, self.begun, self.start, self.first = 0, time.monotonic(), time.monotonic(), (0.0, 0)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -57,14 +59,22 @@ class Plan:
         now = time.monotonic()
         if at and done and now - self.begun > 1:
             self.seconds = (now - self.begun) / done
-        self.at, self.start = at, now
+        self.at, self.start, self.first = at, now, (0.0, 0)
 
     def tick(self, what: str, done: int, total: int) -> None:
         """How far the work of this stage is."""
         if self.tell is not None:
-            left = sum(step.passes for step in self.steps[self.at :]) * self.seconds - (time.monotonic() - self.start)
-            where = f"stage {self.at + 1} of {len(self.steps)}, {in_words(max(0.0, left))} left"
+            where = f"stage {self.at + 1} of {len(self.steps)}, {in_words(self._left(what, done, total))} left"
             self.tell(f"{where}; {what}", done, total)
+
+    def _left(self, what: str, done: int, total: int) -> float:
+        """Seconds that remain over all stages: of this one by its own pace where it has one, else as planned."""
+        step, now = self.steps[self.at], time.monotonic()
+        left = max(0.0, step.passes * self.seconds - (now - self.start))
+        if what == step.loop:
+            since, already = self.first = self.first if self.first[0] else (now, done)
+            left = (total - done) * (now - since) / (done - already) if done > already else left
+        return left + sum(step.passes for step in self.steps[self.at + 1 :]) * self.seconds
 
 
 def in_words(seconds: float) -> str:
@@ -93,7 +103,7 @@ def steps_of(
         models = len(options.checkpoints)
         steps.append(Step(f"scores of heads and neurons, {models} models", 2 * models * GRADIENT * scored))
     tried = options.candidates + 1 if keys else 1
-    steps.append(Step(f"{tried} candidates", tried * seen + (tried - 1) * scored / 2))
+    steps.append(Step(f"{tried} candidates", tried * seen + (tried - 1) * scored / 2, loop="candidates"))
     if cuts is not None:
         steps.append(Step(f"{cuts} members of every size", cuts * (seen + 2.0 * scored)))
     if options.tune is not None:
