@@ -7,17 +7,23 @@ Any Debian machine has the index. OUT gets `tags-train.jsonl`, `tags-val.jsonl`,
 description, and `labels`, those of the LABELS most frequent tags of FACETS that the package has; packages without one
 are left out. `tags-other.jsonl` holds descriptions from the sections of OTHER, without labels: near OOD data. Packages
 of one source lie in one file, for their descriptions are alike; which one follows from the seed and the source's name.
+
+Files `claims-*.jsonl` are made of the same texts, pairs for inference: `text`, the description, `text_pair`, a claim
+such as "use: editing", and `label`: *entailment* where the package has that tag, *contradiction* where it has others of
+the facet only, *neutral* where it has none of the facet.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FACETS = ("field", "game", "interface", "use", "web", "works-with")
 """What tags speak of, as far as a description may tell it."""
@@ -27,6 +33,8 @@ OTHER = ("fonts", "games", "science")
 """Sections whose packages are left aside."""
 SHARES = (("test", 20), ("val", 10), ("train", 70))
 """Files, and how many of a hundred sources lie in each."""
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -66,13 +74,13 @@ def file_of(source: str, seed: int) -> str:
     raise AssertionError("shares make a hundred")
 
 
-def labelled(index: Iterable[Package], seed: int = 0) -> dict[str, list[dict[str, object]]]:
+def labelled(index: Iterable[Package], seed: int = 0) -> dict[str, list[Row]]:
     """The rows of each file, every description once."""
     texts = {package.text: package for package in reversed(list(index))}
     inside = [package for package in texts.values() if package.section not in OTHER]
     counts = Counter(tag for package in inside for tag in package.tags if tag.partition("::")[0] in FACETS)
     classes = {tag for tag, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:LABELS]}
-    files: dict[str, list[dict[str, object]]] = {name: [] for name, _ in SHARES} | {"other": []}
+    files: dict[str, list[Row]] = {name: [] for name, _ in SHARES} | {"other": []}
     for text, package in sorted(texts.items()):
         labels = sorted(classes & {*package.tags})
         if package.section in OTHER:
@@ -82,13 +90,35 @@ def labelled(index: Iterable[Package], seed: int = 0) -> dict[str, list[dict[str
     return files
 
 
+def claims(rows: Sequence[Row], classes: Sequence[str], *, name: str, seed: int) -> Iterator[Row]:
+    """Each text with a claim that holds, a false one and one that it says nothing of, as far as there are such."""
+    draw = random.Random(f"{seed} {name}")
+    for row in rows:
+        tags = row.get("labels", ())
+        facets = {tag.partition("::")[0] for tag in tags}
+        met = {
+            "entailment": list(tags),
+            "contradiction": [tag for tag in classes if tag not in tags and tag.partition("::")[0] in facets],
+            "neutral": [tag for tag in classes if tag.partition("::")[0] not in facets],
+        }
+        for label, some in met.items():
+            if some:
+                facet, _, value = draw.choice(some).partition("::")
+                claim = {"text": row["text"], "text_pair": f"{facet}: {value.replace(':', ' ')}"}
+                yield {**claim, "label": label} if tags else claim
+
+
 def main(lines: Iterable[str], out: Path, seed: int = 0) -> list[str]:
     """Write the files; what was written, in words."""
     out.mkdir(parents=True, exist_ok=True)
     said = []
-    for name, rows in labelled(packages(lines), seed).items():
-        (out / f"tags-{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        said.append(f"tags-{name}.jsonl: {len(rows):,} texts")
+    files = labelled(packages(lines), seed)
+    classes = sorted({tag for rows in files.values() for row in rows for tag in row.get("labels", ())})
+    for name, rows in files.items():
+        pairs = list(claims(rows, classes, name=name, seed=seed))
+        for kind, made, what in (("tags", rows, "texts"), ("claims", pairs, "pairs")):
+            (out / f"{kind}-{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in made))
+            said.append(f"{kind}-{name}.jsonl: {len(made):,} {what}")
     return said
 
 

@@ -19,6 +19,7 @@ from decided import WORTH, figures
 from evidence import evidence
 from inside import CORRUPTIONS, PROBE, corruptions, probe
 from priced import README, front, front_plot, worth
+from problem_tables import problem_tables
 from readme import DEMO, demo_table, hydra_svg, with_outputs
 from served import SERVED, served
 from traded import trunk_plot
@@ -69,7 +70,8 @@ def pages() -> None:
     if curve is not None:
         trunk_plot(curve, DOCS / "trunk.svg")
     if quality is not None:
-        (DOCS / "reference" / "evidence.md").write_text(evidence(quality, result("probe")), encoding="utf-8")
+        page = evidence(quality, result("probe")) + "\n" + problem_tables(result("problems") or {})
+        (DOCS / "reference" / "evidence.md").write_text(page, encoding="utf-8")
     (DOCS / "reference" / "benchmarks.md").write_text(benchmarks(result), encoding="utf-8")
     for name, (page, marks, passage) in PASSAGES.items():
         results = result(name)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.options.shared import Run, Scoring
 
@@ -115,14 +114,6 @@ class Subject:
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Each sample's, by the model's kind of problem."""
         return self.problem.losses(logits.float(), labels)
-
-    def need_classes(self, method: str) -> None:
-        """Refuse a model with many labels where a criterion compares samples of one class with those of others."""
-        if self.problem.name == "multi_label":
-            raise SurgeryError(
-                f"--method {method}: tells classes apart, and a sample of {self.checkpoint.name} has many labels",
-                hint="Use taylor, fisher, headmap or magnitude.",
-            )
 
     def batches(self, name: str) -> Iterator[tuple[Any, Tensor]]:
         """One pass over (inputs, labels), on the model's device; the argument names the pass for progress."""

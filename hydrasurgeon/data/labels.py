@@ -93,16 +93,11 @@ def _of_lists(spec: str, values: Sequence[Any]) -> tuple[Labels, tuple[str, ...]
     """A 1 where a label holds, for names or numbers of classes."""
     kind = next((type(each) for value in values if isinstance(value, list | tuple) for each in value), str)
     for row, value in enumerate(values):
-        if (
-            not isinstance(value, list | tuple)
-            or kind not in (str, int)
-            or any(type(each) is not kind for each in value)
-        ):
-            raise DataError(f"{spec}: row {row} has the label {_shown(value)} where others have a list", hint=LISTS)
+        alike = isinstance(value, list | tuple) and kind in (str, int) and all(type(each) is kind for each in value)
+        if not alike or (kind is int and not all(0 <= each < MAX_CLASSES for each in value)):
+            why = "is out of range" if alike else "where others have a list"
+            raise DataError(f"{spec}: row {row} has the label {_shown(value)} {why}", hint=LISTS)
     every = {each for value in values for each in value}
-    if kind is int and not all(0 <= each < MAX_CLASSES for each in every):
-        row = next(row for row, value in enumerate(values) if any(not 0 <= each < MAX_CLASSES for each in value))
-        raise DataError(f"{spec}: row {row} has the label {_shown(values[row])}", hint=LISTS)
     classes = class_names(spec, sorted(every)) if kind is str else None
     columns = {
         each: at for at, each in enumerate(classes if classes is not None else range(max(every, default=-1) + 1))

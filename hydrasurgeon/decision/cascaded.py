@@ -8,6 +8,7 @@ of the first members alone; rows go on where low ≤ score ≤ high.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -16,10 +17,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hydrasurgeon.decision import temperature
 from hydrasurgeon.decision.probabilities import Logits, Scores, member_probs
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import Decided, Prediction, State, decide
-from hydrasurgeon.files.decided import Cascade, Gate
+from hydrasurgeon.files.decided import Cascade, Gate, Seen
 
 Answered = TypeVar("Answered", bound=Prediction)
 
@@ -107,3 +109,27 @@ def joined(each: Sequence[Answered], order: Tensor | slice = slice(None)) -> Ans
     """One after another, or in this order."""
     kind = type(each[0])
     return kind(**{field.name: torch.cat([getattr(one, field.name) for one in each])[order] for field in fields(kind)})
+
+
+def with_seen(state: State, logits: Logits, features: Tensor | None) -> State:
+    """The state, and in its record what it makes of these samples."""
+    cascade, answers = state.record.cascade, Counter[str | int]()
+    uncertainty, predicted = 0.0, []
+    for start in range(0, len(logits), temperature.CALIBRATED):
+        rows = slice(start, start + temperature.CALIBRATED)
+        read = None if features is None else features[rows]
+        if cascade is None:
+            decided = decide(state, logits[rows], read)
+        else:
+            decided = decided_in_steps(state, cascade, in_steps(state, cascade, logits[rows], read)[0])
+        answers.update(decided.answers())
+        uncertainty += float(decided.total.double().sum())
+        predicted.append(torch.bincount(decided.label, minlength=decided.probs.shape[-1]))
+    seen = Seen(
+        rows=len(logits),
+        unfamiliar=answers["unfamiliar"],
+        abstain=answers["abstain"],
+        uncertainty=round(uncertainty / len(logits), 9),
+        predicted=tuple(torch.stack(predicted).sum(dim=0).tolist()),
+    )
+    return replace(state, record=state.record.model_copy(update={"seen": seen}))

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from hydrasurgeon.data.samples import UNLABELLED
+from hydrasurgeon.decision.many_labels import ON_LABELS
 from hydrasurgeon.decision.probabilities import yes_or_no
-from hydrasurgeon.decision.scores.on_labels import ON_LABELS
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.manifest import Model, ProblemName

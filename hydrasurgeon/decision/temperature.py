@@ -1,7 +1,9 @@
-"""Calibration by one number, or by two for an ensemble: temperature, and JUCAL (Heiss et al., arXiv 2602.20153).
+"""Calibration by one number, or by two for an ensemble: temperature, and JUCAL (Heiss et al., arXiv 2602.20153); by two
+for one logit: Platt (1999).
 
     temperature   p ∝ (1/M Σ_m softmax(z_m))^(1/T)                       pool, then calibrate
     joint         p = 1/M Σ_m softmax((z̄ + e (z_m − z̄)) / a)             z̄ = 1/M Σ_m z_m
+    Platt         p = σ(ℓ / T),   ℓ = the log-odds of 1/M Σ_m σ(z_m + b T)    of one model σ(z / T + b)
 
 `a` scales the aleatoric part, each member's own doubt; `e` the epistemic part, how far the members are apart.
 Both are chosen by the NLL on labelled data that the members have not seen.
@@ -38,6 +40,8 @@ CALIBRATED = 4096
 """Samples that are calibrated at a time: in float64 all of them would be held several times over."""
 ELEMENTS = 1 << 17
 """Numbers that are worked on at a time: so many stay in a processor's cache."""
+FURTHEST = 50.0
+"""How far one logit is moved at most: where all labels are alike, no bias is large enough."""
 MOST = 1 << 22
 """Logits that the two constants are fitted on, at most: 1,400 samples of three members and 1,000 classes."""
 STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
@@ -156,3 +160,41 @@ def _descend(logits: Logits, labels: Labels, start: tuple[float, float]) -> tupl
         optimizer.step(loss)  # type: ignore[arg-type]
         aleatoric, epistemic = point.detach().clamp(*bounds).exp().tolist()
     return aleatoric, epistemic
+
+
+def log_odds(logits: Logits) -> Scores:
+    """ln p − ln (1 − p) of the members' mean probability of yes."""
+    each = logits.double().log_softmax(dim=-1).logsumexp(dim=1)
+    return each[:, 1] - each[:, 0]
+
+
+def nll_of_shares(logits: Logits, shares: Scores, temperature: float = 1.0, bias: float = 0.0) -> float:
+    """Mean −s ln p − (1 − s) ln (1 − p) of what is calibrated."""
+    odds = log_odds(shifted(logits, temperature, bias)) / temperature
+    return float(_loss(odds, shares.double()))
+
+
+def _loss(odds: Tensor, shares: Tensor) -> Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(odds, shares)
+
+
+def platt(logits: Logits, shares: Float[Tensor, " sample"]) -> tuple[float, float]:
+    """The temperature in [0.05, 20] and the bias with the smallest NLL, by LBFGS."""
+    bounds = math.log(LOW), math.log(HIGH)
+    with torch.inference_mode(False), torch.enable_grad():
+        z, truth = logits.detach().double().clone(), shares.double().clone()
+        point = torch.zeros(2, dtype=torch.float64).requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [point], max_iter=200, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+        )
+
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            moved = torch.cat([z[..., :1], z[..., 1:] + point[1].clamp(-FURTHEST, FURTHEST)], dim=-1)
+            value = _loss(log_odds(moved) / point[0].clamp(*bounds).exp(), truth)
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        optimizer.step(loss)  # type: ignore[arg-type]
+        temperature = float(point[0].detach().clamp(*bounds).exp())
+        return temperature, float(point[1].detach().clamp(-FURTHEST, FURTHEST)) / temperature

@@ -18,6 +18,7 @@ from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Answered, Answers, Reading, answered, answers
 from hydrasurgeon.measuring.bootstrap import bootstrap, ood_intervals, quality
+from hydrasurgeon.measuring.metrics import labelling, ranking
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import (
     Diversity,
@@ -32,7 +33,6 @@ from hydrasurgeon.measuring.results import (
     ShiftResult,
     level,
 )
-from hydrasurgeon.measuring.yes_or_no import labelling, ranking
 
 OOD_METRICS = ("auroc", "fpr95", "aupr", "aupr_id")
 """Metrics of OOD detection, which have means over data sets."""

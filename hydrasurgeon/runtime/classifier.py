@@ -16,9 +16,8 @@ from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.data import Batches, moved
 from hydrasurgeon.data.sources import in_memory
-from hydrasurgeon.decision.answers import Answers
 from hydrasurgeon.decision.cascaded import Said, decided_in_steps, joined
-from hydrasurgeon.decision.printed import TOP, Decisions, Probabilities
+from hydrasurgeon.decision.printed import TOP, Answers, Decisions, Probabilities
 from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.decision.scores.fitted import EnsembleScore
 from hydrasurgeon.decision.state import Prediction, State, decide, rows_of, undecided

@@ -105,8 +105,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     """The same of what any model answered: a decision in a file of its own."""
-    from hydrasurgeon.decision.alone import fit_alone
-    from hydrasurgeon.decision.fitting import check_count
+    from hydrasurgeon.decision.fitting import check_count, fit_alone
     from hydrasurgeon.measuring.predictions import read_outputs
     from hydrasurgeon.runtime.standalone import Decision as Alone
 
@@ -139,7 +138,7 @@ def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
     """Refuse what many labels have no meaning for."""
     if source.manifest.model.problem != "multi_label":
         return
-    from hydrasurgeon.decision.scores.on_labels import ON_LABELS
+    from hydrasurgeon.decision.many_labels import ON_LABELS
 
     wrong = next(
         (
@@ -197,9 +196,9 @@ def _fit(
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.corruptions import Perturbed
+    from hydrasurgeon.decision.cascaded import with_seen
     from hydrasurgeon.decision.fitting import Chooser, fit_label_state, fit_state
     from hydrasurgeon.decision.problems import problem_of
-    from hydrasurgeon.decision.seen import with_seen
     from hydrasurgeon.measuring.cascades.fit import CascadeFit
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers

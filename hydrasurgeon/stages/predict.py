@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.decision.answers import Answers
+from hydrasurgeon.decision.printed import Answers
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file
 from hydrasurgeon.files.growing import Growing, write_csv, write_lines, write_parquet

@@ -84,7 +84,21 @@ def test_packages_have_their_tags_and_sources_stay_together(tmp_path: Path) -> N
         {"text": "finds text", "labels": ["interface::commandline", "use::searching"]},
     ]
     assert files["tags-other.jsonl"] == [{"text": "a game"}]
-    assert sum(map(len, files.values())) == 3
-    assert len(said) == 4
+    assert sum(len(file) for name, file in files.items() if name.startswith("tags")) == 3
+    assert len(said) == 8
+    # There are two tags, of two facets: no claim can be false of a text that has either alone.
+    assert files[place.replace("tags", "claims")] == [
+        {"text": "finds more text", "text_pair": "use: searching", "label": "entailment"},
+        {"text": "finds more text", "text_pair": "interface: commandline", "label": "neutral"},
+        {
+            "text": "finds text",
+            "text_pair": files[place.replace("tags", "claims")][2]["text_pair"],
+            "label": "entailment",
+        },
+    ]
+    assert {*files["claims-other.jsonl"][0]} == {"text", "text_pair"}
+    classes = ("use::a", "use::b", "works-with::c")
+    (_, false, _) = debian.claims([{"text": "x", "labels": ["use::a"]}], classes, name="n", seed=0)
+    assert false == {"text": "x", "text_pair": "use: b", "label": "contradiction"}
     shares = Counter(debian.file_of(f"source-{i}", 0) for i in range(2000))
     assert [round(shares[name] / 20) for name, _ in debian.SHARES] == [20, 10, 70]

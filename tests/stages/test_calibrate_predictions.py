@@ -17,8 +17,7 @@ from tiny_members import KEPTS, member
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.decision.alone import classifiers_of
-from hydrasurgeon.decision.fitting import Outputs
+from hydrasurgeon.decision.fitting import Outputs, classifiers_of
 from hydrasurgeon.errors import DataError, ManifestError, UsageError
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.outputs import collected

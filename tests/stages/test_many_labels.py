@@ -151,8 +151,52 @@ def test_heads_are_scored_by_torchs_loss(method: str, tagger: Path, tmp_path: Pa
     values = json.loads((tagger / "heads.json").read_text())["scores"][method]["values"]["text"]
     assert np.isfinite(values).all()
     assert np.min(values) > 0
-    with pytest.raises(HydraError, match="tells classes apart"):
-        hs.score(tagger, method="circuit-acc", data=data, device="cpu")
+    with pytest.raises(HydraError, match="--method cahp: is for models that choose one class"):
+        hs.score(tagger, method="cahp", data=data, device="cpu")
+
+
+@pytest.mark.parametrize(("search", "ood_score"), [("exact", "msp"), ("fast", "energy"), ("attribution", "msp")])
+def test_circuits_keep_whole_answers_right(search: Any, ood_score: str, tagger: Path, tmp_path: Path) -> None:
+    """Algorithm 1 on transformers' model: the share of samples with every label right, and the AUROC of eval's score."""
+    import transformers
+    from sklearn.metrics import accuracy_score, roc_auc_score
+
+    checkpoint = learnt(tagger, tmp_path)
+    data, other = table(tmp_path / "d.jsonl", 24), table(tmp_path / "o.jsonl", 16, 7)
+    how = {"search": search, "ood_score": ood_score, "remove": 4, "device": "cpu"}
+    hs.score(checkpoint, method="circuit-avg", data=data, ood=[other], **how)
+    (found,) = json.loads((tmp_path / "l.heads.json").read_text())["scores"].values()
+    words = transformers.AutoTokenizer.from_pretrained(tagger)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tagger)
+    model.load_state_dict(load_file(checkpoint))
+    layers = model.bert.encoder.layer
+    width = model.config.hidden_size // model.config.num_attention_heads
+
+    @torch.inference_mode()
+    def worth(off: list[tuple[int, int]]) -> float:
+        for layer, head in off:
+            layers[layer].attention.output.dense.weight.data[:, head * width : (head + 1) * width] = 0
+        inside, outside = (
+            [model(**words(row["text"], return_tensors="pt")).logits[0].double() for row in rows]
+            for rows in ([json.loads(line) for line in Path(spec).read_text().splitlines()] for spec in (data, other))
+        )
+        model.load_state_dict(load_file(checkpoint))
+        truth = [[name in json.loads(line)["labels"] for name in NAMES] for line in Path(data).read_text().splitlines()]
+        unfamiliar = {"msp": lambda z: 1 - float(z.sigmoid().max()), "energy": lambda z: -float(z.exp().log1p().sum())}
+        scores = [unfamiliar[ood_score](z) for z in (*inside, *outside)]
+        auroc = roc_auc_score([0] * len(inside) + [1] * len(outside), scores)
+        return (accuracy_score(truth, [(z > 0).tolist() for z in inside]) + auroc) / 2
+
+    assert found["settings"]["start"] == pytest.approx(worth([]), abs=1e-9)
+    order: list[tuple[int, int]] = []
+    left = [(layer, head) for layer in range(len(layers)) for head in range(model.config.num_attention_heads)]
+    for (_, *head), value in zip(found["order"], found["trace"], strict=True):
+        if search != "attribution":
+            each = [worth([*order, other]) for other in left]
+            assert left[each.index(max(each))] == tuple(head)
+        order.append((head[0], head[1]))
+        left.remove(order[-1])
+        assert value == pytest.approx(worth(order), abs=1e-9)
 
 
 def test_calibrated_label_by_label(tagger: Path, tmp_path: Path) -> None:
@@ -251,3 +295,17 @@ def test_what_many_labels_have_no_meaning_for(option: dict[str, Any], tagger: Pa
     data = table(tmp_path / "d.jsonl", 50)
     with pytest.raises(HydraError, match="is not for a model with many labels"):
         hs.calibrate(tagger, data=data, out=tmp_path / "x.safetensors", device="cpu", **option)
+
+
+def test_built_by_the_nll_of_label_decisions(tagger: Path, tmp_path: Path) -> None:
+    checkpoint = learnt(tagger, tmp_path)
+    data, val = (table(tmp_path / f"{seed}.jsonl", 60, seed) for seed in (3, 4))
+    how = {"data": data, "val": val, "budget": "macs=2.5", "members": 2, "criteria": "taylor", "calibrate": False}
+    built = hs.build(checkpoint, out=tmp_path / "b.safetensors", **how)
+    single, hydra = hs.evaluate([checkpoint, built.path], data=val).report.results
+    assert hydra.members == 2
+    assert built.rows[0].name == "single model"
+    for measure in ("nll", "accuracy"):
+        assert built.rows[0].worth[measure] == pytest.approx(getattr(single.id, measure), rel=1e-5)
+    with pytest.raises(HydraError, match="OOD data choose no members"):
+        hs.build(checkpoint, out=tmp_path / "c.safetensors", ood=val, **how)

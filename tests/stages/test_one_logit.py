@@ -132,25 +132,26 @@ def test_fractions_count_as_much_as_they_say(reranker: Path, tmp_path: Path) -> 
     assert found.brier == pytest.approx(float((z.sigmoid() - y).square().mean()), abs=1e-9)
 
 
-@pytest.mark.parametrize("method", ["taylor", "fisher", "circuit-acc"])
-def test_heads_are_scored_as_of_two_classes(method: str, reranker: Path, tmp_path: Path) -> None:
-    """A classifier of two classes with the logits 0 and z is the same model: so are its scores."""
-    data = table(tmp_path / "d.jsonl", mixed(20), groups=False)
+def two_classes(reranker: Path, place: Path) -> None:
+    """The same model as a classifier of two classes with the logits 0 and z."""
     import transformers
 
     model = own(reranker)
-    with torch.no_grad():
-        weight, bias = model.classifier.weight, model.classifier.bias
-        config = transformers.AutoConfig.from_pretrained(reranker)
-        config.num_labels = 2
-        twin = transformers.BertForSequenceClassification(config)
-        state = model.state_dict() | {
-            "classifier.weight": torch.cat([torch.zeros_like(weight), weight]),
-            "classifier.bias": torch.cat([torch.zeros_like(bias), bias]),
-        }
-        twin.load_state_dict(state)
-    twin.save_pretrained(tmp_path / "two")
-    tiny_families.tokenizer(tmp_path / "two")
+    weight, bias = model.classifier.weight.detach(), model.classifier.bias.detach()
+    config = transformers.AutoConfig.from_pretrained(reranker)
+    config.num_labels = 2
+    twin = transformers.BertForSequenceClassification(config)
+    rows = {"classifier.weight": torch.cat([0 * weight, weight]), "classifier.bias": torch.cat([0 * bias, bias])}
+    twin.load_state_dict(model.state_dict() | rows)
+    twin.save_pretrained(place)
+    tiny_families.tokenizer(place)
+
+
+@pytest.mark.parametrize("method", ["taylor", "fisher", "circuit-acc"])
+def test_heads_are_scored_as_of_two_classes(method: str, reranker: Path, tmp_path: Path) -> None:
+    """A classifier of two classes is the same model: so are its scores."""
+    data = table(tmp_path / "d.jsonl", mixed(20), groups=False)
+    two_classes(reranker, tmp_path / "two")
     scores = []
     for name in ("one", "two"):
         hs.score(tmp_path / name, method=method, data=data, device="cpu")
@@ -365,10 +366,22 @@ def test_a_group_of_one(reranker: Path, tmp_path: Path) -> None:
     assert "two or more" in str(refused.value.hint)
 
 
+def test_built_as_of_two_classes(reranker: Path, tmp_path: Path) -> None:
+    """The same members are chosen, for the same reasons; and what is written is a hydra of one logit."""
+    data, val = (table(tmp_path / f"{seed}.jsonl", mixed(40, seed), seed=seed, groups=False) for seed in (0, 1))
+    other = table(tmp_path / "o.jsonl", mixed(20, 5), seed=5, groups=False)
+    two_classes(reranker, tmp_path / "two")
+    how = {"data": data, "val": val, "ood": other, "budget": "macs=2.5", "members": 2, "criteria": "taylor"}
+    one, two = (hs.build(tmp_path / name, out=tmp_path / f"{name}-b.safetensors", **how) for name in ("one", "two"))
+    assert one.members == two.members
+    for mine, theirs in zip(one.rows, two.rows, strict=True):
+        assert mine.worth == pytest.approx(theirs.worth, rel=1e-4)
+    manifest = open_checkpoint(one.path).manifest
+    assert (manifest.model.problem, len(manifest.members)) == ("one_logit", 2)
+
+
 def test_what_is_for_classes_alone(reranker: Path, tmp_path: Path) -> None:
     data = table(tmp_path / "d.jsonl", mixed(20), groups=False)
-    with pytest.raises(SurgeryError, match="build: is for models that choose one class"):
-        hs.build(reranker, data=data, val=data, budget="macs=1.5", out=tmp_path / "b.safetensors", objective="acc")
     hydra = hydra_of(reranker, tmp_path, tmp_path / "h.safetensors")
     with pytest.raises(SurgeryError, match="--cascade: is for models that choose one class"):
         hs.calibrate(hydra, data=data, cascade=True, out=tmp_path / "x.safetensors")

@@ -56,3 +56,13 @@ def test_the_figures_of_the_front_are_those_measured(monkeypatch: pytest.MonkeyP
     begin, end = render.README
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme.split(begin)[1].split(end)[0].strip() == render.worth(render.result("front"))
+
+
+def test_the_figures_of_other_problems_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    render = importlib.import_module("render_docs")
+    page = (ROOT / "docs" / "reference" / "evidence.md").read_text(encoding="utf-8")
+    tables = render.problem_tables(render.result("problems"))
+    assert page.endswith(tables), "run tools/render_docs.py"
+    for task in render.result("problems").values():
+        assert len(task["seeds"]) == 3

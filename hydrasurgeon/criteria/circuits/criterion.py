@@ -14,8 +14,8 @@ from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.criteria.circuits import state_path
 from hydrasurgeon.criteria.circuits.engine import numbered
 from hydrasurgeon.criteria.circuits.greedy import Circuit, SearchState, extract
-from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem
-from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.criteria.circuits.objective import OF_MANY, Held, Objective, Problem
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.heads import Head
@@ -68,7 +68,11 @@ def score(subject: Subject) -> Score:
 def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Problem:
     """The model with its data in memory; refused where logits are no numbers: NaN would rank heads all the same."""
     objective, ood_score = objective_of(subject.key)
-    subject.need_classes("circuit")
+    model = subject.checkpoint.manifest.model
+    many = model.num_classes if model.problem == "multi_label" else 0
+    if many and ood_score not in OF_MANY:
+        what = f"{subject.checkpoint.name}: has many labels, and circuits of such know {', '.join(OF_MANY)}"
+        raise UsageError(f"--ood-score {ood_score}: {what}", hint="Leave it out.")
     module, _ = subject.load()
     anatomy = subject.checkpoint.family.anatomy(module)
     reached = {block.attention.tower for block in anatomy.blocks}
@@ -91,7 +95,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
         id_inputs=id_inputs,
         labels=subject.problem.truth(torch.cat([labels for _, labels in batches])).cpu(),
         ood_inputs=ood_inputs,
-        objective=Objective(objective, len(id_inputs), len(ood_inputs), ood_score),  # type: ignore[arg-type]
+        objective=Objective(objective, len(id_inputs), len(ood_inputs), ood_score, many),  # type: ignore[arg-type]
         candidates=candidates,
         batch_size=subject.batch_size,
         together=max(subject.batch_size, TOGETHER.get(first.device.type, 64)),

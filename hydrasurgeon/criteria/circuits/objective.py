@@ -15,6 +15,9 @@ Each orders samples as its score in `decision/scores/on_logits.py` does. Where l
 points come as an interval; for that the last column says how far the number moves when every logit is off by at most 1.
 For the entropy it is Σ p_i |ln p_i + H| / H ≤ 2; for gen each ln p^γ (1−p)^γ moves by γ |1 − 2p| |1 − p|⁻¹ |d ln p| ≤
 2γ, as |d ln p| ≤ 2 (1 − p), and sorted logits move as logits do; the others have gradients that are shares.
+
+Of many labels an answer is right where all of them are, so its margin is the least of the labels', ±z; a sample looks
+familiar by its largest logit (msp, max-logit; moves by at most 1), or by Σ ln(1 + e^z) (energy; by at most 1 a label).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad, softplus
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
@@ -89,6 +92,12 @@ FAMILIARITY: dict[str, tuple[Callable[[Many], One], float]] = {
 }
 """OOD score → how familiar one model finds a sample by it (higher = more), and by how much that moves at most when each
 logit moves by 1; their names without torch stand in `criteria/__init__.py`."""
+OF_MANY: dict[str, Callable[[Many], One]] = {
+    "msp": lambda logits: logits.amax(dim=-1),
+    "max-logit": lambda logits: logits.amax(dim=-1),
+    "energy": lambda logits: softplus(logits).sum(dim=-1),
+}
+"""The same of many labels."""
 
 
 Kind = Literal["acc", "ood", "avg"]
@@ -98,9 +107,14 @@ PARTS = ("margin", "familiar", "foreign")
 TINY = 1e-30
 
 
-def margins(logits: Float[Tensor, "*any sample klass"], labels: Int[Tensor, " sample"]) -> Float[Tensor, "*any sample"]:
-    """Logit of the true class minus the highest other: positive = right. A tie goes to the first class, as in
-    argmax."""
+def margins(
+    logits: Float[Tensor, "*any sample klass"], labels: Int[Tensor, " sample *label"]
+) -> Float[Tensor, "*any sample"]:
+    """Logit of the true class minus the highest other, or the least of many labels': positive = right. A tie goes to
+    the first class, as in argmax: to no."""
+    if labels.dim() == 2:
+        sign = torch.where(labels > 0, 1.0, -1.0).to(logits)
+        return torch.where(logits == 0, -TINY * sign, sign * logits).amin(dim=-1)
     logits = yes_or_no(logits)
     where = labels.expand(logits.shape[:-1])[..., None]
     true = logits.gather(-1, where)
@@ -184,14 +198,19 @@ class Objective:
     id_rows: int
     ood_rows: int
     ood_score: str = "msp"
+    labels: int = 0
+    """How many labels a sample may have; 0 where it has one class."""
 
     def familiarity(self, logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
         """How familiar samples look: what pairs are compared by."""
+        if self.labels:
+            return OF_MANY[self.ood_score](logits)
         return FAMILIARITY[self.ood_score][0](yes_or_no(logits))
 
     def gap(self, tolerance: float) -> float:
         """By how much two samples must differ for the order to be sure, when logits may be off by `tolerance`."""
-        return 2 * FAMILIARITY[self.ood_score][1] * tolerance
+        moves = (self.labels if self.ood_score == "energy" else 1) if self.labels else FAMILIARITY[self.ood_score][1]
+        return 2 * moves * tolerance
 
     @property
     def per_answer(self) -> int:

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hydrasurgeon.decision.many_labels import ON_LABELS
 from hydrasurgeon.decision.probabilities import Scores, in_pieces
 from hydrasurgeon.decision.scores.evidence import Evidence, Fit
-from hydrasurgeon.decision.scores.on_labels import ON_LABELS
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import FITTED, SCORES, Standard

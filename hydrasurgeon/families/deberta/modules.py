@@ -13,25 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import split_heads
-from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
-from hydrasurgeon.families.deberta.architectures import KIND, DebertaV2Config
-from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
-from hydrasurgeon.families.hf_encoder.modules import Encoder, Features, library_config, padding, real_buffers
-from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
+from hydrasurgeon.families.deberta.architectures import KIND
+from hydrasurgeon.families.hf_encoder.modules import Encoder, attention_of, padding
 from hydrasurgeon.heads import positions
-
-
-def build(model: Model, config: DebertaV2Config, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
-    import transformers
-
-    with torch.device("cpu" if fresh else "meta"):
-        inner: Any = getattr(transformers, KIND.classes[0])(library_config(model, config))
-    if not model.num_classes:
-        inner.pooler, inner.classifier = Features(), Features()
-    for layer, row in zip(inner.deberta.encoder.layer, kept, strict=True):
-        shrink(attention_site(layer), row)
-    real_buffers(inner)
-    return Encoder(inner, config.model_type, kept)
 
 
 def anatomy(encoder: Encoder) -> Anatomy:
@@ -60,20 +45,12 @@ def anatomy(encoder: Encoder) -> Anatomy:
 
 
 def _block(layer: Any, at: int, row: tuple[int, ...], encoder: Any) -> Block:
-    parts, attn, none = attention_site(layer), layer.attention.self, nn.Identity()
+    attn, none = layer.attention.self, nn.Identity()
     terms = 1 + len({"c2p", "p2c"} & {*attn.pos_att_type})
     # The library takes this root in float32, whatever the weights are.
-    scale = 1 / float(torch.tensor(float(parts.head_dim * terms), dtype=torch.float32).sqrt())
-    site = Attention(
-        tower=KIND.tower,
-        layer=at,
-        heads=row,
-        head_dim=parts.head_dim,
-        project=parts.project,
-        out=parts.out,
-        scale=scale,
-        relative=Distances(attn, encoder, row, scale) if attn.relative_attention and terms > 1 else None,
-    )
+    scale = 1 / float(torch.tensor(float(attn.attention_head_size * terms), dtype=torch.float32).sqrt())
+    relative = Distances(attn, encoder, row, scale) if attn.relative_attention and terms > 1 else None
+    site = attention_of(layer, KIND.tower, at, row, scale=scale, relative=relative)
     mlp = nn.Sequential(layer.intermediate, layer.output.dense)
     return Block(layer.attention.output.LayerNorm, site, none, layer.output.LayerNorm, mlp, none, prenorm=False)
 

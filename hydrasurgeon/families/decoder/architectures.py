@@ -12,17 +12,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, Kind, TextEncoder
+from hydrasurgeon.families.modernbert.architectures import GLOBAL, LOCAL, LayerType, Theta
 from hydrasurgeon.families.settings import Chance, Count, Positive, Settings, Size
 from hydrasurgeon.families.weights import QUERIES, Weight, linear, norm
 from hydrasurgeon.heads import HeadAxis
 
-WHOLE, LOCAL = "full_attention", "sliding_attention"
-"""Layers in which a token looks at all before it, and at the last few only."""
-LayerType = Literal["full_attention", "sliding_attention"]
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """How rotary positions may be stretched: by factors that do not depend on the length of a text."""
-# The wavelength of the slowest rotation, in tokens (divided by 2π).
-Theta = Annotated[int | float, Field(ge=1, le=1e12)]
 
 
 class Rotation(Settings):
@@ -89,8 +85,8 @@ class DecoderConfig(TextEncoder):
 
     @property
     def types(self) -> tuple[str, ...]:
-        """WHOLE or LOCAL, layer by layer."""
-        return tuple(self.layer_types or [WHOLE] * self.num_hidden_layers)
+        """GLOBAL or LOCAL, layer by layer."""
+        return tuple(self.layer_types or [GLOBAL] * self.num_hidden_layers)
 
     @property
     def window(self) -> int | None:
@@ -107,7 +103,7 @@ class MistralConfig(DecoderConfig):
 
     @property
     def types(self) -> tuple[str, ...]:
-        return (WHOLE if self.sliding_window is None else LOCAL,) * self.num_hidden_layers
+        return (GLOBAL if self.sliding_window is None else LOCAL,) * self.num_hidden_layers
 
 
 class QwenConfig(DecoderConfig):
@@ -124,7 +120,7 @@ class QwenConfig(DecoderConfig):
         if self.layer_types is not None:
             return tuple(self.layer_types)
         first = self.num_hidden_layers if self.window is None else self.max_window_layers
-        return tuple(LOCAL if layer >= first else WHOLE for layer in range(self.num_hidden_layers))
+        return tuple(LOCAL if layer >= first else GLOBAL for layer in range(self.num_hidden_layers))
 
     @property
     def window(self) -> int | None:
@@ -158,7 +154,7 @@ class GemmaConfig(DecoderConfig):
 
     def _every(self, pattern: int) -> list[str]:
         """Local layers, and behind as many of them as make up a pattern one that sees all."""
-        return [LOCAL if (layer + 1) % pattern else WHOLE for layer in range(self.num_hidden_layers)]
+        return [LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(self.num_hidden_layers)]
 
 
 class Gemma3Config(GemmaConfig):

@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import CheckpointError, SurgeryError
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.decoder.architectures import DIVISIBLE, KINDS, ROTATIONS, DecoderConfig, weights
 from hydrasurgeon.families.hf_encoder.architectures import Kind
 from hydrasurgeon.families.hf_encoder.companions import GENERIC
-from hydrasurgeon.families.hf_encoder.family import HFEncoder, stock
+from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.heads import Kept
 
 GENERATES = "ForCausalLM"
 """How the name of a class ends whose model has no classifier yet."""
 
 
-class Decoder(HFEncoder):
+class Decoder(HFVariant):
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
+    table = staticmethod(weights)
+    modules = "hydrasurgeon.families.decoder.modules"
     # What tokenizer.json says is enough: Qwen's own class adds words.
     reader: ClassVar[str] = GENERIC
-
-    def recognises(self, bare: Bare) -> bool:
-        return bare.config is not None and stock(bare.config)["model_type"] in [*KINDS]
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         names = config.get("architectures")
         generates = isinstance(names, list) and str(names[:1]).endswith(f"{GENERATES}']")
         super().check_config({**config, "architectures": None} if generates else config, where)
-        said = config.get("rope_parameters")
-        scalings = [config.get("rope_scaling"), said, *(said.values() if isinstance(said, Mapping) else ())]
-        for scaling in scalings:
-            kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
-            if kind not in (None, *ROTATIONS):
-                what = f"stretches its rotary positions by the length of a text ({str(kind)[:60]})"
-                hint = f"Supported: rope_type {', '.join(ROTATIONS)}."
-                raise SurgeryError(f"{where}: {what}, which is not supported", hint=hint)
+        check_rotation(config, where, ROTATIONS)
         usual = KINDS[str(config["model_type"])].record.model_fields["pad_token_id"].default
         if config.get("pad_token_id", usual) is None:
             raise CheckpointError(
@@ -57,9 +46,6 @@ class Decoder(HFEncoder):
         config = self._config(model)
         layers, dim = config.num_hidden_layers, config.hidden_size
         return {"text": Tower(layers=layers, heads=config.groups, head_dim=config.width, dim=dim)}
-
-    def weights(self, model: Model) -> Iterator[Weight]:
-        return weights(self._config(model), model.num_classes)
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         texts = super().directory(manifest)
@@ -99,13 +85,6 @@ class Decoder(HFEncoder):
         from hydrasurgeon.families.decoder.modules import build
 
         return build(model, self._config(model), kept["text"], fresh=fresh)
-
-    def anatomy(self, module: nn.Module) -> Anatomy:
-        from hydrasurgeon.families.decoder.modules import Decoder as Live
-        from hydrasurgeon.families.decoder.modules import anatomy
-
-        assert isinstance(module, Live)
-        return anatomy(module)
 
     def _config(self, model: Model) -> DecoderConfig:
         config = self.config(model)

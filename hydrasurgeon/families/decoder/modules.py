@@ -13,11 +13,17 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.anatomy.maps import real_tokens
-from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
+from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.families.decoder.architectures import KINDS, LOCAL, NORMED, SANDWICHED, DecoderConfig
-from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
-from hydrasurgeon.families.hf_encoder.modules import Encoder, Features, library_config
-from hydrasurgeon.families.modernbert.modules import counted
+from hydrasurgeon.families.hf_encoder.modules import (
+    Encoder,
+    Features,
+    attention_of,
+    library_config,
+    shrink_layers,
+    stock_model,
+)
+from hydrasurgeon.families.modernbert.modules import counted, window
 from hydrasurgeon.files.manifest import Model
 
 
@@ -30,20 +36,16 @@ class Decoder(Encoder):
 
 
 def build(model: Model, config: DecoderConfig, kept: Sequence[Sequence[int]], *, fresh: bool) -> Decoder:
-    import transformers
-
     stock = library_config(model, config)
     stock.attention_dropout = 0.0  # blocks run without: nothing may promise it
-    with torch.device("cpu" if fresh else "meta"):
-        inner: Any = getattr(transformers, KINDS[config.model_type].classes[0])(stock)
+    inner = stock_model(model, KINDS[config.model_type], stock, fresh=fresh)
     base = inner.model
     base.rotary_emb = Angles(type(base.rotary_emb)(stock))
     if hasattr(base.embed_tokens, "embed_scale"):  # a buffer that no file brings
         base.embed_tokens.register_buffer("embed_scale", torch.tensor(config.hidden_size**0.5), persistent=False)
     if not model.num_classes:
         inner.score = Features()
-    for layer, row in zip(base.layers, kept, strict=True):
-        shrink(attention_site(layer), row)
+    shrink_layers(inner, kept)
     return Decoder(inner, config.model_type, kept)
 
 
@@ -115,18 +117,16 @@ def _causal(ids: Tensor, mask: Tensor | None, hidden: Tensor, padding: int) -> T
 def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) -> Block:
     attn, none = layer.self_attn, nn.Identity()
     kind = getattr(attn, "layer_type", None)
-    window = getattr(attn, "sliding_window", None) if config.model_type != "mistral" else config.sliding_window
+    reach = getattr(attn, "sliding_window", None) if config.model_type != "mistral" else config.sliding_window
     normed = {"q_norm": attn.q_norm, "k_norm": attn.k_norm} if config.model_type in NORMED else {}
-    site = Attention(
-        tower=KINDS[config.model_type].tower,
-        layer=at,
-        heads=row,
-        head_dim=attn.head_dim,
-        project=(attn.q_proj, attn.k_proj, attn.v_proj),
-        out=attn.o_proj,
+    site = attention_of(
+        layer,
+        KINDS[config.model_type].tower,
+        at,
+        row,
         scale=attn.scaling,
         rotate=_rotation(base, kind),
-        bias=None if window is None or kind not in (None, LOCAL) else _window(window),
+        bias=None if reach is None or kind not in (None, LOCAL) else window(lambda apart: apart >= reach),
         queries=attn.num_key_value_groups,
         # Gemma 3 has the setting and does not use it.
         softcap=attn.attn_logit_softcapping if config.model_type == "gemma2" else None,
@@ -148,12 +148,3 @@ def _rotation(base: Any, layer_type: str | None) -> Callable[[Tensor], Tensor]:
         return turned
 
     return rotate
-
-
-def _window(reach: int) -> Callable[[Tensor], Tensor]:
-    def hide(hidden: Tensor) -> Tensor:
-        places = counted(hidden[0, :, 0])
-        far = places[:, None] - places >= reach
-        return (far.to(hidden.dtype) * torch.finfo(hidden.dtype).min)[None, None]
-
-    return hide

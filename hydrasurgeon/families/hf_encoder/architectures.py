@@ -272,10 +272,6 @@ KINDS: dict[str, Kind] = {
 """Every supported architecture by the `model_type` of its config."""
 
 
-def kind_of(config: Encoder) -> Kind:
-    return KINDS[config.model_type]
-
-
 def stock_config(raw: Mapping[str, Any], where: str, kinds: Mapping[str, Kind] = KINDS) -> Encoder:
     """The record of a config.json as transformers and its users write it: what it does not know is left out."""
     record = kinds[raw["model_type"]].record
@@ -297,8 +293,8 @@ def class_name(kind: Kind, model: Model) -> str:
     return kind.classes[kind.classes.index(model.arch)]
 
 
-def has_pooler(config: Encoder) -> bool:
-    return kind_of(config).pooler and config.add_pooling_layer
+def has_pooler(config: Encoder, kind: Kind) -> bool:
+    return kind.pooler and config.add_pooling_layer
 
 
 def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
@@ -313,7 +309,7 @@ def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
 
 def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
     """All tensors of an unpruned classifier; without a classifier where there are no classes."""
-    kind, dim = kind_of(config), config.hidden_size
+    kind, dim = KINDS[config.model_type], config.hidden_size
     embeddings = _pictures(config) if isinstance(config, ImageEncoder) else _words(config)
     yield from (Weight(f"{kind.prefix}.{n}", s, "embedding", kind.tower) for n, s in embeddings)
     parts = list(_layer(config, kind))
@@ -322,7 +318,7 @@ def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
         yield from (part.within(place, kind.tower, layer) for part in parts)
     if kind.tower == "vision":
         yield from norm(f"{kind.prefix}.layernorm", dim, "readout")
-    if has_pooler(config):
+    if has_pooler(config, kind):
         yield from linear(f"{kind.prefix}.pooler.dense", dim, dim, "readout")
     if not classes:
         return

@@ -96,6 +96,14 @@ class Processor(Settings):
     image_std: Colours | None = None
 
 
+class Reader(Settings):
+    """tokenizer_config.json, as far as it is used here."""
+
+    model_max_length: Annotated[int | float, Field(ge=1)] | None = None
+    model_input_names: list[str] | None = None
+    tokenizer_class: str = GENERIC
+
+
 def companions(present: Collection[str]) -> tuple[str, ...]:
     """The files of a directory that live data needs, and no others."""
     vocabularies = (WHOLE,) if WHOLE in present else VOCABULARIES
@@ -119,12 +127,7 @@ def _tokenizer(files: Mapping[str, str], where: str) -> dict[str, dict[str, Any]
     for name, keys in ((CONFIG, CONFIG_KEYS), (SPECIAL, SPECIAL_KEYS)):
         small[name] = {key: small[name][key] for key in keys if small[name].get(key) is not None}
     config = small[CONFIG]
-    limit, called = config.get("model_max_length", 1), str(config.get("tokenizer_class", GENERIC))
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 1:
-        raise CheckpointError(f"{where}: {CONFIG}: model_max_length: {str(limit)[:60]} is no number of tokens")
-    names = config.get("model_input_names", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{where}: {CONFIG}: model_input_names: {str(names)[:60]} is no list of names")
+    called = parse(Reader, known(Reader, config), f"{where}: {CONFIG}").tokenizer_class
     if any(type(number) is not int or number < 0 for number in small[ADDED].values()):
         raise CheckpointError(f"{where}: {ADDED}: a word has no number")
     if not CLASSES.fullmatch(called):

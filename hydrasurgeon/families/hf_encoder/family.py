@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
 from importlib.resources import files as package_files
@@ -45,7 +45,7 @@ from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.decided import CHOSEN
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 from hydrasurgeon.heads import NEURONS, Layers
-from hydrasurgeon.lookup import nearest
+from hydrasurgeon.lookup import imported, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +109,8 @@ class HFEncoder(Family):
     """What config.json says and what tensors are called, by model type."""
     reader: ClassVar[str] = "AutoTokenizer"
     """The class of transformers that reads tokenizers."""
+    modules: ClassVar[str] = "hydrasurgeon.families.hf_encoder.modules"
+    """Where live models are taken apart."""
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
         tensors, files, where = bare.tensors, bare.files, bare.where
@@ -326,15 +328,14 @@ class HFEncoder(Family):
         return any(len(row) != tower.heads for row in manifest.kept[name])
 
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
-        from hydrasurgeon.families.hf_encoder.modules import Encoder
+        from hydrasurgeon.families.hf_encoder.modules import build
 
-        return Encoder.build(model, kept[self.kind(model).tower], fresh=fresh)
+        kind = self.kind(model)
+        return build(model, self.config(model), kind, kept[kind.tower], fresh=fresh)
 
     def anatomy(self, module: nn.Module) -> Anatomy:
-        from hydrasurgeon.families.hf_encoder.modules import Encoder, anatomy
-
-        assert isinstance(module, Encoder)
-        return anatomy(module)
+        taken_apart: Anatomy = imported(f"{self.modules}:anatomy")(module)
+        return taken_apart
 
     def transform(
         self, model: Model, augment: Mapping[str, Any] | None = None, *, files: Mapping[str, str] | None = None
@@ -369,6 +370,34 @@ class HFEncoder(Family):
         shape = (batch, min(128, int(model.preprocess["max_length"])))
         ids = torch.randint(0, config.vocab_size, shape, device=device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class HFVariant(HFEncoder):
+    """Types of models whose table of weights and live modules lie in a folder of their own."""
+
+    table: ClassVar[Callable[..., Iterator[Weight]]]
+    """A record and the number of classes → all tensors."""
+
+    def recognises(self, bare: Bare) -> bool:
+        return bare.config is not None and stock(bare.config)["model_type"] in [*self.kinds]
+
+    def weights(self, model: Model) -> Iterator[Weight]:
+        return self.table(self.config(model), model.num_classes)
+
+
+ROTATED = ("rope_scaling", "rope_parameters")
+"""Where config.json says how far rotary positions are turned: once, or by the type of layer."""
+
+
+def check_rotation(config: Mapping[str, Any], where: str, fine: Sequence[str]) -> None:
+    """Refuse rotary positions that are stretched in other ways than these."""
+    said = [value for key in ROTATED if isinstance(value := config.get(key), Mapping)]
+    for scaling in (*said, *(one for each in said for one in each.values() if isinstance(one, Mapping))):
+        kind = scaling.get("rope_type", scaling.get("type"))
+        if kind not in (None, *fine):
+            what = f"stretches its rotary positions by the length of a text ({str(kind)[:60]})"
+            hint = f"Supported: rope_type {', '.join(fine)}."
+            raise SurgeryError(f"{where}: {what}, which is not supported", hint=hint)
 
 
 def stock(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
-from hydrasurgeon.families.hf_encoder.architectures import (
-    KINDS,
-    UNCLASSIFIED,
-    class_name,
-    config_of,
-    has_pooler,
-    kind_of,
-)
+from hydrasurgeon.families.hf_encoder.architectures import KINDS, UNCLASSIFIED, Kind, class_name, has_pooler
 from hydrasurgeon.families.hf_encoder.architectures import Encoder as Config
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, encoder_layers, shrink
 from hydrasurgeon.files.manifest import Model
@@ -52,22 +45,6 @@ class Encoder(DiskNamed):
         self.kind = kind
         self.kept = tuple(tuple(row) for row in kept)
 
-    @classmethod
-    def build(cls, model: Model, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
-        import transformers
-
-        config = config_of(model)
-        kind = config.model_type
-        with torch.device("cpu" if fresh else "meta"):
-            inner = getattr(transformers, class_name(kind_of(config), model))(library_config(model, config))
-        if not model.num_classes:
-            _behead(inner, model)
-        encoder = cls(inner, kind, kept)
-        for layer, row in zip(encoder_layers(inner), encoder.kept, strict=True):
-            shrink(attention_site(layer), row)
-        real_buffers(inner)
-        return encoder
-
     def forward(self, inputs: Any) -> Tensor:
         made = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
         logits: Tensor = made.logits
@@ -81,6 +58,30 @@ class Encoder(DiskNamed):
             for pattern, replacement in rules:
                 name = re.sub(pattern, replacement, name)
         return name
+
+
+def build(model: Model, config: Config, kind: Kind, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
+    """A model of the library with so many heads in each layer."""
+    inner = stock_model(model, kind, library_config(model, config), fresh=fresh)
+    if not model.num_classes:
+        _behead(inner, config, kind)
+    shrink_layers(inner, kept)
+    real_buffers(inner)
+    return Encoder(inner, config.model_type, kept)
+
+
+def stock_model(model: Model, kind: Kind, config: Any, *, fresh: bool) -> Any:
+    """The library's own model, whole; its weights are drawn only where they will not be loaded."""
+    import transformers
+
+    with torch.device("cpu" if fresh else "meta"):
+        return getattr(transformers, class_name(kind, model))(config)
+
+
+def shrink_layers(inner: Any, kept: Sequence[Sequence[int]]) -> None:
+    """Room for the kept heads of each layer."""
+    for layer, row in zip(encoder_layers(inner), kept, strict=True):
+        shrink(attention_site(layer), row)
 
 
 def library_config(model: Model, config: Config) -> Any:
@@ -109,13 +110,12 @@ class Features(nn.Module):
         return hidden[:, 0] if hidden.dim() == 3 else hidden
 
 
-def _behead(inner: Any, model: Model) -> None:
-    for name in ("classifier", "pre_classifier", "cls_classifier", "distillation_classifier"):
+def _behead(inner: Any, config: Config, kind: Kind) -> None:
+    for name in ("classifier", "pre_classifier", "cls_classifier", "distillation_classifier", "pooler"):
         if hasattr(inner, name):
             setattr(inner, name, Features())
-    config = config_of(model)
-    base = getattr(inner, kind_of(config).prefix)
-    if getattr(base, "pooler", None) is not None and not has_pooler(config):
+    base = getattr(inner, kind.prefix)
+    if getattr(base, "pooler", None) is not None and not has_pooler(config, kind):
         base.pooler = Features()
 
 
@@ -212,18 +212,26 @@ def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor
     return lambda hidden: inner.classifier(base.layernorm(hidden)[:, 0]), (base.layernorm, inner.classifier)
 
 
-def _block(layer: Any, kind: str, number: int, row: tuple[int, ...]) -> Block:
+def attention_of(
+    layer: Any, tower: str, number: int, row: tuple[int, ...], *, scale: float | None = None, **more: Any
+) -> Attention:
+    """A layer's heads, with their projections as the library has them."""
     parts = attention_site(layer)
-    none = nn.Identity()
-    site = Attention(
-        tower=KINDS[kind].tower,
+    return Attention(
+        tower=tower,
         layer=number,
         heads=row,
         head_dim=parts.head_dim,
         project=parts.project,
         out=parts.out,
-        scale=parts.head_dim**-0.5,
+        scale=parts.head_dim**-0.5 if scale is None else scale,
+        **more,
     )
+
+
+def _block(layer: Any, kind: str, number: int, row: tuple[int, ...]) -> Block:
+    none = nn.Identity()
+    site = attention_of(layer, KINDS[kind].tower, number, row)
     if kind == "distilbert":
         return Block(layer.sa_layer_norm, site, none, layer.output_layer_norm, layer.ffn, none, prenorm=False)
     if KINDS[kind].tower == "text":

@@ -12,7 +12,7 @@ from hydrasurgeon.families.settings import Chance, Count, Settings, Size
 from hydrasurgeon.families.weights import GATED, OUT, PACKED, Weight, linear, norm
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-"""Layers in which every token looks at all others, and at its neighbours only."""
+"""Layers in which a token looks at all others (of a decoder: before it), and at its neighbours only."""
 
 LayerType = Literal["full_attention", "sliding_attention"]
 # The wavelength of the slowest rotation, in tokens (divided by 2π).

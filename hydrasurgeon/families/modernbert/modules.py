@@ -9,27 +9,30 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.maps import real_tokens
-from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
-from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
-from hydrasurgeon.families.hf_encoder.modules import Encoder, Features, library_config, padding
+from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
+from hydrasurgeon.families.hf_encoder.modules import (
+    Encoder,
+    Features,
+    attention_of,
+    library_config,
+    padding,
+    shrink_layers,
+    stock_model,
+)
 from hydrasurgeon.families.modernbert.architectures import KIND, LOCAL, ModernBertConfig
 from hydrasurgeon.files.manifest import Model
 
 
 def build(model: Model, config: ModernBertConfig, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
-    import transformers
-
     stock = library_config(model, config)
     stock.reference_compile = False  # transformers before 5.2 compiles parts on its own
-    with torch.device("cpu" if fresh else "meta"):
-        inner: Any = getattr(transformers, KIND.classes[0])(stock)
+    inner = stock_model(model, KIND, stock, fresh=fresh)
     inner.model.rotary_emb = Angles(config)
     if not model.num_classes:
         inner.classifier = Features()
         if not config.prediction_head:
             inner.head = nn.Identity()
-    for layer, row in zip(inner.model.layers, kept, strict=True):
-        shrink(attention_site(layer), row)
+    shrink_layers(inner, kept)
     return Encoder(inner, config.model_type, kept)
 
 
@@ -80,17 +83,9 @@ def anatomy(encoder: Encoder) -> Anatomy:
 
 def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) -> Block:
     attn, none = layer.attn, nn.Identity()
-    site = Attention(
-        tower=KIND.tower,
-        layer=at,
-        heads=row,
-        head_dim=attn.head_dim,
-        project=(attn.Wqkv,),
-        out=attn.Wo,
-        scale=attn.head_dim**-0.5,
-        rotate=_rotation(base, layer.attention_type),
-        bias=_window(config.local_attention // 2) if layer.attention_type == LOCAL else None,
-    )
+    reach = config.local_attention // 2
+    bias = window(lambda apart: apart.abs() > reach) if layer.attention_type == LOCAL else None
+    site = attention_of(layer, KIND.tower, at, row, rotate=_rotation(base, layer.attention_type), bias=bias)
     return Block(layer.attn_norm, site, attn.out_drop, layer.mlp_norm, layer.mlp, none)
 
 
@@ -113,11 +108,12 @@ def counted(numbers: Tensor) -> Tensor:
     return (one | ~one).float().cumsum(0) - 1
 
 
-def _window(reach: int) -> Callable[[Tensor], Tensor]:
+def window(far: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """What hides tokens that are `far` from the one that looks, by how many places they stand before it."""
+
     def hide(hidden: Tensor) -> Tensor:
         places = counted(hidden[0, :, 0])
-        far = (places[:, None] - places).abs() > reach
-        lowest = torch.finfo(hidden.dtype).min
-        return (far.to(hidden.dtype) * lowest)[None, None]
+        hidden_ones = far(places[:, None] - places).to(hidden.dtype)
+        return (hidden_ones * torch.finfo(hidden.dtype).min)[None, None]
 
     return hide

@@ -146,13 +146,13 @@ def _script(
 
 def _opened(options: BuildOptions) -> list[Single]:
     """The models, of one architecture and with the same classes."""
-    from hydrasurgeon.decision.problems import need_single
-
     read = [undecided(open_single(path, arch=options.arch)) for path in options.checkpoints]
     models = with_common_names([classifying(opened, options, options.val) for opened in read])
     for opened in models:
         need_classes(opened.manifest, opened.path)
-        need_single(opened.manifest.model, "build", opened.name)
+        if opened.manifest.model.problem == "multi_label" and options.goal not in ("acc", "nll"):
+            what = f"--objective {options.goal}: {opened.name} has many labels, and OOD data choose no members of such"
+            raise UsageError(what, hint="Give --objective nll or acc; circuits may still see --ood.")
     fusable(models)
     return models
 

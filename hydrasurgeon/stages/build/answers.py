@@ -17,6 +17,7 @@ from torch import nn
 
 from hydrasurgeon.checkpoints.reading import Single, open_single
 from hydrasurgeon.data import Samples
+from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import make_folder
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, read_predictions, write_predictions
@@ -127,6 +128,7 @@ class Cache:
                 kind="member",
                 logits=val[:, [i]].clone(),
                 labels=labels,
+                problem=problem_of(self.backbone.manifest.model),
                 ood=tuple(OodSet(str(at), "near", rows[:, [i]].clone()) for at, rows in enumerate(outside)),
             )
             for i in range(model.members)
@@ -164,11 +166,13 @@ def _read(place: Path) -> Answers:
 
 
 def shuffled(said: Predictions) -> Answers:
-    """The first member's answers, each set in an order that is drawn for its length."""
-    sets = [said.logits, *(each.logits for each in said.ood if each.logits is not None)]
+    """The first member's answers, each set in an order that is drawn for its length. One logit and many labels are
+    choices between no and yes; of many labels there is then no score of a whole OOD sample."""
+    problem, ood = said.problem, () if said.problem.name == "multi_label" else said.ood
+    sets = [said.logits, *(each.logits for each in ood if each.logits is not None)]
     orders = [torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)) for rows in sets]
-    val, *foreign = (rows[order, 0].float() for rows, order in zip(sets, orders, strict=True))
-    return Answers(val, said.labels[orders[0]], tuple(foreign))
+    val, *foreign = (problem.rows(rows[order, :1])[:, 0].float() for rows, order in zip(sets, orders, strict=True))
+    return Answers(val, problem.truth(said.labels[orders[0]]).flatten(), tuple(foreign))
 
 
 def _chunks(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
