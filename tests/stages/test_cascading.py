@@ -38,12 +38,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> tuple[Answers, Answers]:
     return Answers(first, labels, (foreign,)), Answers(second, labels, (foreign.flip(1),))
 
 
-JUDGED = Estimate(0.0, 0.25, (Choice((0, 1), 0.0), Choice((0, 1), 0.0)))
+BOTH = Choice((0, 1), 0.0)
+JUDGED = Estimate(0.0, 0.25, (BOTH, BOTH))
 
 
 def test_the_surest_half_is_answered_by_the_first_alone(answers: tuple[Answers, Answers]) -> None:
     """(0.875 − 0.5) / (1.25 − 0.5) = 0.5: of four samples two go on."""
-    made = cascaded(choosing(*answers), JUDGED, Budget("macs", 0.875))
+    made = cascaded(choosing(*answers), BOTH, JUDGED, Budget("macs", 0.875))
     assert made is not None
     alone, other = (each.val.softmax(dim=-1) for each in answers)
     expected = torch.where(torch.tensor([True, True, False, False] * 2)[:, None], alone, (alone + other) / 2)
@@ -67,9 +68,10 @@ def test_the_surest_half_is_answered_by_the_first_alone(answers: tuple[Answers, 
     ],
 )
 def test_where_there_is_no_cascade(answers: tuple[Answers, Answers], budget: Budget, changes: Any) -> None:
-    assert cascaded(choosing(*answers, **changes), JUDGED, budget) is None
+    assert cascaded(choosing(*answers, **changes), BOTH, JUDGED, budget) is None
 
 
 def test_one_member_is_no_cascade(answers: tuple[Answers, Answers]) -> None:
-    alone = Estimate(0.0, 0.0, (Choice((0,), 0.0), Choice((0, 1), 0.0)))
-    assert cascaded(choosing(*answers), alone, Budget("macs", 0.875)) is None
+    alone = Estimate(0.0, 0.0, (Choice((0,), 0.0), BOTH))
+    assert cascaded(choosing(*answers), BOTH, alone, Budget("macs", 0.875)) is None
+    assert cascaded(choosing(*answers), Choice((0,), 0.0), JUDGED, Budget("macs", 0.875)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
+from hydrasurgeon.stages.build.cascading import Cascaded, cascaded
 from hydrasurgeon.stages.build.comparing import Row
 from hydrasurgeon.stages.build.cost import Budget, cost_model, stored
 from hydrasurgeon.stages.build.ladder import Size, Sizes
@@ -120,6 +122,25 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
     }
     with pytest.raises(OutputError, match="already exists"):
         tasks.front(budget="macs=0.5,0.8,1.5")
+
+
+def test_a_cascade_stands_where_it_is_worth_more(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worth more by decree here: then it is made, and costs what the record says."""
+
+    def decreed(*about: Any) -> Cascaded | None:
+        made = cascaded(*about)
+        return made and replace(made, judged=replace(made.judged, value=made.judged.value + 1))
+
+    monkeypatch.setattr("hydrasurgeon.stages.build.front.cascaded", decreed)
+    built = tasks.front("cascades/", budget="macs=0.8,1.4", members=2, cache=tasks.folder / "cascades.build")
+    said = json.loads((built.path / "front.json").read_text())
+    cheap, dear = said["rungs"]
+    assert cheap["cascade"]
+    assert cheap["made_of"] == dear["made_of"]
+    assert said["no_better"] == [1.4]  # nothing is decreed of the dearest, which is then no better
+    manifest = open_checkpoint(built.path / cheap["path"]).manifest
+    assert cheap["macs"] == manifest.decision.cascade.cost.expected <= 0.8
+    assert built.front[0].name == "macs=0.8, as a cascade"
 
 
 def test_a_hydra_of_halves_answers_as_its_members(tasks: Tasks) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import TINY
-from hydrasurgeon.stages.build.choice import Answers, Estimate
+from hydrasurgeon.stages.build.choice import Answers, Choice, Estimate
 from hydrasurgeon.stages.build.comparing import Choosing, at_its_temperature
 from hydrasurgeon.stages.build.cost import Budget
 
@@ -34,11 +34,13 @@ class Cascaded:
     within: Budget
 
 
-def cascaded(choosing: Choosing, judged: Estimate, budget: Budget) -> Cascaded | None:
+def cascaded(choosing: Choosing, choice: Choice, judged: Estimate, budget: Budget) -> Cascaded | None:
     """What was chosen for a dearer budget, as a cascade within this one; None where it cannot be one."""
     objective, search = choosing.pool.objective, choosing.search
     possible = choosing.calibrated and budget.unit == "macs" and objective.name not in WITHOUT
-    if not possible or any(len(choice.members) < 2 for choice in judged.choices):
+    if not possible or any(len(each.members) < 2 for each in (choice, *judged.choices)):
+        return None
+    if min(search.cost([member], "macs") for member in choice.members) >= budget.most:
         return None
     parts, prices = list[Answers](), list[float]()
     for half, choice in zip((1, 0), judged.choices, strict=True):

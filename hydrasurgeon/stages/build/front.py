@@ -56,7 +56,7 @@ def rungs(choosing: Choosing, budgets: Sequence[Budget]) -> list[Rung]:
     for at, rung in enumerate(plain):
         budget = rung.budget
         for dearer in plain[at + 1 :]:
-            cascade = cascaded(choosing, dearer.judged, budget)
+            cascade = cascaded(choosing, dearer.choice, dearer.judged, budget)
             if cascade is not None and cascade.judged.value > rung.judged.value:
                 rung = Rung(budget, dearer.choice, cascade.judged, cascade)
         stays = climbed and rung.judged.value <= climbed[-1].judged.value
