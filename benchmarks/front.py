@@ -41,6 +41,7 @@ from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.metrics import ece
 from hydrasurgeon.measuring.predictions import read_predictions
+from hydrasurgeon.options.shared import Dtype
 from hydrasurgeon.runtime.classifier import as_classifier
 
 RESULTS = Path(__file__).parent / "results" / "front.json"
@@ -84,7 +85,7 @@ class Task:
     """What teachers were tried on besides, and did worse on VAL: its name, and what is overridden for it."""
     sets: Mapping[str, str]
     """train, val, test, near, far, and choose: OOD data that the score is chosen by."""
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     """What trainings compute in; measured is in float32."""
 
 
@@ -158,8 +159,8 @@ TASKS = {
             "train": "movie-train.jsonl",
             "val": "movie-val.jsonl",
             "test": "movie-test.jsonl",
-            "near": "amazon.jsonl",
-            "far": "nyt.jsonl",
+            "near": "few-amazon.jsonl",
+            "far": "few-nyt.jsonl",
             "choose": "docstrings.jsonl",
         },
         "bfloat16",
@@ -200,9 +201,17 @@ def _digits_and_shapes(out: Path, shared: Path) -> None:
         np.savez_compressed(out, images=np.concatenate([digits["images"], shapes["images"][few]]))
 
 
+def _few_texts(out: Path, shared: Path) -> None:
+    """A thousand of them."""
+    lines = (shared / "data" / out.name.removeprefix("few-")).read_text(encoding="utf-8").splitlines(keepends=True)
+    out.write_text("".join(lines[i] for i in np.random.default_rng(0).permutation(len(lines))[:1000]), encoding="utf-8")
+
+
 MADE: dict[str, Callable[[Path, Path], object]] = {
     "full.npz": lambda out, shared: quality_tasks.full_train(quality_tasks.Place("fashion-mnist", out.parent, shared)),
     "docstrings.jsonl": _docstrings,
+    "few-amazon.jsonl": _few_texts,
+    "few-nyt.jsonl": _few_texts,
     "digits-and-shapes.npz": _digits_and_shapes,
 }
 """Sets that are made in the cache: (where, the folder with data)."""

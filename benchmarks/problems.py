@@ -24,13 +24,14 @@ import torch
 from surgery import machine
 
 import hydrasurgeon as hs
+from hydrasurgeon.options.shared import Dtype
 
 RESULTS = Path(__file__).parent / "results" / "problems.json"
 LATE = "3-5"
 DRAWN = "12/24"
 """Heads that a member loses, of how many: a third of the late ones."""
 MEMBERS = 3
-DTYPE = "bfloat16"
+DTYPE: Dtype = "bfloat16"
 FROZEN = "embedding"
 SIZES = ("problem", "rows", "epochs", "classifier", "held", "tests", "outside")
 """What of a task the results name."""

@@ -25,7 +25,7 @@ from answers import DEMO, Source
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batch, Batches, by_length
-from hydrasurgeon.options.shared import Search
+from hydrasurgeon.options.shared import Dtype, Search
 from hydrasurgeon.runtime.classifier import Classifier
 
 SCRATCH = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim={dim},depth={depth},num_heads={heads},num_classes=8"
@@ -101,7 +101,7 @@ class Place:
         return self.task.data(self)
 
     @property
-    def dtype(self) -> str:
+    def dtype(self) -> Dtype:
         return "bfloat16" if self.task.mixed else "float32"
 
     @cached_property
@@ -145,7 +145,7 @@ def tuned(
     recipe: str,
     fields: dict[str, str],
     seed: int,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     **more: object,
 ) -> Path:
     if not out.exists():
