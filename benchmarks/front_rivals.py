@@ -100,7 +100,7 @@ def _removed(
             cross_entropy(model(batch.inputs), batch.labels, reduction="sum").backward()
     pruner = tp.pruner.BasePruner(
         model,
-        inputs,
+        (inputs,),
         importance=getattr(tp.importance, IMPORTANCES[how])(),
         pruning_ratio=1 - neurons,
         head_pruning_ratio=1 - keep / len(blocks[0].attention.heads),

@@ -202,15 +202,13 @@ def _cell(seeds: Seeds, row: str, key: str) -> str:
 README = ("<!-- worth: tools/render_docs.py writes it from benchmarks/results/front.json -->", "<!-- end of worth -->")
 """Around the README's table."""
 SHOWN = (
-    "third",
     "half",
     "half, taught",
     "single",
-    "single, tuned as long",
     "single, taught",
-    "cascade of hydra of three: half",
     "hydra of three: third",
     "hydra of three: half",
+    "hydra of three: third, taught",
     "hydra of three: half, taught",
     "Deep Ensemble",
 )
@@ -227,7 +225,7 @@ def worth(results: dict[str, Any]) -> str:
         prices = [statistics.fmean(seed["price"] for seed in seeds) for seeds in measured if seeds]
         low, high = (f"{end:.1f}" for end in (min(prices), max(prices)))
         cells = [
-            " / ".join(f"{statistics.fmean(seed[metric] for seed in seeds):.3f}" for metric in BETTER) if seeds else "–"
+            "/".join(f"{statistics.fmean(seed[metric] for seed in seeds):.3f}" for metric in BETTER) if seeds else "–"
             for seeds in measured
         ]
         lines.append(f"| {row} | {low if low == high else f'{low} to {high}'} | {' | '.join(cells)} |")
