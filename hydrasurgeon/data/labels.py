@@ -218,6 +218,9 @@ def _of_many_labels(
     spec: str, holds: Labels, names: Sequence[str] | None, model: Model
 ) -> tuple[Labels, tuple[str, ...] | None, str | None]:
     """A 1 for each of the model's labels that holds."""
+    if holds.ndim != 2 and model.is_zero_shot:
+        numbers, labels, note = _of_classes(spec, holds, names, model)  # of pictures of one thing each
+        return np.eye(model.num_classes, dtype=np.float32)[numbers], labels, note
     if holds.ndim != 2:
         first = names[int(holds[0])] if names is not None and len(holds) else holds[:1].tolist()
         raise DataError(f"{spec}: row 0 has the label {_shown(first)}, where a list is due", hint=LISTS)

@@ -24,6 +24,7 @@ FAMILIES = {
         "hydrasurgeon.families.modernbert.family:ModernBert",
         "hydrasurgeon.families.deberta.family:DebertaV2",
         "hydrasurgeon.families.hf_clip.family:HFClip",
+        "hydrasurgeon.families.hf_clip.zero_shot:HFZeroShot",
         "hydrasurgeon.families.decoder.family:Decoder",
     ),
     "open_clip": ("hydrasurgeon.families.open_clip.family:OpenCLIP",),

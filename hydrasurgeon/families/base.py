@@ -108,8 +108,16 @@ class Family(ABC):
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         """The family's own module with these heads; parameters on the meta device unless `fresh`."""
 
-    def module(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
-        """The family's own module with these heads and neurons."""
+    def module(
+        self,
+        model: Model,
+        towers: Mapping[str, Tower],
+        kept: Kept,
+        *,
+        fresh: bool = False,
+        files: Mapping[str, str] | None = None,
+    ) -> nn.Module:
+        """The family's own module with these heads and neurons; `files` are the companions."""
         from hydrasurgeon.anatomy.projections import resize
 
         built: Any = self.build(model, towers, kept, fresh=fresh)
@@ -120,7 +128,11 @@ class Family(ABC):
             if weight is not None and weight.heads is not None:
                 count = len(kept[weight.group][weight.layer or 0]) * weight.heads.blocks
                 resize(part, **{"columns" if weight.heads.axis else "rows": count})
+        self.name_classes(built, model, files or {})
         return built
+
+    def name_classes(self, module: nn.Module, model: Model, files: Mapping[str, str]) -> None:  # noqa: B027
+        """Tell a module that makes its classifier of class names which there are."""
 
     @abstractmethod
     def anatomy(self, module: nn.Module) -> Anatomy:

@@ -8,16 +8,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from hydrasurgeon.errors import ManifestError, UsageError
+from hydrasurgeon.families.base import Family
 from hydrasurgeon.families.settings import Settings, Sha256
 from hydrasurgeon.files.foreign import parse_json, read_text
 from hydrasurgeon.files.manifest import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 # All prompts of all classes run through the text tower: ImageNet-21k with eighty templates has 1.7 million.
 MAX_PROMPTS = 2_000_000
@@ -34,6 +39,31 @@ class Prompts(Settings):
 
     templates: Annotated[list[str], Field(min_length=1)]
     sha256: Sha256
+
+
+class NamedClasses(Family):
+    """Families whose classifier is made of class names, by a text tower."""
+
+    named_classes = True
+
+    @abstractmethod
+    def tokenizing(self, model: Model, files: Mapping[str, str]) -> Callable[[Sequence[str]], Tensor]:
+        """What makes token ids of texts."""
+
+    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
+        names = labels if labels is not None else model.labels
+        if names is None or len(names) != count:
+            what = f"zero-shot classification needs the names of the {count} classes"
+            raise UsageError(what, hint="Give --classes, or data with class names.")
+        return zero_shot(model, names)
+
+    def name_classes(self, module: nn.Module, model: Model, files: Mapping[str, str]) -> None:
+        from hydrasurgeon.families.zero_shot import ZeroShot
+
+        assert isinstance(module, ZeroShot)
+        module.tokenize = self.tokenizing(model, files)
+        if model.num_classes:
+            module.texts = module.tokenize(prompts(model))
 
 
 def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()) -> Model:

@@ -161,7 +161,7 @@ def as_classifier(
 def live_module(checkpoint: Single) -> nn.Module:
     """The family's own module of a backbone or member, with its weights in float32 on the CPU."""
     manifest = checkpoint.manifest
-    module = checkpoint.family.module(manifest.model, manifest.towers, checkpoint.kept)
+    module = checkpoint.family.module(manifest.model, manifest.towers, checkpoint.kept, files=checkpoint.files)
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
     state = {
@@ -189,7 +189,8 @@ def members_of(
     for member, sources in zip(
         manifest.members, member_sources(manifest, checkpoint.weights, checkpoint.tensors), strict=True
     ):
-        module = family.module(manifest.model, manifest.towers, selection(member, checkpoint.weights))
+        kept = selection(member, checkpoint.weights)
+        module = family.module(manifest.model, manifest.towers, kept, files=checkpoint.files)
         state = {}
         for name, source in sources.items():
             if source not in shared:

@@ -62,7 +62,9 @@ class LoadedBackbone:
 
     def _empty(self, kept: Kept) -> nn.Module:
         manifest = self.manifest
-        return self.checkpoint.family.module(manifest.model, manifest.towers, {**self.checkpoint.kept, **kept})
+        return self.checkpoint.family.module(
+            manifest.model, manifest.towers, {**self.checkpoint.kept, **kept}, files=self.checkpoint.files
+        )
 
     def _parameter(self, name: str, raw: Raw) -> nn.Parameter:
         """A tensor as live models have it."""

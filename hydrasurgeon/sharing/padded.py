@@ -47,7 +47,7 @@ def padded(opened: Checkpoint, member: int | None) -> tuple[list[Planned], Calla
         weights[name] = to_weights(array, dtype, name=name, path=opened.path)
     model = opened.manifest.model
     entry = step("export", args={"format": "padded", "member": member}, inputs=[opened.record(opened.digests())])
-    module = opened.family.build(model, towers, heads)
+    module = opened.family.module(model, towers, heads, files=opened.files)
     assign(module, weights, opened.path)
 
     def manifest(sha256: str) -> SingleManifest:

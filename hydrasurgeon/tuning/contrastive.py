@@ -2,7 +2,8 @@
 
     L = ½ Σ_i [−ln softmax(s · t_i · vᵀ)_i − ln softmax(s · v_i · tᵀ)_i] / N,    s = exp(logit_scale)
 
-over the N pairs of a step: all batches that it accumulates, of all processes. Only their features are held
+over the N pairs of a step: all batches that it accumulates, of all processes; for SigLIP, to which each image with each
+text is a decision of its own, −Σ_ij ln σ(±(s · v_i · t_j + b)) / N, with + where i = j. Only their features are held
 together. The loss is differentiated by the text features first, each process for its own rows of the two
 matrices; then each batch runs once more and carries its part of that gradient into the text tower. What
 comes out is the gradient of one batch of N pairs.
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, logsigmoid, one_hot
 
 from hydrasurgeon.data import Batch
 from hydrasurgeon.data.pairs import Pairing
@@ -48,6 +49,7 @@ def contrast(
     scale: Tensor,
     bias: Tensor | None = None,
     *,
+    pairwise: bool = False,
     rows: range | None = None,
 ) -> Gradients:
     """The share of these rows (all, if none are named) in the loss, and its gradient."""
@@ -60,9 +62,13 @@ def contrast(
             here = slice(start, min(start + CHUNK, rows.stop))
             truth = torch.arange(here.start, here.stop, device=images.device)
             by_image = scale * images[here] @ texts.T + bias
-            by_text = scale * texts[here] @ images.T + bias
-            share = cross_entropy(by_image, truth, reduction="sum")
-            share = (share + cross_entropy(by_text, truth, reduction="sum")) / (2 * len(images))
+            if pairwise:
+                sign = 2 * one_hot(truth, len(texts)) - 1
+                share = -logsigmoid(sign * by_image).sum() / len(images)
+            else:
+                by_text = scale * texts[here] @ images.T + bias
+                share = cross_entropy(by_image, truth, reduction="sum")
+                share = (share + cross_entropy(by_text, truth, reduction="sum")) / (2 * len(images))
             share.backward()  # type: ignore[no-untyped-call]
             loss += share.detach()
     zero = torch.zeros_like
@@ -89,7 +95,7 @@ class Contrast:
         return lambda name: name in self._tuned and moves(name)
 
     def transform(self, prepare: Callable[[Any], Tensor]) -> Pairing:
-        return Pairing(prepare, self.clip.reader())
+        return Pairing(prepare, self.clip.tokenize)
 
     def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
         """Gradients of one step over all its pairs; the loss."""
@@ -119,20 +125,21 @@ class Contrast:
 
     def settle(self) -> None:
         """After the optimizer's step."""
-        with torch.no_grad():
-            self.clip.log_scale.clamp_(0, LARGEST)
+        if not self.clip.pairwise:
+            with torch.no_grad():
+                self.clip.log_scale.clamp_(0, LARGEST)
 
 
 def _together(images: Tensor, texts: Tensor, clip: Any) -> tuple[Gradients, range]:
     """The loss over the pairs of all processes and its gradient, and which of the pairs are this one's."""
-    scale, bias = clip.log_scale.detach().exp(), clip.shift
+    scale, bias, pairwise = clip.log_scale.detach().exp(), clip.shift, clip.pairwise
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return contrast(images, texts, scale, bias), range(len(images))
+        return contrast(images, texts, scale, bias, pairwise=pairwise), range(len(images))
     all_images, counts = _gathered(images)
     all_texts, _ = _gathered(texts)
     start = sum(counts[: dist.get_rank()])
     mine = range(start, start + len(images))
-    share = contrast(all_images, all_texts, scale, bias, rows=mine)
+    share = contrast(all_images, all_texts, scale, bias, pairwise=pairwise, rows=mine)
     for tensor in (share.loss, share.texts, share.scale, share.bias):
         dist.all_reduce(tensor)
     return share, mine

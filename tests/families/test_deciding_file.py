@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from runtime_states import drawn
-from tiny_families import FAMILIES, KINDS, Family, thoroughly
+from tiny_families import CLASSIFIERS, FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
@@ -24,7 +24,7 @@ from hydrasurgeon.families.hf_encoder.family import DECIDING
 from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.files.decided import SCORES, Joint
 
-HF = thoroughly(*(name for name in KINDS if FAMILIES[name].library == "transformers"))
+HF = thoroughly(*CLASSIFIERS)
 
 
 pytestmark = pytest.mark.usefixtures("own_module_cache")

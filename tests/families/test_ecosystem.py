@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_families import FAMILIES, KINDS, Family, thoroughly
+from tiny_families import CLASSIFIERS, FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, logits, member, tune
 
 import hydrasurgeon as hs
 
-HF = thoroughly(*(name for name in KINDS if FAMILIES[name].library == "transformers"))
+HF = thoroughly(*CLASSIFIERS)
 
 
 pytestmark = pytest.mark.usefixtures("own_module_cache")

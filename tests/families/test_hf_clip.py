@@ -86,13 +86,16 @@ def test_both_towers_become_the_body_of_a_classifier(name: str, tmp_path: Path) 
     text = {**IMAGE, "vocab_size": 20, "max_position_embeddings": 8, "eos_token_id": 2, "bos_token_id": 0}
     model = transformers_model(cls, {"vision_config": IMAGE, "text_config": text})
     model.save_pretrained(tmp_path / "both")
-    opened = open_checkpoint(tmp_path / "both")
+    wanted = f"transformers:{cls.removesuffix('Model')}ForImageClassification"
+    opened = open_checkpoint(tmp_path / "both", arch=wanted)
     assert "has no classifier" in str(as_single(opened).note)
     assert not [name for name in opened.tensors if name.startswith("text_model.")]
     family = FAMILIES[name]
     data = family.data(tmp_path)
     options = {"steps": "2", "warmup": "0", "batch_size": "8"}
-    tuned = hs.finetune(tmp_path / "both", data=data, recipe="scratch", set=options, out=f"{tmp_path}/t/", device="cpu")
+    tuned = hs.finetune(
+        tmp_path / "both", arch=wanted, data=data, recipe="scratch", set=options, out=f"{tmp_path}/t/", device="cpu"
+    )
     images = family.inputs()
     theirs = family.stock(tuned.path)(images)
     assert theirs.shape == (5, CLASSES)
@@ -100,7 +103,9 @@ def test_both_towers_become_the_body_of_a_classifier(name: str, tmp_path: Path) 
     with torch.no_grad():
         hidden = model.vision_model(images).last_hidden_state
     patches = hidden[:, 1:] if name == "CLIP" else hidden
-    untouched = hs.prune(tmp_path / "both", method="magnitude", keep=4, out=tmp_path / "all.safetensors").path
+    untouched = hs.prune(
+        tmp_path / "both", arch=wanted, method="magnitude", keep=4, out=tmp_path / "all.safetensors"
+    ).path
     torch.testing.assert_close(logits(untouched, images)[:, 0], patches.mean(dim=1), rtol=0, atol=1e-5)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny_families
 import torch
-from tiny_families import FAMILIES, Family, thoroughly
+from tiny_families import CLASSIFIERS, FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, member, tune
 
 import hydrasurgeon as hs
@@ -99,7 +99,7 @@ for folder in {folders!r}:
     assert done.stdout.splitlines() == ["Unknown model (hydrasurgeon_vit)"] * len(folders)
 
 
-@pytest.mark.parametrize("family", thoroughly(*HF, *SPELT_ALIKE))
+@pytest.mark.parametrize("family", thoroughly(*CLASSIFIERS, *SPELT_ALIKE))
 def test_pipelines_that_trust_our_code_answer_as_we_do(family: Family, tmp_path: Path) -> None:
     from PIL import Image
     from transformers import pipeline

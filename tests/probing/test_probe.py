@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_families import Family, thoroughly
+from tiny_families import ONE_CLASS, Family, thoroughly
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -218,7 +218,7 @@ def test_the_plane_is_that_of_pca() -> None:
     assert whole == pytest.approx(1)
 
 
-@pytest.mark.parametrize("family", thoroughly())
+@pytest.mark.parametrize("family", thoroughly(*ONE_CLASS))
 def test_every_family(family: Family, tmp_path: Path) -> None:
     """Losses are those that eval gives of the model and of what prune makes; every head has its numbers."""
     folder = tmp_path / "model"

@@ -68,14 +68,17 @@ class Family:
         return str(folder / "data.jsonl")
 
 
-def tokenizer(folder: Path) -> None:
+def tokenizer(folder: Path, end: str = "[SEP]") -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.WordLevel(VOCAB, unk_token="[UNK]"))
+    vocab = VOCAB if end in VOCAB else {**VOCAB, end: len(VOCAB)}
+    made = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+        single=f"[CLS] $A {end}",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 0), ("[SEP]", 2), (end, vocab[end])],
     )
     PreTrainedTokenizerFast(
         tokenizer_object=made,
@@ -217,6 +220,7 @@ CLIP = {
     "text_cfg": {"context_length": 12, "width": DIM, "heads": HEADS, "layers": LAYERS},
 }
 NAMES = ("cat", "dog", "bird")
+ADJECTIVES = ("good", "bad", "dull")
 
 
 def write_clip(folder: Path, seed: int = 0, config: dict[str, Any] | None = None) -> None:
@@ -255,6 +259,33 @@ def stock_clip(folder: Path) -> Callable[[Any], torch.Tensor]:
         return model.logit_scale.exp() * model.encode_image(inputs, normalize=True) @ classes
 
     return run
+
+
+def zero_shot(name: str, cls: str, **towers: Any) -> Family:
+    """transformers' layout of both towers, and the class names that `score` records beside it."""
+
+    def write(folder: Path) -> None:
+        import hydrasurgeon as hs
+
+        end = len(VOCAB)
+        text = {**TEXT, "vocab_size": end + 1, "max_position_embeddings": 12, "bos_token_id": 0, "eos_token_id": end}
+        model = transformers_model(cls, {"vision_config": IMAGE, "text_config": text, **towers})
+        with torch.no_grad():
+            model.logit_scale.fill_(1.0)
+        model.save_pretrained(folder)
+        tokenizer(folder, end="[END]")
+        hs.score(folder, method="random", classes=",".join(ADJECTIVES), template=["a {label} film"])
+
+    def stock(folder: Path) -> Callable[[Any], torch.Tensor]:
+        import transformers
+
+        model = getattr(transformers, cls).from_pretrained(folder).eval()
+        read = transformers.AutoTokenizer.from_pretrained(folder)
+        texts = [f"a {name} film" for name in ADJECTIVES]
+        ids = read(texts, padding="max_length", max_length=12, return_tensors="pt")["input_ids"]
+        return lambda images: model(input_ids=ids, pixel_values=images).logits_per_image.detach()
+
+    return Family(name, "vision", write, stock, ("vision", "text"))
 
 
 FAMILIES = {
@@ -312,6 +343,8 @@ FAMILIES = {
         hf("DINOv2 with registers", "vision", "Dinov2WithRegistersForImageClassification", mlp_ratio=2),
         hf("CLIP", "vision", "CLIPForImageClassification", "vision_config"),
         hf("SigLIP 2", "vision", "SiglipForImageClassification", "vision_config"),
+        zero_shot("CLIP by class names", "CLIPModel", projection_dim=16),
+        zero_shot("SigLIP by class names", "SiglipModel"),
         Family("OpenCLIP", "vision", write_clip, stock_clip, ("vision", "text"), "open_clip"),
     )
 }
@@ -333,7 +366,12 @@ KINDS = (
     "DINOv2 with registers",
     "CLIP",
     "SigLIP 2",
+    "CLIP by class names",
+    "SigLIP by class names",
 )
+ONE_CLASS = [name for name in KINDS if name != "SigLIP by class names"]
+CLASSIFIERS = [name for name in KINDS if FAMILIES[name].library == "transformers" and not FAMILIES[name].towers]
+"""What AutoModelFor…Classification loads."""
 # RoBERTa under another name, and decoders that differ from one of the above in a setting.
 NAMESAKES = ("XLM-RoBERTa", "CamemBERT", "Llama", "Mistral", "Qwen2", "Gemma3")
 

@@ -323,7 +323,7 @@ def test_zero_shot_accuracy_is_followed(clip: Path, pairs: str, tmp_path: Path) 
 def test_tokens_are_open_clips(clip: Path) -> None:
     import open_clip
 
-    read = hs.load(clip, device="cpu").module.reader()
+    read = hs.load(clip, device="cpu").module.tokenize
     texts = ["a photo of a cat", "x" * 400, "", "Ünïcode & <html>"]
     theirs = open_clip.get_tokenizer(f"local-dir:{clip}")(texts)
     assert theirs.shape == (4, CLIP["text_cfg"]["context_length"])

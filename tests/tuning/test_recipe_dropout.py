@@ -34,6 +34,8 @@ PLACES = {
     "DINOv2 with registers": set(),
     "CLIP": set(),
     "SigLIP 2": set(),
+    "CLIP by class names": set(),
+    "SigLIP by class names": set(),
     "Qwen3": set(),
     "Gemma2": set(),
     "OpenCLIP": set(),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, Facts, ImageEncoder, Kind
+from hydrasurgeon.families.hf_encoder.architectures import Activation, Encoder, Epsilon, Facts, ImageEncoder, Kind
 from hydrasurgeon.families.settings import Chance, Edge, patches
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm
 
@@ -78,7 +78,7 @@ def weights(config: Tower, classes: int) -> Iterator[Weight]:
     for weight in _embedding(config):
         yield weight.within(CLIP.prefix, CLIP.tower)
     for layer in range(config.num_hidden_layers):
-        for weight in _layer(config):
+        for weight in layer_weights(config):
             yield weight.within(f"{CLIP.prefix}.{CLIP.layer.format(layer)}", CLIP.tower, layer)
     # CLIP's classifier does not read it, but files have it.
     yield from norm(f"{CLIP.prefix}.post_layernorm", dim, "readout")
@@ -99,7 +99,7 @@ def _embedding(config: Tower) -> Iterator[Weight]:
     yield Weight("embeddings.position_embedding.weight", (tokens, dim), "embedding")
 
 
-def _layer(config: Tower) -> Iterator[Weight]:
+def layer_weights(config: Encoder) -> Iterator[Weight]:
     dim, inner = config.hidden_size, config.intermediate_size
     yield from norm("layer_norm1", dim)
     for name in ("q_proj", "k_proj", "v_proj"):

@@ -30,6 +30,8 @@ class HFClip(HFVariant):
         return isinstance(kind, str) and kind.removesuffix(ALONE) in KINDS
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
+        if any(bare.asked in kind.classes for kind in KINDS.values()):
+            bare = replace(bare, arch=None)  # of a file with both towers, this one
         return super().identify(replace(bare, config=flat(self.required_config(bare), bare.where)))
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.errors import CheckpointError, Disagreement
 from hydrasurgeon.families.hf_encoder.architectures import Dinov2Config, Encoder, ImageEncoder, TextEncoder
 from hydrasurgeon.families.settings import Colours, Edge, Images, Settings, Texts, known, pair, parse
 from hydrasurgeon.files.foreign import parse_json
+from hydrasurgeon.files.manifest import Model
 
 PREPROCESSOR = "preprocessor_config.json"
 """How images are prepared, in the words of transformers."""
@@ -271,7 +272,7 @@ def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     }
 
 
-def processor(images: Images) -> dict[str, Any]:
+def _written(images: Images) -> dict[str, Any]:
     """A preprocessor_config.json for a checkpoint that came without one."""
     _, height, width = images.input_size
     share, squash = images.crop_pct or 1.0, images.crop_mode == "squash"
@@ -287,3 +288,17 @@ def processor(images: Images) -> dict[str, Any]:
         "image_mean": list(images.mean),
         "image_std": list(images.std),
     }
+
+
+def image_processor(model: Model) -> str:
+    """The text of preprocessor_config.json."""
+    return json.dumps(_written(parse(Images, model.preprocess, "model.preprocess")), indent=2) + "\n"
+
+
+def check_recorded(model: Model, files: Mapping[str, str], where: str) -> None:
+    """Refuse companions that are not the ones the manifest speaks of, or say what they may not."""
+    recorded = model.preprocess.get("files_sha256")
+    if files and recorded is not None and recorded != files_sha256(files):
+        what = f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}"
+        raise Disagreement(what, hint="Restore the matching files.")
+    check_files(files, where)

@@ -12,7 +12,7 @@ from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, ManifestError, SurgeryError
+from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError
 from hydrasurgeon.families import families
 from hydrasurgeon.families.base import Bare, Family, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
@@ -32,12 +32,12 @@ from hydrasurgeon.families.hf_encoder.architectures import (
 from hydrasurgeon.families.hf_encoder.companions import (
     PREPROCESSOR,
     check_files,
+    check_recorded,
     check_size,
     companions,
-    files_sha256,
+    image_processor,
     load_tokenizer,
     preprocess,
-    processor,
 )
 from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, known, parse
@@ -105,6 +105,7 @@ class HFEncoder(Family):
     needs_config = True
     refuses_by_config = True
     companions = staticmethod(companions)
+    check_files = staticmethod(check_recorded)
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
     """What config.json says and what tensors are called, by model type."""
     reader: ClassVar[str] = "AutoTokenizer"
@@ -207,13 +208,6 @@ class HFEncoder(Family):
     def kind(self, model: Model) -> Kind:
         return self.kinds[self.config(model).model_type]
 
-    def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
-        recorded = model.preprocess.get("files_sha256")
-        if files and recorded is not None and recorded != files_sha256(files):
-            what = f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}"
-            raise Disagreement(what, hint="Restore the matching files.")
-        check_files(files, where)
-
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
         ours = {weight.name for weight in self.weights(model)}
         return {name: where for name, where in canonical(self.kind(model), stored).items() if name in ours}
@@ -249,9 +243,7 @@ class HFEncoder(Family):
                 config |= {"model_type": OWN_TYPE + config["model_type"], "transformers_weights": STOCK}
         texts["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
-            texts["preprocessor_config.json"] = (
-                json.dumps(processor(parse(Images, model.preprocess, "model.preprocess")), indent=2) + "\n"
-            )
+            texts[PREPROCESSOR] = image_processor(model)
         return texts
 
     def usage(self, manifest: Manifest) -> Usage:
@@ -321,11 +313,7 @@ class HFEncoder(Family):
         return {"neurons": {"width": len(rows[0]), "bits": bits}}
 
     def _cut(self, manifest: Manifest) -> bool:
-        """Whether stock transformers has no class for these weights."""
-        ((name, tower),) = manifest.towers.items()
-        if manifest.kind == "hydra" or manifest.kept_neurons is not None:
-            return True
-        return any(len(row) != tower.heads for row in manifest.kept[name])
+        return is_cut(manifest)
 
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.hf_encoder.modules import build
@@ -404,6 +392,13 @@ def stock(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json, ours or another's, with the `model_type` that transformers knows."""
     kind = config.get("model_type")
     return {**config, "model_type": kind.removeprefix(OWN_TYPE) if isinstance(kind, str) else kind}
+
+
+def is_cut(manifest: Manifest) -> bool:
+    """Whether stock transformers has no class for these weights."""
+    if manifest.kind == "hydra" or manifest.kept_neurons is not None:
+        return True
+    return any(len(row) != manifest.towers[name].heads for name, rows in manifest.kept.items() for row in rows)
 
 
 def _reads_text(model: Model) -> bool:

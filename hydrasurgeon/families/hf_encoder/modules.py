@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,21 +87,29 @@ def shrink_layers(inner: Any, kept: Sequence[Sequence[int]]) -> None:
 
 def library_config(model: Model, config: Config) -> Any:
     """transformers' own record of a model."""
-    from transformers import AutoConfig, logging
+    from transformers import AutoConfig
 
     said = {key: value for key, value in config.library().items() if key not in UNCLASSIFIED}
     labels = dict(enumerate(model.labels or ()))
-    # Newer releases print what they think of token numbers, which nothing here uses.
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
+    with quietly():
         made = AutoConfig.for_model(said.pop("model_type"), **said)
-    finally:
-        logging.set_verbosity(verbosity)
     made.num_labels = max(1, model.num_classes)
     if labels:
         made.id2label, made.label2id = labels, {label: i for i, label in labels.items()}
     return made
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Newer releases print what they think of token numbers, which nothing here uses."""
+    from transformers import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 class Features(nn.Module):

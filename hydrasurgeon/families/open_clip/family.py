@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import ManifestError, UsageError
-from hydrasurgeon.families.base import WEIGHTS, Bare, Family, Usage
+from hydrasurgeon.errors import ManifestError
+from hydrasurgeon.families.base import WEIGHTS, Bare, Usage
 from hydrasurgeon.families.open_clip.configs import SUPPORTED, Config, Preprocess, Text, Vision, config_of, stock_config
-from hydrasurgeon.families.prompts import check_prompts, zero_shot
+from hydrasurgeon.families.prompts import NamedClasses, check_prompts
 from hydrasurgeon.families.settings import Images, known, pair, parse, patches
 from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm
 from hydrasurgeon.files.decided import BESIDE
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from hydrasurgeon.heads import Kept
 
@@ -40,7 +41,7 @@ model = hs.load("DIR")  # open_clip.create_model("local-dir:DIR") too, if no hea
 """How a model card says to run it with OpenCLIP."""
 
 
-class OpenCLIP(Family):
+class OpenCLIP(NamedClasses):
     name = "open_clip"
     scheme = "open_clip"
     example_id = "open_clip:ViT-B-32/laion2b_s34b_b79k"
@@ -50,7 +51,6 @@ class OpenCLIP(Family):
     needs_config = True
     # Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
     downloads = ("open_clip_model.safetensors", BESIDE, "open_clip_config.json", "heads.json")
-    named_classes = True
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
         config, where = self.required_config(bare), f"{bare.where}: open_clip_config.json"
@@ -96,12 +96,11 @@ class OpenCLIP(Family):
     def weights(self, model: Model) -> Iterator[Weight]:
         return weights(config_of(model))
 
-    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
-        names = labels if labels is not None else model.labels
-        if names is None or len(names) != count:
-            what = f"zero-shot classification needs the names of the {count} classes"
-            raise UsageError(what, hint="Give --classes, or data with class names.")
-        return zero_shot(model, names)
+    def tokenizing(self, model: Model, files: Mapping[str, str]) -> Callable[[Sequence[str]], Tensor]:
+        from hydrasurgeon.families.open_clip.modules import tokens
+
+        text = config_of(model).text_cfg
+        return partial(tokens, length=text.context_length, words=text.vocab_size)
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
@@ -121,14 +120,14 @@ class OpenCLIP(Family):
         return "open_clip", "zero-shot-image-classification", USAGE
 
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
-        from hydrasurgeon.families.open_clip.modules import ZeroShot
+        from hydrasurgeon.families.open_clip.modules import OpenCLIPModule
 
-        return ZeroShot.build(model, kept, fresh=fresh)
+        return OpenCLIPModule.build(model, kept, fresh=fresh)
 
     def anatomy(self, module: nn.Module) -> Anatomy:
-        from hydrasurgeon.families.open_clip.modules import ZeroShot, anatomy
+        from hydrasurgeon.families.open_clip.modules import OpenCLIPModule, anatomy
 
-        assert isinstance(module, ZeroShot)
+        assert isinstance(module, OpenCLIPModule)
         return anatomy(module)
 
 

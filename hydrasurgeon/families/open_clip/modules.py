@@ -1,12 +1,9 @@
-"""OpenCLIP's module with any number of heads in each layer, as a classifier of its class names.
-
-logits = exp(logit_scale) · cos(image, class); the text tower that makes the classes is a part of the readout.
-"""
+"""OpenCLIP's module with any number of heads in each layer, as a classifier of its class names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,17 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hydrasurgeon.anatomy.layers import attend
-from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Prompted, Stack
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.anatomy.projections import resize
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.open_clip.configs import config_of
-from hydrasurgeon.families.prompts import prompts
+from hydrasurgeon.families.zero_shot import ZeroShot, images_in, read_first
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept
-
-# Texts that run through the text tower at once.
-CHUNK = 256
 
 
 class HeadAttention(nn.Module):
@@ -58,21 +51,11 @@ class HeadAttention(nn.Module):
         return attend(self.site, query, None if attn_mask is None else attn_mask[None, None]), None
 
 
-class ZeroShot(DiskNamed):
-    """Images → logits over the class names; without class names, → normalised image features."""
-
-    model: Any
-
-    def __init__(self, model: nn.Module, texts: Tensor | None, classes: int) -> None:
-        super().__init__()
-        self.model = model
-        self.classes = classes
-        # Not persistent: which texts there are follows from the manifest.
-        self.register_buffer("texts", texts, persistent=False)
-        self._known: tuple[Any, Tensor] | None = None
+class OpenCLIPModule(ZeroShot):
+    """OpenCLIP's own model, called as files call it."""
 
     @classmethod
-    def build(cls, model: Model, kept: Kept, *, fresh: bool) -> ZeroShot:
+    def build(cls, model: Model, kept: Kept, *, fresh: bool) -> OpenCLIPModule:
         import open_clip
 
         with torch.device("cpu" if fresh else "meta"):
@@ -82,30 +65,21 @@ class ZeroShot(DiskNamed):
                 block.attn = HeadAttention(block.attn, tower, layer, row)
         if inner.attn_mask is not None:  # a buffer that no file brings
             inner.attn_mask = torch.full((inner.context_length,) * 2, float("-inf")).triu_(1)
-        texts = None
-        if model.num_classes:
-            texts = _tokens(prompts(model), inner.context_length, inner.vocab_size)
-        return cls(inner, texts, model.num_classes)
+        return cls(inner, model.num_classes)
 
     def disk_name(self, name: str) -> str:
-        return name.removeprefix("model.").replace(".attn.in_proj.", ".attn.in_proj_")
+        return super().disk_name(name).replace(".attn.in_proj.", ".attn.in_proj_")
 
-    def reader(self) -> Callable[[Sequence[str]], Tensor]:
-        """Texts → token ids, without the module: for worker processes."""
-        return partial(_tokens, length=self.model.context_length, words=self.model.vocab_size)
-
-    def forward(self, inputs: Any) -> Tensor:
-        """Images → logits; token ids, under the name `texts`, → normalised text features."""
-        if isinstance(inputs, Mapping) and "texts" in inputs:
-            return self.text_features(inputs["texts"])
-        return self.logits(self.model.encode_image(_images(inputs)))
-
-    def text_features(self, tokens: Tensor) -> Tensor:
-        features: Tensor = self.model.encode_text(tokens, normalize=True)
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self.model.encode_image(pixels)
         return features
 
-    def image_features(self, pixels: Tensor) -> Tensor:
-        return normalize(self.model.encode_image(pixels), dim=-1)
+    def encode_texts(self, tokens: Tensor) -> Tensor:
+        features: Tensor = self.model.encode_text(tokens)
+        return features
+
+    def text_anatomy(self) -> Anatomy:
+        return _text_anatomy(self.model)
 
     @property
     def image_tower(self) -> nn.Module:
@@ -113,67 +87,9 @@ class ZeroShot(DiskNamed):
         return tower
 
     @property
-    def log_scale(self) -> nn.Parameter:
-        """The logarithm of what the products of features are multiplied by."""
-        scale: nn.Parameter = self.model.logit_scale
-        return scale
-
-    @property
-    def shift(self) -> nn.Parameter | None:
-        """What is added to them."""
-        bias: nn.Parameter | None = self.model.logit_bias
-        return bias
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Image features → logits."""
-        images = normalize(features, dim=-1)
-        return images if self.texts is None else self.compare(images, self.class_features())
-
-    def compare(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Normalised features of images and classes → logits."""
-        logits: Tensor = self.log_scale.exp() * images @ classes.mT
-        return logits if self.shift is None else logits + self.shift
-
-    def text_parts(self) -> tuple[nn.Module | nn.Parameter, ...]:
-        """All that the text tower consists of, and the scale."""
+    def text_towers(self) -> Sequence[nn.Module | nn.Parameter | None]:
         names = ("token_embedding", "positional_embedding", "transformer", "ln_final", "text_projection")
-        parts = (getattr(self.model, name) for name in (*names, "logit_scale", "logit_bias"))
-        return tuple(part for part in parts if part is not None)
-
-    def class_features(self) -> Tensor:
-        """One normalised row for each class, the mean over its prompts; kept for as long as nothing can change it."""
-        parameters = [
-            parameter
-            for part in self.text_parts()
-            for parameter in (part.parameters() if isinstance(part, nn.Module) else (part,))
-        ]
-        # Hooks turn heads off; their numbers are never given twice.
-        blocks = self.model.transformer.resblocks
-        hooks = [number for block in blocks for number in block.attn.out_proj._forward_pre_hooks]
-        if torch.is_grad_enabled() and (hooks or any(p.requires_grad for p in parameters)):
-            return self._encode_classes()
-        versions = [0 if p.is_inference() else p._version for p in parameters]
-        state = hooks, versions, [(p.data_ptr(), p.dtype) for p in parameters]
-        if self._known is None or self._known[0] != state:
-            # An inference tensor would be of no use to a later pass with gradients.
-            with torch.inference_mode(False), torch.no_grad():
-                self._known = state, self._encode_classes()
-        return self._known[1]
-
-    def _encode_classes(self) -> Tensor:
-        assert isinstance(self.texts, Tensor)
-        parts = [self.model.encode_text(some, normalize=True) for some in self.texts.split(CHUNK)]
-        return _mean(torch.cat(parts).unflatten(0, (self.classes, -1)))
-
-
-def _mean(features: Tensor) -> Tensor:
-    """[…, class, template, embed] → one normalised row for each class."""
-    return normalize(features.mean(dim=-2), dim=-1)
-
-
-def _images(inputs: Any) -> Tensor:
-    images: Tensor = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
-    return images
+        return [getattr(self.model, name) for name in names]
 
 
 @cache
@@ -183,14 +99,14 @@ def _tokenizer() -> Any:
     return SimpleTokenizer()
 
 
-def _tokens(texts: Sequence[str], length: int, words: int) -> Tensor:
+def tokens(texts: Sequence[str], length: int, words: int) -> Tensor:
     tokens: Tensor = _tokenizer()(list(texts), context_length=length)
     if int(tokens.max()) >= words:
         raise CheckpointError(f"the text tower knows {words} tokens, OpenCLIP's tokenizer {_tokenizer().vocab_size}")
     return tokens
 
 
-def anatomy(module: ZeroShot) -> Anatomy:
+def anatomy(module: OpenCLIPModule) -> Anatomy:
     """Images run through the vision tower; the text tower stands beside it, in the readout."""
     model: Any = module.model
     visual = model.visual
@@ -200,34 +116,20 @@ def anatomy(module: ZeroShot) -> Anatomy:
         projected: Tensor = pooled @ visual.proj
         return projected
 
-    prompted = None
-    if isinstance(module.texts, Tensor):
-        prompted = Prompted(
-            prompts=module.texts,
-            count=module.classes,
-            tower=_text_anatomy(model),
-            classes=_mean,
-            features=lambda stack: normalize(features(stack), dim=-1),
-            compare=module.compare,
-        )
     return Anatomy(
-        embed=lambda inputs: Stack(visual._embeds(_images(inputs))),
+        embed=lambda inputs: Stack(visual._embeds(images_in(inputs))),
         embed_parts=(visual.conv1, visual.class_embedding, visual.positional_embedding, visual.ln_pre),
         blocks=tuple(_block(block) for block in visual.transformer.resblocks),
         readout=lambda stack: module.logits(features(stack)),
         readout_parts=(visual.ln_post, visual.proj, *module.text_parts()),
         reads=1 if visual.pool_type == "tok" else None,
-        beside=tuple(block.attn.site for block in model.transformer.resblocks),
-        prompted=prompted,
+        beside=tuple(module.text_sites()),
+        prompted=module.prompted(features),
     )
 
 
 def _text_anatomy(model: Any) -> Anatomy:
-    """Token ids → normalised text features, read from the first token.
-
-    A text is read at one token (its end): that one changes places with the first, in the mask too, so that the last
-    layer can be computed for it alone. Under a causal mask nothing behind it counts, and padding is left out.
-    """
+    """Token ids → normalised text features, read from the first token."""
     from open_clip.transformer import text_global_pool
 
     def embed(ids: Tensor) -> Stack:
@@ -236,14 +138,7 @@ def _text_anatomy(model: Any) -> Anatomy:
         at = text_global_pool(
             everywhere[..., None], ids, model.text_pool_type, getattr(model, "text_eos_id", None)
         ).flatten()
-        causal = model.attn_mask
-        length = ids.shape[1] if causal is None else int(at.max()) + 1
-        order = everywhere[:, :length].clone()
-        order.scatter_(1, at[:, None], 0)
-        order[:, 0] = at
-        hidden = model.token_embedding(ids.gather(1, order)) + model.positional_embedding[order]
-        bias = None if causal is None else causal[order[:, :, None], order[:, None]][:, None]
-        return Stack(hidden, bias)
+        return read_first(model.token_embedding(ids) + model.positional_embedding[: ids.shape[1]], at, model.attn_mask)
 
     def readout(stack: Stack) -> Tensor:
         features = model.ln_final(stack.hidden[:, 0])

@@ -1,0 +1,152 @@
+"""transformers' CLIP and SigLIP with both towers: images are classified by the names of classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.anatomy.parts import Anatomy
+from hydrasurgeon.errors import ManifestError
+from hydrasurgeon.families.base import Bare, Usage
+from hydrasurgeon.families.hf_clip.both_towers import ARCHS, read_towers, towers_of, weights
+from hydrasurgeon.families.hf_clip.family import HFClip
+from hydrasurgeon.families.hf_encoder.companions import (
+    CONFIG,
+    PREPROCESSOR,
+    check_files,
+    check_recorded,
+    check_size,
+    companions,
+    files_sha256,
+    image_processor,
+    preprocess,
+)
+from hydrasurgeon.families.hf_encoder.family import OWN_TYPE, STOCK, is_cut, stock
+from hydrasurgeon.families.prompts import NamedClasses, check_prompts
+from hydrasurgeon.families.settings import Images, parse
+from hydrasurgeon.files.manifest import Manifest, Model, Tower
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.heads import Kept
+
+USAGE = """
+import hydrasurgeon as hs
+
+model = hs.load("DIR")  # transformers.{arch}.from_pretrained("DIR") too, if no head or neuron is gone
+"""
+"""How a model card says to run it."""
+
+
+class HFZeroShot(NamedClasses):
+    name = "transformers"
+    scheme = "hf"
+    layout = ("config.json",)
+    needs_config = True
+    refuses_by_config = True
+    companions = staticmethod(companions)
+
+    def recognises(self, bare: Bare) -> bool:
+        """Both towers; `--arch transformers:CLIPForImageClassification` reads that of images alone."""
+        config = stock(bare.config or {})
+        arch = ARCHS.get(str(config["model_type"]))
+        return arch is not None and config.get("architectures") == [arch] and bare.asked is None
+
+    def covers(self, model: Model) -> bool:
+        return "text_config" in model.config
+
+    def check_config(self, config: Mapping[str, Any], where: str) -> None:
+        HFClip().check_config(config, where)
+
+    def identify(self, bare: Bare) -> tuple[Model, str | None]:
+        config, where = stock(self.required_config(bare)), bare.where
+        self.check_config(config, where)
+        read = read_towers(config, where)
+        check_files(bare.files, where)
+        words = _of_texts(bare.files)
+        hashed = {"files_sha256": files_sha256(words)} if words else {}
+        model = Model(
+            family="transformers",
+            arch=ARCHS[read.model_type],
+            config=read.written(),
+            num_classes=0,
+            preprocess={**preprocess(read.vision_config, bare.files, where), **hashed},
+            problem="multi_label" if read.model_type == "siglip" else "single_label",
+        )
+        alone = f"--arch transformers:{HFClip.kinds[read.model_type].classes[0]}"
+        notes = [f"classes are told by their names; {alone} reads the image tower alone"]
+        if PREPROCESSOR not in bare.files:
+            notes.append(f"no {PREPROCESSOR}: {read.model_type}'s usual preprocessing is assumed")
+        return model, f"{where}: {'; '.join(notes)}"
+
+    def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
+        config = towers_of(model, f"{where}: model.config")
+        if model.arch != ARCHS[config.model_type]:
+            raise ManifestError(f"{where}: model.arch: {model.arch[:60]!r} is no {config.model_type} of both towers")
+        super().check(model, towers, where)
+        check_prompts(model, config.zero_shot, where)
+        at = f"{where}: model.preprocess"
+        check_size(config.vision_config, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)
+
+    def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
+        check_recorded(model, _of_texts(files), where)
+
+    def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
+        ours = {weight.name for weight in self.weights(model)}
+        return {name: name for name in stored if name in ours}
+
+    def towers(self, model: Model) -> dict[str, Tower]:
+        config = towers_of(model)
+        return {
+            name: Tower(
+                layers=tower.num_hidden_layers,
+                heads=tower.num_attention_heads,
+                head_dim=tower.hidden_size // tower.num_attention_heads,
+                dim=tower.hidden_size,
+            )
+            for name, tower in (("vision", config.vision_config), ("text", config.text_config))
+        }
+
+    def weights(self, model: Model) -> Iterator[Weight]:
+        return weights(towers_of(model))
+
+    def directory(self, manifest: Manifest) -> dict[str, str]:
+        model = manifest.model
+        config = {**towers_of(model).library(), "architectures": [model.arch]}
+        if is_cut(manifest):
+            config |= {"model_type": OWN_TYPE + config["model_type"], "transformers_weights": STOCK}
+        return {
+            "config.json": json.dumps(config, indent=2, sort_keys=True) + "\n",
+            PREPROCESSOR: image_processor(model),
+        }
+
+    def usage(self, manifest: Manifest) -> Usage:
+        return "transformers", "zero-shot-image-classification", USAGE.format(arch=manifest.model.arch)
+
+    def tokenizing(self, model: Model, files: Mapping[str, str]) -> Callable[[Sequence[str]], Tensor]:
+        from hydrasurgeon.families.hf_clip.zero_shot_modules import tokens
+
+        text = towers_of(model).text_config
+        called = json.loads(files.get(CONFIG, "{}")).get("tokenizer_class", "")
+        facts = (text.model_type, text.max_position_embeddings, text.vocab_size, called)
+        return partial(tokens, files=dict(files), facts=facts)
+
+    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+        from hydrasurgeon.families.hf_clip.zero_shot_modules import build
+
+        return build(model, towers_of(model), kept, fresh=fresh)
+
+    def anatomy(self, module: nn.Module) -> Anatomy:
+        from hydrasurgeon.families.hf_clip.zero_shot_modules import BothTowers, anatomy
+
+        assert isinstance(module, BothTowers)
+        return anatomy(module)
+
+
+def _of_texts(files: Mapping[str, str]) -> dict[str, str]:
+    """Without the file that says how images are prepared: the manifest holds what it said."""
+    return {name: text for name, text in files.items() if name != PREPROCESSOR}

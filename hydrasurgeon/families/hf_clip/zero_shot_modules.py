@@ -1,0 +1,161 @@
+"""transformers' CLIP and SigLIP with any number of heads in each layer of both towers, by class names."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
+from hydrasurgeon.families.hf_clip.both_towers import ARCHS, Towers
+from hydrasurgeon.families.hf_encoder.companions import load_tokenizer
+from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
+from hydrasurgeon.families.hf_encoder.modules import attention_of, quietly, real_buffers
+from hydrasurgeon.families.zero_shot import ZeroShot, images_in, read_first
+from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.heads import Kept
+
+HIGHEST = 2
+"""What old CLIPs call the token that a text is read at: it is the one of the highest number."""
+
+
+class BothTowers(ZeroShot):
+    """The library's own model, of which only the towers are called."""
+
+    def __init__(self, model: nn.Module, classes: int, kept: Kept, config: Towers) -> None:
+        super().__init__(model, classes)
+        self.kept, self.clip, self.pairwise = kept, config.model_type == "clip", config.model_type == "siglip"
+        self.end = getattr(config.text_config, "eos_token_id", 0)
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        return self.projected("visual_projection", self.model.vision_model(pixel_values=pixels).pooler_output)
+
+    def encode_texts(self, tokens: Tensor) -> Tensor:
+        return self.projected("text_projection", self.model.text_model(input_ids=tokens).pooler_output)
+
+    def projected(self, name: str, pooled: Tensor) -> Tensor:
+        """CLIP's features, by the projection of this name; SigLIP's end where images and texts meet."""
+        features: Tensor = getattr(self.model, name)(pooled) if self.clip else pooled
+        return features
+
+    def text_anatomy(self) -> Anatomy:
+        text = self.model.text_model
+        last = None if self.clip else text.head
+
+        def embed(ids: Tensor) -> Stack:
+            hidden = text.embeddings(input_ids=ids)
+            if not self.clip:
+                return read_first(hidden, torch.full_like(ids[:, 0], ids.shape[1] - 1), None)
+            at = (ids if self.end == HIGHEST else torch.eq(ids, self.end).int()).argmax(dim=-1)
+            never = torch.full((ids.shape[1],) * 2, float("-inf"), device=ids.device, dtype=hidden.dtype)
+            return read_first(hidden, at, never.triu(1))
+
+        def readout(stack: Stack) -> Tensor:
+            pooled = text.final_layer_norm(stack.hidden[:, 0])
+            features = self.projected("text_projection", pooled if last is None else last(pooled))
+            return nn.functional.normalize(features, dim=-1)
+
+        parts = (text.final_layer_norm, last, getattr(self.model, "text_projection", None))
+        return Anatomy(
+            embed=embed,
+            embed_parts=(text.embeddings,),
+            blocks=self.blocks("text"),
+            readout=readout,
+            readout_parts=tuple(part for part in parts if part is not None),
+            reads=1,
+        )
+
+    def blocks(self, tower: str) -> tuple[Block, ...]:
+        """A tower's layers."""
+        none, layers = nn.Identity(), layers_of(self.model, tower)
+        sites = (attention_of(layer, tower, at, self.kept[tower][at]) for at, layer in enumerate(layers))
+        return tuple(
+            Block(layer.layer_norm1, site, none, layer.layer_norm2, layer.mlp, none)
+            for layer, site in zip(layers, sites, strict=True)
+        )
+
+    @property
+    def image_tower(self) -> nn.Module:
+        tower: nn.Module = self.model.vision_model
+        return tower
+
+    @property
+    def text_towers(self) -> Sequence[nn.Module | nn.Parameter | None]:
+        return [self.model.text_model, getattr(self.model, "text_projection", None)]
+
+
+def build(model: Model, config: Towers, kept: Kept, *, fresh: bool) -> BothTowers:
+    """A model of the library with so many heads in each layer."""
+    import transformers
+
+    said = {key: value for key, value in config.library().items() if key != "model_type"}
+    cls = getattr(transformers, ARCHS[config.model_type])
+    with quietly(), torch.device("cpu" if fresh else "meta"):
+        inner: Any = cls(cls.config_class(**said))
+    for tower in ("vision", "text"):
+        for layer, row in zip(layers_of(inner, tower), kept[tower], strict=True):
+            shrink(attention_site(layer), row)
+    real_buffers(inner)
+    return BothTowers(inner, model.num_classes, kept, config)
+
+
+def layers_of(inner: Any, tower: str) -> Sequence[Any]:
+    """A tower's layers, as the library has them."""
+    layers: Sequence[Any] = getattr(inner, f"{tower}_model").encoder.layers
+    return layers
+
+
+def anatomy(module: BothTowers) -> Anatomy:
+    """Images run through the vision tower; the text tower stands beside it, in the readout."""
+    base, clip = module.model.vision_model, module.clip
+    embedding = (base.embeddings, base.pre_layrnorm) if clip else (base.embeddings,)
+
+    def embed(inputs: Any) -> Stack:
+        hidden = images_in(inputs)
+        for part in embedding:
+            hidden = part(hidden)
+        return Stack(hidden)
+
+    def features(stack: Stack) -> Tensor:
+        pooled = base.post_layernorm(stack.hidden[:, 0] if clip else stack.hidden)
+        return module.projected("visual_projection", pooled if clip else base.head(pooled))
+
+    last = module.model.visual_projection if clip else base.head
+    return Anatomy(
+        embed=embed,
+        embed_parts=embedding,
+        blocks=module.blocks("vision"),
+        readout=lambda stack: module.logits(features(stack)),
+        readout_parts=(base.post_layernorm, last, *module.text_parts()),
+        reads=1 if clip else None,
+        beside=tuple(module.text_sites()),
+        prompted=module.prompted(features),
+    )
+
+
+def tokens(texts: Sequence[str], *, files: Mapping[str, str], facts: tuple[str, int, int, str]) -> Tensor:
+    """Token ids of texts, as the type's own processor makes them; `facts`: the type, tokens of a text, words, and what
+    class the tokenizer is of."""
+    kind, length, words, called = facts
+    if kind == "siglip":
+        texts = [canonical(text, bare=called.startswith("SiglipTokenizer")) for text in texts]
+    read = _tokenizer(tuple(sorted(files.items())), kind, words)
+    made = read(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    ids: Tensor = made["input_ids"]
+    return ids
+
+
+def canonical(text: str, *, bare: bool) -> str:
+    """As SigLIP's texts are written: in lower case, the first version's without punctuation."""
+    text = text.lower()
+    return re.sub(r"\s+", " ", text.translate(str.maketrans("", "", string.punctuation))).strip() if bare else text
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(files: tuple[tuple[str, str], ...], kind: str, words: int) -> Any:
+    return load_tokenizer(dict(files), kind, words)
