@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.families.hf_clip.both_towers import ARCHS, Towers
-from hydrasurgeon.families.hf_encoder.companions import load_tokenizer
+from hydrasurgeon.families.hf_encoder.companions import load_tokenizer, quietly
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
-from hydrasurgeon.families.hf_encoder.modules import attention_of, quietly, real_buffers
+from hydrasurgeon.families.hf_encoder.modules import attention_of, real_buffers
 from hydrasurgeon.families.zero_shot import ZeroShot, images_in, read_first
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept

@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -182,12 +183,25 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int, reader
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        with blamed(f"{where} cannot be made of {named}", hide=folder):
+        with blamed(f"{where} cannot be made of {named}", hide=folder), quietly():
             made = getattr(transformers, reader).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if made.pad_token_id is None:
         raise CheckpointError(f"{where} has no token for padding", hint=f"Name one as pad_token in {CONFIG}.")
     _check_numbers(made.get_vocab().values(), words, where)
     return made
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Newer releases print what they think of token numbers, which nothing here uses."""
+    from transformers import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _numbers(vocabulary: Any) -> list[int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.hf_encoder.architectures import KINDS, UNCLASSIFIED, Kind, class_name, has_pooler
 from hydrasurgeon.families.hf_encoder.architectures import Encoder as Config
+from hydrasurgeon.families.hf_encoder.companions import quietly
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, encoder_layers, shrink
 from hydrasurgeon.files.manifest import Model
 
@@ -97,19 +97,6 @@ def library_config(model: Model, config: Config) -> Any:
     if labels:
         made.id2label, made.label2id = labels, {label: i for i, label in labels.items()}
     return made
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Newer releases print what they think of token numbers, which nothing here uses."""
-    from transformers import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 class Features(nn.Module):
