@@ -8,7 +8,7 @@ from typing import Any
 from built import build
 from decided import decision, prediction
 from searched import circuits
-from timed import fused, modes, report, surgery, text, verify
+from timed import fused, modes, report, surgery, text, tuning, verify
 from traded import compensation, trunk
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
@@ -22,6 +22,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "trunk": trunk,
     "compensation": compensation,
     "text": text,
+    "tuning": tuning,
     "decision": decision,
     "build": build,
     "predict": prediction,

@@ -85,6 +85,23 @@ def verify(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def tuning(results: dict[str, Any]) -> list[str]:
+    about = results["machine"]
+    rows = [
+        [name, f"{r['seconds']:.0f}", f"{r['ratio']:.2f}", f"{r['peak_mb']:.0f}"]
+        for name, r in results["results"].items()
+    ]
+    return [
+        "## Tuning a hydra",
+        "",
+        f"A text encoder of MiniLM's sizes with random weights, {results['texts']:,} texts, two epochs; members behind three",
+        "shared layers of six, whose other layers are whole or keep 8 of 12 heads and half the neurons;",
+        f"{about['cpu']}, {about['cores']} cores, torch {about['torch']}; whole processes in turn, medians of {results['runs']} runs.",
+        "",
+        *table(["", "seconds", "of one whole model", "peak memory MB"], rows),
+    ]
+
+
 def fused(results: dict[str, Any]) -> list[str]:
     about = results["machine"]
     runs = [p["runs"] for points in results["results"].values() for p in points]
