@@ -147,7 +147,7 @@ def with_seen(state: State, logits: Tensor, features: Tensor | None) -> State:
             decided = decided_in_steps(state, cascade, in_steps(state, cascade, logits[rows], read)[0])
         answers.update(decided.answers())
         uncertainty += float(decided.total.double().sum())
-        predicted.append(torch.bincount(decided.label, minlength=decided.probs.shape[-1]))
+        predicted.append(torch.bincount(decided.probs.argmax(dim=-1), minlength=decided.probs.shape[-1]))
     seen = Seen(
         rows=len(logits),
         unfamiliar=answers["unfamiliar"],

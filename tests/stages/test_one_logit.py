@@ -18,6 +18,8 @@ from tiny_members import KEPTS, member, tune
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, HydraError
+from hydrasurgeon.stages.monitor import monitor
+from hydrasurgeon.stages.probe import probe
 
 BERT = FAMILIES["BERT"]
 
@@ -237,6 +239,21 @@ def test_calibrated_as_platt(reranker: Path, tmp_path: Path) -> None:
     )
 
 
+def test_probed_by_the_loss_of_eval(reranker: Path, tmp_path: Path) -> None:
+    """Losses with and without heads are eval's NLL of the model and of the pruned one."""
+    data, other = table(tmp_path / "d.jsonl", mixed(20)), table(tmp_path / "o.jsonl", mixed(20, 3), seed=3)
+    how = {"method": "magnitude", "keep": 2, "device": "cpu"}
+    report = probe(reranker, data=data, shift=other, draws=2, **how)
+    pruned = hs.prune(reranker, method="magnitude", keep=2, out=tmp_path / "p.safetensors").path
+    nlls = [
+        hs.evaluate(model, data=spec, device="cpu").report.results[0].id.nll
+        for model in (reranker, pruned)
+        for spec in (data, other)
+    ]
+    losses = report.proposition.losses
+    assert [losses.clean, losses.noisy, losses.clean_pruned, losses.noisy_pruned] == pytest.approx(nlls, abs=1e-5)
+
+
 def test_what_is_promised_holds(tmp_path: Path) -> None:
     """Over many draws, precision and the miss rate break their bound in at most δ of them."""
     from hydrasurgeon.decision.abstain import fit_limits
@@ -439,6 +456,24 @@ def test_its_members_answer_in_turn(reranker: Path, tmp_path: Path) -> None:
     by_drop = hs.calibrate(hydra, max_drop=30, out=tmp_path / "d.safetensors", **how).decision.cascade
     assert by_drop is not None
     assert max(drop.high for drop in by_drop.drops.values()) <= 30 or not by_drop.certified
+
+
+def test_monitored(reranker: Path, tmp_path: Path) -> None:
+    """What calibration saw is what predict answers on the same data; answers that all say no have drifted."""
+    data, out = likely(tmp_path / "d.jsonl", reranker, 200), tmp_path / "c.safetensors"
+    done = hs.calibrate(reranker, data=data, ood_score="msp", risk=0.55, out=out, device="cpu")
+    rows = hs.predict(out, data=data, device="cpu")
+    seen, yes = done.decision.seen, sum(row["probability"] > 0.5 for row in rows)
+    assert seen is not None
+    assert seen.predicted == (200 - yes, yes)
+    hs.predict(out, data=data, device="cpu", out=tmp_path / "a.jsonl")
+    drift = monitor(tmp_path / "a.jsonl", against=out).drift
+    assert drift.answers.predicted == seen.predicted
+    assert not drift.drifted
+    (tmp_path / "n.jsonl").write_text("".join(json.dumps({**row, "logit": -1.0}) + "\n" for row in rows))
+    shifted = monitor(tmp_path / "n.jsonl", against=out).drift
+    assert shifted.drifted
+    assert f"most of all no from {1 - yes / 200:.1%} to 100.0%" in shifted.sentence
 
 
 def test_fractions_are_no_classes(tmp_path: Path) -> None:
