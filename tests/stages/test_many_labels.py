@@ -16,6 +16,7 @@ from tiny_members import KEPTS, member, tune
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, HydraError
+from hydrasurgeon.files.manifest import parse_manifest, sidecar
 from hydrasurgeon.stages.export import export
 
 BERT, NAMES = FAMILIES["BERT"], ("red", "round", "small")
@@ -315,6 +316,10 @@ def test_members_answer_in_turn(tagger: Path, tmp_path: Path) -> None:
         said = each >= constants.thresholds
         assert result.id.micro_f1 == pytest.approx(metrics.f1_score(y, said, average="micro"), abs=1e-9)
         assert result.id.nll == pytest.approx(-np.log(np.where(y > 0, each, 1 - each)).mean(), abs=1e-5)
+    said = json.loads(sidecar(out).read_text())
+    said["decision"]["cascade"]["temperatures"] = [1.0, 1.0]
+    with pytest.raises(HydraError, match="cascade: temperatures of 2 labels, the hydra has 3"):
+        parse_manifest(json.dumps(said), "x")
     # So much may be lost that one member answers nearly alone, and that is certain.
     loose = hs.calibrate(hydra, max_drop=99, out=tmp_path / "loose.safetensors", **how).decision.cascade
     assert loose is not None
