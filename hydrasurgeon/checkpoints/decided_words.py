@@ -67,12 +67,15 @@ def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:
     first, gate = cascade.order[: cascade.steps[0]], cascade.gate
     who = f"member {first[0]}" if len(first) == 1 else f"members {first[0]} and {first[1]}"
     score = GATES.get(gate.score, ood_score)
+    if cascade.temperatures is not None and gate.score == "msp":
+        score = "the doubt about the least sure label"
     bounds = [f"from {gate.low:.4g}"] if gate.low is not None else []
     bounds += [f"to {gate.high:.4g}"] if gate.high is not None else []
     window = f"{score} {' '.join(bounds)}" if bounds else "every sample"
-    names = {"accuracy": "accuracy", "auroc": "AUROC", "fpr95": "FPR95", "cov5": "coverage at 5 % risk"}
+    names = {"micro_f1": "micro F1", "auroc": "AUROC", "fpr95": "FPR95", "cov5": "coverage at 5 % risk"}
     drops = ", ".join(
-        f"{names[name]} {drop.drop:+.1f} [{drop.low:+.1f}, {drop.high:+.1f}]" for name, drop in cascade.drops.items()
+        f"{names.get(name, name)} {drop.drop:+.1f} [{drop.low:+.1f}, {drop.high:+.1f}]"
+        for name, drop in cascade.drops.items()
     )
     wanted = (
         f"{cascade.max_drop:g} points"

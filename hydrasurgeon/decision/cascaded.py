@@ -2,7 +2,8 @@
 
 Each row gets the calibrated answer of its own members, so that it does not matter which rows it came with; what is
 promised (sets, abstention, fraction flagged) has thresholds that were taken on such answers. The gate looks at a score
-of the first members alone; rows go on where low ≤ score ≤ high.
+of the first members alone; rows go on where low ≤ score ≤ high. A yes or no is least sure where its answer changes; a
+sample of many labels is as unsure as the least sure of them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydrasurgeon.decision import temperature
-from hydrasurgeon.decision.probabilities import Logits, Scores, member_probs
+from hydrasurgeon.decision.probabilities import Scores, member_probs, yes_or_no
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import Decided, Prediction, State, decide
 from hydrasurgeon.files.decided import Cascade, Gate, Seen
 
 Answered = TypeVar("Answered", bound=Prediction)
+EDGE = 1e-12
+"""How near to 0 and 1 thresholds count: beyond, a label is always or never answered."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,11 @@ def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
     record = state.record
     ood = record.ood.model_copy(update={"threshold": cascade.ood_threshold})
     changes: dict[str, Any] = {"ood": ood, "conformal": cascade.conformal, "abstain": cascade.abstain, "cascade": None}
+    changes["limits"] = cascade.limits
     if len(members) < len(cascade.order):
-        changes |= {"temperature": cascade.temperature, "joint": None}
+        changes |= {"temperature": cascade.temperature, "joint": None, "bias": cascade.bias}
+        if record.labels is not None:
+            changes["labels"] = record.labels.model_copy(update={"temperatures": cascade.temperatures})
     fitted = None if state.fitted is None else state.fitted.among(members)
     return State(record.model_copy(update=changes), fitted)
 
@@ -59,23 +65,40 @@ def lets(gate: Gate, scores: Scores) -> Bool[Tensor, " sample"]:
     return (scores >= low) & (scores <= high)
 
 
-def own_score(kind: str, logits: Logits) -> Scores:
-    """A score of the first members' logits alone; `disagreement` is ½ Σ_c |p_1 − p_2| of the first two."""
-    if kind != "disagreement":
-        return ON_LOGITS[kind](logits, 1.0)
-    probs = member_probs(logits)
-    return (probs[:, 0] - probs[:, 1]).abs().sum(dim=-1) / 2
+def own_score(kind: str, logits: Tensor) -> Scores:
+    """A score of the first members' choices alone, of many labels the largest; `disagreement` is ½ Σ_c |p_1 − p_2| of
+    the first two."""
+    if kind == "disagreement":
+        probs = member_probs(logits)
+        scores = (probs[:, 0] - probs[:, 1]).abs().sum(dim=-1) / 2
+    else:
+        scores = ON_LOGITS[kind](logits, 1.0)
+    return scores if scores.dim() == 1 else scores.amax(dim=1)
 
 
-def gate_scores(state: State, cascade: Cascade, logits: Logits, features: Tensor | None) -> Scores:
-    """What the gate looks at, from what its first members said; temperature has no say in who goes on."""
+def gate_scores(state: State, cascade: Cascade, logits: Tensor, features: Tensor | None) -> Scores:
+    """What the gate looks at, from what its first members said; of classes, temperature has no say in who goes on."""
+    first = step_state(state, cascade, cascade.starters)
     if cascade.gate.score == "ood":
-        return step_state(state, cascade, cascade.starters).ood_score(logits, features)
-    return own_score(cascade.gate.score, logits)
+        return first.ood_score(logits, features)
+    return own_score(cascade.gate.score, _centred(first, first.choices(logits)))
+
+
+def _centred(first: State, choices: Tensor) -> Tensor:
+    """Choices between no and yes, calibrated and moved so that the answer changes at ½; others as they are."""
+    record = first.record
+    if record.labels is not None:
+        at = torch.tensor(record.labels.thresholds, dtype=torch.float64).logit(eps=EDGE)
+        odds = choices[..., 1].double() / torch.tensor(record.labels.temperatures, dtype=torch.float64) - at
+    elif record.bias is not None:
+        odds = choices[..., 1].double() / record.temperature + record.bias
+    else:
+        return choices
+    return yes_or_no(odds[..., None])
 
 
 def in_steps(
-    state: State, cascade: Cascade, logits: Logits, features: Tensor | None
+    state: State, cascade: Cascade, logits: Tensor, features: Tensor | None
 ) -> tuple[list[Said], Bool[Tensor, " sample"]]:
     """What the cascade would have said where all members were run; and which rows go on."""
     first, every = list(cascade.starters), tuple(range(len(cascade.order)))
@@ -111,7 +134,7 @@ def joined(each: Sequence[Answered], order: Tensor | slice = slice(None)) -> Ans
     return kind(**{field.name: torch.cat([getattr(one, field.name) for one in each])[order] for field in fields(kind)})
 
 
-def with_seen(state: State, logits: Logits, features: Tensor | None) -> State:
+def with_seen(state: State, logits: Tensor, features: Tensor | None) -> State:
     """The state, and in its record what it makes of these samples."""
     cascade, answers = state.record.cascade, Counter[str | int]()
     uncertainty, predicted = 0.0, []
@@ -124,7 +147,7 @@ def with_seen(state: State, logits: Logits, features: Tensor | None) -> State:
             decided = decided_in_steps(state, cascade, in_steps(state, cascade, logits[rows], read)[0])
         answers.update(decided.answers())
         uncertainty += float(decided.total.double().sum())
-        predicted.append(torch.bincount(decided.label, minlength=decided.probs.shape[-1]))
+        predicted.append(torch.bincount(decided.probs.argmax(dim=-1), minlength=decided.probs.shape[-1]))
     seen = Seen(
         rows=len(logits),
         unfamiliar=answers["unfamiliar"],

@@ -29,7 +29,7 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import calibrated, fit_joint, nll_of, nll_of_shares, platt, temperature_of
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import FITTED, OF_CLASSIFIERS, ZERO_SHOT, Decision, Joint, Ood
+from hydrasurgeon.files.decided import FITTED, OF_CLASSIFIERS, ZERO_SHOT, Decision, Joint, Ood, Penalty
 from hydrasurgeon.options.deciding import CalibrateOptions
 
 Chooser = Literal["option", "ood", "perturbed", "default"]
@@ -165,9 +165,19 @@ def fit_state(
 
 def _promises(fitting: Outputs, certifying: Outputs, constants: Constants, promise: CalibrateOptions) -> dict[str, Any]:
     """Prediction sets, and when to abstain."""
-    probs, truth, penalty = certifying.probs(*constants), certifying.truth, None
+    probs, penalty = certifying.probs(*constants), None
     if promise.conformal == "raps":
         penalty = fit_penalty(fitting.probs(*constants), fitting.truth, coverage=promise.coverage)
+    return promised(probs, certifying, promise, penalty)
+
+
+def promised(
+    probs: Probs, certifying: Outputs, promise: CalibrateOptions, penalty: Penalty | None = None
+) -> dict[str, Any]:
+    """Prediction sets, and when to abstain, of these probabilities of what certifies."""
+    truth = certifying.truth
+    if truth.dim() > 1:
+        return {"conformal": fit_sets(probs, truth.bool(), promise.coverage)}
     sets = fit_conformal(probs, truth, method=promise.conformal, coverage=promise.coverage, penalty=penalty)
     if promise.risk is None:
         return {"conformal": sets}
@@ -200,7 +210,7 @@ def fit_label_state(
         temperature=1.0,
         labels=constants,
         ood=Ood(score=kind, threshold=threshold, id_flagged=promise.id_flagged, chosen_by=chosen_by, auroc=auroc),
-        conformal=fit_sets(chances, truth.bool(), promise.coverage),
+        **promised(chances, certifying, promise),
         nll=losses,
         fitted=len(fitting.logits),
         certified=len(certifying.logits),

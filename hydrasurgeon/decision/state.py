@@ -26,13 +26,20 @@ class State:
     fitted: EnsembleScore | None = None
     """None for an OOD score of the logits alone."""
 
-    def probs(self, logits: Logits) -> Probs:
-        """Calibrated probabilities."""
-        return calibrated(yes_or_no(logits), self.record.temperature, self.record.joint, self.record.bias)
+    def choices(self, logits: Tensor) -> Tensor:
+        """What a model says, as choices between classes: [sample, member, class], of many labels one for each."""
+        return yes_or_no(logits if self.record.labels is None or logits.dim() == 4 else logits[..., None])
 
-    def ood_score(self, logits: Logits, features: Tensor | None) -> Scores:
+    def probs(self, logits: Tensor) -> Probs:
+        """Calibrated probabilities: of classes, or of each label."""
+        record, logits = self.record, self.choices(logits)
+        if record.labels is not None:
+            return probs_of(logits, record.labels.temperatures)
+        return calibrated(logits, record.temperature, record.joint, record.bias)
+
+    def ood_score(self, logits: Tensor, features: Tensor | None) -> Scores:
         """How likely samples are OOD: of the logits that the model gives, for temperature is about probabilities."""
-        return scores_of(self.record.ood.score, logits, features, self.fitted)
+        return scores_of(self.record.ood.score, self.choices(logits), features, self.fitted)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a file stores of it, by name."""
@@ -121,7 +128,7 @@ def _labelled(choices: Tensor, constants: PerLabel | None) -> Prediction:
 
 def decide(state: State, logits: Logits, features: Tensor | None) -> Decided:
     """What a state makes of logits and features."""
-    record, logits = state.record, yes_or_no(logits)
+    record, logits = state.record, state.choices(logits)
     plain = (
         undecided(logits, record.temperature, record.joint, record.bias)
         if record.labels is None

@@ -76,6 +76,15 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
+def _silent_of(*names: str) -> Any:
+    """A serializer: files say nothing of these fields where they are None."""
+
+    def said(self: Record, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name not in names or value is not None}
+
+    return model_serializer(mode="wrap")(said)
+
+
 class Joint(Record):
     """The joint calibration of an ensemble, used instead of the temperature."""
 
@@ -239,17 +248,25 @@ class Cascade(Record):
     cost: CascadeCost
     temperature: Positive
     """Temperature of rows that the first members answer; others have the hydra's."""
+    bias: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """Of one logit, beside that temperature; absent from others."""
+    temperatures: tuple[Positive, ...] | None = None
+    """Of many labels, each one's instead of it; absent from others. Thresholds are the hydra's."""
     ood_threshold: float
     conformal: Conformal
     abstain: Abstention | None = None
+    limits: Limits | None = None
+    """Instead of `abstain`, of one logit; absent from others."""
     max_drop: float | None = Field(default=None, ge=0, le=100)
     """What it was to lose at most; or … """
     budget: float | None = Field(default=None, gt=0, le=1e6)
     """… cost at most."""
-    drops: dict[Literal["accuracy", "auroc", "fpr95", "cov5"], Drop]
-    """On validation samples that chose nothing; AUROC and FPR95 against the OOD sets, their mean."""
+    drops: dict[Literal["accuracy", "micro_f1", "auroc", "fpr95", "cov5"], Drop]
+    """On validation samples that chose nothing; AUROC and FPR95 against the OOD sets, their mean. Many labels have
+    micro F1 instead of accuracy and coverage."""
     certified: bool
     """Whether every interval lies below `max_drop`."""
+    _silent = _silent_of("bias", "temperatures", "limits")
 
     @property
     def starters(self) -> tuple[int, ...]:
@@ -266,6 +283,7 @@ class Cascade(Record):
         first, last = self.steps
         expected = self.cost.first + self.shares[1] * self.cost.rest
         kept = self.max_drop is not None and all(d.high <= self.max_drop for d in self.drops.values())
+        lost = ("accuracy", "auroc", "fpr95", "cov5") if self.temperatures is None else ("micro_f1", "auroc", "fpr95")
         must(
             (sorted(self.order) == list(range(len(self.order))), f"order: not each of {len(self.order)} members once"),
             (
@@ -285,7 +303,7 @@ class Cascade(Record):
                 f"cost: expected is {self.cost.expected:g}, its parts make {expected:g}",
             ),
             ((self.max_drop is None) != (self.budget is None), "either max_drop or budget says what was wanted"),
-            (set(self.drops) == {"accuracy", "auroc", "fpr95", "cov5"}, "drops: of accuracy, auroc, fpr95 and cov5"),
+            (set(self.drops) == {*lost}, f"drops: of {', '.join(lost[:-1])} and {lost[-1]}"),
             (self.certified == kept, "certified: says other than the intervals of the drops"),
         )
         return self
@@ -339,6 +357,12 @@ class Decision(Record):
     """How to answer most inputs by few members; absent without it."""
     seen: Seen | None = None
     """What it answered on all validation samples; absent from states of older versions."""
+    _silent = _silent_of("cascade", "seen", "bias", "limits", "labels")
+
+    @property
+    def temperatures(self) -> tuple[float, ...] | None:
+        """Of many labels, each one's."""
+        return None if self.labels is None else self.labels.temperatures
 
     @property
     def promised(self) -> dict[str, Any]:
@@ -351,18 +375,18 @@ class Decision(Record):
         """The cascade promises what the hydra does: other thresholds, for other answers."""
         if self.cascade is not None:
             sets = [(each.conformal.method, each.conformal.coverage) for each in (self, self.cascade)]
-            risks = [None if a is None else (a.risk, a.delta) for a in (self.abstain, self.cascade.abstain)]
+            risks = [
+                [None if a is None else (a.risk, a.delta) for a in (each.abstain, each.limits)]
+                for each in (self, self.cascade)
+            ]
+            labels = [None if each is None else len(each) for each in (self.temperatures, self.cascade.temperatures)]
             must(
                 (sets[0] == sets[1], "cascade: promises other prediction sets than the hydra"),
                 (risks[0] == risks[1], "cascade: promises another risk than the hydra"),
+                ((self.bias is None) == (self.cascade.bias is None), "cascade: a bias belongs to one logit"),
+                (labels[0] == labels[1], f"cascade: temperatures of {labels[1]} labels, the hydra has {labels[0]}"),
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Files without a cascade say nothing of one; so with what belongs to other problems."""
-        optional = ("cascade", "seen", "bias", "limits", "labels")
-        return {name: value for name, value in handler(self).items() if name not in optional or value is not None}
 
 
 def stored_name(member: int, part: str) -> str:

@@ -152,7 +152,7 @@ class CalibrateOptions(Answering, Output):
         le=100,
         metavar="P",
         recorded=True,
-        help="Points of accuracy, AUROC, FPR95 and coverage at 5 % risk that the cascade may lose; else 0.5.",
+        help="Points of accuracy or micro F1, AUROC, FPR95 and coverage at 5 % risk that it may lose; else 0.5.",
     )
     budget: float | None = option(
         None,

@@ -1,7 +1,7 @@
 """Loss, gradient and Hessian with respect to the weights of heads, and what removing some of them changes (paper 3.2,
 B.1).
 
-With L the mean cross-entropy, θ the weights of q, k, v and W_O, and δθ = −θ at the heads that go:
+With L the mean loss of the model's kind of problem, θ the weights of q, k, v and W_O, and δθ = −θ at the heads that go:
 
     L(θ + δθ) − L(θ) = ∇Lᵀ δθ + ½ δθᵀ H δθ + …        diag(H) = E[v ⊙ Hv] for v of random signs (Hutchinson)
 """
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.anatomy.parts import Attention
+from hydrasurgeon.decision.problems import SINGLE
 from hydrasurgeon.heads import Head
 
 
@@ -75,6 +75,7 @@ def curvature(
     *,
     draws: int,
     seed: int,
+    losses: Callable[..., Tensor] = SINGLE.losses,
 ) -> Curvature:
     """One pass: the graph of each batch's gradient serves every product with its Hessian.
 
@@ -92,7 +93,7 @@ def curvature(
     # Fused kernels have a first derivative only.
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         for inputs, labels in batches:
-            each = cross_entropy(model(inputs), labels, reduction="sum")
+            each = losses(model(inputs), labels).sum()
             slopes = torch.autograd.grad(each, parameters, create_graph=True)
             loss, samples = loss + each.item(), samples + len(labels)
             for total, slope in zip(gradient, slopes, strict=True):
@@ -128,11 +129,13 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 
 @torch.no_grad()
-def loss_of(model: Callable[[Any], Tensor], batches: Iterable[tuple[Any, Tensor]]) -> float:
-    """The mean cross-entropy."""
+def loss_of(
+    model: Callable[[Any], Tensor], batches: Iterable[tuple[Any, Tensor]], losses: Callable[..., Tensor] = SINGLE.losses
+) -> float:
+    """The mean loss."""
     total, samples = 0.0, 0
     for inputs, labels in batches:
-        total += cross_entropy(model(inputs), labels, reduction="sum").item()
+        total += losses(model(inputs), labels).sum().item()
         samples += len(labels)
     return total / samples
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
+from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.files.plots import figure, save_figure
@@ -139,18 +140,19 @@ def _proposition(
     """Two passes with gradients, two without the heads that go; losses, and the conditions of Proposition 1."""
     sites = checkpoint.family.anatomy(module).sites
     weights = Weights.of(sites)
-    removal = weights.removal(gone)
+    removal, losses_of = weights.removal(gone), problem_of(checkpoint.manifest.model).losses
+    how: dict[str, Any] = {"draws": options.draws, "seed": options.seed, "losses": losses_of}
 
     def labelled(samples: Samples, what: str) -> Iterator[tuple[Any, Tensor]]:
         return ((inputs, labels) for inputs, labels, _ in passes(samples, what))
 
     plain, spoiled = (
-        curvature(module, weights, labelled(samples, what), removal, draws=options.draws, seed=options.seed)
+        curvature(module, weights, labelled(samples, what), removal, **how)
         for samples, what in ((clean, "clean data"), (noisy, "noisy data"))
     )
     with ablated(sites, gone):
-        pruned = loss_of(module, labelled(clean, "clean, pruned"))
-        both_lost = loss_of(module, labelled(noisy, "noisy, pruned"))
+        pruned = loss_of(module, labelled(clean, "clean, pruned"), losses_of)
+        both_lost = loss_of(module, labelled(noisy, "noisy, pruned"), losses_of)
     gap, gap_pruned = spoiled.loss - plain.loss, both_lost - pruned
     measured = (plain.loss, spoiled.loss, pruned, both_lost, *plain.means, *spoiled.means)
     if not all(map(math.isfinite, measured)):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.decision.cascaded import Said, gate_scores, lets
 from hydrasurgeon.decision.fitting import Outputs
-from hydrasurgeon.decision.problems import SINGLE, Problem
+from hydrasurgeon.decision.problems import SINGLE, Problem, problem_of
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import Cascade
@@ -116,4 +116,4 @@ class Cascading(nn.Module):
 
     @torch.inference_mode()
     def forward(self, inputs: Any) -> Float[Tensor, "batch klass"]:
-        return mean_probs(said(self.model, inputs))
+        return mean_probs(said(self.model, inputs), problem_of(self.model.manifest.model))

@@ -99,7 +99,7 @@ class Counts:
         self.unfamiliar = named(Counter, "unfamiliar", "Inputs that looked out-of-distribution.")
         self.went_on = named(Counter, "went_on", "Inputs that all members answered.")
         self.uncertainty = named(Summary, "uncertainty", "Total uncertainty of answers, in nats.")
-        self.predicted = named(Counter, "predicted", "Most probable classes.", "label")
+        self.predicted = named(Counter, "predicted", "Most probable classes, or labels that hold.", "label")
 
     def add(self, rows: Sequence[dict[str, Any]], members: int) -> None:
         """Count the answers of one pass of a model with so many members."""
@@ -110,7 +110,9 @@ class Counts:
             self.unfamiliar.inc(bool(row["unfamiliar"]))
             self.went_on.inc(row["members_run"] == members)
             self.uncertainty.observe(row["total"])
-            self.predicted.labels(row.get("label", row["answer"])).inc()
+            held = row.get("labels", [[row.get("label", row["answer"])]])
+            for name, *_ in held:
+                self.predicted.labels(name).inc()
 
     def text(self) -> bytes:
         """All of it in Prometheus' text format."""
@@ -125,6 +127,7 @@ TYPES = {
     "flag": {"type": ["boolean", "null"]},
     "whole": {"type": "integer"},
     "json": {"type": ["array", "null"]},
+    "names": {"type": ["array", "string"]},
 }
 """A kind of value in an answer, as OpenAPI has it."""
 

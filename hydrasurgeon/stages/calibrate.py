@@ -58,14 +58,11 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))
     from hydrasurgeon.decision.fitting import check_count
-    from hydrasurgeon.decision.problems import need_single
     from hydrasurgeon.runtime.tensors import plan_tensors
 
     checkpoint, _ = arguments.needed()
     source = classifying(open_checkpoint(checkpoint, arch=arguments.arch), arguments, arguments.data)
     need_classes(source.manifest, source.path)
-    if arguments.cascade:
-        need_single(source.manifest.model, "--cascade", source.name)
     _check_labels(arguments, source)
     _check_score(arguments, source.name, several=bool(source.manifest.members), named=source.family.named_classes)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
@@ -218,28 +215,30 @@ def _fit(
         # Foreign data of one kind may be too easy to tell scores apart: perturbed data have a say too.
         foreign = [outputs(samples) for samples in (*sets["--ood"], Perturbed(validation, arguments.seed))]
     chosen_by: Chooser = "option" if not auto else "ood" if sets["--ood"] else "perturbed"
-    if problem.name == "multi_label":
-        return fit_label_state(val, promise=arguments, score=arguments.ood_score, foreign=foreign, chosen_by=chosen_by)
     linear = [_chosen(each) for each in classifiers(model)] if features else []
     evidence = None
     if features and sets["--fit-data"]:
         evidence = _gathered(model, linear, sets["--fit-data"][0], arguments, skipped)
-    state, notes = fit_state(
-        val,
-        promise=arguments,
-        score=arguments.ood_score,
-        classifiers=linear,
-        evidence=evidence,
-        foreign=foreign,
-        leaves_out=() if opened.family.named_classes else ZERO_SHOT,
-        chosen_by=chosen_by,
-        seed=arguments.seed,
-    )
+    score = arguments.ood_score
+    if problem.name == "multi_label":
+        state, notes = fit_label_state(val, promise=arguments, score=score, foreign=foreign, chosen_by=chosen_by)
+    else:
+        state, notes = fit_state(
+            val,
+            promise=arguments,
+            score=score,
+            classifiers=linear,
+            evidence=evidence,
+            foreign=foreign,
+            leaves_out=() if opened.family.named_classes else ZERO_SHOT,
+            chosen_by=chosen_by,
+            seed=arguments.seed,
+        )
     if arguments.cascade:
         costs = _costs(model, validation, arguments)
         cascade, more = CascadeFit(state, val, foreign, costs, seed=arguments.seed).record(arguments)
         state, notes = replace(state, record=state.record.model_copy(update={"cascade": cascade})), (*notes, *more)
-        state = with_seen(state, val.logits, val.features)
+        state = state if state.record.seen is None else with_seen(state, val.logits, val.features)
     return state, notes
 
 

@@ -133,8 +133,11 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
     paths = [real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest")]
     claim(*paths, option="-o", force=arguments.force, inputs=arguments.sources)
     opened.digests()
+    from hydrasurgeon.decision.problems import need_single
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing.onnx import OPSET, two_graphs
+
+    need_single(opened.manifest.model, "a cascade in graphs", opened.name, but=("one_logit",))
 
     made = two_graphs(as_classifier(opened, device="cpu"))
     with replacing(*paths) as parts:

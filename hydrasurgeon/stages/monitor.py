@@ -58,10 +58,11 @@ def monitor(arguments: MonitorOptions) -> Monitored:
             f"--against {opened.name}: has no decision state", hint="Give the checkpoint that `calibrate` wrote."
         )
     from hydrasurgeon.decision.problems import need_single
+    from hydrasurgeon.decision.state import YES_NO
     from hydrasurgeon.measuring.drift import drift_of
 
-    need_single(model, "monitor", opened.name)
-    labels: list[str | int] = [*(model.labels or range(model.num_classes))]
+    need_single(model, "monitor", opened.name, but=("one_logit",))
+    labels: list[str | int] = [*(YES_NO if model.problem == "one_logit" else model.labels or range(model.num_classes))]
     answers, errors = counted(Path(arguments.answers), labels)
     drift = drift_of(answers, decision, labels, alpha=arguments.alpha)
     unread = f"{errors} rows could not be read when they were answered, and are not compared" if errors else None
@@ -105,6 +106,8 @@ def counted(path: Path, labels: list[str | int]) -> tuple[Seen, int]:
 
 def _of_row(row: Any, where: str) -> tuple[str, float]:
     """`unfamiliar`, `abstain` or `answered`, and the uncertainty of an answer."""
+    if isinstance(row, dict) and isinstance(row.get("logit"), float):
+        row["label"] = "yes" if row["logit"] > 0 else "no"
     whole = isinstance(row, dict) and isinstance(row.get("label"), str | int) and isinstance(row.get("total"), float)
     if not whole or not isinstance(row.get("unfamiliar"), bool):
         raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT)

@@ -27,8 +27,6 @@ SPARED = 3
 @stage(ProbeOptions)
 def probe(arguments: ProbeOptions) -> ProbeReport:
     """Measure curvature under noise and the separation of OOD data by head; nothing is changed."""
-    from hydrasurgeon.decision.problems import need_single
-
     _check(arguments)
     json = plot = None
     if arguments.plot is not None:
@@ -37,7 +35,6 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
         json = output_file(arguments.json_, option="--json", force=arguments.force, inputs=arguments.sources)
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
     opened.digests()
-    need_single(opened.manifest.model, "probe", opened.name)
     opened = classifying(opened, arguments, arguments.data)
     arguments = _with_amount(opened.manifest, arguments)
     key, score = _scores(opened, arguments)

@@ -55,9 +55,6 @@ def serve(arguments: ServeOptions) -> Served:
     need(*PACKAGES, purpose="serve", extra="serve")
     opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
     need_classes(opened.manifest, opened.path)
-    from hydrasurgeon.decision.problems import need_single
-
-    need_single(opened.manifest.model, "serve", opened.name, but=("one_logit",))
     check_cascades([opened] if arguments.cascade else [])
     opened.digests()
     place = None if arguments.answers is None else _place(arguments.answers, arguments.sources)
@@ -104,6 +101,8 @@ def _app(opened: Checkpoint, arguments: ServeOptions, place: Path | None) -> tup
     batcher = Batcher(counted, batch=batch, wait=arguments.wait / 1000, size=arguments.queue)
     most, columns = arguments.max_body * MEGABYTE, kinds_of(model.manifest.model.problem)
     del columns["error"]
+    if "label" not in columns and "labels" in columns:
+        columns["answer"] = "names"
     return app_of(Service(batcher, counts, model.transform, most), columns=columns, name=opened.name), counts
 
 

@@ -62,6 +62,34 @@ def test_intervals_resample_the_same_rows_of_both() -> None:
     assert set(same.values()) == {(0.0, 0.0)}
 
 
+def test_many_labels_lose_micro_f1() -> None:
+    """2 TP / (2 TP + FP + FN) of all labels of the samples that were drawn, against sklearn; rows that go on are the
+    other's."""
+    from sklearn.metrics import f1_score
+
+    random = torch.Generator().manual_seed(0)
+    scores, out = torch.rand(2, 40, generator=random).double(), torch.rand(2, 15, generator=random).double()
+    truth, first, second = (torch.rand(3, 40, 4, generator=random) < 0.4).unbind()
+    one, other = (
+        Sides((said & truth).double().sum(-1), s, s, (o,), (said ^ truth).double().sum(-1) / 2)
+        for said, s, o in zip((first, second), scores, out, strict=True)
+    )
+    going = scores[0] > 0.5
+    mixed = one.mixed(other, [going, out[0] > 0.5])
+    said = torch.where(going[:, None], second, first)
+    lost = [100 * (f1_score(truth, second, average="micro") - f1_score(truth, said, average="micro"))]
+    assert drops_of(mixed, other)["micro_f1"] == pytest.approx(lost[0], abs=1e-9)
+    found = intervals(mixed, other, seed=3, repeats=40)
+    assert set(found) == {"micro_f1", "auroc", "fpr95"}
+    rows = torch.randint(40, (40, 40), generator=torch.Generator().manual_seed(3))
+    lost = [
+        100 * (f1_score(truth[r], second[r], average="micro") - f1_score(truth[r], said[r], average="micro"))
+        for r in rows
+    ]
+    ends = torch.tensor(lost, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    assert found["micro_f1"] == pytest.approx(tuple(ends.tolist()), abs=1e-6)
+
+
 def outputs(seed: int, count: int = 1000, noise: float = 2.0, foreign: bool = False) -> Outputs:
     """Three members whose noise is their own: their mean is better than each."""
     random = torch.Generator().manual_seed(seed)

@@ -13,11 +13,12 @@ import torch
 from tiny_families import ONE_CLASS, Family, thoroughly
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.decision.problems import PROBLEMS
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.heads import Head, all_heads
 from hydrasurgeon.probing.curvature import Weights, curvature, loss_of, means_by_head
@@ -52,7 +53,7 @@ def in_batches(size: int, rows: int = 7) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
-def exact(module: Any, weights: Weights) -> tuple[Tensor, Tensor]:
+def exact(module: Any, weights: Weights, of: Callable[..., Tensor] = cross_entropy) -> tuple[Tensor, Tensor]:
     """Gradient and whole Hessian of the mean loss, by autograd alone."""
     names = [n for p in weights.parameters for n, q in module.named_parameters() if q is p]
     shapes = [p.shape for p in weights.parameters]
@@ -61,7 +62,7 @@ def exact(module: Any, weights: Weights) -> tuple[Tensor, Tensor]:
     def loss(flat: Tensor) -> Tensor:
         parts = flat.split([s.numel() for s in shapes])
         changed = {n: part.view(s) for n, part, s in zip(names, parts, shapes, strict=True)}
-        return cross_entropy(functional_call(module, changed, (x,)), y)
+        return of(functional_call(module, changed, (x,)), y)
 
     at = torch.cat([p.detach().reshape(-1) for p in weights.parameters])
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -97,6 +98,22 @@ def test_against_the_exact_hessian(tiny: MAKE) -> None:
     assert means.mean() == pytest.approx(float(flat(bent.diagonal).mean()), abs=1e-12)
     x, y = samples()
     assert bent.loss == pytest.approx(float(cross_entropy(module(x), y)), abs=1e-12)
+
+
+def test_of_many_labels_against_the_exact_hessian(tiny: MAKE) -> None:
+    """The mean over the labels of their binary cross-entropies."""
+    module, anatomy = model_of(tiny(arch=SMALLEST))
+    weights = Weights.of(anatomy.sites)
+    removal = weights.removal([Head("vision", 0, 1), Head("vision", 1, 0)])
+    (x, _), truth = samples(), (torch.arange(21).reshape(7, 3) % 2).double()
+    gradient, hessian = exact(module, weights, lambda z, _: binary_cross_entropy_with_logits(z, truth))
+    batches = list(zip(x.split(3), truth.split(3), strict=True))
+    losses = PROBLEMS["multi_label"].losses
+    bent = curvature(module, weights, batches, removal, draws=1, seed=0, losses=losses)
+    assert torch.allclose(flat(bent.gradient), gradient, atol=1e-12)
+    assert bent.along == pytest.approx(float(flat(removal) @ hessian @ flat(removal)), abs=1e-11)
+    assert bent.loss == pytest.approx(float(binary_cross_entropy_with_logits(module(x), truth)), abs=1e-12)
+    assert loss_of(module, batches, losses) == pytest.approx(bent.loss, abs=1e-12)
 
 
 def test_batches_do_not_matter(tiny: MAKE) -> None:

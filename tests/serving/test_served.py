@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -166,6 +167,34 @@ def test_texts_and_a_full_queue(tmp_path: Path) -> None:
         # Who comes when two are there already is told to come again, and nobody is kept.
         assert set(statuses) == {200, 429}
         assert post(port, texts[0])[0] == 200
+
+
+def test_many_labels(tmp_path: Path) -> None:
+    """Answers are predict's, OpenAPI says that they are lists, and each label that holds is counted."""
+    family = FAMILIES["BERT"]
+    family.write(tmp_path / "source")
+    config = tmp_path / "source" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"problem_type": "multi_label_classification"}))
+    texts = ["good film", "bad plot", "good the", "dull"]
+    with serving(tmp_path / "source") as (_, port):
+        status, reply = post(port, *texts)
+        counted = metrics(port)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/openapi.json")
+        schema = json.loads(connection.getresponse().read())
+        connection.close()
+    assert status == 200
+    right = hs.load(tmp_path / "source", device="cpu").predict(texts)
+    held = Counter[str]()
+    for row, expected in zip(reply["answers"], right, strict=True):
+        assert row["answer"] == expected["answer"] == [name for name, _ in row["labels"]]
+        assert [p for _, p in row["top"]] == pytest.approx([p for _, p in expected["top"]], abs=1e-6)
+        held.update(map(str, row["answer"]))
+    assert held
+    for name, count in held.items():
+        assert counted[f'hydrasurgeon_predicted_total{{label="{name}"}}'] == count
+    assert sum(n for name, n in counted.items() if "predicted_total" in name) == sum(held.values())
+    assert '"answer": {"type": ["array", "string"]}' in json.dumps(schema)
 
 
 def test_a_stop_answers_what_was_taken(tmp_path: Path) -> None:

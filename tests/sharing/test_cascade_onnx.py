@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_families
 import torch
 from exporting import exports, fed
 from runtime_states import cascade_by, lac, with_cascade
@@ -98,6 +99,29 @@ def test_rows_stop_and_go_on_as_in_python(name: str, tuned: bool, first: int, sc
         ):
             np.testing.assert_allclose(answers[key][sure], value.numpy()[sure], rtol=0, atol=1e-5)
     assert 0.3 < float((scores >= bound).double().mean()) < 0.5
+
+
+def test_one_logit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate looks at σ(z / T + b) of the first member, by its own constants."""
+    monkeypatch.setattr(tiny_families, "CLASSES", 1)
+    model = hydra(tmp_path, FAMILIES["BERT"], tuned=True)
+    inputs = many(FAMILIES["BERT"], 60)
+    with torch.inference_mode():
+        chances = (model(inputs)[:, ORDER[0], 0].double() / 1.7 - 0.4).sigmoid()
+    doubts = torch.minimum(chances, 1 - chances)
+    bound = float(doubts.quantile(0.6))
+    record = state(Gate(score="msp", low=bound)).record
+    assert record.cascade is not None
+    cascade = record.cascade.model_copy(update={"bias": -0.4})
+    model.state = State(record.model_copy(update={"bias": 0.3, "cascade": cascade}))
+    write(two_graphs(model), tmp_path)
+    answers, right = runner(tmp_path / "c.onnx")(fed(inputs)), model.decide(inputs)
+    clear = ((doubts - bound).abs() > 1e-5).numpy()
+    goes_on = (doubts >= bound).numpy()
+    assert answers["went_on"][clear].tolist() == goes_on[clear].tolist()
+    np.testing.assert_allclose(answers["probabilities"][clear], right.probs.numpy()[clear], rtol=0, atol=1e-5)
+    early = clear & ~goes_on
+    np.testing.assert_allclose(answers["probabilities"][early, 1], chances.numpy()[early], rtol=0, atol=1e-5)
 
 
 def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:

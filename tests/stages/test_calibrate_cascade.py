@@ -169,6 +169,8 @@ def test_max_drop_is_kept_where_it_was_chosen(made: Path) -> None:
         (lambda c: c["drops"].pop("cov5"), "drops: of accuracy"),
         (lambda c: c["conformal"].update(coverage=0.5), "other prediction sets"),
         (lambda c: c.update(abstain=None), "another risk"),
+        (lambda c: c.update(bias=0.5), "a bias belongs to one logit"),
+        (lambda c: c.update(temperatures=[1.0]), "drops: of micro_f1, auroc and fpr95"),
         (lambda c: c.update(temperature=0), "greater than 0"),
         (lambda c: c.update(extra=1), "not permitted"),
     ],

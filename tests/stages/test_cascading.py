@@ -58,6 +58,37 @@ def test_the_surest_half_is_answered_by_the_first_alone(answers: tuple[Answers, 
     assert torch.allclose(outside.exp(), torch.stack([(unsure[0] + sure[0]) / 2, unsure[1]]), atol=1e-7)
 
 
+def test_a_sample_of_many_labels_goes_on_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four samples of two labels the first member doubts one label of two samples: both labels go on."""
+    monkeypatch.setattr("hydrasurgeon.stages.build.cascading.at_its_temperature", lambda each: each)
+    # The half that judges is in another order than the half that fits.
+    sure = torch.tensor(
+        [[4.0, 3.5], [0.2, 5.0], [3.0, 3.0], [6.0, 1.0], [0.3, 5.0], [4.0, 3.5], [6.0, 1.0], [3.0, 3.0]]
+    )
+    first = torch.stack([sure.flatten(), torch.zeros(16)], dim=1)
+    second = torch.tensor([[0.0, 0.5]] * 16)
+    members = [Answers(each, torch.zeros(16, dtype=torch.long), each=2) for each in (first, second)]
+    made = cascaded(choosing(*members), BOTH, JUDGED, Budget("macs", 0.875))
+    assert made is not None
+    goes_on = [False, True, False, True, True, False, True, False]
+    rows = []
+    for sample, both in enumerate(goes_on):
+        for label in (0, 1):
+            alone, other = (each[2 * sample + label].softmax(dim=-1) for each in (first, second))
+            rows.append((alone + other) / 2 if both else alone)
+    assert torch.allclose(made.answers.val.exp(), torch.stack(rows), atol=1e-7)
+    assert made.macs == pytest.approx(0.5 + 0.5 * 0.75)
+    assert made.answers.each == 2
+
+
+def test_halves_keep_the_labels_of_a_sample_together() -> None:
+    """Three samples of two labels: one, and two."""
+    rows = torch.arange(12.0).reshape(6, 2)
+    one, two = Answers(rows, torch.arange(6), each=2).halves()
+    assert (one.val.tolist(), two.val.tolist()) == (rows[:2].tolist(), rows[2:].tolist())
+    assert (one.labels.tolist(), two.labels.tolist()) == ([0, 1], [2, 3, 4, 5])
+
+
 @pytest.mark.parametrize(
     ("budget", "changes"),
     [

@@ -16,6 +16,8 @@ from tiny_members import KEPTS, member, tune
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, HydraError
+from hydrasurgeon.files.manifest import parse_manifest, sidecar
+from hydrasurgeon.stages.export import export
 
 BERT, NAMES = FAMILIES["BERT"], ("red", "round", "small")
 MANY = {
@@ -248,6 +250,85 @@ def test_calibrated_label_by_label(tagger: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_text().startswith("id,labels,top1,p1,top2,p2,top3,p3,set,total,")
 
 
+def test_members_answer_in_turn(tagger: Path, tmp_path: Path) -> None:
+    """Sample by sample in a plain loop: all members answer where the first is close to the threshold of a label."""
+    from sklearn import metrics
+
+    model = learnt(tagger, tmp_path)
+    parts = [member(model, BERT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)]
+    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors", mlp="separate").path
+    data, out = table(tmp_path / "v.jsonl", 300, 2), tmp_path / "c.safetensors"
+    how = {"data": data, "ood_score": "msp", "coverage": 0.8, "cascade": True, "device": "cpu"}
+    done = hs.calibrate(hydra, budget=1.5, out=out, **how)
+    cascade, constants = done.decision.cascade, done.decision.labels
+    assert cascade is not None
+    assert constants is not None
+    assert cascade.temperatures is not None
+    assert cascade.gate.score == "msp"
+    hs.evaluate(hydra, data=data, predictions=tmp_path / "p.safetensors", device="cpu")
+    stored = load_file(tmp_path / "p.safetensors")
+    z, y = stored["logits"].double().numpy(), stored["labels"].numpy()
+
+    def odds(p: Any) -> Any:
+        return np.log(p / (1 - p))
+
+    def sigmoid(x: Any) -> Any:
+        return 1 / (1 + np.exp(-x))
+
+    def probabilities(logits: Any, temperatures: Any) -> list[float]:
+        return [
+            float(sigmoid(odds(sigmoid(logits[:, label]).mean()) / temperatures[label])) for label in range(len(NAMES))
+        ]
+
+    low, high = (-1 if cascade.gate.low is None else cascade.gate.low, cascade.gate.high or 1)
+    expected = []
+    for row in z:
+        first = probabilities(row[[cascade.order[0]]], cascade.temperatures)
+        doubts = [sigmoid(-abs(odds(p) - odds(at))) for p, at in zip(first, constants.thresholds, strict=True)]
+        goes_on = low <= max(doubts) <= high
+        expected.append((3, probabilities(row, constants.temperatures)) if goes_on else (1, first))
+    run, chances = zip(*expected, strict=True)
+    p = np.array(chances)
+    assert 0 < run.count(3) < len(run)
+    rows = hs.predict(out, data=data, device="cpu")
+    assert [row["members_run"] for row in rows] == [*run]
+    assert cascade.shares[1] == run.count(3) / len(run)
+    limit = 1 - cascade.conformal.threshold
+    for row, each in zip(rows, chances, strict=True):
+        assert dict(row["top"]) == pytest.approx(dict(zip(NAMES, each, strict=True)), abs=1e-5)
+        held = {n for n, v, at in zip(NAMES, each, constants.thresholds, strict=True) if v >= at}
+        assert {name for name, _ in row["labels"]} == held
+        # One sample's probability is the limit itself, up to rounding.
+        surely, perhaps = ({n for n, v in zip(NAMES, each, strict=True) if v >= limit + d} for d in (1e-6, -1e-6))
+        assert surely <= set(row["set"]) <= perhaps
+        assert (row["answer"] == "unfamiliar") == (row["ood_score"] > cascade.ood_threshold)
+    whole = np.array([probabilities(row, constants.temperatures) for row in z])
+    certifying = torch.randperm(300, generator=torch.Generator().manual_seed(0)).numpy()[150:]
+    f1 = [
+        metrics.f1_score(y[certifying], (each >= constants.thresholds)[certifying], average="micro")
+        for each in (whole, p)
+    ]
+    assert set(cascade.drops) == {"micro_f1", "auroc", "fpr95"}
+    assert cascade.drops["micro_f1"].drop == pytest.approx(100 * (f1[0] - f1[1]), abs=1e-9)
+    part, full = hs.evaluate(out, data=data, cascade=True, ci=0.9, device="cpu").report.results
+    for result, each in ((part, p), (full, whole)):
+        said = each >= constants.thresholds
+        assert result.id.micro_f1 == pytest.approx(metrics.f1_score(y, said, average="micro"), abs=1e-9)
+        assert result.id.nll == pytest.approx(-np.log(np.where(y > 0, each, 1 - each)).mean(), abs=1e-5)
+    said = json.loads(sidecar(out).read_text())
+    said["decision"]["cascade"]["temperatures"] = [1.0, 1.0]
+    with pytest.raises(HydraError, match="cascade: temperatures of 2 labels, the hydra has 3"):
+        parse_manifest(json.dumps(said), "x")
+    # So much may be lost that one member answers nearly alone, and that is certain.
+    loose = hs.calibrate(hydra, max_drop=99, out=tmp_path / "loose.safetensors", **how).decision.cascade
+    assert loose is not None
+    assert loose.certified
+    assert loose.shares[1] <= 0.02
+    with pytest.raises(HydraError, match="a cascade in graphs: is for models that choose one class"):
+        export(out, format="onnx", cascade=True, out=tmp_path / "x.onnx")
+
+
 def test_few_labels_are_missed_on_average() -> None:
     """Over many draws of calibration data the mean fraction missed is at most what was promised, and not far below."""
     from hydrasurgeon.decision.conformal import prediction_sets
@@ -309,3 +390,31 @@ def test_built_by_the_nll_of_label_decisions(tagger: Path, tmp_path: Path) -> No
         assert built.rows[0].worth[measure] == pytest.approx(getattr(single.id, measure), rel=1e-5)
     with pytest.raises(HydraError, match="OOD data choose no members"):
         hs.build(checkpoint, out=tmp_path / "c.safetensors", ood=val, **how)
+
+
+@pytest.mark.slow
+def test_a_front_holds_cascades(tagger: Path, tmp_path: Path) -> None:
+    """Three models that each learnt little are worth more together than one: cheaply, in turn."""
+    rates, rng = {"epochs": "12", "lr": "1e-3", "batch_size": "8"}, np.random.default_rng(0)
+    data, val = (Path(table(tmp_path / f"{seed}.jsonl", 101, seed)) for seed in (3, 4))
+    for path in (data, val):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows[::4]:  # some labels are wrong
+            row["labels"] = [name for name in NAMES if (name in row["labels"]) != (rng.random() < 0.4)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    models = []
+    for seed in range(3):
+        part, out = tmp_path / f"p{seed}.jsonl", tmp_path / f"n{seed}.safetensors"
+        part.write_text("".join(rng.permutation(data.read_text().splitlines(keepends=True))[:60]))
+        models.append(hs.finetune(tagger, recipe="text", data=str(part), out=out, set=rates, seed=seed).path)
+    how = {"criteria": "taylor", "candidates": 20}
+    hs.build(models, data=str(data), val=str(val), budget="macs=0.8,1.3,3", out=tmp_path / "front", **how)
+    rungs = json.loads((tmp_path / "front" / "front.json").read_text())["rungs"]
+    chosen = [rung for rung in rungs if "cascade" in rung]
+    assert chosen
+    for rung in chosen:
+        assert rung["macs"] <= 1.1 * rung["budget"]
+        decision = open_checkpoint(tmp_path / "front" / rung["path"]).manifest.decision
+        assert decision is not None
+        assert decision.cascade is not None
+        assert decision.cascade.temperatures is not None

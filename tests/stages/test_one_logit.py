@@ -17,7 +17,9 @@ from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import DataError, HydraError, SurgeryError
+from hydrasurgeon.errors import DataError, HydraError
+from hydrasurgeon.stages.monitor import monitor
+from hydrasurgeon.stages.probe import probe
 
 BERT = FAMILIES["BERT"]
 
@@ -237,6 +239,21 @@ def test_calibrated_as_platt(reranker: Path, tmp_path: Path) -> None:
     )
 
 
+def test_probed_by_the_loss_of_eval(reranker: Path, tmp_path: Path) -> None:
+    """Losses with and without heads are eval's NLL of the model and of the pruned one."""
+    data, other = table(tmp_path / "d.jsonl", mixed(20)), table(tmp_path / "o.jsonl", mixed(20, 3), seed=3)
+    how = {"method": "magnitude", "keep": 2, "device": "cpu"}
+    report = probe(reranker, data=data, shift=other, draws=2, **how)
+    pruned = hs.prune(reranker, method="magnitude", keep=2, out=tmp_path / "p.safetensors").path
+    nlls = [
+        hs.evaluate(model, data=spec, device="cpu").report.results[0].id.nll
+        for model in (reranker, pruned)
+        for spec in (data, other)
+    ]
+    losses = report.proposition.losses
+    assert [losses.clean, losses.noisy, losses.clean_pruned, losses.noisy_pruned] == pytest.approx(nlls, abs=1e-5)
+
+
 def test_what_is_promised_holds(tmp_path: Path) -> None:
     """Over many draws, precision and the miss rate break their bound in at most δ of them."""
     from hydrasurgeon.decision.abstain import fit_limits
@@ -380,11 +397,83 @@ def test_built_as_of_two_classes(reranker: Path, tmp_path: Path) -> None:
     assert (manifest.model.problem, len(manifest.members)) == ("one_logit", 2)
 
 
-def test_what_is_for_classes_alone(reranker: Path, tmp_path: Path) -> None:
-    data = table(tmp_path / "d.jsonl", mixed(20), groups=False)
+def test_its_members_answer_in_turn(reranker: Path, tmp_path: Path) -> None:
+    """Row by row in a plain loop: σ(z / T + b) of the first where it is far enough from ½, else of all."""
+    from sklearn.linear_model import LogisticRegression
+
     hydra = hydra_of(reranker, tmp_path, tmp_path / "h.safetensors")
-    with pytest.raises(SurgeryError, match="--cascade: is for models that choose one class"):
-        hs.calibrate(hydra, data=data, cascade=True, out=tmp_path / "x.safetensors")
+    data, out = likely(tmp_path / "d.jsonl", hydra, 400), tmp_path / "c.safetensors"
+    how = {"data": data, "ood_score": "energy", "risk": 0.55, "cascade": True, "device": "cpu"}
+    cascade = hs.calibrate(hydra, budget=1.5, out=out, **how).decision.cascade
+    decision = open_checkpoint(out).manifest.decision
+    assert decision is not None
+    assert cascade == decision.cascade
+    assert cascade is not None
+    assert cascade.bias is not None
+    assert cascade.limits is not None
+    assert cascade.abstain is None
+    hs.evaluate(hydra, data=data, predictions=tmp_path / "p.safetensors", device="cpu")
+    stored = load_file(tmp_path / "p.safetensors")
+    z, y = stored["logits"][:, :, 0].double().numpy(), stored["labels"].numpy()
+
+    def probability(logits: Any, at: float, bias: float) -> float:
+        mean = np.mean(1 / (1 + np.exp(-(logits + bias * at))))
+        return float(1 / (1 + np.exp(-np.log(mean / (1 - mean)) / at)))
+
+    assert decision.bias is not None
+    constants = (decision.temperature, decision.bias)
+    low, high = (-1 if cascade.gate.low is None else cascade.gate.low, cascade.gate.high or 1)
+    assert cascade.gate.score == "msp"
+    expected = []
+    for row in z:
+        first = probability(row[[cascade.order[0]]], cascade.temperature, cascade.bias)
+        goes_on = low <= min(first, 1 - first) <= high
+        expected.append((3, probability(row, *constants)) if goes_on else (1, first))
+    rows = hs.predict(out, data=data, device="cpu")
+    run, chances = zip(*expected, strict=True)
+    assert [row["members_run"] for row in rows] == [*run]
+    assert 0 < run.count(3) < len(run)
+    assert cascade.shares[1] == run.count(3) / len(run)
+    assert [row["probability"] for row in rows] == pytest.approx(chances, abs=1e-5)
+    limits, threshold = cascade.limits, cascade.ood_threshold
+    for row in rows:
+        sure = "yes" if row["probability"] >= limits.yes else "no" if row["probability"] < limits.no else "abstain"
+        assert row["answer"] == ("unfamiliar" if row["ood_score"] > threshold else sure)
+    # The first member's own constants, and what is lost, each on its half.
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0)).numpy()
+    fitting, certifying = order[:200], order[200:]
+    platt = LogisticRegression(C=1e12, tol=1e-10, max_iter=10_000)
+    platt.fit(z[fitting][:, [cascade.order[0]]], y[fitting])
+    assert 1 / cascade.temperature == pytest.approx(platt.coef_[0, 0], rel=1e-3)
+    assert cascade.bias == pytest.approx(platt.intercept_[0], abs=1e-3)
+    p = np.array(chances)
+    right, whole = (p >= 0.5) == y, np.array([probability(row, *constants) >= 0.5 for row in z]) == y
+    assert cascade.drops["accuracy"].drop == pytest.approx(100 * (whole[certifying].mean() - right[certifying].mean()))
+    part, full = hs.evaluate(out, data=data, cascade=True, device="cpu").report.results
+    assert part.id.accuracy == pytest.approx(right.mean())
+    assert part.id.nll == pytest.approx(-np.log(np.where(y == 1, p, 1 - p)).mean(), abs=1e-5)
+    assert full.id.accuracy == pytest.approx(whole.mean())
+    by_drop = hs.calibrate(hydra, max_drop=30, out=tmp_path / "d.safetensors", **how).decision.cascade
+    assert by_drop is not None
+    assert max(drop.high for drop in by_drop.drops.values()) <= 30 or not by_drop.certified
+
+
+def test_monitored(reranker: Path, tmp_path: Path) -> None:
+    """What calibration saw is what predict answers on the same data; answers that all say no have drifted."""
+    data, out = likely(tmp_path / "d.jsonl", reranker, 200), tmp_path / "c.safetensors"
+    done = hs.calibrate(reranker, data=data, ood_score="msp", risk=0.55, out=out, device="cpu")
+    rows = hs.predict(out, data=data, device="cpu")
+    seen, yes = done.decision.seen, sum(row["probability"] > 0.5 for row in rows)
+    assert seen is not None
+    assert seen.predicted == (200 - yes, yes)
+    hs.predict(out, data=data, device="cpu", out=tmp_path / "a.jsonl")
+    drift = monitor(tmp_path / "a.jsonl", against=out).drift
+    assert drift.answers.predicted == seen.predicted
+    assert not drift.drifted
+    (tmp_path / "n.jsonl").write_text("".join(json.dumps({**row, "logit": -1.0}) + "\n" for row in rows))
+    shifted = monitor(tmp_path / "n.jsonl", against=out).drift
+    assert shifted.drifted
+    assert f"most of all no from {1 - yes / 200:.1%} to 100.0%" in shifted.sentence
 
 
 def test_fractions_are_no_classes(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
 from hydrasurgeon.decision.fitting import Outputs
+from hydrasurgeon.decision.many_labels import fit_labels
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.decision.temperature import fit_temperature
+from hydrasurgeon.decision.temperature import fit_temperature, platt
 from hydrasurgeon.files.decided import Cascade, Gate
 from hydrasurgeon.measuring.bootstrap import REPEATS, bootstrap
 from hydrasurgeon.measuring.cost import StepMacs
@@ -36,7 +37,9 @@ TOPS = (0.0, 0.01, 0.03)
 TRIED_FIRST = 6
 """Members that are tried as the first, the most accurate ones; pairs among them as the first two."""
 MEASURES = ("accuracy", "auroc", "fpr95", "cov5")
-"""What may drop: of FPR95 it is the rise that is a loss."""
+"""What may drop: of FPR95 it is the rise that is a loss …"""
+OF_LABELS = ("micro_f1", *MEASURES[1:3])
+"""… and of many labels, which are answered without abstaining."""
 SIGNS = {"fpr95": -100.0}
 """What a difference is multiplied by to be a loss in points, where that is not 100."""
 
@@ -50,31 +53,38 @@ Costs = Callable[[tuple[int, ...]], StepMacs]
 class Sides:
     """What one way to answer says of the samples and of each OOD set."""
 
-    correct: Bool[Tensor, " sample"]
+    correct: Bool[Tensor, " sample"] | Scores
+    """Whether the class is; of many labels, how many are rightly answered."""
     confidence: Scores
     inside: Scores
     outside: tuple[Scores, ...]
+    amiss: Scores | None = None
+    """Of many labels half of how many are answered wrongly or missed: micro F1 is Σ correct / Σ (correct + amiss)."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is measured."""
+        return MEASURES if self.amiss is None else OF_LABELS
 
     def mixed(self, other: Sides, going: Sequence[Tensor]) -> Sides:
         """This one's answer where a row stops, the other's where it goes on; `going` of the samples, then of each
         set."""
-        (correct, sure, inside), (ours, others, scores) = (
-            (each.correct, each.confidence, (each.inside, *each.outside)) for each in (self, other)
-        )
-        mixed = [torch.where(open_, b, a) for open_, a, b in zip(going, inside, scores, strict=True)]
-        return Sides(
-            torch.where(going[0], ours, correct), torch.where(going[0], others, sure), mixed[0], tuple(mixed[1:])
-        )
+        of_samples = ((getattr(each, name) for each in (self, other)) for name in ("correct", "confidence", "amiss"))
+        correct, sure, amiss = (None if a is None else torch.where(going[0], b, a) for a, b in of_samples)
+        scores = ((each.inside, *each.outside) for each in (self, other))
+        inside, *outside = (torch.where(open_, b, a) for open_, a, b in zip(going, *scores, strict=True))
+        assert correct is not None
+        assert sure is not None
+        return Sides(correct, sure, inside, tuple(outside), amiss)
 
     def measures(self) -> Drops:
         """AUROC and FPR95 are means over the OOD sets."""
         every = [torch.arange(len(each))[None] for each in (self.inside, *self.outside)]
         (row,) = self.resampled(every[0], every[1:]).tolist()
-        return dict(zip(MEASURES, row, strict=True))
+        return dict(zip(self.names, row, strict=True))
 
     def resampled(self, rows: Tensor, foreign: Sequence[Tensor]) -> Float[Tensor, "repeat measure"]:
-        """MEASURES of many resamples at once, as `metrics` has them of one: rows [repeat, sample], and of each OOD
-        set."""
+        """`names` of many resamples at once, as `metrics` has them: rows [repeat, sample], and of each OOD set."""
         ordered = self.inside[rows].sort(dim=-1).values.contiguous()
         count = rows.shape[-1]
         areas, false = [], []
@@ -85,6 +95,10 @@ class Sides:
             needed = math.ceil(0.95 * out.shape[-1] - 1e-9)
             threshold = out[:, max(needed, 1) - 1, None].contiguous()
             false.append(1 - torch.searchsorted(ordered, threshold)[:, 0].double() / count)
+        area, flagged = (torch.stack(each).mean(dim=0) for each in (areas, false))
+        if self.amiss is not None:
+            hits, amiss = self.correct[rows].sum(dim=-1), self.amiss[rows].sum(dim=-1)
+            return torch.stack([(hits / (hits + amiss)).nan_to_num(), area, flagged], dim=-1)
         sure, order = self.confidence[rows].sort(dim=-1, descending=True, stable=True)
         correct = self.correct[rows]
         wrong = (~correct.gather(-1, order)).double().cumsum(dim=-1)
@@ -94,23 +108,26 @@ class Sides:
         ends[:, :-1] = sure[:, 1:] != sure[:, :-1]
         kept = (wrong / answered <= 0.05 + 1e-12) & ends
         covered = (kept * answered).amax(dim=-1) / count
-        area, flagged = (torch.stack(each).mean(dim=0) for each in (areas, false))
         return torch.stack([correct.double().mean(dim=-1), area, flagged, covered], dim=-1)
 
 
 def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:
     """By a state for the members that stand in these outputs."""
-    assert samples.labels is not None
-    confidence, label = state.probs(samples.logits).max(dim=-1)
+    probs, constants = state.probs(samples.logits), state.record.labels
+    confidence, label = probs.max(dim=-1)
     # Equal up to rounding is equal, as in `eval`.
     scores = [state.ood_score(each.logits, each.features).round(decimals=DIGITS) for each in (samples, *foreign)]
-    return Sides(label == samples.labels, confidence, scores[0], tuple(scores[1:]))
+    if constants is None:
+        return Sides(label == samples.truth, confidence, scores[0], tuple(scores[1:]))
+    said, holds = probs >= torch.tensor(constants.thresholds, dtype=probs.dtype), samples.truth.bool()
+    hits, amiss = (said & holds).double().sum(dim=-1), (said ^ holds).double().sum(dim=-1) / 2
+    return Sides(hits, confidence, scores[0], tuple(scores[1:]), amiss)
 
 
 def drops_of(cascade: Sides, hydra: Sides) -> Drops:
     """What the cascade loses, in points."""
     part, whole = cascade.measures(), hydra.measures()
-    return {name: SIGNS.get(name, 100.0) * (whole[name] - part[name]) for name in MEASURES}
+    return {name: SIGNS.get(name, 100.0) * (whole[name] - part[name]) for name in whole}
 
 
 def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, Interval]:
@@ -118,7 +135,7 @@ def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS
 
     def drops(rows: Tensor, *foreign: Tensor) -> dict[str, Tensor]:
         lost = hydra.resampled(rows, foreign) - cascade.resampled(rows, foreign)
-        return {name: SIGNS.get(name, 100.0) * lost[:, at] for at, name in enumerate(MEASURES)}
+        return {name: SIGNS.get(name, 100.0) * lost[:, at] for at, name in enumerate(hydra.names)}
 
     counts = (len(cascade.inside), *map(len, cascade.outside))
     return bootstrap(drops, *counts, repeats=repeats, seed=seed)
@@ -159,7 +176,9 @@ def families(state: State, samples: Outputs, foreign: Sequence[Outputs], costs: 
         first = [each.among(starters) for each in (samples, *foreign)]
         early = sides(of_starters, first[0], first[1:])
         steps = costs(starters)
-        for kind in ("disagreement",) if len(starters) == 2 else ("msp", "entropy", "ood"):
+        # Of a yes or no, entropy orders samples as msp does.
+        alone = ("msp", "entropy", "ood") if cascade.bias is None and cascade.temperatures is None else ("msp", "ood")
+        for kind in ("disagreement",) if len(starters) == 2 else alone:
             looking = cascade.model_copy(update={"gate": Gate(score=kind)})
             seen = [gate_scores(state, looking, each.logits, each.features) for each in first]
             if seen[0].min() < seen[0].max():  # else it tells nothing apart
@@ -168,8 +187,7 @@ def families(state: State, samples: Outputs, foreign: Sequence[Outputs], costs: 
 
 def _starters(samples: Outputs) -> list[tuple[int, ...]]:
     """One member each, then pairs, where a third is left to go on to."""
-    assert samples.labels is not None
-    right = (samples.logits.argmax(dim=-1) == samples.labels[:, None]).double().mean(dim=0)
+    right = (samples.logits.argmax(dim=-1) == samples.truth[:, None]).double().transpose(0, 1).flatten(1).mean(dim=1)
     best = sorted(right.argsort(descending=True, stable=True)[:TRIED_FIRST].tolist())
     pairs = list(combinations(best, 2)) if samples.logits.shape[1] > 2 else []
     return [*((member,) for member in best), *pairs]
@@ -177,8 +195,6 @@ def _starters(samples: Outputs) -> list[tuple[int, ...]]:
 
 def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade:
     """These members first, calibrated by a temperature of their own; everything goes on."""
-    assert samples.labels is not None
-    probs = samples.among(starters).probs()
     rest = tuple(m for m in range(samples.logits.shape[1]) if m not in starters)
     record = state.record
     # A draft: what it costs and loses is known in the end.
@@ -186,12 +202,23 @@ def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade
         "order": (*starters, *rest),
         "steps": (len(starters), samples.logits.shape[1]),
         "gate": Gate(score="msp"),
-        "temperature": fit_temperature(probs, samples.labels),
+        **_constants(samples.among(starters)),
         "ood_threshold": record.ood.threshold,
         "conformal": record.conformal,
         "abstain": record.abstain,
+        "limits": record.limits,
     }
     return Cascade.model_construct(**draft)
+
+
+def _constants(first: Outputs) -> dict[str, Any]:
+    """What calibrates the answers of the first members."""
+    if first.truth.dim() > 1:
+        return {"temperature": 1.0, "temperatures": fit_labels(first.logits, first.truth.bool()).temperatures}
+    if first.shares is None:
+        return {"temperature": fit_temperature(first.probs(), first.truth)}
+    at, bias = platt(first.logits, first.shares)
+    return {"temperature": at, "bias": bias}
 
 
 def _windows(

@@ -13,10 +13,8 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.cascaded import in_steps, step_state
-from hydrasurgeon.decision.conformal import fit_conformal
-from hydrasurgeon.decision.fitting import Outputs, flag_threshold, halves
+from hydrasurgeon.decision.fitting import Outputs, flag_threshold, halves, promised
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Cascade, CascadeCost, Drop
@@ -56,7 +54,7 @@ class CascadeFit:
         """The cascade, and what is to be said of it."""
         state, macs, max_drop, budget = self.state, self.macs, wanted.loss, wanted.budget
         chosen = self._within(budget) if budget is not None else self._dropping(max_drop or 0.0)
-        cascade = self._promising(chosen.cascade)
+        cascade = self._promising(chosen.cascade, wanted)
         drops = self._drops(cascade)
         _, going = in_steps(state, cascade, self.val.logits, self.val.features)
         share, first = float(going.double().mean()), chosen.steps.first / macs.single
@@ -100,8 +98,11 @@ class CascadeFit:
 
         def sure(candidate: Candidate) -> bool:
             # By accuracy alone first, whose interval needs no resamples: drop + 1.96 deviations.
-            change = self.hydra.correct.double() - candidate.answers.correct.double()
-            if candidate.drops["accuracy"] + 196 * float(change.std(correction=0)) / math.sqrt(len(change)) > most:
+            drop, change = (
+                candidate.drops.get("accuracy"),
+                self.hydra.correct.double() - candidate.answers.correct.double(),
+            )
+            if drop is not None and drop + 196 * float(change.std(correction=0)) / math.sqrt(len(change)) > most:
                 return False
             ends = intervals(candidate.answers, self.hydra, seed=self.seed, repeats=TRIED)
             return all(high <= most for _, high in ends.values())
@@ -118,18 +119,15 @@ class CascadeFit:
             certified.append(family[low])
         return min(certified or [family[-1] for family in kept], key=lambda c: (c.macs, c.worst))
 
-    def _promising(self, cascade: Cascade) -> Cascade:
+    def _promising(self, cascade: Cascade, wanted: CalibrateOptions) -> Cascade:
         """With thresholds that hold for its own answers."""
-        labels, record = self.certifying.labels, self.state.record
-        assert labels is not None
+        record = self.state.record
         probs, scores = answers_of(self.state, cascade, self.certifying)
-        sets, risk, abstention = record.conformal, record.abstain, None
-        if risk is not None:
-            confidence, label = probs.max(dim=-1)
-            abstention = fit_abstention(confidence, label == labels, risk=risk.risk, delta=risk.delta)
-        sets = fit_conformal(probs, labels, method=sets.method, coverage=sets.coverage, penalty=sets.penalty)
-        threshold = flag_threshold(scores, record.ood.id_flagged)
-        return cascade.model_copy(update={"ood_threshold": threshold, "conformal": sets, "abstain": abstention})
+        risk = record.abstain or record.limits
+        bounds = {} if risk is None else {"risk": risk.risk, "delta": risk.delta}
+        promise = wanted.but(**record.promised, **bounds)
+        kept = promised(probs, self.certifying, promise, record.conformal.penalty)
+        return cascade.model_copy(update={"ood_threshold": flag_threshold(scores, record.ood.id_flagged), **kept})
 
     def _drops(self, cascade: Cascade) -> dict[str, Drop]:
         """Against the hydra, on samples that chose nothing."""
@@ -160,12 +158,9 @@ def _split(foreign: Sequence[Outputs], seed: int) -> tuple[list[Outputs], list[O
 
 def answers_of(state: State, cascade: Cascade, outputs: Outputs) -> tuple[Tensor, Tensor]:
     """Calibrated probabilities and OOD scores of every row, by the members that run."""
-    parts, _ = in_steps(state, cascade, outputs.logits, outputs.features)
-    probs = torch.empty(len(outputs.logits), outputs.logits.shape[-1], dtype=torch.float64)
-    scores = torch.empty(len(outputs.logits), dtype=torch.float64)
-    for part in parts:
-        if len(part.rows):
-            rule = step_state(state, cascade, part.members)
-            probs[part.rows] = rule.probs(part.logits)
-            scores[part.rows] = rule.ood_score(part.logits, part.features).double()
-    return probs, scores
+    parts = [part for part in in_steps(state, cascade, outputs.logits, outputs.features)[0] if len(part.rows)]
+    rules = [step_state(state, cascade, part.members) for part in parts]
+    order = torch.cat([part.rows for part in parts]).argsort()
+    probs = [rule.probs(part.logits) for rule, part in zip(rules, parts, strict=True)]
+    scores = [rule.ood_score(p.logits, p.features).double() for rule, p in zip(rules, parts, strict=True)]
+    return torch.cat(probs)[order], torch.cat(scores)[order]

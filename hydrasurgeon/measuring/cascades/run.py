@@ -47,7 +47,9 @@ class InSteps(Reading):
         state, cascade = self._steps()
         probs = torch.empty(len(logits), logits.shape[-1], dtype=torch.float64)
         for rows, members in _by_step(logits, cascade):
-            probs[rows] = step_state(state, cascade, members).probs(logits[rows][:, list(members)])
+            record = step_state(state, cascade, members).record
+            rule = Reading(record.temperature, record.joint, bias=record.bias, labels=record.labels)
+            probs[rows] = rule.probs(logits[rows][:, list(members)])
         return probs
 
     def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +89,8 @@ def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tup
                 rule = step_state(state, cascade, part.members)
                 for kind, values in batch_scores.items():
                     if len(part.rows):
-                        values[part.rows] = scores_of(kind, part.logits, part.features, rule.fitted).double()
+                        says = rule.choices(part.logits)
+                        values[part.rows] = scores_of(kind, says, part.features, rule.fitted).double()
             index.append(batch.index)
             logits.append(whole)
             labels += [] if batch.labels is None else [batch.labels]
@@ -114,23 +117,15 @@ def with_cascade(
     def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
         return cascaded(model, samples, how=how, kinds=kinds if scored else ())
 
-    predictions = predicted(
-        sets, answer, name=result.name, kind=result.kind, provenance=full.answers.conditions.provenance
-    )
+    provenance = full.answers.conditions.provenance
+    about = {"name": result.name, "kind": result.kind, "provenance": provenance, "problem": reading.problem}
+    predictions = predicted(sets, answer, **about)
     going = ~predictions.logits[:, cascade.followers[0]].isnan().any(dim=-1)
     steps = step_macs(model, how.first(model, sets.id, 1), cascade.starters)
     expected = result.cost.macs if cascade.gate.everything else round(steps.expected(float(going.double().mean())))
-    in_steps = InSteps(
-        reading.temperature,
-        reading.joint,
-        kinds,
-        score_temperature=1.0,
-        threshold=None if reading.threshold is None else cascade.ood_threshold,
-        conformal=cascade.conformal,
-        ci=reading.ci,
-        seed=reading.seed,
-        state=state,
-    )
+    threshold = None if reading.threshold is None else cascade.ood_threshold
+    sets_by = None if reading.conformal is None else cascade.conformal
+    in_steps = InSteps(**{**vars(reading), "threshold": threshold, "conformal": sets_by, "state": state})
     with torch.inference_mode():
         row = row_of(replace(predictions, cost=result.cost.model_copy(update={"expected_macs": expected})), in_steps)
     timing = timed.add(Cascading(model), how.first(model, sets.id))

@@ -172,7 +172,8 @@ def shuffled(said: Predictions) -> Answers:
     sets = [said.logits, *(each.logits for each in ood if each.logits is not None)]
     orders = [torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)) for rows in sets]
     val, *foreign = (problem.rows(rows[order, :1])[:, 0].float() for rows, order in zip(sets, orders, strict=True))
-    return Answers(val, problem.truth(said.labels[orders[0]]).flatten(), tuple(foreign))
+    each = len(val) // len(said.logits)
+    return Answers(val, problem.truth(said.labels[orders[0]]).flatten(), tuple(foreign), each)
 
 
 def _chunks(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:

@@ -1,14 +1,14 @@
 """build's cascades: a dearer hydra of which one member answers alone where it is sure, for the price of a cheaper one.
 
 The member that is right most often answers first. As many rows as the budget pays for go on to all members, those of
-which the first is least sure: c_first + share · (c_all − c_first) = budget. Each half of the samples chooses the
-members, the first of them and the threshold for the other half.
+which the first is least sure, of many labels of any one: c_first + share · (c_all − c_first) = budget. Each half of the
+samples chooses the members, the first of them and the threshold for the other half.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,13 +51,15 @@ def cascaded(choosing: Choosing, choice: Choice, judged: Estimate, budget: Budge
         share = min(1.0, (budget.most - alone) / (whole - alone))
         if share <= 0:
             return None
-        threshold = _surest(fitting[first].val).quantile(share)
+        each = fitting[first].each
+        threshold = _surest(fitting[first].val, each)[::each].quantile(share)
         parts.insert(0, _mixed(judging, first, threshold))
-        going = float((_surest(judging[first].val) <= threshold).double().mean())
+        going = float((_surest(judging[first].val, each) <= threshold).double().mean())
         prices.append(alone + going * (whole - alone))
     worth = [objective.plain(objective.terms(part), 1, part.labels) for part in parts]
     foreign = tuple(torch.cat(rows) for rows in zip(*(part.foreign for part in parts), strict=True))
-    answers = Answers(torch.cat([p.val for p in parts]), torch.cat([p.labels for p in parts]), foreign)
+    val, labels = (torch.cat(rows) for rows in zip(*((p.val, p.labels) for p in parts), strict=True))
+    answers = Answers(val, labels, foreign, parts[0].each)
     return Cascaded(answers, sum(prices) / 2, Estimate(sum(worth) / 2, judged.optimism, judged.choices), budget)
 
 
@@ -66,13 +68,15 @@ def _mixed(members: Sequence[Answers], first: int, threshold: Tensor) -> Answers
     sets = []
     for rows in zip(*(each.sets for each in members), strict=True):
         probs = torch.stack(rows).softmax(dim=-1)
-        sure = _surest(rows[first]) > threshold
+        sure = _surest(rows[first], members[0].each) > threshold
         sets.append(torch.where(sure[:, None], probs[first], probs.mean(dim=0)).clamp_min(TINY).log())
-    return Answers(sets[0], members[0].labels, tuple(sets[1:]))
+    return replace(members[0], val=sets[0], foreign=tuple(sets[1:]))
 
 
-def _surest(logits: Tensor) -> Tensor:
-    return logits.softmax(dim=-1).amax(dim=-1)
+def _surest(logits: Tensor, each: int) -> Tensor:
+    """How sure each row is: as sure as the least sure of its sample's."""
+    sure = logits.softmax(dim=-1).amax(dim=-1)
+    return sure.unflatten(0, (-1, each)).amin(dim=1).repeat_interleave(each)
 
 
 def _right(answers: Answers) -> float:

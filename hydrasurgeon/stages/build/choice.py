@@ -45,6 +45,8 @@ class Answers:
     val: Rows
     labels: Int[Tensor, " sample"]
     foreign: tuple[Rows, ...] = ()
+    each: int = 1
+    """Rows of a sample: of many labels one for each, which stand together."""
 
     @property
     def sets(self) -> tuple[Rows, ...]:
@@ -52,10 +54,11 @@ class Answers:
 
     def halves(self) -> tuple[Answers, Answers]:
         """The first half of every set, and the rest: samples come in no order."""
-        first, rest = zip(
-            *(torch.tensor_split(rows, [len(rows) // 2]) for rows in (*self.sets, self.labels)), strict=True
-        )
-        return Answers(first[0], first[-1], first[1:-1]), Answers(rest[0], rest[-1], rest[1:-1])
+        middles = (len(rows) // (2 * self.each) * self.each for rows in (*self.sets, self.labels))
+        parts = zip((*self.sets, self.labels), middles, strict=True)
+        halves = zip(*(torch.tensor_split(rows, [middle]) for rows, middle in parts), strict=True)
+        first, rest = (Answers(val, labels, tuple(foreign), self.each) for val, *foreign, labels in halves)
+        return first, rest
 
 
 @dataclass(frozen=True)

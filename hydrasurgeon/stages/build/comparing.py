@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,7 @@ class Choosing:
 def at_its_temperature(answers: Answers) -> Answers:
     """Logits that one temperature makes most likely."""
     at = temperature_of(answers.val[:, None], answers.labels)
-    return Answers(answers.val / at, answers.labels, tuple(rows / at for rows in answers.foreign))
+    return replace(answers, val=answers.val / at, foreign=tuple(rows / at for rows in answers.foreign))
 
 
 def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path) -> None:

@@ -51,7 +51,9 @@ class Making:
             commands.append(self._fusion(files))
             files = [_written(commands[-1])]
         if options.calibrate:
-            read = {"data": options.val, "fit_data": options.data, "ood": list(options.ood), **options.names}
+            # Scores of many labels are functions of the logits.
+            fit = {} if self.search.backbone.manifest.model.problem == "multi_label" else {"fit_data": options.data}
+            read = {"data": options.val, **fit, "ood": list(options.ood), **options.names}
             keywords = {**read, "limit": options.limit, "seed": options.seed, **options.running}
             keywords |= {} if self.cascade is None else {"cascade": True, "budget": self.cascade}
             commands.append(Command("calibrate", (files[0],), keywords))
