@@ -137,16 +137,21 @@ def measured(task: Task, data: Path, seed: int) -> dict[str, Any]:
         folder = Path(place)
         files = drawn(task, data, folder, seed)
         rows = models(task, files, folder, seed)
-        done = hs.evaluate(
-            list(rows.values()),
-            data=files["test"],
-            ood=[f"near:near={files['near']}", f"far:far={files['far']}"],
-            dtype=DTYPE,
-        )
-        results = [result.model_dump(mode="json") for result in done.report.results]
+        sets: dict[str, Any] = {
+            "data": files["test"],
+            "ood": [f"near:near={files['near']}", f"far:far={files['far']}"],
+            "dtype": DTYPE,
+        }
+        run: dict[str, Any] = {"seed": seed, "dtype": DTYPE}
+        done = hs.evaluate(list(rows.values()), **sets)
+        cascade = hs.calibrate(
+            rows["hydra"], data=files["val"], cascade=True, max_drop=0.5, out=folder / "cascade.safetensors", **run
+        ).path
+        in_steps, *_ = hs.evaluate([cascade], cascade=True, **sets).report.results
+        results = [result.model_dump(mode="json") for result in (*done.report.results, in_steps)]
         return {
             name: {key: result[key] for key in ("id", "ood", "cost")}
-            for name, result in zip(rows, results, strict=True)
+            for name, result in zip((*rows, "hydra, as a cascade"), results, strict=True)
         }
 
 
