@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from surgery import hydrasurgeon, machine, measure
@@ -39,8 +40,14 @@ def make(folder: Path) -> None:
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(30517))]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-    BertForSequenceClassification(BertConfig(**sizes, num_labels=CLASSES)).save_pretrained(folder / "bert")
+    sizes: dict[str, Any] = {
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+        "num_labels": CLASSES,
+    }
+    BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(folder / "bert")
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
     rng = np.random.default_rng(0)
     lines = [

@@ -78,7 +78,8 @@ def _table(seeds: dict[str, Any], more: tuple[str, ...]) -> list[str]:
         of_seeds = [run[name] for run in runs]
         values = [[each["id"].get(metric) for each in of_seeds] for metric in (*USUAL, *more)]
         values += [[each["ood"][at]["auroc"] for each in of_seeds] for at in range(2)]
-        rows.append([name, str(len(runs)), f"{of_seeds[0]['cost']['macs'] / base:.2f}", *map(_spread, values)])
+        prices = [(each["cost"].get("expected_macs") or each["cost"]["macs"]) / base for each in of_seeds]
+        rows.append([name, str(len(runs)), f"{statistics.mean(prices):.2f}", *map(_spread, values)])
     head = ["", "seeds", "multiply-adds", *USUAL.values(), *(NAMES[each] for each in more), "near ↑", "far ↑"]
     return table(head, rows)
 
