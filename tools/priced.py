@@ -176,16 +176,17 @@ def _verdict(goal: Goal, rival: str, seeds: Seeds) -> str:
 def _table(name: str, task: dict[str, Any]) -> str:
     """All rows of one task."""
     seeds: Seeds = _seeds(task)
-    count = f"{len(seeds)} seeds, ± standard error" if len(seeds) > 1 else "one seed"
     lines = [
         f"## {name}",
         "",
-        f"{count[0].upper()}{count[1:]}; torch {task['torch']}, {task['cpu']}.",
+        f"Means of as many seeds, ± standard error; torch {task['torch']}, {task['cpu']}.",
         "",
-        f"| | {' | '.join(COLUMNS.values())} |",
-        f"|---|{'---:|' * len(COLUMNS)}",
+        f"| | seeds | {' | '.join(COLUMNS.values())} |",
+        f"|---|{'---:|' * (1 + len(COLUMNS))}",
     ]
-    lines += [f"| {row} | {' | '.join(_cell(seeds, row, key) for key in COLUMNS)} |" for row in max(seeds, key=len)]
+    for row in dict.fromkeys(row for seed in sorted(seeds, key=len, reverse=True) for row in seed):
+        count = sum(row in seed for seed in seeds)
+        lines.append(f"| {row} | {count} | {' | '.join(_cell(seeds, row, key) for key in COLUMNS)} |")
     return "\n".join(lines)
 
 

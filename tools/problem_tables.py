@@ -54,6 +54,7 @@ def problem_tables(results: dict[str, Any]) -> str:
         " behind the first half (*hydra*, three members).",
         "Uncalibrated rows detect OOD data by msp, calibrated ones by the score that `calibrate` chose on perturbed validation"
         " data. Training, scores and answers are in bfloat16.",
+        "A cascade's price is what its answers on the test data cost on average (`calibrate --cascade --max-drop 0.5`).",
         "The training data are few, for minutes of one core: compare the rows of a table, not a table with what others reach.",
     ]
     for name, (heading, about, more) in TASKS.items():
