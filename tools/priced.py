@@ -277,8 +277,9 @@ def _panel(panel: Any, seeds: Seeds, metric: str) -> None:
 
 
 def _points(seeds: Seeds, rows: Sequence[str], metric: str) -> tuple[list[float], list[float]]:
-    measured = [row for row in rows if any(row in seed for seed in seeds)]
+    # Means over other seeds than the line's would be other models' figures.
+    measured = [row for row in rows if all(row in seed for seed in seeds)]
     return (
-        [statistics.fmean(seed[row]["price"] for seed in seeds if row in seed) for row in measured],
-        [statistics.fmean(seed[row][metric] for seed in seeds if row in seed) for row in measured],
+        [statistics.fmean(seed[row]["price"] for seed in seeds) for row in measured],
+        [statistics.fmean(seed[row][metric] for seed in seeds) for row in measured],
     )
