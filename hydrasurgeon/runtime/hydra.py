@@ -100,6 +100,7 @@ class Hydra(nn.Module):
 
     def start(self, inputs: Any) -> Started:
         """What all members read: the trunk's output, where they embed alike."""
+        self._forget_where_recorded()
         if not self._one_embed:
             return Started(inputs, None)
         stack = self.anatomies[0].embed(inputs)
@@ -142,10 +143,19 @@ class Hydra(nn.Module):
 
     def each(self, starts: Sequence[Started]) -> list[Float[Tensor, "batch klass"]]:
         """Every member's answer to inputs of its own."""
+        self._forget_where_recorded()
         stacks = [
             start.stack or anatomy.embed(start.inputs) for anatomy, start in zip(self.anatomies, starts, strict=True)
         ]
         return self._apart([stack.hidden for stack in stacks], [stack.bias for stack in stacks], None)
+
+    def _forget_where_recorded(self) -> None:
+        """Keep nothing that was made of parameters that a step may move: fused AdamW leaves no trace of writing."""
+        if torch.is_grad_enabled() and not captured():
+            for hydra in (self, *self._parts.values()):
+                hydra._grouped = None
+                if hydra._union is not None:
+                    hydra._union.forget()
 
     def _stacks(self, hidden: Hidden) -> bool:
         if self.mode != "auto":

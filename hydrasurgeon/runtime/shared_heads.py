@@ -68,6 +68,10 @@ class SharedHeads:
         gathered = None if self._known is None else self._known[1]
         return [] if gathered is None else [r for rows in gathered[0] for r in rows if r is not None]
 
+    def forget(self) -> None:
+        """Gather anew the next time."""
+        self._known = None
+
     def _gathered(self) -> _Gathered | None:
         """What `_gather` found, kept while its sources stay: members that are tuned may come to disagree."""
         if self._known is None or not self._known[0]:

@@ -227,8 +227,10 @@ def test_dropout_stays_where_it_is_switched_on(model: Classifier) -> None:
 
 @pytest.mark.parametrize("mode", ["stacked", "apart"])
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str, compiled: bool) -> None:
-    """A training-free hydra runs a head that several keep once; tuned, each member runs its own."""
+@pytest.mark.parametrize("fused", [False, True])
+def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str, compiled: bool, fused: bool) -> None:
+    """A training-free hydra runs a head that several keep once; tuned, each member runs its own. A fused AdamW writes
+    without counting up the parameters' versions."""
     FAMILIES["timm ViT"].write(tmp_path / "source")
     model = hydra(tmp_path / "source", EQUAL, tmp_path, tuned=False, family=FAMILIES["timm ViT"])
     model.module.mode = mode
@@ -236,7 +238,8 @@ def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str, compile
         torch.testing.assert_close(model(IMAGES), by_members(model, IMAGES), rtol=0, atol=1e-11)
         assert model.module._union.copies  # shared so far
         before = by_members(model, IMAGES)
-    optimizer = torch.optim.SGD(model.requires_grad_(True).parameters(), lr=0.5)
+    tuned = model.requires_grad_(True).parameters()
+    optimizer = torch.optim.AdamW(tuned, lr=0.05, fused=True) if fused else torch.optim.SGD(tuned, lr=0.5)
     model(IMAGES)[:, 0].square().sum().backward()  # the first member alone
     optimizer.step()
     with torch.no_grad():
