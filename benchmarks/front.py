@@ -6,7 +6,7 @@ each by the one that it was cut from. Beside them: the single model tuned as lon
 same price and the same steps, parts without repair, Torch-Pruning's and the first layers alone (front_rivals.py).
 
 Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on) and that `eval` measured on TEST. Every training keeps the
-epoch that VAL likes best. Models and predictions stay in --cache, so that an interrupted run goes on. Writes benchmarks/results/front.json,
+epoch that VAL likes best; further training that is no better than its start, by the NLL of VAL once calibrated, counts as its start. Models and predictions stay in --cache, so that an interrupted run goes on. Writes benchmarks/results/front.json,
 under the task's name.
 
     python benchmarks/front.py fashion --shared ../shared --cache FOLDER --seeds 1
@@ -35,7 +35,7 @@ from surgery import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.decision.temperature import calibrated
+from hydrasurgeon.decision.temperature import calibrated, nll_of, temperature_of
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
@@ -272,7 +272,15 @@ class Place:
             changed |= self.task.other[1] if other else {} if teachers else self.task.plain
             taught: dict[str, Any] = {"teacher": list(teachers)} if teachers else {}
             self._finetune(source, out, {**more, **taught, "set": changed}, seed=self.seed)
-        return out
+        return min(out, source, key=self.refined)
+
+    def refined(self, path: Path) -> float:
+        """NLL of VAL at the temperature that fits it best: an overconfident epoch may be the better one."""
+        answers = self.file(f"{path.stem} on val")
+        if not answers.exists():
+            hs.evaluate([path], data=[self.data("val")], predictions=answers, device="cpu")
+        read = read_predictions(answers)
+        return nll_of(read.logits, read.labels, temperature_of(read.logits, read.labels))
 
     def _finetune(self, source: str | Path, out: Path, options: Mapping[str, Any], *, seed: int) -> None:
         hs.finetune(

@@ -106,8 +106,6 @@ TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
     kept = "" if trained.kept_epoch is None else f", the weights after epoch {trained.kept_epoch:g}: least val nll"
-    if trained.kept_epoch == 0:
-        kept = ", the weights that it began with: no epoch had a lower val nll"
     ended = ", ended as it got no better" if trained.stopped_early else ""
     show((str(result.path), "bold"), f": {trained.steps} steps{ended}{kept}")
     _pushed(result.hub)

@@ -57,8 +57,7 @@ class Trained:
     log: tuple[dict[str, float], ...]
     """One entry per finished epoch: epoch, loss, and accuracy and nll where there is a validation set."""
     kept_epoch: float | None = None
-    """After how many epochs the weights that are written stood, 0 where none was better than the start; None: after
-    all."""
+    """After how many epochs the weights that are written stood; None: after all."""
     stopped_early: bool = False
     """Whether the recipe's patience ended the training."""
     is_main: bool = True
@@ -110,10 +109,6 @@ def train(
         state.clear()
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     loop = _Loop(accelerator, wrapped, optimizer, clipped, training, run.seed, per_epoch, total)
-    if copies.choosing and not standing.step:
-        standing.start = loop.validate()
-        copies.close_epoch(standing)
-        run.note(_line({"epoch": 0, **standing.start}))
     while standing.step < total and not standing.waited(training.recipe.patience):
         wrapped.train()
         for parts in loop.batches(standing.step):
@@ -141,7 +136,7 @@ def train(
         standing.step,
         last["loss"],
         tuple(standing.log),
-        kept_epoch=standing.kept_epoch if "best" in copies.kept else None,
+        kept_epoch=None if "best" not in copies.kept else standing.log[standing.best or 0]["epoch"],
         stopped_early=standing.step < total,
         is_main=accelerator.is_main_process,
     )
@@ -149,9 +144,10 @@ def train(
 
 def _line(entry: Mapping[str, float]) -> str:
     """What an epoch gave, as its end is told."""
-    names = {"loss": "loss", "val_accuracy": "val accuracy", "val_nll": "val nll"}
-    told = ", ".join(f"{called} {entry[name]:.4f}" for name, called in names.items() if name in entry)
-    return f"epoch {entry['epoch']:g}: {told}"
+    measured = ""
+    if "val_accuracy" in entry:
+        measured = f", val accuracy {entry['val_accuracy']:.4f}, val nll {entry['val_nll']:.4f}"
+    return f"epoch {entry['epoch']:g}: loss {entry['loss']:.4f}{measured}"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ they fit."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -31,25 +31,17 @@ class TrainingPosition(BaseModel):
     step: int = Field(0, strict=True, ge=0, lt=2**53)
     loss_sum: float = Field(0.0, strict=True)
     loss_count: int = Field(0, strict=True, ge=0, lt=2**53)
-    start: dict[str, Annotated[float, Field(strict=True)]] = {}
-    """What the validation set said before the first step."""
     log: list[dict[str, Annotated[float, Field(strict=True)]]] = []
 
     @property
     def best(self) -> int | None:
-        """The epoch, as it stands in the log, with the least NLL of the validation set; -1: the start; the first of
-        equals."""
-        return _least([self.start, *self.log], first=-1)
-
-    @property
-    def kept_epoch(self) -> float | None:
-        """After how many epochs the best weights stood."""
-        return None if self.best is None else 0.0 if self.best < 0 else self.log[self.best]["epoch"]
+        """The epoch, as it stands in the log, with the least NLL of the validation set; the first of equals."""
+        measured = [(entry.get("val_nll", math.nan), index) for index, entry in enumerate(self.log)]
+        return min((each for each in measured if math.isfinite(each[0])), default=(0.0, None))[1]
 
     def waited(self, patience: int) -> bool:
-        """Whether so many epochs, if any, brought no better one; what is fresh may first be worse than its start."""
-        best = _least(self.log)
-        return bool(patience) and best is not None and len(self.log) - 1 - best >= patience
+        """Whether so many epochs, if any, brought no better one."""
+        return bool(patience) and self.best is not None and len(self.log) - 1 - self.best >= patience
 
     @property
     def mean_loss(self) -> float:
@@ -66,12 +58,6 @@ class TrainingPosition(BaseModel):
         """The end of an epoch, or of all steps."""
         self.log.append({"epoch": self.step / per_epoch, "loss": self.mean_loss, **measured})
         self.loss_sum, self.loss_count = 0.0, 0
-
-
-def _least(entries: Sequence[Mapping[str, float]], *, first: int = 0) -> int | None:
-    """Which has the least NLL, counted from `first`; None where none has one."""
-    measured = [(entry.get("val_nll", math.nan), index) for index, entry in enumerate(entries, first)]
-    return min((each for each in measured if math.isfinite(each[0])), default=(0.0, None))[1]
 
 
 @dataclass(frozen=True)
