@@ -6,7 +6,8 @@ each by the one that it was cut from. Beside them: the single model tuned as lon
 same price and the same steps, parts without repair, Torch-Pruning's and the first layers alone (front_rivals.py).
 
 Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on) and that `eval` measured on TEST. Every training keeps the
-epoch that VAL likes best; further training that is no better than its start, by the NLL of VAL once calibrated, counts as its start. Models and predictions stay in --cache, so that an interrupted run goes on. Writes benchmarks/results/front.json,
+epoch that VAL likes best; further training without teachers that is no better than its start, by the NLL of VAL once calibrated, counts as its
+start. Models and predictions stay in --cache, so that an interrupted run goes on. Writes benchmarks/results/front.json,
 under the task's name.
 
     python benchmarks/front.py fashion --shared ../shared --cache FOLDER --seeds 1
@@ -272,7 +273,7 @@ class Place:
             changed |= self.task.other[1] if other else {} if teachers else self.task.plain
             taught: dict[str, Any] = {"teacher": list(teachers)} if teachers else {}
             self._finetune(source, out, {**more, **taught, "set": changed}, seed=self.seed)
-        return min(out, source, key=self.refined)
+        return out if teachers else min(out, source, key=self.refined)
 
     def refined(self, path: Path) -> float:
         """NLL of VAL at the temperature that fits it best: an overconfident epoch may be the better one."""

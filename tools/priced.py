@@ -122,7 +122,7 @@ A price is the number of multiply-adds of one answer, as a multiple of the whole
 training samples, with W_O and W_2 repaired by least squares; nothing else is trained, unless a row says *taught* (by the three whole models, `finetune --teacher`; a
 hydra's members each by the model that they were cut from) or *tuned* (on labels, for as many steps). The *single* model is the first of three trainings; the Deep Ensemble is all three;
 a hydra of three has a part of each, and no trunk. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
-that validation data like best. A *cascade* is a hydra whose other members run only where its first is unsure, fitted by `calibrate --cascade --max-drop 0.5`; its price is the mean over
+that validation data like best; what is tuned without teachers is its start where that is better on them, both calibrated. A *cascade* is a hydra whose other members run only where its first is unsure, fitted by `calibrate --cascade --max-drop 0.5`; its price is the mean over
 test data. AUROC is the mean of near and far OOD data by that score. Test data and the OOD data reported choose nothing.
 
 | task | model | trained on | for | near OOD | far OOD |
