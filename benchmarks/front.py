@@ -56,8 +56,18 @@ RIVALS = ("Torch-Pruning by magnitude", "Torch-Pruning by taylor", "first layers
 """What else a part's price buys."""
 COMPARED = {
     "third, taught": ("single", *(f"third, {rival}, taught" for rival in RIVALS)),
-    "half": ("single",),
-    "half, taught": ("single, tuned as long", "single, taught", *(f"half, {rival}, taught" for rival in RIVALS)),
+    "half": ("single", "half, not repaired"),
+    "half, taught": (
+        "single, tuned as long",
+        "single, taught",
+        *(f"half, {rival}, taught" for rival in RIVALS),
+        "half",
+        "half, not repaired, taught",
+        "half, taught by its own whole",
+        "half, taught on other inputs",
+        "half, tuned without a teacher",
+        "half, taught twice as long",
+    ),
     "hydra of three: third": ("single", "single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: third, taught": ("single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: half": ("Deep Ensemble", "single, taught"),

@@ -89,6 +89,13 @@ def _seeds(task: dict[str, Any]) -> Seeds:
     return list(task["seeds"].values())
 
 
+def _alike(task: dict[str, Any], rows: Sequence[str]) -> Seeds:
+    """The seeds that have the most of these rows: means over different seeds would be figures of different models."""
+    seeds = _seeds(task)
+    known = [sum(row in seed for row in rows) for seed in seeds]
+    return [seed for seed, count in zip(seeds, known, strict=True) if count == max(known)]
+
+
 def gain(seeds: Seeds, row: str, rival: str, metric: str) -> tuple[float, float] | None:
     """How much better a row is, and the standard error: of samples, and of seeds where there are several."""
     both = [seed for seed in seeds if row in seed and rival in seed[row].get("against", {})]
@@ -111,7 +118,7 @@ def reached(goal: Goal, metric: str, difference: float, error: float) -> bool:
 def front(results: dict[str, Any]) -> str:
     """The whole page."""
     tables = [_table(name, task) for name, task in results.items()]
-    return "\n\n".join([HEAD, _goals(results), *tables]) + "\n"
+    return "\n\n".join([HEAD, _goals(results), _steps(results), *tables]) + "\n"
 
 
 HEAD = """# What every price is worth
@@ -122,8 +129,8 @@ A price is the number of multiply-adds of one answer, as a multiple of the whole
 training samples, with W_O and W_2 repaired by least squares; nothing else is trained, unless a row says *taught* (by the three whole models, `finetune --teacher`; a
 hydra's members each by the model that they were cut from) or *tuned* (on labels, for as many steps). The *single* model is the first of three trainings; the Deep Ensemble is all three;
 a hydra of three has a part of each, and no trunk. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
-that validation data like best; what is tuned without teachers is its start where that is better on them, both calibrated. A *cascade* is a hydra whose other members run only where its first is unsure, fitted by `calibrate --cascade --max-drop 0.5`; its price is the mean over
-test data. AUROC is the mean of near and far OOD data by that score. Test data and the OOD data reported choose nothing.
+that validation data like best; what is tuned without teachers counts as its start where that is better on them, both calibrated. A *cascade* is a hydra whose other
+members run only where its first is unsure, fitted by `calibrate --cascade --max-drop 0.5`; its price is the mean over test data. AUROC is the mean of near and far OOD data by that score. Test data and the OOD data reported choose nothing.
 
 | task | model | trained on | for | near OOD | far OOD |
 |---|---|---|---|---|---|
@@ -132,8 +139,8 @@ test data. AUROC is the mean of near and far OOD data by that score. Test data a
 | cifar | DINOv2-small at 56 pixels | 6,000 images of six classes of CIFAR-10 | at most 2 epochs | the other four classes | digits, shapes of animals |
 | fashion | the demo's ViT, from random weights | 47,000 images of eight classes of Fashion-MNIST | 9 epochs | the other two classes | digits |
 
-What is tuned or taught is trained for 4, 2, 1 and 2 epochs more. None of these trainings was carried on until nothing improves: the single model *tuned as long* shows what was left. Where tuning
-on makes it worse than the *single* model (movies), goals against it are easily reached.
+What is tuned or taught is trained for 4, 2, 1 and 2 epochs more. None of these trainings was carried on until nothing improves: the single model *tuned as long* shows what was left; on movies
+tuning on without teachers only harms, so that it *is* the single model there.
 
 ![Price against NLL, accuracy and AUROC](../front.svg)
 """
@@ -159,19 +166,53 @@ def _goals(results: dict[str, Any]) -> str:
 
 def _verdict(goal: Goal, rival: str, seeds: Seeds) -> str:
     """Differences in words, and whether they are what was asked for."""
-    texts, good = [], True
-    for metric in goal.metrics:
-        measured = gain(seeds, goal.row, rival, metric)
+    gains = {metric: gain(seeds, goal.row, rival, metric) for metric in goal.metrics}
+    good = all(measured is not None and reached(goal, metric, *measured) for metric, measured in gains.items())
+    told = _told(seeds, goal.row, rival, goal.metrics)
+    return f"{told}: **{'reached' if good else 'missed'}**" if told else "not measured"
+
+
+def _told(seeds: Seeds, row: str, rival: str, metrics: Sequence[str]) -> str:
+    """By how much a row is better; nothing where that was not measured."""
+    texts = []
+    for metric in metrics:
+        measured = gain(seeds, row, rival, metric)
         if measured is None:
-            return "not measured"
-        difference, error = measured
-        good &= reached(goal, metric, difference, error)
+            return ""
         factor, digits = SCALE[metric], 1 if SCALE[metric] > 1 else 3
-        name = metric if metric in ("accuracy", "nll", "ece") else "AUROC"
-        texts.append(
-            f"{name.upper() if name in LOWER else name} {factor * difference:+.{digits}f} ± {factor * error:.{digits}f}"
+        difference, error = (
+            f"{factor * each:{sign}.{digits}f}" for each, sign in zip(measured, ("+", ""), strict=True)
         )
-    return f"{', '.join(texts)}: **{'reached' if good else 'missed'}**"
+        texts.append(f"{'accuracy' if metric == 'accuracy' else metric.upper()} {difference} ± {error}")
+    return ", ".join(texts)
+
+
+STEPS = {
+    "repaired: least squares": ("half", "half, not repaired"),
+    "the same, both taught": ("half, taught", "half, not repaired, taught"),
+    "taught": ("half, taught", "half"),
+    "by teachers, not by labels alone": ("half, taught", "half, tuned without a teacher"),
+    "by three teachers, not its own whole alone": ("half, taught", "half, taught by its own whole"),
+    "tokens masked; images not mixed": ("half, taught", "half, taught on other inputs"),
+    "as long, not twice as long": ("half, taught", "half, taught twice as long"),
+}
+"""What a half is made by: the row with it, and the row without."""
+
+
+def _steps(results: dict[str, Any]) -> str:
+    """What each step to a taught half is worth."""
+    lines = [
+        "## What each step is worth",
+        "",
+        "How much better a half is for it, as above.",
+        "",
+        f"| | {' | '.join(results)} |",
+        f"|---|{'---|' * len(results)}",
+    ]
+    for step, (row, without) in STEPS.items():
+        cells = [_told(_seeds(task), row, without, BETTER) or "not measured" for task in results.values()]
+        lines.append(f"| {step} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _table(name: str, task: dict[str, Any]) -> str:
@@ -221,7 +262,7 @@ def worth(results: dict[str, Any]) -> str:
     """The README's table: for each task accuracy, NLL and AUROC, means over seeds."""
     lines = [f"| | multiply-adds | {' | '.join(results)} |", f"|---|---:|{'---:|' * len(results)}"]
     for row in SHOWN:
-        measured = [[seed[row] for seed in _seeds(task) if row in seed] for task in results.values()]
+        measured = [[seed[row] for seed in _alike(task, SHOWN) if row in seed] for task in results.values()]
         if not any(measured):
             continue
         prices = [statistics.fmean(seed["price"] for seed in seeds) for seeds in measured if seeds]
@@ -255,7 +296,7 @@ def front_plot(results: dict[str, Any], path: Path) -> None:
     grid = drawn.subplots(3, len(results), squeeze=False, sharex=True)
     for (name, task), panels in zip(results.items(), grid.T, strict=True):
         for metric, panel in zip(metrics, panels, strict=True):
-            _panel(panel, _seeds(task), metric)
+            _panel(panel, _alike(task, [row for rows in DRAWN.values() for row in rows]), metric)
         panels[0].set_title(name)
         panels[-1].set_xlabel("multiply-adds, whole models")
     for label, panel in zip(metrics.values(), grid[:, 0], strict=True):
@@ -277,7 +318,6 @@ def _panel(panel: Any, seeds: Seeds, metric: str) -> None:
 
 
 def _points(seeds: Seeds, rows: Sequence[str], metric: str) -> tuple[list[float], list[float]]:
-    # Means over other seeds than the line's would be other models' figures.
     measured = [row for row in rows if all(row in seed for seed in seeds)]
     return (
         [statistics.fmean(seed[row]["price"] for seed in seeds) for row in measured],
