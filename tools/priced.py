@@ -140,7 +140,7 @@ members run only where its first is unsure, fitted by `calibrate --cascade --max
 | fashion | the demo's ViT, from random weights | 47,000 images of eight classes of Fashion-MNIST | 9 epochs | the other two classes | digits |
 
 What is tuned or taught is trained for 4, 2, 1 and 2 epochs more. None of these trainings was carried on until nothing improves: the single model *tuned as long* shows what was left; on movies
-it *is* the single model, which tuning on without teachers harmed.
+and one seed of clinc it *is* the single model, since validation data did not like it tuned on.
 
 ![Price against NLL, accuracy and AUROC](../front.svg)
 """
