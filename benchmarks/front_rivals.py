@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 IMPORTANCES = {"magnitude": "GroupMagnitudeImportance", "taylor": "GroupTaylorImportance"}
 """Our name of a criterion → Torch-Pruning's."""
-LAYERS = {"third": 2, "half": 3}
-"""Of six: price → the first layers that are left."""
 
 
 def rivals(sizes: tuple[str, ...] = ("half", "third")) -> dict[str, Callable[[Place], Path]]:
@@ -139,11 +137,15 @@ def _scored(place: Place, opened: Any) -> Iterator[Any]:
 
 def shallow(place: Place, size: str) -> Path:
     """The first layers of a whole model, its norm and its classifier."""
-    out, layers = place.file(f"{size} first layers"), LAYERS[size]
+    from front import PRICES
+
+    out = place.file(f"{size} first layers")
     if out.exists():
         return out
     opened = open_single(place.whole(0))
     family, old = opened.family, opened.manifest
+    (tower,) = old.towers.values()
+    layers = round(PRICES[size] * tower.layers)
     config: dict[str, Any] = dict(old.model.config)
     if "model_args" in config:
         config["model_args"] = {**config["model_args"], "depth": layers}
