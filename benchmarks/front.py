@@ -181,11 +181,10 @@ TASKS = {
         [
             {
                 "recipe": "image",
-                "set": {"epochs": "2", "lr": "1e-4", "batch_size": "32", "label_smoothing": "0", "classifier": "probe"},
-                "limit": 6000,
+                "set": {"epochs": "2", "lr": "3e-5", "batch_size": "32", "label_smoothing": "0", "classifier": "probe"},
             }
         ],
-        {"recipe": "teach", "set": {"epochs": "1", "lr": "5e-5", "batch_size": "32", "mixup": "0"}, "limit": 6000},
+        {"recipe": "teach", "set": {"epochs": "1", "lr": "3e-5", "batch_size": "32", "mixup": "0"}},
         {},
         ("mixed images", {"mixup": "1"}),
         {
