@@ -136,11 +136,11 @@ members run only where its first is unsure, fitted by `calibrate --cascade --max
 |---|---|---|---|---|---|
 | clinc | MiniLM, 6 layers | 3,600 queries of 60 intents of CLINC150 | at most 6 epochs | other intents | out-of-scope queries |
 | movies | MiniLM, 6 layers | 4,000 sentences of movie reviews, good or bad | at most 3 epochs | reviews of products | a newspaper |
-| cifar | DINOv2-small at 56 pixels | 6,000 images of six classes of CIFAR-10 | at most 2 epochs | the other four classes | digits, shapes of animals |
+| cifar | DINOv2-small at 56 pixels | 12,000 images of six classes of CIFAR-10 | at most 2 epochs | the other four classes | digits, shapes of animals |
 | fashion | the demo's ViT, from random weights | 47,000 images of eight classes of Fashion-MNIST | 9 epochs | the other two classes | digits |
 
-What is tuned or taught is trained for 4, 2, 1 and 2 epochs more. None of these trainings was carried on until nothing improves: the single model *tuned as long* shows what was left; on movies
-and one seed of clinc it *is* the single model, since validation data did not like it tuned on.
+What is tuned or taught is trained for 4, 2, 1 and 2 epochs more. Not all of these trainings were carried on until nothing improves: the single model *tuned as long* shows what was left; on
+movies, cifar and one seed of clinc it *is* the single model, since validation data did not like it tuned on.
 
 ![Price against NLL, accuracy and AUROC](../front.svg)
 """
