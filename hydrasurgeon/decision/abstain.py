@@ -9,6 +9,7 @@ certified with
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 import torch
 
@@ -52,10 +53,11 @@ def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = 
     what is yes lies: the binomial tail of the positives, of which ever more are missed until it is too many."""
     sure = fit_abstention(yes, truth, risk=risk, delta=delta)
     positives = yes[truth].double().sort().values
-    missed, bound, threshold = 0, 0.0, 0.0
-    while missed < len(positives) and (worst := risk_bound(missed, len(positives), delta)) <= risk:
-        bound, threshold = worst, float(positives[missed])
-        missed += 1
+    # The bound grows with what is missed.
+    allowed = bisect_right(range(len(positives)), risk, key=lambda missed: risk_bound(missed, len(positives), delta))
+    bound, threshold = 0.0, 0.0
+    if allowed:
+        bound, threshold = risk_bound(allowed - 1, len(positives), delta), float(positives[allowed - 1])
     answered = float(((yes >= sure.threshold) | (yes < threshold)).double().mean())
     return Limits(
         yes=sure.threshold, no=threshold, risk=risk, delta=delta, bounds=(sure.bound, bound), answered=answered
