@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,30 @@ MANY = {
 
 @pytest.fixture
 def tagger(tmp_path: Path) -> Path:
-    BERT.write(tmp_path / "many")
-    place = tmp_path / "many" / "config.json"
+    return untrained(tmp_path)
+
+
+@pytest.fixture
+def learnt(tmp_path: Path, trained: Path) -> Path:
+    for name in ("l.safetensors", "l.heads.json"):
+        shutil.copy(trained / name, tmp_path)
+    return tmp_path / "l.safetensors"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("trained")
+    rates = {"epochs": "8", "lr": "1e-3", "batch_size": "8"}
+    how = {"data": table(home / "train.jsonl", 200, 7), "set": rates, "device": "cpu"}
+    hs.finetune(untrained(home), recipe="text", out=home / "l.safetensors", **how)
+    return home
+
+
+def untrained(home: Path) -> Path:
+    BERT.write(home / "many")
+    place = home / "many" / "config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | MANY))
-    return tmp_path / "many"
+    return home / "many"
 
 
 def table(place: Path, rows: int, seed: int = 0) -> str:
@@ -51,10 +72,8 @@ def table(place: Path, rows: int, seed: int = 0) -> str:
     return str(place)
 
 
-def learnt(tagger: Path, home: Path) -> Path:
-    rates = {"epochs": "8", "lr": "1e-3", "batch_size": "8"}
-    data = table(home / "train.jsonl", 200, 7)
-    return hs.finetune(tagger, recipe="text", data=data, set=rates, device="cpu", out=home / "l.safetensors").path
+def lines(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def stored(checkpoint: Path, data: str, home: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,7 +141,7 @@ def test_eval_is_scikit_learns_and_torchmetrics(tagger: Path, tmp_path: Path) ->
     assert hs.evaluate(predictions_in=[tmp_path / "p.safetensors"]).report.results[0].id.n == 30
 
 
-def test_training_starts_from_torchs_loss_and_learns(tagger: Path, tmp_path: Path) -> None:
+def test_training_starts_from_torchs_loss_and_learns(tagger: Path, learnt: Path, tmp_path: Path) -> None:
     data = table(tmp_path / "d.jsonl", 40)
     z, y = stored(tagger, data, tmp_path)
     slow = {"epochs": "1", "lr": "1e-12", "batch_size": "40", "dropout": "0", "label_smoothing": "0", "warmup": "0"}
@@ -131,7 +150,7 @@ def test_training_starts_from_torchs_loss_and_learns(tagger: Path, tmp_path: Pat
     expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1, 2, 3.5]))(z.float(), y)
     assert made.trained.loss == pytest.approx(float(expected), abs=1e-5)
     val = table(tmp_path / "v.jsonl", 60, 1)
-    found = hs.evaluate(learnt(tagger, tmp_path), data=val, device="cpu").report.results[0].id
+    found = hs.evaluate(learnt, data=val, device="cpu").report.results[0].id
     assert found.exact_match is not None
     assert found.exact_match > 0.8
     with pytest.raises(HydraError, match="is not one positive number for each of 3 labels"):
@@ -158,19 +177,19 @@ def test_heads_are_scored_by_torchs_loss(method: str, tagger: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("search", "ood_score"), [("exact", "msp"), ("fast", "energy"), ("attribution", "msp")])
-def test_circuits_keep_whole_answers_right(search: Any, ood_score: str, tagger: Path, tmp_path: Path) -> None:
+def test_circuits_keep_whole_answers_right(search: Any, ood_score: str, learnt: Path, tmp_path: Path) -> None:
     """Algorithm 1 on transformers' model: the share of samples with every label right, and the AUROC of eval's score."""
     import transformers
     from sklearn.metrics import accuracy_score, roc_auc_score
 
-    checkpoint = learnt(tagger, tmp_path)
     data, other = table(tmp_path / "d.jsonl", 24), table(tmp_path / "o.jsonl", 16, 7)
     how = {"search": search, "ood_score": ood_score, "remove": 4, "device": "cpu"}
-    hs.score(checkpoint, method="circuit-avg", data=data, ood=[other], **how)
+    hs.score(learnt, method="circuit-avg", data=data, ood=[other], **how)
     (found,) = json.loads((tmp_path / "l.heads.json").read_text())["scores"].values()
-    words = transformers.AutoTokenizer.from_pretrained(tagger)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(tagger)
-    model.load_state_dict(load_file(checkpoint))
+    weights, start = load_file(learnt), untrained(tmp_path)
+    words = transformers.AutoTokenizer.from_pretrained(start)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(start)
+    model.load_state_dict(weights)
     layers = model.bert.encoder.layer
     width = model.config.hidden_size // model.config.num_attention_heads
 
@@ -179,11 +198,11 @@ def test_circuits_keep_whole_answers_right(search: Any, ood_score: str, tagger: 
         for layer, head in off:
             layers[layer].attention.output.dense.weight.data[:, head * width : (head + 1) * width] = 0
         inside, outside = (
-            [model(**words(row["text"], return_tensors="pt")).logits[0].double() for row in rows]
-            for rows in ([json.loads(line) for line in Path(spec).read_text().splitlines()] for spec in (data, other))
+            model(**words([row["text"] for row in rows], padding=True, return_tensors="pt")).logits.double()
+            for rows in (lines(data), lines(other))
         )
-        model.load_state_dict(load_file(checkpoint))
-        truth = [[name in json.loads(line)["labels"] for name in NAMES] for line in Path(data).read_text().splitlines()]
+        model.load_state_dict(weights)
+        truth = [[name in row["labels"] for name in NAMES] for row in lines(data)]
         unfamiliar = {"msp": lambda z: 1 - float(z.sigmoid().max()), "energy": lambda z: -float(z.exp().log1p().sum())}
         scores = [unfamiliar[ood_score](z) for z in (*inside, *outside)]
         auroc = roc_auc_score([0] * len(inside) + [1] * len(outside), scores)
@@ -201,15 +220,14 @@ def test_circuits_keep_whole_answers_right(search: Any, ood_score: str, tagger: 
         assert value == pytest.approx(worth(order), abs=1e-9)
 
 
-def test_calibrated_label_by_label(tagger: Path, tmp_path: Path) -> None:
+def test_calibrated_label_by_label(learnt: Path, tmp_path: Path) -> None:
     from sklearn import metrics
 
-    model = learnt(tagger, tmp_path)
     data, out = table(tmp_path / "v.jsonl", 300, 2), tmp_path / "c.safetensors"
-    done = hs.calibrate(model, data=data, out=out, coverage=0.8, device="cpu")
+    done = hs.calibrate(learnt, data=data, out=out, coverage=0.8, device="cpu")
     constants = done.decision.labels
     assert constants is not None
-    z, y = stored(model, data, tmp_path)
+    z, y = stored(learnt, data, tmp_path)
     order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
     fitting, certifying = order[:150], order[150:]
     for label in range(3):
@@ -250,12 +268,11 @@ def test_calibrated_label_by_label(tagger: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_text().startswith("id,labels,top1,p1,top2,p2,top3,p3,set,total,")
 
 
-def test_members_answer_in_turn(tagger: Path, tmp_path: Path) -> None:
+def test_members_answer_in_turn(learnt: Path, tmp_path: Path) -> None:
     """Sample by sample in a plain loop: all members answer where the first is close to the threshold of a label."""
     from sklearn import metrics
 
-    model = learnt(tagger, tmp_path)
-    parts = [member(model, BERT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [member(learnt, BERT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     parts = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)]
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors", mlp="separate").path
     data, out = table(tmp_path / "v.jsonl", 300, 2), tmp_path / "c.safetensors"
@@ -378,18 +395,17 @@ def test_what_many_labels_have_no_meaning_for(option: dict[str, Any], tagger: Pa
         hs.calibrate(tagger, data=data, out=tmp_path / "x.safetensors", device="cpu", **option)
 
 
-def test_built_by_the_nll_of_label_decisions(tagger: Path, tmp_path: Path) -> None:
-    checkpoint = learnt(tagger, tmp_path)
+def test_built_by_the_nll_of_label_decisions(learnt: Path, tmp_path: Path) -> None:
     data, val = (table(tmp_path / f"{seed}.jsonl", 60, seed) for seed in (3, 4))
     how = {"data": data, "val": val, "budget": "macs=2.5", "members": 2, "criteria": "taylor", "calibrate": False}
-    built = hs.build(checkpoint, out=tmp_path / "b.safetensors", **how)
-    single, hydra = hs.evaluate([checkpoint, built.path], data=val).report.results
+    built = hs.build(learnt, out=tmp_path / "b.safetensors", **how)
+    single, hydra = hs.evaluate([learnt, built.path], data=val).report.results
     assert hydra.members == 2
     assert built.rows[0].name == "single model"
     for measure in ("nll", "accuracy"):
         assert built.rows[0].worth[measure] == pytest.approx(getattr(single.id, measure), rel=1e-5)
     with pytest.raises(HydraError, match="OOD data choose no members"):
-        hs.build(checkpoint, out=tmp_path / "c.safetensors", ood=val, **how)
+        hs.build(learnt, out=tmp_path / "c.safetensors", ood=val, **how)
 
 
 @pytest.mark.slow
