@@ -79,6 +79,7 @@ def test_stock_libraries_raise(family: Family, kind: str, decided: bool, tmp_pat
             load()
 
 
+@pytest.mark.slow
 def test_stock_timm_raises(tmp_path: Path) -> None:
     """In one process that does not know us."""
     import subprocess

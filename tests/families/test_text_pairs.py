@@ -177,6 +177,7 @@ def test_calibrated_on_pairs(
     assert 0 <= measured.report.results[0].ood[0].auroc <= 1
 
 
+@pytest.mark.slow
 def test_a_graph_takes_the_types_of_tokens(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

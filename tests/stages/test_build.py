@@ -209,6 +209,7 @@ def test_what_cannot_be_built(more: dict[str, Any], error: type[HydraError], say
     assert not (task.folder / "hydra.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_work_folder_of_other_work(task: Task) -> None:
     task.build()
     with pytest.raises(UsageError, match=r"another .*score limit \(40, now 30\)"):
@@ -265,6 +266,7 @@ def test_a_work_folder_that_somebody_changed(task: Task) -> None:
         task.build(**few)
 
 
+@pytest.mark.slow
 def test_other_criteria_use_what_is_there(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each criterion has a copy of its own: nothing is scored twice, and the outcome knows of no other criteria."""
     fresh = task.build("fresh", criteria="magnitude", calibrate=False)

@@ -124,6 +124,7 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
         tasks.front(budget="macs=0.5,0.8,1.5")
 
 
+@pytest.mark.slow
 def test_a_cascade_stands_where_it_is_worth_more(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worth more by decree here: then it is made, and costs what the record says."""
 

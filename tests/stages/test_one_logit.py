@@ -334,6 +334,7 @@ def test_a_calibrated_hydra_where_it_is_served(reranker: Path, tmp_path: Path) -
     assert [each["score"] for each in classify(texts)] == pytest.approx([row["probability"] for row in rows], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_module_cache")
 def test_a_cross_encoder_scores_the_same(reranker: Path, tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -383,6 +384,7 @@ def test_a_group_of_one(reranker: Path, tmp_path: Path) -> None:
     assert "two or more" in str(refused.value.hint)
 
 
+@pytest.mark.slow
 def test_built_as_of_two_classes(reranker: Path, tmp_path: Path) -> None:
     """The same members are chosen, for the same reasons; and what is written is a hydra of one logit."""
     data, val = (table(tmp_path / f"{seed}.jsonl", mixed(40, seed), seed=seed, groups=False) for seed in (0, 1))

@@ -162,6 +162,7 @@ def test_lstsq_repairs_heads_and_neurons_in_turn(tiny: MAKE, images: SPEC, tmp_p
     np.testing.assert_allclose(after["blocks.1.mlp.fc2.bias"].numpy(), bias, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_whole_way(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scored, pruned, tuned, exported, and made again to the same bytes."""
     monkeypatch.chdir(tmp_path)
