@@ -26,6 +26,8 @@ REPEATS = 1000
 """Resamples: the ends of a 95 % interval then move by less than a tenth of its width."""
 TOGETHER = 1 << 20
 """Samples that are drawn at a time, over all resamples of a step: some 10 MB for each measure."""
+RISK = 0.05
+"""The share of wrong answers that `cov5` allows."""
 NEGLIGIBLE = 5e-5
 """What a difference must reach to be one: less reads +0.0000 wherever it is printed, and may be rounding."""
 HIGHER = ("accuracy", "auroc")
@@ -47,15 +49,16 @@ def bootstrap(
     """
     random = torch.Generator().manual_seed(seed)
     some = max(1, min(repeats, TOGETHER // sum(counts)))
-    drawn: dict[str, list[Tensor]] = {}
+    drawn: dict[str, list[float]] = {}
     for start in range(0, repeats, some):
         rows = [torch.randint(count, (min(some, repeats - start), count), generator=random) for count in counts]
         for name, values in measure(*rows).items():
-            drawn.setdefault(name, []).append(values)
+            # As numbers: tensors this small would lie between large ones, and keep the heap from shrinking.
+            drawn.setdefault(name, []).extend(values.tolist())
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     intervals = {}
-    for name, parts in drawn.items():
-        values = torch.cat(parts).double()
+    for name, numbers in drawn.items():
+        values = torch.tensor(numbers, dtype=torch.float64)
         if values.isfinite().any():
             low, high = values[values.isfinite()].quantile(ends).tolist()
             intervals[name] = (low, high)
@@ -75,6 +78,58 @@ def quality(inside: Answers, rows: Rows) -> dict[str, Values]:
     }
 
 
+class Selective:
+    """Answers by their confidence, the surest first: what rows of them are worth then takes counting, not sorting.
+
+    AURC is the area under r(c), the share of wrong answers among the surest c (Geifman, Uziel, El-Yaniv, ICLR 2019);
+    AUGRC that under c · r(c), an average over all samples (Traub et al., NeurIPS 2024); cov5 the largest c with at most
+    `RISK`; mis_auroc P(a right answer is surer than a wrong one).
+    """
+
+    def __init__(self, inside: Answers) -> None:
+        values, ranks = (-inside.confidence.double()).unique(return_inverse=True)
+        self.count = len(values)
+        self.ranks = 2 * ranks + inside.correct
+        order = inside.promised.argsort()
+        self.gaps = (inside.kept - inside.promised.double())[order]
+        self.places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+
+    def metrics(self, rows: Rows) -> dict[str, Values]:
+        """These of each resample, and its AECE; NaN where there is nothing to tell."""
+        parts = [self._metrics(some) for some in rows.split(max(1, TOGETHER // rows.shape[1]))]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _metrics(self, rows: Rows) -> dict[str, Values]:
+        n = rows.shape[1]
+        counts = counted(self.ranks[rows], 2 * self.count).reshape(len(rows), self.count, 2)
+        (wrong, right), sizes = counts.double().unbind(-1), counts.sum(dim=-1)
+        # So many wrong ones among those of a confidence or above it.
+        wrong_so_far, answered = wrong.cumsum(1), sizes.cumsum(1)
+        allowed = (wrong_so_far / answered.clamp_min(1) <= RISK + 1e-12) & (sizes > 0)
+        below = wrong_so_far[:, -1:] - wrong_so_far
+        # Those of equal confidence are answered together: each is as wrong as they are on average.
+        among_first = spread(wrong / sizes.clamp_min(1), sizes).cumsum(1)
+        gaps = spread(self.gaps.expand(len(rows), -1), counted(self.places[rows], len(self.gaps)))
+        return {
+            "aece": torch.stack([part.sum(dim=1).abs() for part in gaps.tensor_split(BINS, dim=1)]).sum(dim=0) / n,
+            "aurc": torch.trapezoid(among_first / torch.arange(1, n + 1)) / (n - 1),
+            "augrc": torch.trapezoid(among_first / n) / (n - 1),
+            "cov5": (allowed * answered).amax(dim=1).double() / n,
+            "mis_auroc": (right * (below + wrong / 2)).sum(dim=1) / (right.sum(dim=1) * wrong.sum(dim=1)),
+        }
+
+
+def counted(places: Int[Tensor, "repeat sample"], count: int) -> Int[Tensor, "repeat place"]:
+    """How often each resample has each of so many places."""
+    shifted = places + torch.arange(len(places))[:, None] * count
+    return torch.bincount(shifted.flatten(), minlength=len(places) * count).reshape(len(places), count)
+
+
+def spread(values: Tensor, counts: Int[Tensor, "repeat place"]) -> Float[Tensor, "repeat sample"]:
+    """Each value as often as it was drawn."""
+    return values.flatten().repeat_interleave(counts.flatten()).reshape(len(values), -1)
+
+
 class Ranked:
     """Scores of both kinds by their distinct values: what rows of them are worth then takes counting, not sorting."""
 
@@ -85,7 +140,8 @@ class Ranked:
 
     def metrics(self, id_rows: Rows, ood_rows: Rows) -> dict[str, Values]:
         """`metrics.ood_metrics` of these rows."""
-        inside, outside = self._counts(self.id_ranks[id_rows]), self._counts(self.ood_ranks[ood_rows])
+        inside = counted(self.id_ranks[id_rows], self.count).double()
+        outside = counted(self.ood_ranks[ood_rows], self.count).double()
         n, m = id_rows.shape[1], ood_rows.shape[1]
         # So many at a value or below it; and so many at it or above.
         id_below, ood_below = inside.cumsum(1), outside.cumsum(1)
@@ -98,11 +154,6 @@ class Ranked:
             "aupr": (outside * (ood_above / (ood_above + id_above).clamp_min(1))).sum(dim=1) / m,
             "aupr_id": (inside * (id_below / (ood_below + id_below).clamp_min(1))).sum(dim=1) / n,
         }
-
-    def _counts(self, ranks: Int[Tensor, "repeat sample"]) -> Float[Tensor, "repeat value"]:
-        places = ranks + torch.arange(len(ranks))[:, None] * self.count
-        counts = torch.bincount(places.flatten(), minlength=len(ranks) * self.count)
-        return counts.reshape(len(ranks), self.count).double()
 
 
 def _ranked(row: Answered) -> list[Ranked]:

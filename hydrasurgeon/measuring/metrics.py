@@ -171,52 +171,12 @@ def ood_metrics(id_scores: Scores, ood_scores: Scores) -> dict[str, float | None
     }
 
 
-def _wrong_so_far(confidence: Scores, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong answers among the first k, for each k, and whether a group of equal confidence ends there."""
-    ordered, order = confidence.double().sort(descending=True, stable=True)
-    wrong = (~correct[order]).double()
-    _, group, sizes = ordered.unique_consecutive(return_inverse=True, return_counts=True)
-    mean = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, group, wrong) / sizes
-    ends = torch.zeros(len(ordered), dtype=torch.bool)
-    ends[sizes.cumsum(0) - 1] = True
-    return mean[group].cumsum(0), ends
-
-
 def risks(confidence: Scores, correct: Tensor) -> Float[Tensor, " sample"]:
-    """r(k/n) for each k."""
-    wrong, _ = _wrong_so_far(confidence, correct)
-    return wrong / torch.arange(1, len(wrong) + 1)
-
-
-def _area(values: Tensor) -> float | None:
-    """The mean height between coverage 1/n and 1, by trapezoids; None for fewer than two samples."""
-    if len(values) < 2:
-        return None
-    return float((values[1:] + values[:-1]).sum() / 2 / (len(values) - 1))
-
-
-def aurc(confidence: Scores, correct: Tensor) -> float | None:
-    """Area under r(c) over coverage c (Geifman, Uziel, El-Yaniv, ICLR 2019)."""
-    return _area(risks(confidence, correct))
-
-
-def augrc(confidence: Scores, correct: Tensor) -> float | None:
-    """Area under c · r(c): an average over all samples, not over those answered (Traub et al., NeurIPS 2024)."""
-    wrong, _ = _wrong_so_far(confidence, correct)
-    return _area(wrong / len(wrong))
-
-
-def coverage_at_risk(confidence: Scores, correct: Tensor, risk: float = 0.05) -> float:
-    """The largest share that can be answered with at most `risk` of the answers wrong; 0 where none can."""
-    wrong, ends = _wrong_so_far(confidence, correct)
-    kept = ((wrong / torch.arange(1, len(wrong) + 1) <= risk + 1e-12) & ends).nonzero()
-    return float((kept[-1] + 1) / len(wrong)) if len(kept) else 0.0
-
-
-def misclassification_auroc(confidence: Scores, correct: Tensor) -> float | None:
-    """P(a right answer is more confident than a wrong one), ties counting half; None where all are right or all
-    wrong."""
-    return auroc(-confidence[correct].double(), -confidence[~correct].double())
+    """The share of wrong answers among the first k, for each k; equally sure ones count by their mean."""
+    ordered, order = confidence.double().sort(descending=True, stable=True)
+    _, group, sizes = ordered.unique_consecutive(return_inverse=True, return_counts=True)
+    wrong = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, group, (~correct[order]).double())
+    return (wrong / sizes)[group].cumsum(0) / torch.arange(1, len(ordered) + 1)
 
 
 def smooth_ece(confidence: Scores, correct: Tensor) -> float:

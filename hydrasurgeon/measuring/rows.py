@@ -17,7 +17,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Answered, Answers, Reading, answered, answers
-from hydrasurgeon.measuring.bootstrap import bootstrap, ood_intervals, quality
+from hydrasurgeon.measuring.bootstrap import Selective, bootstrap, ood_intervals, quality
 from hydrasurgeon.measuring.metrics import labelling, ranking
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import (
@@ -176,24 +176,11 @@ def _ood(
 
 def summary(inside: Answers, reading: Reading) -> IdResult:
     """Quality, calibration and selective risk on a labelled set."""
-    of_answers = {
-        "aurc": metrics.aurc,
-        "augrc": metrics.augrc,
-        "cov5": metrics.coverage_at_risk,
-        "mis_auroc": metrics.misclassification_auroc,
-    }
+    selective = Selective(inside)
 
     def measures(rows: Tensor) -> dict[str, Tensor]:
         """Measures of each resample; NaN where one has none."""
-        values = quality(inside, rows)
-        rows = inside.choices(rows)
-        even = [metrics.aece_of(inside.promised[each], inside.kept[each]) for each in rows]
-        values["aece"] = torch.tensor(even, dtype=torch.float64)
-        drawn = [(inside.confidence[each], inside.correct[each]) for each in rows]
-        for name, measure in of_answers.items():
-            taken = [measure(sure, right) for sure, right in drawn]
-            values[name] = torch.tensor([float("nan") if t is None else t for t in taken], dtype=torch.float64)
-        return values
+        return quality(inside, rows) | selective.metrics(inside.choices(rows))
 
     n = inside.count
     whole = measures(torch.arange(n)[None])

@@ -13,7 +13,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, intervals
 from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, answers_of
 from hydrasurgeon.measuring.cost import StepMacs
-from hydrasurgeon.measuring.metrics import auroc, coverage_at_risk, fpr95
+from hydrasurgeon.measuring.metrics import auroc, fpr95
 
 MACS = MacsOf(1000, 2300, lambda starters: StepMacs(800 * len(starters), 800 * (3 - len(starters))))
 
@@ -27,12 +27,18 @@ def some_sides(seed: int, count: int = 60) -> Sides:
     return Sides(scores(count) < 0.9, scores(count), scores(count), (scores(25) + 0.3, scores(31)))
 
 
+def answerable(sides: Sides) -> list[float]:
+    """Shares that can be answered with at most 5 % of the answers wrong."""
+    answered = [sides.confidence >= least for least in sides.confidence.unique()]
+    return [float(some.double().mean()) for some in answered if (~sides.correct[some]).double().mean() <= 0.05 + 1e-12]
+
+
 def slowly(sides: Sides) -> dict[str, float]:
     return {
         "accuracy": float(sides.correct.double().mean()),
         "auroc": sum(auroc(sides.inside, out) for out in sides.outside) / 2,
         "fpr95": sum(fpr95(sides.inside, out) for out in sides.outside) / 2,
-        "cov5": coverage_at_risk(sides.confidence, sides.correct),
+        "cov5": max(answerable(sides), default=0.0),
     }
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from hydrasurgeon.measuring import bootstrap as bootstrapping
 from hydrasurgeon.measuring import metrics
-from hydrasurgeon.measuring.bootstrap import bootstrap
+from hydrasurgeon.measuring.answers import Answers
+from hydrasurgeon.measuring.bootstrap import Selective, bootstrap
 from hydrasurgeon.measuring.metrics import smooth_ece
 
 with warnings.catch_warnings():
@@ -36,54 +40,64 @@ def as_probs(sure: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([sure, rest, rest], dim=1), (~right).long()
 
 
+def measured(sure: Tensor, right: Tensor, rows: Tensor | None = None) -> list[dict[str, float | None]]:
+    """Of each resample; of all answers, without any."""
+    promised = torch.rand(len(sure), generator=torch.Generator().manual_seed(7))
+    inside = SimpleNamespace(confidence=sure, correct=right, promised=promised, kept=right.double())
+    values = Selective(cast("Answers", inside)).metrics(torch.arange(len(sure))[None] if rows is None else rows)
+    each = zip(*values.values(), strict=True)
+    return [{name: None if v.isnan() else float(v) for name, v in zip(values, row, strict=True)} for row in each]
+
+
 @pytest.mark.parametrize("count", [2, 30, 500])
-def test_areas_are_torch_uncertaintys(count: int) -> None:
+def test_areas_are_torch_uncertaintys(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sure, right = answers(count)
     sure = 0.5 + sure / 2
     p, y = as_probs(sure, right)
-    for ours, theirs in ((metrics.aurc, tu.AURC()), (metrics.augrc, tu.AUGRC())):
+    for name, theirs in (("aurc", tu.AURC()), ("augrc", tu.AUGRC())):
         theirs.update(p, y)
-        assert ours(sure, right) == pytest.approx(float(theirs.compute()), abs=1e-6)
+        assert measured(sure, right)[0][name] == pytest.approx(float(theirs.compute()), abs=1e-6)
     for risk in (0.05, 0.2, 0.9):
+        monkeypatch.setattr(bootstrapping, "RISK", risk)
         reference = tu.CovAtxRisk(risk)
         reference.update(p, y)
         expected = float(reference.compute())
         expected = 0.0 if math.isnan(expected) else expected
-        assert metrics.coverage_at_risk(sure, right, risk) == pytest.approx(expected, abs=1e-6)
+        assert measured(sure, right)[0]["cov5"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_ties_count_by_their_mean() -> None:
+def test_ties_count_by_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     sure = torch.tensor([0.9, 0.5, 0.5, 0.5, 0.2], dtype=torch.float64)
     found = set()
     for order in itertools.permutations(range(5)):
         right = torch.tensor([True, False, True, True, False])[list(order)]
         shuffled = sure[list(order)]
-        found.add((round(metrics.aurc(shuffled, right) or 0, 12), round(metrics.augrc(shuffled, right) or 0, 12)))
+        (each,) = measured(shuffled, right)
+        found.add((round(each["aurc"] or 0, 12), round(each["augrc"] or 0, 12)))
     # wrong so far: 0, 1/3, 2/3, 1, 2
-    risk = [0, 1 / 6, 2 / 9, 1 / 4, 2 / 5]
-    aurc = sum((a + b) / 2 for a, b in itertools.pairwise(risk)) / 4
+    risk_of_first = [0, 1 / 6, 2 / 9, 1 / 4, 2 / 5]
+    aurc = sum((a + b) / 2 for a, b in itertools.pairwise(risk_of_first)) / 4
     wrong = [0, 1 / 15, 2 / 15, 1 / 5, 2 / 5]
     augrc = sum((a + b) / 2 for a, b in itertools.pairwise(wrong)) / 4
     assert found == {(round(aurc, 12), round(augrc, 12))}
     right = torch.tensor([True, False, True, True, False])
     # Nobody can answer a part of a tie: at risk 0.2 the first alone, at 0.25 the first four.
-    assert metrics.coverage_at_risk(sure, right, 0.2) == pytest.approx(0.2)
-    assert metrics.coverage_at_risk(sure, right, 0.25) == pytest.approx(0.8)
+    for risk, share in ((0.2, 0.2), (0.25, 0.8)):
+        monkeypatch.setattr(bootstrapping, "RISK", risk)
+        assert measured(sure, right)[0]["cov5"] == pytest.approx(share)
+    assert metrics.risks(sure, right).tolist() == pytest.approx(risk_of_first)
 
 
 def test_one_sample_has_no_area() -> None:
-    one = torch.tensor([0.5]), torch.tensor([True])
-    assert metrics.aurc(*one) is None
-    assert metrics.augrc(*one) is None
-    assert metrics.coverage_at_risk(*one) == 1.0
-    assert metrics.coverage_at_risk(torch.tensor([0.5]), torch.tensor([False])) == 0.0
+    for right in (True, False):
+        (found,) = measured(torch.tensor([0.5]), torch.tensor([right]))
+        assert (found["aurc"], found["augrc"], found["cov5"]) == (None, None, float(right))
 
 
 def test_misclassification_auroc_is_scikit_learns() -> None:
     sure, right = answers(300)
-    expected = roc_auc_score(right, sure)
-    assert metrics.misclassification_auroc(sure, right) == pytest.approx(expected, abs=1e-12)
-    assert metrics.misclassification_auroc(sure, torch.ones(300, dtype=torch.bool)) is None
+    assert measured(sure, right)[0]["mis_auroc"] == pytest.approx(roc_auc_score(right, sure), abs=1e-12)
+    assert measured(sure, torch.ones(300, dtype=torch.bool))[0]["mis_auroc"] is None
 
 
 @pytest.mark.parametrize("honest", [True, False])
@@ -117,3 +131,15 @@ def test_bootstrap_intervals_are_those_of_a_mean() -> None:
     assert found["sometimes"] == (1.0, 1.0)
     assert bootstrap(measure, 400, level=0.9) == found
     assert bootstrap(measure, 400, level=0.9, seed=1) != found
+
+
+@pytest.mark.parametrize("share", [0.8, 1.0])
+def test_resamples_are_counted_as_if_measured_one_by_one(share: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    sure = torch.rand(60, generator=random).mul(20).round() / 20  # many are equally sure
+    right, rows = torch.rand(60, generator=random) < share, torch.randint(60, (9, 60), generator=random)
+    promised = torch.rand(60, generator=torch.Generator().manual_seed(7))
+    for each, found in zip(rows, measured(sure, right, rows), strict=True):
+        (alone,) = measured(sure[each], right[each])
+        expected = alone | {"aece": metrics.aece_of(promised[each], right[each])}
+        assert found == pytest.approx(expected, abs=1e-12)
