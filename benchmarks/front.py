@@ -2,7 +2,8 @@
 
 Three trainings of one architecture, each with its own order of samples, are the Deep Ensemble that a seed has. Parts keep some heads and neurons of every
 layer, chosen by taylor and repaired by least squares; they are measured as they are, and taught: by the three whole models, or, inside a hydra,
-each by the one that it was cut from. Beside them: the single model tuned as long, twice as long, and taught; the ensemble tuned as long; and, of the
+each by the one that it was cut from. Beside them: the single model tuned as long, twice as long, and taught; the ensemble tuned as long;
+branches of one model, each taught by one of the ensemble; and, of the
 same price and the same steps, parts without repair, Torch-Pruning's and the first layers alone (front_rivals.py).
 
 Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on) and that `eval` measured on TEST. Every training keeps the
@@ -71,7 +72,7 @@ COMPARED = {
     "hydra of three: third": ("single", "single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: third, taught": ("single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: half": ("Deep Ensemble", "single, taught"),
-    "hydra of three: half, taught": ("Deep Ensemble, tuned as long", "single, taught"),
+    "hydra of three: half, taught": ("Deep Ensemble, tuned as long", "single, taught", "hydra of branches, taught"),
 }
 """Row → the rows that it is compared with, sample by sample."""
 REPEATS = 1000
@@ -326,6 +327,19 @@ class Place:
             hs.prune(self.scored(number), method="taylor", keep=keep, neurons=neurons, **repair, out=out)
         return out
 
+    def branch(self, seed: int) -> Path:
+        """The first model with its second half thinned: seven in ten heads, drawn by the seed, and two in three neurons."""
+        out = self.file(f"branch {seed}")
+        if not out.exists():
+            scored = self.scored(0)
+            (tower,) = open_checkpoint(scored).manifest.towers.values()
+            first = tower.layers // 2
+            heads = (tower.layers - first) * tower.heads
+            chosen = {"layers": f"{first}-{tower.layers - 1}", "sample": f"{round(0.3 * heads)}/{round(0.5 * heads)}"}
+            repair = {"compensate": "lstsq", **self.about()}
+            hs.prune(scored, method="taylor", neurons=0.67, **chosen, seed=seed, **repair, out=out)
+        return out
+
     def shares(self, price: float) -> tuple[int, float]:
         """Heads of every layer, and the share of neurons that still fits: a multiply-add is linear in both."""
         scored = self.scored(0)
@@ -453,6 +467,9 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
     rows["half, tuned without a teacher"] = lambda p: p.tuned(p.part(0, "half"), "half tuned")
     rows["half, taught twice as long"] = lambda p: p.tuned(
         p.part(0, "half"), "half taught twice", times=2, teachers=p.wholes
+    )
+    rows["hydra of branches, taught"] = lambda p: p.tuned(
+        p.fused("branches", [p.branch(seed) for seed in range(3)]), "branches taught", teachers=p.wholes
     )
     return rows
 

@@ -128,7 +128,7 @@ Written by `tools/render_docs.py` from `benchmarks/results/front.json`, the resu
 A price is the number of multiply-adds of one answer, as a multiple of the whole model's. A *half* and a *third* keep some heads and neurons of each layer, chosen by taylor on 960
 training samples, with W_O and W_2 repaired by least squares; nothing else is trained, unless a row says *taught* (by the three whole models, `finetune --teacher`; a
 hydra's members each by the model that they were cut from) or *tuned* (on labels, for as many steps). The *single* model is the first of three trainings; the Deep Ensemble is all three;
-a hydra of three has a part of each, and no trunk. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
+a hydra of three has a part of each, and no trunk; a hydra of *branches* has three thinned second halves of the single model behind its first half, which stays as it is, each taught by one whole model. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
 that validation data like best; what is tuned without teachers counts as its start where that is better on them, both calibrated. A *cascade* is a hydra whose other
 members run only where its first is unsure, fitted by `calibrate --cascade --max-drop 0.5`; its price is the mean over test data. AUROC is the mean of near and far OOD data by that score. Test data and the OOD data reported choose nothing.
 
@@ -140,7 +140,7 @@ members run only where its first is unsure, fitted by `calibrate --cascade --max
 | fashion | the demo's ViT, from random weights | 47,000 images of eight classes of Fashion-MNIST | 9 epochs | the other two classes | digits |
 
 What is tuned or taught is trained for 4, 2, 1 and 2 epochs more. Not all of these trainings were carried on until nothing improves: the single model *tuned as long* shows what was left; on
-movies, cifar and one seed of clinc it *is* the single model, since validation data did not like it tuned on.
+cifar and one seed each of clinc and movies it *is* the single model, since validation data did not like it tuned on.
 
 ![Price against NLL, accuracy and AUROC](../front.svg)
 """
@@ -195,8 +195,9 @@ STEPS = {
     "by three teachers, not its own whole alone": ("half, taught", "half, taught by its own whole"),
     "tokens masked; images not mixed": ("half, taught", "half, taught on other inputs"),
     "as long, not twice as long": ("half, taught", "half, taught twice as long"),
+    "three halves, not three branches of one model": ("hydra of three: half, taught", "hydra of branches, taught"),
 }
-"""What a half is made by: the row with it, and the row without."""
+"""What a half, or a hydra of halves, is made by: the row with it, and the row without."""
 
 
 def _steps(results: dict[str, Any]) -> str:
@@ -204,7 +205,7 @@ def _steps(results: dict[str, Any]) -> str:
     lines = [
         "## What each step is worth",
         "",
-        "How much better a half is for it, as above.",
+        "How much better a half, or a hydra of halves, is for it, as above.",
         "",
         f"| | {' | '.join(results)} |",
         f"|---|{'---|' * len(results)}",
