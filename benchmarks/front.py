@@ -335,9 +335,9 @@ class Place:
             (tower,) = open_checkpoint(scored).manifest.towers.values()
             first = tower.layers // 2
             heads = (tower.layers - first) * tower.heads
-            chosen = {"layers": f"{first}-{tower.layers - 1}", "sample": f"{round(0.3 * heads)}/{round(0.5 * heads)}"}
-            repair = {"compensate": "lstsq", **self.about()}
-            hs.prune(scored, method="taylor", neurons=0.67, **chosen, seed=seed, **repair, out=out)
+            layers, sample = f"{first}-{tower.layers - 1}", f"{round(0.3 * heads)}/{round(0.5 * heads)}"
+            about = {"method": "taylor", "compensate": "lstsq", **self.about()}
+            hs.prune(scored, layers=layers, sample=sample, neurons=0.67, seed=seed, **about, out=out)
         return out
 
     def shares(self, price: float) -> tuple[int, float]:
