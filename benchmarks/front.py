@@ -36,15 +36,18 @@ from numpy.typing import NDArray
 from surgery import machine
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.reading import open_checkpoint, open_single, rewritten
+from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.decision.temperature import calibrated, nll_of, temperature_of
 from hydrasurgeon.families import family_of
+from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.metrics import ece
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.options.shared import Dtype
-from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.classifier import as_classifier, live_module
+from hydrasurgeon.runtime.tensors import plan_tensors
 
 RESULTS = Path(__file__).parent / "results" / "front.json"
 PRICES = {"third": 1 / 3, "half": 1 / 2, "three quarters": 3 / 4}
@@ -71,8 +74,13 @@ COMPARED = {
     ),
     "hydra of three: third": ("single", "single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: third, taught": ("single, tuned as long", "single, tuned twice as long", "single, taught"),
-    "hydra of three: half": ("Deep Ensemble", "single, taught"),
-    "hydra of three: half, taught": ("Deep Ensemble, tuned as long", "single, taught", "hydra of branches, taught"),
+    "hydra of three: half": ("Deep Ensemble", "single, taught", "hydra behind a mean trunk"),
+    "hydra of three: half, taught": (
+        "Deep Ensemble, tuned as long",
+        "single, taught",
+        "hydra of branches, taught",
+        "hydra behind a mean trunk, taught",
+    ),
 }
 """Row → the rows that it is compared with, sample by sample."""
 REPEATS = 1000
@@ -310,12 +318,37 @@ class Place:
         """What scores and repairs read."""
         return {"data": self.data("train"), "limit": SCORED, "device": "cpu"}
 
-    def scored(self, number: int) -> Path:
+    def scored(self, number: int, *, behind_mean: bool = False) -> Path:
         """A whole model that carries the worth of its heads and neurons."""
-        out = self.file(f"whole {number} scored")
+        out = self.file(f"whole {number}{' behind mean' if behind_mean else ''} scored")
         if not out.exists():
-            hs.score(self.whole(number), method="taylor", **self.about(), out=out)
+            source = self.behind_mean(number) if behind_mean else self.whole(number)
+            hs.score(source, method="taylor", **self.about(), out=out)
             hs.score(out, method="taylor", part="neurons", **self.about())
+        return out
+
+    def behind_mean(self, number: int) -> Path:
+        """A whole model whose embeddings and first half are the mean of all three."""
+        out = self.file(f"whole {number} behind mean")
+        if not out.exists():
+            opened = open_single(self.whole(number))
+            (tower,) = opened.manifest.towers.values()
+            states = [live_module(open_single(whole)).state_dict() for whole in self.wholes]
+            weights = by_name(opened.family.weights(opened.manifest.model))
+
+            def shared(name: str) -> bool:
+                return weights[name].tower is not None and (weights[name].layer or 0) < tower.layers // 2
+
+            state = {
+                n: torch.stack([s[n] for s in states]).mean(dim=0) if shared(n) else states[number][n] for n in weights
+            }
+            told: dict[str, Any] = {"scores": {}, "history": ()}
+            save(
+                out,
+                plan_tensors(state),
+                lambda s: rewritten(opened.manifest, **told, weights_sha256=s),
+                files=opened.files,
+            )
         return out
 
     def part(self, number: int, size: str, how: str = "lstsq") -> Path:
@@ -327,11 +360,11 @@ class Place:
             hs.prune(self.scored(number), method="taylor", keep=keep, neurons=neurons, **repair, out=out)
         return out
 
-    def branch(self, seed: int) -> Path:
-        """The first model with its second half thinned: seven in ten heads, drawn by the seed, and two in three neurons."""
-        out = self.file(f"branch {seed}")
+    def branch(self, seed: int, *, behind_mean: bool = False) -> Path:
+        """A model with its second half thinned: seven in ten heads, drawn by the seed, and two in three neurons."""
+        out = self.file(f"branch {seed}{' behind mean' if behind_mean else ''}")
         if not out.exists():
-            scored = self.scored(0)
+            scored = self.scored(seed, behind_mean=True) if behind_mean else self.scored(0)
             (tower,) = open_checkpoint(scored).manifest.towers.values()
             first = tower.layers // 2
             heads = (tower.layers - first) * tower.heads
@@ -339,6 +372,10 @@ class Place:
             about = {"method": "taylor", "compensate": "lstsq", **self.about()}
             hs.prune(scored, layers=layers, sample=sample, neurons=0.67, seed=seed, **about, out=out)
         return out
+
+    def branches(self, *, behind_mean: bool = False) -> Path:
+        parts = [self.branch(seed, behind_mean=behind_mean) for seed in range(3)]
+        return self.fused("branches behind mean" if behind_mean else "branches", parts)
 
     def shares(self, price: float) -> tuple[int, float]:
         """Heads of every layer, and the share of neurons that still fits: a multiply-add is linear in both."""
@@ -468,8 +505,10 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
     rows["half, taught twice as long"] = lambda p: p.tuned(
         p.part(0, "half"), "half taught twice", times=2, teachers=p.wholes
     )
-    rows["hydra of branches, taught"] = lambda p: p.tuned(
-        p.fused("branches", [p.branch(seed) for seed in range(3)]), "branches taught", teachers=p.wholes
+    rows["hydra of branches, taught"] = lambda p: p.tuned(p.branches(), "branches taught", teachers=p.wholes)
+    rows["hydra behind a mean trunk"] = lambda p: p.branches(behind_mean=True)
+    rows["hydra behind a mean trunk, taught"] = lambda p: p.tuned(
+        p.branches(behind_mean=True), "branches behind mean taught", teachers=p.wholes
     )
     return rows
 

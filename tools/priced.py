@@ -128,7 +128,7 @@ Written by `tools/render_docs.py` from `benchmarks/results/front.json`, the resu
 A price is the number of multiply-adds of one answer, as a multiple of the whole model's. A *half* and a *third* keep some heads and neurons of each layer, chosen by taylor on 960
 training samples, with W_O and W_2 repaired by least squares; nothing else is trained, unless a row says *taught* (by the three whole models, `finetune --teacher`; a
 hydra's members each by the model that they were cut from) or *tuned* (on labels, for as many steps). The *single* model is the first of three trainings; the Deep Ensemble is all three;
-a hydra of three has a part of each, and no trunk; a hydra of *branches* has three thinned second halves of the single model behind its first half, which stays as it is, each taught by one whole model. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
+a hydra of three has a part of each, and no trunk; a hydra of *branches* has three thinned second halves of the single model behind its first half, which stays as it is, each taught by one whole model; *behind a mean trunk* each of the three models has its own thinned second half behind the mean of their first halves. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
 that validation data like best; what is tuned without teachers counts as its start where that is better on them, both calibrated. A *cascade* is a hydra whose other
 members run only where its first is unsure, fitted by `calibrate --cascade --max-drop 0.5`; its price is the mean over test data. AUROC is the mean of near and far OOD data by that score. Test data and the OOD data reported choose nothing.
 
@@ -196,6 +196,10 @@ STEPS = {
     "tokens masked; images not mixed": ("half, taught", "half, taught on other inputs"),
     "as long, not twice as long": ("half, taught", "half, taught twice as long"),
     "three halves, not three branches of one model": ("hydra of three: half, taught", "hydra of branches, taught"),
+    "three halves, not three branches behind the mean of three trunks": (
+        "hydra of three: half",
+        "hydra behind a mean trunk",
+    ),
 }
 """What a half, or a hydra of halves, is made by: the row with it, and the row without."""
 
