@@ -318,29 +318,31 @@ class Place:
         """What scores and repairs read."""
         return {"data": self.data("train"), "limit": SCORED, "device": "cpu"}
 
-    def scored(self, number: int, *, behind_mean: bool = False) -> Path:
-        """A whole model that carries the worth of its heads and neurons."""
-        out = self.file(f"whole {number}{' behind mean' if behind_mean else ''} scored")
+    def scored(self, source: Path) -> Path:
+        """The model with the worth of its heads and neurons."""
+        out = self.file(f"{source.stem} scored")
         if not out.exists():
-            source = self.behind_mean(number) if behind_mean else self.whole(number)
             hs.score(source, method="taylor", **self.about(), out=out)
             hs.score(out, method="taylor", part="neurons", **self.about())
         return out
 
-    def behind_mean(self, number: int) -> Path:
-        """A whole model whose embeddings and first half are the mean of all three."""
-        out = self.file(f"whole {number} behind mean")
+    def mean(self, number: int | None = None) -> Path:
+        """The mean of all three whole models' weights; of one number: that model, whose embeddings and first half alone are the mean."""
+        out = self.file("mean" if number is None else f"whole {number} behind mean")
         if not out.exists():
-            opened = open_single(self.whole(number))
+            opened = open_single(self.whole(number or 0))
             (tower,) = opened.manifest.towers.values()
             states = [live_module(open_single(whole)).state_dict() for whole in self.wholes]
             weights = by_name(opened.family.weights(opened.manifest.model))
 
-            def shared(name: str) -> bool:
-                return weights[name].tower is not None and (weights[name].layer or 0) < tower.layers // 2
+            def own(name: str) -> bool:
+                return weights[name].tower is None or (weights[name].layer or 0) >= tower.layers // 2
 
             state = {
-                n: torch.stack([s[n] for s in states]).mean(dim=0) if shared(n) else states[number][n] for n in weights
+                n: torch.stack([s[n] for s in states]).mean(dim=0)
+                if number is None or not own(n)
+                else states[number][n]
+                for n in weights
             }
             told: dict[str, Any] = {"scores": {}, "history": ()}
             save(
@@ -351,20 +353,20 @@ class Place:
             )
         return out
 
-    def part(self, number: int, size: str, how: str = "lstsq") -> Path:
+    def part(self, source: Path, size: str, how: str = "lstsq") -> Path:
         """A part of a whole model that costs at most so much of it."""
-        out = self.file(f"whole {number} {size} {how}")
+        out = self.file(f"{source.stem} {size} {how}")
         if not out.exists():
             keep, neurons = self.shares(PRICES[size])
             repair = {"compensate": how, **(self.about() if how != "none" else {})}
-            hs.prune(self.scored(number), method="taylor", keep=keep, neurons=neurons, **repair, out=out)
+            hs.prune(self.scored(source), method="taylor", keep=keep, neurons=neurons, **repair, out=out)
         return out
 
-    def branch(self, seed: int, *, behind_mean: bool = False) -> Path:
+    def branch(self, source: Path, seed: int) -> Path:
         """A model with its second half thinned: seven in ten heads, drawn by the seed, and two in three neurons."""
-        out = self.file(f"branch {seed}{' behind mean' if behind_mean else ''}")
+        out = self.file(f"{source.stem} branch {seed}")
         if not out.exists():
-            scored = self.scored(seed, behind_mean=True) if behind_mean else self.scored(0)
+            scored = self.scored(source)
             (tower,) = open_checkpoint(scored).manifest.towers.values()
             first = tower.layers // 2
             heads = (tower.layers - first) * tower.heads
@@ -374,12 +376,12 @@ class Place:
         return out
 
     def branches(self, *, behind_mean: bool = False) -> Path:
-        parts = [self.branch(seed, behind_mean=behind_mean) for seed in range(3)]
+        parts = [self.branch(self.mean(seed) if behind_mean else self.whole(0), seed) for seed in range(3)]
         return self.fused("branches behind mean" if behind_mean else "branches", parts)
 
     def shares(self, price: float) -> tuple[int, float]:
         """Heads of every layer, and the share of neurons that still fits: a multiply-add is linear in both."""
-        scored = self.scored(0)
+        scored = self.scored(self.whole(0))
         (tower,) = open_checkpoint(scored).manifest.towers.values()
         keep = round((0.35 + 0.55 * price) * tower.heads)
         trial = self.file("trial")
@@ -455,7 +457,7 @@ class Place:
 
 def halves(place: Place, size: str, *, taught: bool) -> list[Path]:
     """A part of each whole model, each taught by its own."""
-    parts = [place.part(number, size) for number in range(3)]
+    parts = [place.part(whole, size) for whole in place.wholes]
     if not taught:
         return parts
     return [
@@ -474,12 +476,12 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
     }
 
     def part(size: str) -> None:
-        rows[size] = lambda p: p.part(0, size)
-        rows[f"{size}, not repaired"] = lambda p: p.part(0, size, "none")
+        rows[size] = lambda p: p.part(p.whole(0), size)
+        rows[f"{size}, not repaired"] = lambda p: p.part(p.whole(0), size, "none")
         rows[f"hydra of three: {size}"] = lambda p: p.fused(f"hydra {size}", halves(p, size, taught=False))
 
     def taught(size: str) -> None:
-        rows[f"{size}, taught"] = lambda p: p.tuned(p.part(0, size), f"{size} taught", teachers=p.wholes)
+        rows[f"{size}, taught"] = lambda p: p.tuned(p.part(p.whole(0), size), f"{size} taught", teachers=p.wholes)
         rows[f"hydra of three: {size}, taught"] = lambda p: p.fused(
             f"hydra {size} taught", halves(p, size, taught=True)
         )
@@ -495,16 +497,23 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
         "ensemble tuned", [p.tuned(w, f"{w.stem} tuned" if i else "single tuned") for i, w in enumerate(p.wholes)]
     )
     rows["half, not repaired, taught"] = lambda p: p.tuned(
-        p.part(0, "half", "none"), "half unrepaired taught", teachers=p.wholes
+        p.part(p.whole(0), "half", "none"), "half unrepaired taught", teachers=p.wholes
     )
     rows["half, taught by its own whole"] = lambda p: halves(p, "half", taught=True)[0]
     rows["half, taught on other inputs"] = lambda p: p.tuned(
-        p.part(0, "half"), "half taught other", teachers=p.wholes, other=True
+        p.part(p.whole(0), "half"), "half taught other", teachers=p.wholes, other=True
     )
-    rows["half, tuned without a teacher"] = lambda p: p.tuned(p.part(0, "half"), "half tuned")
+    rows["half, tuned without a teacher"] = lambda p: p.tuned(p.part(p.whole(0), "half"), "half tuned")
     rows["half, taught twice as long"] = lambda p: p.tuned(
-        p.part(0, "half"), "half taught twice", times=2, teachers=p.wholes
+        p.part(p.whole(0), "half"), "half taught twice", times=2, teachers=p.wholes
     )
+    rows["mean of three"] = lambda p: p.mean()
+    rows["mean of three, taught"] = lambda p: p.tuned(p.mean(), "mean taught", teachers=p.wholes)
+    for size in ("half", "third"):
+        rows[f"mean of three: {size}"] = lambda p, s=size: p.part(p.mean(), s)  # type: ignore[misc]
+        rows[f"mean of three: {size}, taught"] = lambda p, s=size: p.tuned(  # type: ignore[misc]
+            p.part(p.mean(), s), f"mean {s} taught", teachers=p.wholes
+        )
     rows["hydra of branches, taught"] = lambda p: p.tuned(p.branches(), "branches taught", teachers=p.wholes)
     rows["hydra behind a mean trunk"] = lambda p: p.branches(behind_mean=True)
     rows["hydra behind a mean trunk, taught"] = lambda p: p.tuned(
