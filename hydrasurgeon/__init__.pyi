@@ -202,6 +202,7 @@ def fuse(
     *,
     out: str | Path,
     mlp: Literal['average', 'separate'] = ...,
+    mean: bool = ...,
     check: str | None = ...,
     tolerance: float = ...,
     classes: str | None = ...,

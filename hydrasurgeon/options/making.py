@@ -184,13 +184,19 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
 
 
 class FuseOptions(ClassNames, Run, Output):
-    """Fuse members into one hydra that runs all of them in a single pass."""
+    """Fuse members into one hydra that runs all of them in a single pass, or into one ordinary model: their mean."""
 
     requires: ClassVar = {"limit": ("check",)}
+    conflicts: ClassVar = [("mean", "mlp")]
 
     members: Paths = argument(reads=CHECKPOINTS, metavar="M1 M2 ...", help="Members of one backbone, two or more.")
     mlp: Literal["average", "separate"] = option(
         "average", recorded=True, help="average (the paper's) or separate (exact)."
+    )
+    mean: bool = option(
+        False,
+        recorded=True,
+        help="Write one ordinary model of their mean weights: for several fine-tunings of one start.",
     )
     check: str | None = option(None, metavar="D", group=LABELLED, help="Compare with the members on this data.")
     tolerance: float = option(

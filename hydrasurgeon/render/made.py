@@ -114,8 +114,8 @@ def finetuned(result: Finetuned) -> None:
 def _fused(result: Fused) -> dict[str, Any]:
     manifest = result.manifest
     return fields("bytes_members", "bytes_stored", "notes", "hub")(result) | {
-        "members": len(manifest.members),
-        "fusion": manifest.fusion.model_dump(exclude_none=True),
+        "members": result.members,
+        "fusion": manifest.fusion and manifest.fusion.model_dump(exclude_none=True),
         "agreement": vars(result.agreement) if result.agreement else None,
     }
 
@@ -124,11 +124,10 @@ def _fused(result: Fused) -> dict[str, Any]:
 def fused(result: Fused) -> None:
     manifest, agreement = result.manifest, result.agreement
     saved = 1 - result.bytes_stored / result.bytes_members
-    show(
-        (str(result.path), "bold"),
-        f": {len(manifest.members)} members, {size(result.bytes_stored)} "
-        f"instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved), trunk of {manifest.fusion.trunk} layers",
-    )
+    what = f"{result.members} members" if manifest.fusion else f"the mean of {result.members} models"
+    less = f"{size(result.bytes_stored)} instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved)"
+    trunk = f", trunk of {manifest.fusion.trunk} layers" if manifest.fusion else ""
+    show((str(result.path), "bold"), f": {what}, {less}{trunk}")
     if agreement:
         show(
             f"  against its members on {agreement.samples} samples: probabilities differ by"

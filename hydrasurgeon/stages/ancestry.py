@@ -25,7 +25,7 @@ from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptio
 from hydrasurgeon.options.measuring import ExportOptions
 from hydrasurgeon.stages.commands import recalled
 from hydrasurgeon.surgery.cut import plan_pruning
-from hydrasurgeon.surgery.fusion import plan_fusion
+from hydrasurgeon.surgery.fusion import plan_fusion, plan_mean
 from hydrasurgeon.surgery.repair import output_names, repaired_tensors
 
 
@@ -133,7 +133,7 @@ def _derived(
     if other is not None:
         yield Check(name, False, f"{other.name} is of another architecture")
     elif isinstance(options, FuseOptions):
-        yield from _fused(name, child, parents, inputs)
+        yield from (_averaged(name, child, parents) if options.mean else _fused(name, child, parents, inputs))
     elif isinstance(options, PruneOptions):
         yield from _pruned(name, child, entry, options, parent, inputs)
     elif isinstance(options, ExportOptions):
@@ -243,6 +243,15 @@ def _near(name: str, child: Checkpoint, fitted: Mapping[str, Raw]) -> Check:
         f"fitted again, weights differ by {relative:.1e} of the largest (allowed {REPAIR_TOLERANCE:.0e})",
         difference,
     )
+
+
+def _averaged(name: str, child: Hashed, members: Sequence[Hashed]) -> Iterator[Check]:
+    """One model is the mean of others."""
+    mean, parts = as_single(child.checkpoint), [as_single(member.checkpoint) for member in members]
+    if any(part.kept != mean.kept for part in parts):
+        yield Check(name, False, "keeps other heads or neurons than what it is the mean of")
+    else:
+        yield _bits(name, child, plan_mean(parts, [member.digests for member in members]).planned)
 
 
 def _fused(name: str, child: Hashed, members: Sequence[Hashed], inputs: Inputs) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""fuse: members → one hydra file (paper section 4.2); a file operation, unless `--check` runs both sides."""
+"""fuse: members → one hydra (paper section 4.2) or their mean; a file operation, unless `--check` runs both sides."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hydrasurgeon.checkpoints.layout import shared_layers
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, open_checkpoint, open_single, rewritten, undecided
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
-from hydrasurgeon.files.manifest import Fusion, HydraManifest, Member
+from hydrasurgeon.files.manifest import Fusion, HydraManifest, Manifest, Member
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FuseOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.sharing.output import claimed
-from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion
+from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion, plan_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,8 @@ class Agreement:
 @dataclass(frozen=True)
 class Fused:
     path: Path
-    manifest: HydraManifest
+    manifest: Manifest
+    members: int
     bytes_members: int
     bytes_stored: int
     agreement: Agreement | None = None
@@ -69,7 +70,7 @@ class Fused:
 
 @stage(FuseOptions)
 def fuse(arguments: FuseOptions) -> Fused:
-    """Write one hydra that runs all members in one pass.
+    """Write one hydra that runs all members in one pass, or one model of their mean weights.
 
     >>> for seed in (1, 2):
     ...     member = hs.prune("backbone", method="random", keep=6, seed=seed, out=f"m{seed}.safetensors")
@@ -84,14 +85,35 @@ def fuse(arguments: FuseOptions) -> Fused:
     samples = None if arguments.check is None else _samples(opened[0], arguments.check, arguments)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     digests = [sound_digests(member) for member in opened]
-    plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
+    if arguments.mean:
+        plan = _plan_mean(opened, digests)
+    else:
+        plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
     written = target.save(plan.planned, _manifest_of(opened, digests, plan, arguments), files=opened[0].files)
     agreement = None if samples is None else _checked(opened, target.path, samples, arguments)
     hub = target.publish(written, opened[0].files)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
-    notes += _notes(opened, written, None if agreement is not None else plan.spread)
-    return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, tuple(notes))
+    notes += _notes(opened, digests, written, None if agreement is not None else plan.spread)
+    return Fused(target.path, written, len(opened), plan.bytes_members, plan.bytes_stored, agreement, hub, tuple(notes))
+
+
+def _plan_mean(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> FusionPlan:
+    """Refused where the mean would be like none of them."""
+    first = opened[0]
+    for other in opened[1:]:
+        dtypes = ({name: info.dtype for name, info in each.tensors.items()} for each in (first, other))
+        if other.kept != first.kept or len({str(each) for each in dtypes}) > 1:
+            what = f"--mean: {first.name} and {other.name} differ in heads, neurons or dtypes"
+            raise SurgeryError(what, hint="Average whole models of one dtype, and prune their mean.")
+    plan = plan_mean(opened, digests)
+    for each in plan.planned:
+        for _ in each.produce():
+            pass
+    if plan.spread is not None and plan.spread > FAR:
+        what = f"--mean: their MLPs lie {100 * plan.spread:.0f} % of its norm from their mean, as separate trainings do"
+        raise SurgeryError(what, hint="Their mean is like none of them: fuse them into a hydra.")
+    return plan
 
 
 def with_common_names(members: Sequence[Single]) -> list[Single]:
@@ -114,14 +136,18 @@ def with_common_names(members: Sequence[Single]) -> list[Single]:
     return [common(member) for member in members]
 
 
-def _notes(opened: Sequence[Single], made: HydraManifest, spread: float | None) -> Iterator[str]:
+def _notes(
+    opened: Sequence[Single], digests: Sequence[dict[str, str]], made: Manifest, spread: float | None
+) -> Iterator[str]:
     """What its user should know: equal members, averaged MLPs that nobody compared with the members' own, and layers
     that could have been shared."""
     seen: dict[str, str] = {}
-    for member, record in zip(opened, made.members, strict=True):
-        if record.sha256 in seen:
-            yield f"{member.name} has the weights of {seen[record.sha256]}: it counts twice and adds no diversity"
-        seen.setdefault(record.sha256, member.name)
+    for member, sha256 in zip(opened, _hashes(opened, digests), strict=True):
+        if sha256 in seen:
+            yield f"{member.name} has the weights of {seen[sha256]}: it counts twice and adds no diversity"
+        seen.setdefault(sha256, member.name)
+    if made.kind != "hydra":
+        return
     if spread is not None:
         far = ", as those of separate trainings, whose average is like none of them" if spread > FAR else ""
         yield (
@@ -142,8 +168,8 @@ def _notes(opened: Sequence[Single], made: HydraManifest, spread: float | None) 
 
 def _manifest_of(
     opened: Sequence[Single], digests: Sequence[dict[str, str]], plan: FusionPlan, arguments: FuseOptions
-) -> Callable[[str], HydraManifest]:
-    """The hydra's manifest, once the hash of its weights is there."""
+) -> Callable[[str], Manifest]:
+    """The manifest, once the hash of the weights is there."""
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
     entry = step(
         "fuse",
@@ -153,25 +179,29 @@ def _manifest_of(
     )
     first = opened[0].manifest
 
-    def manifest(sha256: str) -> HydraManifest:
+    def manifest(sha256: str) -> Manifest:
+        history = (*merged(member.manifest.history for member in opened), entry.wrote(sha256))
+        if arguments.mean:
+            return rewritten(first, scores={}, history=history, weights_sha256=sha256)
         return HydraManifest(
             kind="hydra",
             model=first.model,
             towers=first.towers,
             members=tuple(
-                Member(
-                    kept=member.manifest.kept,
-                    kept_neurons=member.manifest.kept_neurons,
-                    sha256=weights_sha256(member.tensors, d),
-                )
-                for member, d in zip(opened, digests, strict=True)
+                Member(kept=member.manifest.kept, kept_neurons=member.manifest.kept_neurons, sha256=hashed)
+                for member, hashed in zip(opened, _hashes(opened, digests), strict=True)
             ),
             fusion=Fusion(mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk),
             weights_sha256=sha256,
-            history=(*merged(member.manifest.history for member in opened), entry.wrote(sha256)),
+            history=history,
         )
 
     return manifest
+
+
+def _hashes(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> list[str]:
+    """Of each member's weights."""
+    return [weights_sha256(member.tensors, each) for member, each in zip(opened, digests, strict=True)]
 
 
 def _samples(member: Single, data: str, run: Run) -> Samples:
@@ -195,10 +225,12 @@ def _checked(opened: Sequence[Single], target: Path, samples: Samples, arguments
             for value in (agreement.accuracy_members, agreement.accuracy_fused)
         )
         raise CheckFailed(
-            f"{target}: a member's class probability differs by {agreement.mean_difference:.4g} on average from the "
-            f"unfused member's (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, accuracy "
+            f"{target}: a class probability differs by {agreement.mean_difference:.4g} on average from the "
+            f"unfused members' (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, accuracy "
             f"{before} → {after}); allowed is {arguments.tolerance:g}",
-            hint="Fuse with --mlp separate, tune members with --freeze mlp, or allow more with --tolerance.",
+            hint="Allow more with --tolerance, or fuse them into a hydra."
+            if arguments.mean
+            else "Fuse with --mlp separate, tune members with --freeze mlp, or allow more with --tolerance.",
         )
     return agreement
 
@@ -242,6 +274,7 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     together, _ = logits([made])
     problem = problem_of(made.manifest.model)
     p, q = member_probs(problem.rows(alone)), member_probs(problem.rows(together))
+    p = p if q.shape[1] > 1 else p.mean(dim=1, keepdim=True)  # one model answers for all of them
     labels = None if labels is None else problem.truth(labels).flatten()
     mean_p, mean_q = p.mean(dim=1), q.mean(dim=1)
     kl = (mean_p * (mean_p.clamp_min(TINY).log() - mean_q.clamp_min(TINY).log())).sum(dim=1).mean()

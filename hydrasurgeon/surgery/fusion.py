@@ -80,6 +80,18 @@ def plan_fusion(members: Sequence[Single], digests: Sequence[Mapping[str, str]],
     return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members), spreads)
 
 
+def plan_mean(members: Sequence[Single], digests: Sequence[Mapping[str, str]]) -> FusionPlan:
+    """One model of the members' mean weights; how far their MLPs lie from it is known once it is written: norms, which
+    begin as ones, lie near in any case."""
+    planned: list[Planned] = []
+    spreads: dict[str, tuple[float, float]] = {}
+    for name, weight in members[0].weights.items():
+        equal = len({each[name] for each in digests}) == 1
+        mean = _average(members, name, spreads if weight.part == "mlp" else {})
+        planned.append(_copy(members[0], name, name) if equal else mean)
+    return FusionPlan(planned, 0, sum(m.tensors.nbytes for m in members), spreads)
+
+
 def _copy(member: Single, name: str, stored: str) -> Planned:
     info = member.tensors[name]
     return Planned(stored, info.dtype, info.shape, partial(member.tensors.blocks, name))

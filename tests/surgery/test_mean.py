@@ -1,0 +1,73 @@
+"""fuse --mean: one ordinary model of mean weights, and no mean of models that have nothing in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from edited import edited
+from safetensors.torch import load_file
+
+import hydrasurgeon as hs
+from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
+from hydrasurgeon.stages.replay import replay
+from hydrasurgeon.stages.verify import verify
+
+MAKE = Callable[..., Path]
+
+
+@pytest.fixture
+def tuned(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> list[Path]:
+    """Three fine-tunings of one start."""
+    start, data = tiny(), images()
+    places = [tmp_path / f"t{seed}.safetensors" for seed in range(3)]
+    for seed, out in enumerate(places):
+        hs.finetune(start, data=data, recipe="demo", set={"steps": "2", "lr": "1e-3"}, seed=seed, out=out)
+    return places
+
+
+def test_the_mean_is_one_model_of_mean_weights(tuned: list[Path], tmp_path: Path) -> None:
+    data = str(tmp_path / "data.npz")
+    made = hs.fuse(tuned, mean=True, check=data, out=tmp_path / "mean.safetensors")
+    states, mean = [load_file(path) for path in tuned], load_file(made.path)
+    assert mean.keys() == states[0].keys()
+    for name, tensor in mean.items():
+        expected = torch.stack([state[name].double() for state in states]).mean(dim=0)
+        torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-9)
+    assert any(not torch.equal(mean[name], states[0][name]) for name in mean)
+    assert (made.manifest.kind, made.members, made.bytes_members) == ("backbone", 3, 3 * made.bytes_stored)
+    assert made.agreement is not None
+    assert 0 < made.agreement.mean_difference < made.agreement.max_difference < 0.1
+    (row,) = hs.evaluate([made.path], data=[data], device="cpu").report.results
+    *_, ensemble = hs.evaluate(tuned, data=[data], ensemble=True, device="cpu").report.results
+    assert row.id.nll == pytest.approx(ensemble.id.nll, abs=0.01)
+    with pytest.raises(CheckFailed, match=r"a class probability differs .* allowed is 1e-09"):
+        hs.fuse(tuned, mean=True, check=data, tolerance=1e-9, out=tmp_path / "mean.safetensors", force=True)
+
+
+def test_its_history_is_that_of_all(tuned: list[Path], tmp_path: Path) -> None:
+    """It is made again of its parents, bit for bit; another file is not what they make; replay begins at the start."""
+    made = hs.fuse(tuned, mean=True, out=tmp_path / "mean.safetensors").path
+    name = "mean.safetensors = fuse t0.safetensors, t1.safetensors, t2.safetensors"
+    assert {c.name: c.holds for c in verify(made, parents=tmp_path).checks}[name] is True
+    edited(made, made, lambda tensor, values: values + 1e-3 if tensor == "norm.weight" else values)
+    assert {c.name: c.holds for c in verify(made, parents=tmp_path).checks}[name] is False
+    hs.fuse(tuned, mean=True, out=made, force=True)
+    for path in tuned:
+        path.unlink()
+    assert replay(made, folder=tmp_path).holds
+
+
+def test_no_mean_of_what_has_nothing_in_common(tiny: MAKE, tuned: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "mean.safetensors"
+    other = tiny("other.safetensors", seed=1)
+    with pytest.raises(SurgeryError, match=r"their MLPs lie \d+ % of its norm from their mean, as separate trainings do"):
+        hs.fuse([tuned[0], other], mean=True, out=out)
+    member = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
+    with pytest.raises(SurgeryError, match="differ in heads, neurons or dtypes"):
+        hs.fuse([tuned[0], member], mean=True, out=out)
+    with pytest.raises(UsageError, match="--mean conflicts with --mlp"):
+        hs.fuse(tuned, mean=True, mlp="separate", out=out)
+    assert not out.exists()
