@@ -86,7 +86,7 @@ def fuse(arguments: FuseOptions) -> Fused:
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     digests = [sound_digests(member) for member in opened]
     if arguments.mean:
-        plan = _plan_mean(opened, digests)
+        plan = planned_mean(opened, digests)
     else:
         plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
     written = target.save(plan.planned, _manifest_of(opened, digests, plan, arguments), files=opened[0].files)
@@ -98,7 +98,7 @@ def fuse(arguments: FuseOptions) -> Fused:
     return Fused(target.path, written, len(opened), plan.bytes_members, plan.bytes_stored, agreement, hub, tuple(notes))
 
 
-def _plan_mean(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> FusionPlan:
+def planned_mean(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> FusionPlan:
     """Refused where the mean would be like none of them."""
     first = opened[0]
     for other in opened[1:]:

@@ -162,7 +162,9 @@ class Choosing:
         rival = calibrated_row(RIVAL, 1, dict.fromkeys(UNITS, 1.0), self.halves(alone))
         if models > 1:
             whole = (0, *(i for i in range(1, self.search.count) if self.search.is_whole(i)))
-            return [*rows, rival, self.row(f"ensemble of {models}", Choice(whole, 0.0))]
+            rows += [rival, self.row(f"ensemble of {models}", Choice(whole, 0.0))]
+            mean = [i for i in range(len(self.search.candidates), self.search.count) if self.search.is_mean(i)]
+            return [*rows, *(self.row(f"mean of {models}", Choice((i,), 0.0)) for i in mean)]
         paper = self.search.paper
         pruned = [i for i in range(1, len(self.search.candidates)) if i not in paper]
         one = self._chosen(pools=[pruned], members=1, affordable=lambda members: True)

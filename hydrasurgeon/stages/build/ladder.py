@@ -22,6 +22,7 @@ from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.stages.build.candidates import read_tower
 from hydrasurgeon.stages.build.cost import SLACK, Budget, CostModel, Part, Unit, parse_budgets
 from hydrasurgeon.stages.commands import Command
+from hydrasurgeon.stages.fuse import planned_mean
 
 METHOD = "taylor"
 """By what heads and neurons are chosen."""
@@ -56,19 +57,22 @@ class Cut:
     """A whole model, or what is left of it at a size: a file in the work folder."""
 
     model: int
-    """Its number among the models that were given."""
+    """Its number among the models that were given; their mean is one more."""
     file: Path
     size: Size | None = None
     """None: it is whole."""
     commands: tuple[Command, ...] = ()
     """What makes it of the scored whole model."""
     taught: bool = False
+    mean: bool = False
+    """Whether it comes from the mean of the models that were given."""
 
     @property
     def label(self) -> str:
         """`model 2, 8 heads a layer, 0.5 of the neurons, taught`: as a table shows it."""
+        name = "the mean" if self.mean else f"model {self.model + 1}"
         size = "" if self.size is None else f", {self.size.heads} heads a layer, {self.size.neurons:g} of the neurons"
-        return f"model {self.model + 1}{size}" + (", taught" if self.taught else "")
+        return f"{name}{size}" + (", taught" if self.taught else "")
 
 
 class Sizes:
@@ -132,11 +136,22 @@ class Sizes:
                 raise UsageError(what, hint="Allow more than that.")
 
 
+def averaged(models: Sequence[Single]) -> bool:
+    """Whether several models have a mean that is like them."""
+    try:
+        planned_mean(models, [opened.digests() for opened in models])
+    except SurgeryError:
+        return False
+    return len(models) > 1
+
+
 class Ladder:
     """Cuts of whole models, and what makes them."""
 
     def __init__(self, models: Sequence[Single], options: BuildOptions) -> None:
         self.models, self.options = models, options
+        self.mean = options.work / "mean.safetensors" if averaged(models) else None
+        """The mean of several fine-tunings of one start."""
         kept = models[0].manifest.kept
         self.tower = {"tower": read_tower(kept)} if len(kept) > 1 else {}
         self.read = {"data": options.data, "limit": options.score_limit, **options.names, **options.running}
@@ -148,20 +163,32 @@ class Ladder:
 
     def scorings(self, model: int) -> list[Command]:
         """What makes a scored copy of a whole model."""
-        file, source = self.whole(model).file, self.options.paths[model]
-        keywords = {"method": METHOD, **self.read, **self.tower, "seed": self.options.seed}
-        first = Command("score", (source,), {**keywords, "arch": self.options.arch}, file)
-        return [first, Command("score", (file,), {**keywords, "part": "neurons"})]
+        whole, options = self.whole(model), self.options
+        source = self.mean if whole.mean and self.mean else options.paths[model]
+        keywords = {"method": METHOD, **self.read, **self.tower, "seed": options.seed}
+        first = Command("score", (source,), {**keywords, "arch": None if whole.mean else options.arch}, whole.file)
+        return [first, Command("score", (whole.file,), {**keywords, "part": "neurons"})]
+
+    def averaging(self) -> list[Command]:
+        """What makes the mean of the scored whole models, where they have one."""
+        files = tuple(self.whole(at).file for at in range(len(self.models)))
+        return [Command("fuse", files, {"mean": True, **self.options.names}, self.mean)] if self.mean else []
+
+    @property
+    def wholes(self) -> range:
+        """The numbers of the models, and of their mean."""
+        return range(len(self.models) + (self.mean is not None))
 
     def whole(self, model: int) -> Cut:
-        return Cut(model, self.options.work / f"whole-{model + 1}.safetensors")
+        mean = model == len(self.models)
+        return Cut(model, self.options.work / f"whole-{'mean' if mean else model + 1}.safetensors", mean=mean)
 
     def cut(self, model: int, size: Size) -> Cut:
         whole = self.whole(model)
         file = self.options.work / f"{whole.file.stem}-k{size.heads}-n{size.neurons:g}.safetensors"
         keywords = {"method": METHOD, "keep": size.heads, "neurons": size.neurons, "compensate": "lstsq"}
         pruning = Command("prune", (whole.file,), {**keywords, **self.read, **self.tower}, file)
-        return Cut(model, file, size, (pruning,))
+        return replace(whole, file=file, size=size, commands=(pruning,))
 
     def taught(self, cut: Cut, teachers: Sequence[Path | str]) -> Cut:
         """The same, taught by these, or by the whole model that it was cut out of."""

@@ -99,7 +99,13 @@ class Search:
         """Whether it is a model as it was given."""
         if number < len(self.candidates):
             return number == 0
-        return self.cut(number).size is None and not self.cut(number).taught
+        cut = self.cut(number)
+        return cut.size is None and not cut.taught and not cut.mean
+
+    def is_mean(self, number: int) -> bool:
+        """Whether it is the whole mean of the models."""
+        cut = self.cut(number)
+        return cut.size is None and not cut.taught and cut.mean
 
     def label(self, number: int) -> str:
         if number >= len(self.candidates):
@@ -176,7 +182,7 @@ def searched(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], op
             tidy(work)
             if not there(state.path):
                 state.write(notes)
-    plan = _planned(opened, sets, options, cuts=None if ladder is None else len(wanted) * len(models))
+    plan = _planned(opened, sets, options, cuts=None if ladder is None else len(wanted) * len(ladder.wholes))
     for line in plan.lines:
         options.tick(line, 0, 0)
     options = options.but(progress=plan.tick) if options.progress is not None else options
@@ -187,6 +193,7 @@ def searched(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], op
     for at, (file, each) in enumerate(commands.items()):
         plan.begin(min(at, len(keys)))
         score_into(file, each, options, weights=weights[max(0, at - len(keys))])
+    commands |= {} if ladder is None else _averaged(ladder, options, state)
     plan.begin(len(keys) + (ladder is not None))
     backbone = classifying(open_single(next(iter(commands))), options, options.val)
     manifest = backbone.manifest
@@ -207,13 +214,28 @@ def searched(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], op
     if ladder is None or sizes is None:
         return search
     with joined() as world:
-        cuts = [ladder.whole(at) for at in range(1, len(models))]
-        cuts += [ladder.cut(at, size) for at in range(len(models)) for size in wanted]
+        cuts = [ladder.whole(at) for at in ladder.wholes[1:]]
+        cuts += [ladder.cut(at, size) for at in ladder.wholes for size in wanted]
         plan.begin(len(keys) + 2)
         if world.is_main:
             search = search.with_cuts(cuts)
         world.gather(None)
     return search
+
+
+def _averaged(ladder: Ladder, options: BuildOptions, state: State) -> dict[Path, list[Command]]:
+    """The mean of the models, scored: file → what made it."""
+    made: dict[Path, list[Command]] = {}
+    for averaging in ladder.averaging():
+        with joined() as world:
+            if world.is_main:
+                perform(averaging, options, state)
+            world.gather(None)
+        assert averaging.out is not None
+        file, scorings = ladder.whole(len(ladder.models)).file, ladder.scorings(len(ladder.models))
+        score_into(file, scorings, options, weights=open_single(averaging.out).manifest.weights_sha256)
+        made[file] = [averaging, *scorings]
+    return made
 
 
 def _planned(opened: Single, sets: Mapping[str, Sequence[Samples]], options: BuildOptions, *, cuts: int | None) -> Plan:
