@@ -3,7 +3,7 @@
 Three trainings of one architecture, each with its own order of samples, are the Deep Ensemble that a seed has. Parts keep some heads and neurons of every
 layer, chosen by taylor and repaired by least squares; they are measured as they are, and taught: by the three whole models, or, inside a hydra,
 each by the one that it was cut from. Beside them: the single model tuned as long, twice as long, and taught; the ensemble tuned as long;
-branches of one model, each taught by one of the ensemble; and, of the
+the mean of their weights, and its parts; branches of one model, each taught by one of the ensemble; and, of the
 same price and the same steps, parts without repair, Torch-Pruning's and the first layers alone (front_rivals.py).
 
 Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on) and that `eval` measured on TEST. Every training keeps the
@@ -75,6 +75,13 @@ COMPARED = {
     "hydra of three: third": ("single", "single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: third, taught": ("single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: half": ("Deep Ensemble", "single, taught", "hydra behind a mean trunk"),
+    "mean of three": ("single", "single, taught", "Deep Ensemble"),
+    "mean of three, taught": ("mean of three",),
+    "mean of three: half": ("half", "single"),
+    "mean of three: half, taught": ("half, taught", "mean of three: half"),
+    "mean of three: third, taught": ("single", "mean of three: third"),
+    "hydra behind a mean trunk": ("mean of three", "Deep Ensemble"),
+    "hydra behind a mean trunk, taught": ("mean of three", "single, taught"),
     "hydra of three: half, taught": (
         "Deep Ensemble, tuned as long",
         "single, taught",

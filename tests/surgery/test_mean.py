@@ -11,7 +11,9 @@ from edited import edited
 from safetensors.torch import load_file
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
+from hydrasurgeon.stages.build.ladder import averaged
 from hydrasurgeon.stages.replay import replay
 from hydrasurgeon.stages.verify import verify
 
@@ -63,7 +65,9 @@ def test_its_history_is_that_of_all(tuned: list[Path], tmp_path: Path) -> None:
 def test_no_mean_of_what_has_nothing_in_common(tiny: MAKE, tuned: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "mean.safetensors"
     other = tiny("other.safetensors", seed=1)
-    with pytest.raises(SurgeryError, match=r"their MLPs lie \d+ % of its norm from their mean, as separate trainings do"):
+    with pytest.raises(
+        SurgeryError, match=r"their MLPs lie \d+ % of its norm from their mean, as separate trainings do"
+    ):
         hs.fuse([tuned[0], other], mean=True, out=out)
     member = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
     with pytest.raises(SurgeryError, match="differ in heads, neurons or dtypes"):
@@ -71,3 +75,6 @@ def test_no_mean_of_what_has_nothing_in_common(tiny: MAKE, tuned: list[Path], tm
     with pytest.raises(UsageError, match="--mean conflicts with --mlp"):
         hs.fuse(tuned, mean=True, mlp="separate", out=out)
     assert not out.exists()
+    assert averaged([open_single(path) for path in tuned])  # what build tries the mean of
+    assert not averaged([open_single(tuned[0]), open_single(other)])
+    assert not averaged([open_single(other)])
