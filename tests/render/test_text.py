@@ -145,7 +145,7 @@ SHOWS: dict[str, Callable[[], object]] = {
     "score, values": lambda: render.scored(scored(), json=False, quiet=False),
     "score, order": lambda: render.scored(scored(ORDER), json=False, quiet=False),
     "prune": lambda: render.pruned(Pruned(Path(EVIL), manifest(), 1, (EVIL,), EVIL), json=False, quiet=False),
-    "fuse": lambda: render.fused(Fused(Path(EVIL), manifest("hydra"), 2, 1, None, EVIL), json=False, quiet=False),
+    "fuse": lambda: render.fused(Fused(Path(EVIL), manifest("hydra"), 2, 2, 1, None, EVIL), json=False, quiet=False),
     "eval": lambda: render.evaluated(
         Evaluation(Report(settings={}, results=(result(), result())), (EVIL,), (Path(EVIL),)), json=False, quiet=False
     ),
