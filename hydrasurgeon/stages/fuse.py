@@ -102,14 +102,14 @@ def planned_mean(opened: Sequence[Single], digests: Sequence[dict[str, str]]) ->
     """Refused where the mean would be like none of them."""
     first = opened[0]
     for other in opened[1:]:
-        dtypes = ({name: info.dtype for name, info in each.tensors.items()} for each in (first, other))
-        if other.kept != first.kept or len({str(each) for each in dtypes}) > 1:
+        if other.kept != first.kept or any(other.tensors[n].dtype != first.tensors[n].dtype for n in first.weights):
             what = f"--mean: {first.name} and {other.name} differ in heads, neurons or dtypes"
             raise SurgeryError(what, hint="Average whole models of one dtype, and prune their mean.")
     plan = plan_mean(opened, digests)
     for each in plan.planned:
-        for _ in each.produce():
-            pass
+        if first.weights[each.name].part == "mlp":  # by which `spread` is told
+            for _ in each.produce():
+                pass
     if plan.spread is not None and plan.spread > FAR:
         what = f"--mean: their MLPs lie {100 * plan.spread:.0f} % of its norm from their mean, as separate trainings do"
         raise SurgeryError(what, hint="Their mean is like none of them: fuse them into a hydra.")

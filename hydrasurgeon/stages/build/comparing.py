@@ -161,9 +161,10 @@ class Choosing:
             rows.append(self.row("single model", alone))
         rival = calibrated_row(RIVAL, 1, dict.fromkeys(UNITS, 1.0), self.halves(alone))
         if models > 1:
-            whole = (0, *(i for i in range(1, self.search.count) if self.search.is_whole(i)))
-            rows += [rival, self.row(f"ensemble of {models}", Choice(whole, 0.0))]
-            mean = [i for i in range(len(self.search.candidates), self.search.count) if self.search.is_mean(i)]
+            first, *others = (i for i in range(self.search.count) if self.search.is_whole(i))
+            mean = [i for i in others if self.search.cut(i).mean]
+            given = (first, *(i for i in others if i not in mean))
+            rows += [rival, self.row(f"ensemble of {models}", Choice(given, 0.0))]
             return [*rows, *(self.row(f"mean of {models}", Choice((i,), 0.0)) for i in mean)]
         paper = self.search.paper
         pruned = [i for i in range(1, len(self.search.candidates)) if i not in paper]

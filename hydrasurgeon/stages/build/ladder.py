@@ -137,12 +137,14 @@ class Sizes:
 
 
 def averaged(models: Sequence[Single]) -> bool:
-    """Whether several models have a mean that is like them."""
+    """Whether they are several, and have a mean that is like them."""
+    if len(models) == 1:
+        return False
     try:
         planned_mean(models, [opened.digests() for opened in models])
     except SurgeryError:
         return False
-    return len(models) > 1
+    return True
 
 
 class Ladder:

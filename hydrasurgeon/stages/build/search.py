@@ -96,16 +96,10 @@ class Search:
         return self.cuts[number - len(self.candidates)]
 
     def is_whole(self, number: int) -> bool:
-        """Whether it is a model as it was given."""
+        """Whether it is a model as it was given, or the mean of all."""
         if number < len(self.candidates):
             return number == 0
-        cut = self.cut(number)
-        return cut.size is None and not cut.taught and not cut.mean
-
-    def is_mean(self, number: int) -> bool:
-        """Whether it is the whole mean of the models."""
-        cut = self.cut(number)
-        return cut.size is None and not cut.taught and cut.mean
+        return self.cut(number).size is None and not self.cut(number).taught
 
     def label(self, number: int) -> str:
         if number >= len(self.candidates):
