@@ -163,8 +163,8 @@ class Choosing:
         if models > 1:
             first, *others = (i for i in range(self.search.count) if self.search.is_whole(i))
             mean = [i for i in others if self.search.cut(i).mean]
-            given = (first, *(i for i in others if i not in mean))
-            rows += [rival, self.row(f"ensemble of {models}", Choice(given, 0.0))]
+            wholes = (first, *(i for i in others if i not in mean))
+            rows += [rival, self.row(f"ensemble of {models}", Choice(wholes, 0.0))]
             return [*rows, *(self.row(f"mean of {models}", Choice((i,), 0.0)) for i in mean)]
         paper = self.search.paper
         pruned = [i for i in range(1, len(self.search.candidates)) if i not in paper]
