@@ -88,7 +88,7 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
     )
     # The plan is told first, then in which of its stages the work is.
     assert lines[: len(built.plan)][1:] == list(built.plan[1:])
-    assert built.plan[1] == "1. scores of heads and neurons, 2 models: 480 forward passes"
+    assert built.plan[1] == "1. scores of heads and neurons, 2 models and their mean: 720 forward passes"
     assert any(line.startswith(f"stage 1 of {len(built.plan) - 1}, about ") for line in lines)
     assert "Beside your model, calibrated too, on data that did not choose: accuracy " in built.summary
     assert built.to_json()["summary"] == built.summary

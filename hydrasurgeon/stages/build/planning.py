@@ -85,9 +85,16 @@ def in_words(seconds: float) -> str:
 
 
 def steps_of(
-    options: BuildOptions, keys: Sequence[str], sets: Mapping[str, Sequence[Samples]], *, heads: int, cuts: int | None
+    options: BuildOptions,
+    keys: Sequence[str],
+    sets: Mapping[str, Sequence[Samples]],
+    *,
+    heads: int,
+    wholes: int = 0,
+    sizes: int = 0,
 ) -> list[Step]:
-    """The stages of a build, in order: a score for each criterion, candidates, members of every size, what is made."""
+    """The stages of a build, in order: a score for each criterion, candidates, members of every size out of each whole
+    model (the mean of several is one more), what is made."""
     data, val, budgets = len(sets["data"][0]), len(sets["val"][0]), parse_budgets(options.budget)
     scored, seen = min(options.score_limit, data), val + sum(map(len, sets["ood"])) + (val if sets["ood"] else 0)
     circuits, steps = [key for key in keys if key.startswith("circuit-")], []
@@ -99,12 +106,14 @@ def steps_of(
             name = f"circuits: {circuits.index(key) + 1} of {len(circuits)}, {key} by {options.search}"
             passes = each * scored * (2 if key != "circuit-acc" else 1)
         steps.append(Step(name, passes))
-    if cuts is not None:
+    if wholes:
         models = len(options.checkpoints)
-        steps.append(Step(f"scores of heads and neurons, {models} models", 2 * models * GRADIENT * scored))
+        name = f"scores of heads and neurons, {models} models" + " and their mean" * (wholes > models)
+        steps.append(Step(name, 2 * wholes * GRADIENT * scored))
     tried = options.candidates + 1 if keys else 1
     steps.append(Step(f"{tried} candidates", tried * seen + (tried - 1) * scored / 2, loop="candidates"))
-    if cuts is not None:
+    if wholes:
+        cuts = wholes * sizes
         steps.append(Step(f"{cuts} members of every size", cuts * (seen + 2.0 * scored)))
     if options.tune is not None:
         steps.append(Step(*_tuning(options, data, seen)))

@@ -176,7 +176,10 @@ def searched(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], op
             tidy(work)
             if not there(state.path):
                 state.write(notes)
-    plan = _planned(opened, sets, options, cuts=None if ladder is None else len(wanted) * len(ladder.wholes))
+    heads = sum(tower.heads * tower.layers for tower in opened.manifest.towers.values())
+    wholes = 0 if ladder is None else len(ladder.wholes)
+    steps = steps_of(options, keys, sets, heads=heads, wholes=wholes, sizes=len(wanted))
+    plan = Plan(steps, seconds_of_a_pass(opened, sets["val"][0], options), options.progress)
     for line in plan.lines:
         options.tick(line, 0, 0)
     options = options.but(progress=plan.tick) if options.progress is not None else options
@@ -230,13 +233,6 @@ def _averaged(ladder: Ladder, options: BuildOptions, state: State) -> dict[Path,
         score_into(file, scorings, options, weights=open_single(averaging.out).manifest.weights_sha256)
         made[file] = [averaging, *scorings]
     return made
-
-
-def _planned(opened: Single, sets: Mapping[str, Sequence[Samples]], options: BuildOptions, *, cuts: int | None) -> Plan:
-    """What will be done."""
-    heads = sum(tower.heads * tower.layers for tower in opened.manifest.towers.values())
-    steps = steps_of(options, keys_of(options), sets, heads=heads, cuts=cuts)
-    return Plan(steps, seconds_of_a_pass(opened, sets["val"][0], options), options.progress)
 
 
 def _counted(opened: Single, val: Samples, options: BuildOptions) -> CostModel:
