@@ -27,9 +27,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import Labels, Logits, Probs, Scores, nll
+from hydrasurgeon.decision.probabilities import Labels, Logits, Probs, Scores
 from hydrasurgeon.decision.probabilities import mean_probs as mean_probs
 from hydrasurgeon.decision.probabilities import member_probs as member_probs
+from hydrasurgeon.decision.probabilities import nll as nll
 from hydrasurgeon.decision.probabilities import tempered as tempered
 from hydrasurgeon.decision.problems import SINGLE, YES, Problem
 from hydrasurgeon.decision.scores.fitted import check_score
@@ -58,22 +59,10 @@ def accuracy(probs: Probs, labels: Labels) -> float:
     return float((probs.argmax(dim=-1) == labels).double().mean())
 
 
-def brier(probs: Probs, labels: Labels) -> float:
-    """mean Σ_c (p_c − y_c)²."""
-    truth = torch.nn.functional.one_hot(labels, probs.shape[-1])
-    return float((probs - truth).square().sum(dim=-1).mean())
-
-
 def ece(probs: Probs, labels: Labels) -> float:
     """Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| over 15 equally wide bins [low, high), and one of a confidence of 1."""
     confidence, predicted = probs.max(dim=-1)
     return ece_of(confidence, predicted == labels)
-
-
-def aece(probs: Probs, labels: Labels) -> float:
-    """The same over 15 bins that hold equally many samples, by rising confidence."""
-    confidence, predicted = probs.max(dim=-1)
-    return aece_of(confidence, predicted == labels)
 
 
 def ece_of(confidence: Scores, correct: Tensor) -> float:
@@ -88,7 +77,7 @@ def bins_of(confidence: Scores) -> Tensor:
 
 
 def aece_of(confidence: Scores, correct: Tensor) -> float:
-    """`aece` of the same."""
+    """The same over 15 bins that hold equally many samples, by rising confidence."""
     order = confidence.argsort()
     sizes = torch.tensor([len(part) for part in order.tensor_split(BINS)])
     bins = torch.arange(BINS).repeat_interleave(sizes)
@@ -154,11 +143,6 @@ def ood_score(logits: Logits, kind: str, temperature: float = 1.0, problem: Prob
     """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
     check_score(kind, tuple(problem.scores))
     return problem.score(kind, logits, temperature).round(decimals=DIGITS)
-
-
-def probability_metrics(probs: Probs, labels: Labels) -> dict[str, float]:
-    measures = {"accuracy": accuracy, "brier": brier, "nll": nll, "ece": ece, "aece": aece}
-    return {name: measure(probs, labels) for name, measure in measures.items()}
 
 
 def ood_metrics(id_scores: Scores, ood_scores: Scores) -> dict[str, float | None]:

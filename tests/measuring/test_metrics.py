@@ -17,6 +17,8 @@ from hydrasurgeon.decision.probabilities import TINY
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
+from hydrasurgeon.measuring.answers import Reading, answers
+from hydrasurgeon.measuring.rows import summary
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -70,18 +72,16 @@ def test_a_confidence_on_the_edge_of_a_bin(case: str) -> None:
 def test_calibration_agrees_with_the_references(case: str) -> None:
     z, y = CASES[case]
     p = metrics.mean_probs(z)
-    found = metrics.probability_metrics(metrics.mean_probs(z), y)
-    assert found["accuracy"] == pytest.approx(
-        float(multiclass_accuracy(p, y, num_classes=5, average="micro")), abs=CLOSE
-    )
-    assert found["brier"] == pytest.approx(float(_tu(tu.BrierScore(num_classes=5), p, y)), abs=CLOSE)
-    assert found["nll"] == pytest.approx(float(_tu(tu.CategoricalNLL(), p, y)), abs=CLOSE)
-    assert found["ece"] == pytest.approx(
+    found = summary(answers(z, y, Reading(1.0)), Reading(1.0))
+    assert found.accuracy == pytest.approx(float(multiclass_accuracy(p, y, num_classes=5, average="micro")), abs=CLOSE)
+    assert found.brier == pytest.approx(float(_tu(tu.BrierScore(num_classes=5), p, y)), abs=CLOSE)
+    assert found.nll == pytest.approx(float(_tu(tu.CategoricalNLL(), p, y)), abs=CLOSE)
+    assert found.ece == pytest.approx(
         float(multiclass_calibration_error(p, y, num_classes=5, n_bins=15, norm="l1")), abs=CLOSE
     )
     if len(y) >= 15:  # torch-uncertainty divides by the size of empty bins
         reference = tu.AdaptiveCalibrationError(task="multiclass", num_classes=5, num_bins=15, norm="l1")
-        assert found["aece"] == pytest.approx(float(_tu(reference, p, y)), abs=CLOSE)
+        assert found.aece == pytest.approx(float(_tu(reference, p, y)), abs=CLOSE)
 
 
 def _tu(metric: object, p: Tensor, y: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def test_by_hand() -> None:
     p = torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=torch.float64)
     y = torch.tensor([0, 0])
     assert metrics.accuracy(p, y) == 0.5
-    assert metrics.brier(p, y) == pytest.approx((0.08 + 0.72) / 2)
+    assert summary(answers(p.log()[:, None], y, Reading(1.0)), Reading(1.0)).brier == pytest.approx((0.08 + 0.72) / 2)
     assert metrics.nll(p, y) == pytest.approx(-(math.log(0.8) + math.log(0.4)) / 2)
     assert metrics.ece(p, y) == pytest.approx((0.2 + 0.6) / 2)
     inside, outside = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.25, 0.5])
@@ -161,9 +161,7 @@ def test_ensembles_average_probabilities_not_logits() -> None:
 
 def test_a_certain_mistake_has_a_finite_nll() -> None:
     z = torch.tensor([[[0.0, 1e5]]])
-    assert metrics.probability_metrics(metrics.mean_probs(z), torch.tensor([0]))["nll"] == pytest.approx(
-        -math.log(TINY)
-    )
+    assert summary(answers(z, torch.tensor([0]), Reading(1.0)), Reading(1.0)).nll == pytest.approx(-math.log(TINY))
 
 
 @given(st.floats(0.3, 4.0))
