@@ -3,7 +3,7 @@
 Three trainings of one architecture, each with its own order of samples, are the Deep Ensemble that a seed has. Parts keep some heads and neurons of every
 layer, chosen by taylor and repaired by least squares; they are measured as they are, and taught: by the three whole models, or, inside a hydra,
 each by the one that it was cut from. Beside them: the single model tuned as long, twice as long, and taught; the ensemble tuned as long;
-the mean of their weights, and its parts; branches of one model, each taught by one of the ensemble; and, of the
+the mean of their weights, and its parts; parts of a larger model, where one is trained here; branches of one model, each taught by one of the ensemble; and, of the
 same price and the same steps, parts without repair, Torch-Pruning's and the first layers alone (front_rivals.py).
 
 Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on) and that `eval` measured on TEST. Every training keeps the
@@ -50,8 +50,8 @@ from hydrasurgeon.runtime.classifier import as_classifier, live_module
 from hydrasurgeon.runtime.tensors import plan_tensors
 
 RESULTS = Path(__file__).parent / "results" / "front.json"
-PRICES = {"third": 1 / 3, "half": 1 / 2, "three quarters": 3 / 4}
-"""Name of a part → its multiply-adds, times the whole model's."""
+PRICES = {"third": 1 / 3, "half": 1 / 2, "three quarters": 3 / 4, "one": 1.0}
+"""Name of a part → its multiply-adds, times the single model's; a part of a larger model may cost as much as that."""
 SCORED = 960
 """Training samples that heads and neurons are scored, and parts repaired, on."""
 CASCADES = {f"cascade of {name}": name for name in ("hydra of three: half", "hydra of three: half, taught")}
@@ -72,6 +72,10 @@ COMPARED = {
         "half, tuned without a teacher",
         "half, taught twice as long",
     ),
+    "larger, cut to three quarters": ("single", "three quarters"),
+    "larger, cut to three quarters, taught": ("single, tuned as long", "single, taught"),
+    "larger, cut to one": ("single",),
+    "larger, cut to one, taught": ("single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: third": ("single", "single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: third, taught": ("single, tuned as long", "single, tuned twice as long", "single, taught"),
     "hydra of three: half": ("Deep Ensemble", "single, taught", "hydra behind a mean trunk"),
@@ -114,10 +118,12 @@ class Task:
     """train, val, test, near, far, and choose: OOD data that the score is chosen by."""
     dtype: Dtype = "float32"
     """What trainings compute in; measured is in float32."""
+    larger: str | None = None
+    """The same, half as deep again: where there are such weights, or none are needed."""
 
 
 FASHION = (
-    "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=8"
+    "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=64,depth={},num_heads=8,num_classes=8"
 )
 
 
@@ -137,7 +143,7 @@ SMALL_IMAGES = {"augment.random_resized_crop": "null", "augment.pad_crop": "2"}
 """Augmentation of images of 28 pixels."""
 TASKS = {
     "fashion": Task(
-        lambda place: FASHION,
+        lambda place: FASHION.format(6),
         [
             {"recipe": "scratch", "set": {"epochs": "4", "dropout": "0", "lr": "2e-3"}},
             {"recipe": "scratch", "set": {"epochs": "5", "dropout": "0", "lr": "1e-3", "label_smoothing": "0"}},
@@ -153,6 +159,7 @@ TASKS = {
             "far": "demo:digits",
             "choose": "demo:textures",
         },
+        larger=FASHION.format(9),
     ),
     "clinc": Task(
         _minilm,
@@ -269,12 +276,19 @@ class Place:
 
     def whole(self, number: int) -> Path:
         """A model of a training of its own."""
-        source: str | Path = self.task.start(self)
+        return self._trained(self.task.start(self), str(number), seed=3 * self.seed + number)
+
+    def larger(self) -> Path:
+        """A larger model, trained alike."""
+        assert self.task.larger is not None
+        return self._trained(self.task.larger, "larger", seed=3 * self.seed)
+
+    def _trained(self, source: str | Path, name: str, *, seed: int) -> Path:
         for at, options in enumerate(self.task.whole, start=1):
             last = at == len(self.task.whole)
-            out = self.file(f"whole {number}" if last else f"early {at} {number}")
+            out = self.file(f"whole {name}" if last else f"early {at} {name}")
             if not out.exists():
-                self._finetune(source, out, options, seed=3 * self.seed + number)
+                self._finetune(source, out, options, seed=seed)
             source = out
         return Path(source)
 
@@ -361,10 +375,10 @@ class Place:
         return out
 
     def part(self, source: Path, size: str, how: str = "lstsq") -> Path:
-        """A part of a whole model that costs at most so much of it."""
+        """A part of a whole model that costs at most so much of the single one."""
         out = self.file(f"{source.stem} {size} {how}")
         if not out.exists():
-            keep, neurons = self.shares(PRICES[size])
+            keep, neurons = self.shares(source, PRICES[size])
             repair = {"compensate": how, **(self.about() if how != "none" else {})}
             hs.prune(self.scored(source), method="taylor", keep=keep, neurons=neurons, **repair, out=out)
         return out
@@ -386,11 +400,11 @@ class Place:
         parts = [self.branch(self.mean(seed) if behind_mean else self.whole(0), seed) for seed in range(3)]
         return self.fused("branches behind mean" if behind_mean else "branches", parts)
 
-    def shares(self, price: float) -> tuple[int, float]:
+    def shares(self, source: Path, price: float) -> tuple[int, float]:
         """Heads of every layer, and the share of neurons that still fits: a multiply-add is linear in both."""
-        scored = self.scored(self.whole(0))
+        scored = self.scored(source)
         (tower,) = open_checkpoint(scored).manifest.towers.values()
-        keep = round((0.35 + 0.55 * price) * tower.heads)
+        keep = round((0.35 + 0.55 * price / self.price(source)) * tower.heads)
         trial = self.file("trial")
         costs = []
         for share in (1.0, 0.5):
@@ -493,7 +507,7 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
             f"hydra {size} taught", halves(p, size, taught=True)
         )
 
-    for size in PRICES:
+    for size in ("third", "half", "three quarters"):
         part(size)
     rows["single, tuned as long"] = lambda p: p.tuned(p.whole(0), "single tuned")
     rows["single, taught"] = lambda p: p.tuned(p.whole(0), "single taught", teachers=p.wholes)
@@ -520,6 +534,12 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
         rows[f"mean of three: {size}"] = lambda p, s=size: p.part(p.mean(), s)  # type: ignore[misc]
         rows[f"mean of three: {size}, taught"] = lambda p, s=size: p.tuned(  # type: ignore[misc]
             p.part(p.mean(), s), f"mean {s} taught", teachers=p.wholes
+        )
+    rows["larger"] = lambda p: p.larger()
+    for size in ("three quarters", "one"):
+        rows[f"larger, cut to {size}"] = lambda p, s=size: p.part(p.larger(), s)  # type: ignore[misc]
+        rows[f"larger, cut to {size}, taught"] = lambda p, s=size: p.tuned(  # type: ignore[misc]
+            p.part(p.larger(), s), f"larger {s} taught", teachers=p.wholes
         )
     rows["hydra of branches, taught"] = lambda p: p.tuned(p.branches(), "branches taught", teachers=p.wholes)
     rows["hydra behind a mean trunk"] = lambda p: p.branches(behind_mean=True)
@@ -605,13 +625,17 @@ def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> Ite
     rows, makers = dict(before), {**_rows(), **rivals()}
     cached: dict[str, Answers] = {}
     for name in [name for name in (*makers, *CASCADES) if name in wanted or not wanted]:
+        if name.startswith("larger") and place.task.larger is None:
+            continue
         if name in CASCADES:
             rows[name] = place.cascade(makers[CASCADES[name]](place))
         else:
             path = makers[name](place)
             cached[name] = answers(place.predictions(path))
             apart = {"disagreement": cached[name].disagreement}
-            rows[name] = {"price": place.price(path), **cached[name].figures(), **apart}
+            told = {"price": place.price(path), **cached[name].figures(), **apart}
+            same = {key: value for key, value in rows.get(name, {}).items() if key != "against"} == told
+            rows[name] = rows[name] if same else told  # the same again: what it was compared with holds
         print(f"{name:40}", "  ".join(f"{key} {value:.3f}" for key, value in rows[name].items()), flush=True)
         yield in_order(rows)
     for name, others in COMPARED.items():
@@ -619,7 +643,8 @@ def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> Ite
             known = [other for other in others if other in rows]
             for other in known:
                 cached[other] = cached.get(other) or answers(place.predictions(makers[other](place)))
-            rows[name]["against"] = {other: resampled(cached[name], cached[other]) for other in known}
+            compared = {other: resampled(cached[name], cached[other]) for other in known}
+            rows[name]["against"] = rows[name].get("against", {}) | compared
     yield in_order(rows)
 
 

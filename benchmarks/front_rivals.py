@@ -53,7 +53,7 @@ def torch_pruned(place: Place, size: str, how: str) -> Path:
     out = place.file(f"{size} torch-pruning {how}")
     if out.exists():
         return out
-    keep, neurons = place.shares(PRICES[size])
+    keep, neurons = place.shares(place.whole(0), PRICES[size])
     opened = open_single(place.whole(0))
     model = live_module(opened)
     blocks = opened.family.anatomy(model).blocks
