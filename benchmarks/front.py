@@ -636,7 +636,11 @@ def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> Ite
             told = {"price": place.price(path), **cached[name].figures(), **apart}
             same = {key: value for key, value in rows.get(name, {}).items() if key != "against"} == told
             rows[name] = rows[name] if same else told  # the same again: what it was compared with holds
-        print(f"{name:40}", "  ".join(f"{key} {value:.3f}" for key, value in rows[name].items()), flush=True)
+        print(
+            f"{name:40}",
+            "  ".join(f"{key} {value:.3f}" for key, value in rows[name].items() if key != "against"),
+            flush=True,
+        )
         yield in_order(rows)
     for name, others in COMPARED.items():
         if name in cached:

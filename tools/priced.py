@@ -128,7 +128,7 @@ Written by `tools/render_docs.py` from `benchmarks/results/front.json`, the resu
 A price is the number of multiply-adds of one answer, as a multiple of the whole model's. A *half* and a *third* keep some heads and neurons of each layer, chosen by taylor on 960
 training samples, with W_O and W_2 repaired by least squares; nothing else is trained, unless a row says *taught* (by the three whole models, `finetune --teacher`; a
 hydra's members each by the model that they were cut from) or *tuned* (on labels, for as many steps). The *single* model is the first of three trainings; the Deep Ensemble is all three;
-a hydra of three has a part of each, and no trunk; the *mean of three* is one model of their mean weights (`fuse --mean`; Fashion-MNIST's begin from different random weights and have none); a hydra of *branches* has three thinned second halves of the single model behind its first half, which stays as it is, each taught by one whole model; *behind a mean trunk* each of the three models has its own thinned second half behind the mean of their first halves. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
+a hydra of three has a part of each, and no trunk; the *mean of three* is one model of their mean weights (`fuse --mean`; Fashion-MNIST's begin from different random weights and have none); a hydra of *branches* has three thinned second halves of the single model behind its first half, which stays as it is, each taught by one whole model; *behind a mean trunk* each of the three models has its own thinned second half behind the mean of their first halves; the *larger* model has half as many layers again (Fashion-MNIST only: the others begin from weights of one size), and what it is *cut to* is a price, times the single model's. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
 that validation data like best; what is tuned without teachers counts as its start where that is better on them, both calibrated. A *cascade* is a hydra whose other
 members run only where its first is unsure, fitted by `calibrate --cascade --max-drop 0.5`; its price is the mean over test data. AUROC is the mean of near and far OOD data by that score. Test data and the OOD data reported choose nothing.
 
@@ -207,6 +207,12 @@ STEPS = {
     "the same, each half taught": ("mean of three: half, taught", "half, taught"),
     "branches behind a mean trunk, not the mean of three": ("hydra behind a mean trunk", "mean of three"),
     "the same, the branches taught": ("hydra behind a mean trunk, taught", "mean of three"),
+    "a larger model cut to the price of one, not the single model": ("larger, cut to one", "single"),
+    "a larger model cut to three quarters, not the single model's": ("larger, cut to three quarters", "three quarters"),
+    "a larger model cut to three quarters and taught, not the whole single model taught": (
+        "larger, cut to three quarters, taught",
+        "single, taught",
+    ),
 }
 """What is done, instead of what: the row with it, and the row without."""
 
@@ -216,7 +222,7 @@ def _steps(results: dict[str, Any]) -> str:
     lines = [
         "## What each step is worth",
         "",
-        "How much better the first is, as above. The last seven were no goals: they were measured when the goals had been.",
+        "How much better the first is, as above. The last ten were no goals: they were measured when the goals had been.",
         "",
         f"| | {' | '.join(results)} |",
         f"|---|{'---|' * len(results)}",
