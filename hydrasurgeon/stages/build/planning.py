@@ -90,8 +90,8 @@ def steps_of(
     sets: Mapping[str, Sequence[Samples]],
     *,
     heads: int,
-    wholes: int = 0,
-    sizes: int = 0,
+    wholes: int,
+    sizes: int,
 ) -> list[Step]:
     """The stages of a build, in order: a score for each criterion, candidates, members of every size out of each whole
     model (the mean of several is one more), what is made."""
