@@ -127,8 +127,12 @@ def together(members: list[Answers]) -> Answers:
     sets = {}
     for name, one in first.items():
         pieces = [each.sets[name] for each in members]
-        features = torch.cat([piece.features for piece in pieces if piece.features is not None], dim=1)
-        sets[name] = Outputs(torch.cat([piece.logits for piece in pieces], dim=1), features, one.labels)
+        features = torch.cat(
+            [piece.features for piece in pieces if piece.features is not None], dim=1
+        )
+        sets[name] = Outputs(
+            torch.cat([piece.logits for piece in pieces], dim=1), features, one.labels
+        )
     return Answers(sets, [linear for each in members for linear in each.classifiers])
 
 
@@ -138,7 +142,16 @@ def drawn(source: Path, folder: Path, *, sample: str, seeds: range, data: str) -
     if all(path.exists() for path in members):
         return members
     scored = folder / f"{source.stem}-scored.safetensors"
-    hs.score(source, method="taylor", data=data, limit=400, out=scored, force=True, device="cpu", batch_size=32)
+    hs.score(
+        source,
+        method="taylor",
+        data=data,
+        limit=400,
+        out=scored,
+        force=True,
+        device="cpu",
+        batch_size=32,
+    )
     for seed, path in zip(seeds, members, strict=True):
         hs.prune(scored, method="taylor", sample=sample, seed=seed, out=path, force=True)
     return members
@@ -153,8 +166,12 @@ def images(shared: Path, *, large: bool) -> dict[str, Source]:
         "perturbed": Source("demo:val", most["foreign"], perturbed=True),
         "test": Source("demo:test", most["test"], labelled=True),
     }
-    sources |= {name: Source(f"demo:{name}", most["foreign"]) for name in ("near", "digits", "textures")}
-    return sources | {"animals": Source(str(shared / "data" / "animal-shapes.npz"), most["foreign"] or ANIMALS)}
+    sources |= {
+        name: Source(f"demo:{name}", most["foreign"]) for name in ("near", "digits", "textures")
+    }
+    return sources | {
+        "animals": Source(str(shared / "data" / "animal-shapes.npz"), most["foreign"] or ANIMALS)
+    }
 
 
 def fashion(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
@@ -162,10 +179,14 @@ def fashion(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
     sets = images(shared, large=False)
     cache.mkdir(parents=True, exist_ok=True)
     members = []
-    for number, path in enumerate(drawn(source, cache, sample="12/30", seeds=range(1, 4), data="demo:val")):
+    for number, path in enumerate(
+        drawn(source, cache, sample="12/30", seeds=range(1, 4), data="demo:val")
+    ):
         tuned = cache / f"{path.stem}-tuned.safetensors"
         if not tuned.exists():
-            hs.finetune(path, data="demo:train", recipe="demo", seed=number, out=tuned, device="cpu")
+            hs.finetune(
+                path, data="demo:train", recipe="demo", seed=number, out=tuned, device="cpu"
+            )
         members.append(outputs(tuned, sets, cache))
     return {"single": outputs(source, sets, cache), "hydra": together(members)}
 
@@ -201,7 +222,9 @@ def probed(answers: Answers, seed: int) -> Answers:
     sets = {}
     for name, each in answers.sets.items():
         assert each.features is not None
-        sets[name] = Outputs((each.features.double() @ weight.T + bias).float(), each.features, each.labels)
+        sets[name] = Outputs(
+            (each.features.double() @ weight.T + bias).float(), each.features, each.labels
+        )
     return Answers(sets, [(weight, bias)])
 
 
@@ -223,7 +246,9 @@ def dinov2_model(cache: Path, shared: Path, sets: dict[str, Source]) -> Path:
     return source
 
 
-def with_probes(source: Path, sets: dict[str, Source], cache: Path, seed: int) -> dict[str, Answers]:
+def with_probes(
+    source: Path, sets: dict[str, Source], cache: Path, seed: int
+) -> dict[str, Answers]:
     """The model, and three of four members that are drawn from it, behind classifiers that a seed has fitted."""
     members = drawn(source, cache, sample="18/36", seeds=range(1, 5), data=sets["train"].spec)
     mine = [members[(seed - 1 + i) % len(members)] for i in range(3)]
@@ -237,7 +262,9 @@ def _dinov2_probe(folder: Path, shared: Path, cache: Path, train: Source) -> Non
     """The backbone with a linear classifier on it, as transformers would save it."""
     from transformers import Dinov2ForImageClassification
 
-    module = Dinov2ForImageClassification.from_pretrained(shared / "models" / "dinov2-small", num_labels=8)
+    module = Dinov2ForImageClassification.from_pretrained(
+        shared / "models" / "dinov2-small", num_labels=8
+    )
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     about = {
         "image_processor_type": "BitImageProcessor",
@@ -286,10 +313,16 @@ def texts(cache: Path, shared: Path) -> dict[str, Source]:
             for row in amazon[start:stop]
         ]
         movies = _lines(shared / "data" / "movie-train.jsonl")[:2500]
-        reviews += [{"text": row["text"], "label": f"movie {'good' if row['label'] else 'bad'}"} for row in movies]
+        reviews += [
+            {"text": row["text"], "label": f"movie {'good' if row['label'] else 'bad'}"}
+            for row in movies
+        ]
         shuffle(reviews)
         cut = [0, TEXTS["val"], TEXTS["val"] + TEXTS["test"], len(reviews)]
-        rows = {name: reviews[a:b] for name, a, b in zip(("val", "test", "train"), cut, cut[1:], strict=False)}
+        rows = {
+            name: reviews[a:b]
+            for name, a, b in zip(("val", "test", "train"), cut, cut[1:], strict=False)
+        }
         rows["cameras"] = [{"text": row["text"]} for a, b in CAMERAS for row in amazon[a:b]]
         rows["newspaper"] = [{"text": row["text"]} for row in _lines(shared / "data" / "nyt.jsonl")]
         rows["docstrings"] = [{"text": text} for text in docstrings()]
@@ -298,11 +331,14 @@ def texts(cache: Path, shared: Path) -> dict[str, Source]:
             lines = "".join(json.dumps(row) + "\n" for row in each)
             (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     sources = {
-        name: Source(str(folder / f"{name}.jsonl"), TEXTS[name], labelled=True) for name in ("train", "val", "test")
+        name: Source(str(folder / f"{name}.jsonl"), TEXTS[name], labelled=True)
+        for name in ("train", "val", "test")
     }
     sources["perturbed"] = Source(str(folder / "val.jsonl"), TEXTS["foreign"], perturbed=True)
     foreign = ("cameras", "newspaper", "docstrings")
-    return sources | {name: Source(str(folder / f"{name}.jsonl"), TEXTS["foreign"]) for name in foreign}
+    return sources | {
+        name: Source(str(folder / f"{name}.jsonl"), TEXTS["foreign"]) for name in foreign
+    }
 
 
 def _lines(path: Path) -> list[dict[str, str]]:

@@ -67,7 +67,11 @@ def reported(answers: Sequence[Answers]) -> dict[str, float]:
 
 
 def task(
-    checkpoint: Path, options: argparse.Namespace, seed: int, folder: Path, independent: Sequence[Path]
+    checkpoint: Path,
+    options: argparse.Namespace,
+    seed: int,
+    folder: Path,
+    independent: Sequence[Path],
 ) -> dict[str, Any]:
     """Everything of one seed."""
     searches: list[Search] = []
@@ -117,8 +121,15 @@ def task(
     labels = {candidate.label: i for i, candidate in enumerate(search.candidates)}
     rows: dict[str, Any] = {"single model": reported([answers[0]]) | {"macs": 1.0}}
     floor = measured([search.cache.read(search.candidates[0])])["accuracy"] - 0.005
-    val = Pool.gathered(Objective("avg", floor), map(search.cache.read, search.candidates), len(answers))
-    one = choose(val, pools=[range(1, len(answers) - len(search.paper))], affordable=lambda members: True, members=1)
+    val = Pool.gathered(
+        Objective("avg", floor), map(search.cache.read, search.candidates), len(answers)
+    )
+    one = choose(
+        val,
+        pools=[range(1, len(answers) - len(search.paper))],
+        affordable=lambda members: True,
+        members=1,
+    )
     assert one is not None
     rows["best single member"] = reported([answers[i] for i in one.members]) | {
         "macs": search.costs.cost(one.members, "macs")
@@ -138,7 +149,10 @@ def task(
         }
         rows[f"random, {budget}x"] = triples(search, answers, free, budget, seed)
     if independent:
-        each = [elsewhere.answers_of(as_classifier(open_checkpoint(p), lean=True))[0] for p in independent]
+        each = [
+            elsewhere.answers_of(as_classifier(open_checkpoint(p), lean=True))[0]
+            for p in independent
+        ]
         rows["Deep Ensemble of 3"] = reported(each) | {"macs": float(len(each))}
     return {"rows": rows, "seconds": seconds, "candidates": len(free)}
 
@@ -156,7 +170,10 @@ def triples(
             drawn.add(members)
         if len(drawn) == TRIPLES:
             break
-    each = [reported([answers[i] for i in m]) | {"macs": search.costs.cost(m, "macs")} for m in sorted(drawn)]
+    each = [
+        reported([answers[i] for i in m]) | {"macs": search.costs.cost(m, "macs")}
+        for m in sorted(drawn)
+    ]
     if not each:
         return {}
     mean = {name: statistics.mean(row[name] for row in each) for name in each[0]}
@@ -181,7 +198,11 @@ def choosing() -> dict[str, Any]:
         )
 
     pool = Pool.gathered(Objective("avg"), map(candidate, range(count)), count)
-    how: dict[str, Any] = {"pools": [range(count)], "affordable": lambda members: True, "members": 3}
+    how: dict[str, Any] = {
+        "pools": [range(count)],
+        "affordable": lambda members: True,
+        "members": 3,
+    }
     began = time.monotonic()
     choose(pool, **how)
     chosen = time.monotonic()
@@ -205,13 +226,19 @@ def models(options: argparse.Namespace, temporary: Path) -> tuple[Sequence[Path]
     options.choose, options.near = specs[about.chooses], specs[about.near[0]]
     options.far = [specs[name] for name in about.far]
     options.dtype, options.caches = place.dtype, place.cache
-    options.candidates, options.score_limit, options.search = (about.candidates, about.limit, about.search)
+    options.candidates, options.score_limit, options.search = (
+        about.candidates,
+        about.limit,
+        about.search,
+    )
     bases = [path for _, path in place.ensemble(1)]
     return bases, bases
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", nargs="?", default="fashion-mnist")
     parser.add_argument("--checkpoint", type=Path, action="append")
     for name, default in (
@@ -229,9 +256,15 @@ def main() -> None:
     parser.add_argument("--score-limit", type=int, default=1000)
     parser.add_argument("--budget", default="1.5,2.3")
     parser.add_argument("--folder", type=Path, help="where scores and answers are kept")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
-    parser.add_argument("--cache", type=Path, help="trained models, as benchmarks/quality.py keeps them")
-    parser.add_argument("--only", type=int, action="append", help="seeds, of those that are counted")
+    parser.add_argument(
+        "--shared", type=Path, default=ROOT.parent / "shared", help="data and models"
+    )
+    parser.add_argument(
+        "--cache", type=Path, help="trained models, as benchmarks/quality.py keeps them"
+    )
+    parser.add_argument(
+        "--only", type=int, action="append", help="seeds, of those that are counted"
+    )
     options = parser.parse_args()
     options.dtype, options.caches, options.search = "float32", None, "fast"
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}

@@ -103,7 +103,9 @@ def trunked(cache: Path, shared: Path, seed: int) -> tuple[Answers, Path]:
     hydra = place / f"hydra-{trunk.LAYERS // 2}-{seed}-tuned.safetensors"
     if not hydra.exists():
         scored = place / "scored.safetensors"
-        hs.score(DEMO / "backbone.safetensors", method="taylor", data="demo:val", out=scored, force=True)
+        hs.score(
+            DEMO / "backbone.safetensors", method="taylor", data="demo:val", out=scored, force=True
+        )
         trunk.hydra(scored, place, trunk.LAYERS // 2, seed, tuned=True)
     return of_hydra(hydra, image_sets(shared, large=False)), hydra
 
@@ -129,7 +131,9 @@ def of_hydra(hydra: Path, sources: dict[str, Source]) -> Answers:
     if not place.exists():
         save_file(tensors, place)
     sets = {
-        name: Outputs(tensors[f"{name}.logits"], tensors[f"{name}.features"], tensors.get(f"{name}.labels"))
+        name: Outputs(
+            tensors[f"{name}.logits"], tensors[f"{name}.features"], tensors.get(f"{name}.labels")
+        )
         for name in sources
     }
     return Answers(sets, [(each.weight, each.bias) for each in classifiers(model)])
@@ -137,7 +141,10 @@ def of_hydra(hydra: Path, sources: dict[str, Source]) -> Answers:
 
 def minilm(cache: Path, shared: Path, seed: int) -> tuple[Answers, Path]:
     answers = TASKS["minilm"].answers(cache / "minilm", shared, seed)["hydra"]
-    source, train = cache / "minilm" / "tuned.safetensors", str(cache / "minilm" / "texts" / "train.jsonl")
+    source, train = (
+        cache / "minilm" / "tuned.safetensors",
+        str(cache / "minilm" / "texts" / "train.jsonl"),
+    )
     members = drawn(source, cache / "minilm", sample="18/36", seeds=range(1, 5), data=train)
     mine = [members[(seed - 1 + i) % len(members)] for i in range(3)]
     return answers, fused(mine, cache / f"hydra-minilm-{seed}.safetensors")
@@ -151,7 +158,9 @@ PIECES = {
 """Task whose data sets are used, what makes the answers of a seed and its hydra, and data that costs are of."""
 
 
-def mixed(state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Outputs]) -> tuple[Sides, list[float]]:
+def mixed(
+    state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Outputs]
+) -> tuple[Sides, list[float]]:
     """The cascade's answers, and the shares that go on."""
     at = list(cascade.starters)
     first = [
@@ -164,7 +173,9 @@ def mixed(state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Ou
     return early.mixed(whole, going), [float(each.double().mean()) for each in going]
 
 
-def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: CalibrateOptions) -> dict[str, Any] | None:
+def measured(
+    fit: CascadeFit, answers: Answers, task: Any, wanted: CalibrateOptions
+) -> dict[str, Any] | None:
     """One cascade: as it was fitted, and what it loses on test, near and far data; None where nothing costs so
     little."""
     state = fit.state
@@ -194,7 +205,9 @@ def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: CalibrateOpti
     probs = torch.cat([step_state(state, cascade, p.members).probs(p.logits) for p in parts])
     truth = torch.cat([labels[p.rows] for p in parts])
     full = state.probs(test.logits)
-    found["nll"] = [float(-p.gather(1, t[:, None]).log().mean()) for p, t in ((probs, truth), (full, labels))]
+    found["nll"] = [
+        float(-p.gather(1, t[:, None]).log().mean()) for p, t in ((probs, truth), (full, labels))
+    ]
     found["expected"] = record.cost.first + found["share"] * record.cost.rest
     return found
 
@@ -202,7 +215,12 @@ def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: CalibrateOpti
 def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
     task_name, make, spec = PIECES[name]
     task = TASKS[task_name]
-    results: dict[str, Any] = {"near": task.near, "far": task.far, "chooses": task.chooses, "models": []}
+    results: dict[str, Any] = {
+        "near": task.near,
+        "far": task.far,
+        "chooses": task.chooses,
+        "models": [],
+    }
     for seed in SEEDS:
         answers, hydra = make(cache, shared, seed)
         cost = costs(hydra, spec if spec.startswith("demo:") else str(cache / spec))
@@ -218,8 +236,15 @@ def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
             )
             fit = CascadeFit(state, answers.sets["val"], foreign, cost, seed=seed)
             asked = {
-                "max_drop 0.5": CalibrateOptions.of("", data="", out="", cascade=True, max_drop=0.5),
-                **{f"budget {b:g}": CalibrateOptions.of("", data="", out="", cascade=True, budget=b) for b in BUDGETS},
+                "max_drop 0.5": CalibrateOptions.of(
+                    "", data="", out="", cascade=True, max_drop=0.5
+                ),
+                **{
+                    f"budget {b:g}": CalibrateOptions.of(
+                        "", data="", out="", cascade=True, budget=b
+                    )
+                    for b in BUDGETS
+                },
             }
             model: dict[str, Any] = {
                 "seed": seed,
@@ -227,11 +252,20 @@ def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
                 "kind": state.record.ood.score,
                 "full": cost.full / cost.single,
                 "members": [cost.steps((m,)).first / cost.single for m in range(3)],
-                "cascades": {key: measured(fit, answers, task, wanted) for key, wanted in asked.items()},
+                "cascades": {
+                    key: measured(fit, answers, task, wanted) for key, wanted in asked.items()
+                },
             }
             results["models"].append(model)
             for key in ("max_drop 0.5", "budget 1.2"):
-                print(name, seed, state.record.ood.score, key, json.dumps(model["cascades"][key]), flush=True)
+                print(
+                    name,
+                    seed,
+                    state.record.ood.score,
+                    key,
+                    json.dumps(model["cascades"][key]),
+                    flush=True,
+                )
     return results
 
 
@@ -273,7 +307,9 @@ def timing(cache: Path, shared: Path) -> dict[str, Any]:
         assert part.state.record.cascade is not None
         every.state = _with_gate(part.state, Gate(score=part.state.record.cascade.gate.score))
         opened = as_classifier(open_checkpoint(ready), device="cpu")
-        opened.state = _with_gate(part.state, Gate(score=part.state.record.cascade.gate.score, low=-1e9))
+        opened.state = _with_gate(
+            part.state, Gate(score=part.state.record.cascade.gate.score, low=-1e9)
+        )
         models = {
             "single": single,
             "full": full,
@@ -286,7 +322,9 @@ def timing(cache: Path, shared: Path) -> dict[str, Any]:
             order = range(size * count)
             batches = [
                 moved(b.inputs, torch.device("cpu"), torch.float32)
-                for b in Batches(open_data(test), part.transform, batch_size=size, order=order, workers=0)
+                for b in Batches(
+                    open_data(test), part.transform, batch_size=size, order=order, workers=0
+                )
             ]
             went = sum(len(p.rows) for b in batches for p in said(part, b) if len(p.members) > 1)
             points[str(size)] = {"share": went / (size * count), **_seconds(models, batches)}
@@ -320,9 +358,13 @@ def _seconds(models: dict[str, Any], batches: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--piece", action="append", choices=[*PIECES, "timing"])
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
+    parser.add_argument(
+        "--shared", type=Path, default=ROOT.parent / "shared", help="data and models"
+    )
     parser.add_argument("--cache", type=Path, help="what models said, kept from run to run")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -331,7 +373,11 @@ def main() -> None:
                 print(f"{piece}: left out, there is no {arguments.shared}", flush=True)
                 continue
             cache = arguments.cache or Path(folder)
-            found = timing(cache, arguments.shared) if piece == "timing" else quality(piece, cache, arguments.shared)
+            found = (
+                timing(cache, arguments.shared)
+                if piece == "timing"
+                else quality(piece, cache, arguments.shared)
+            )
             results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             results.setdefault("pieces", {})[piece] = {
                 "machine": machine(),

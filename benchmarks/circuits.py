@@ -37,7 +37,14 @@ from hydrasurgeon.criteria.circuits.criterion import TOGETHER
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.fast import Fast
 from hydrasurgeon.criteria.circuits.greedy import Packed, Search, pack, rows_of, unpack
-from hydrasurgeon.criteria.circuits.objective import Held, Objective, Outcomes, Problem, measure, outcomes_of
+from hydrasurgeon.criteria.circuits.objective import (
+    Held,
+    Objective,
+    Outcomes,
+    Problem,
+    measure,
+    outcomes_of,
+)
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import Head
@@ -49,7 +56,9 @@ ALL = ("naive", "exact", "fast")
 NEAR = f"demo ViT, near={DEMO},demo:test,demo:near"
 
 
-def problem(spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype = torch.float32) -> Problem:
+def problem(
+    spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype = torch.float32
+) -> Problem:
     """CKPT,ID,OOD with its inputs in memory."""
     path, data, ood = spec.split(",")
     checkpoint = open_single(path)
@@ -65,7 +74,11 @@ def problem(spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype
 
     assert inside.labels is not None
     anatomy = family.anatomy(module)
-    candidates = tuple(Head(b.attention.tower, b.attention.layer, h) for b in anatomy.blocks for h in b.attention.heads)
+    candidates = tuple(
+        Head(b.attention.tower, b.attention.layer, h)
+        for b in anatomy.blocks
+        for h in b.attention.heads
+    )
     return Problem(
         module=module,
         anatomy=anatomy,
@@ -139,7 +152,9 @@ def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
                         predicted = outcomes_of(half, (*removed, head))
                     one["predicted"] = pack(predicted)
                     evaluated.save()
-                seen[side] = unpack(Packed.model_validate(one["predicted"]), rows_of(half.objective))
+                seen[side] = unpack(
+                    Packed.model_validate(one["predicted"]), rows_of(half.objective)
+                )
                 mine["cpu"] += one["cpu"]
                 mine["units"] += one["units"]
             foreign = seen["ood"].familiar if "ood" in seen else torch.zeros(0)
@@ -154,10 +169,14 @@ def one_side(found: Problem, side: str) -> Problem:
     """ID samples alone, or OOD samples in their place."""
     inputs = found.id_inputs if side == "id" else found.ood_inputs
     labels = found.labels if side == "id" else torch.zeros(len(inputs), dtype=torch.long)
-    return replace(found, id_inputs=inputs, labels=labels, objective=Objective("acc", len(inputs), 0))
+    return replace(
+        found, id_inputs=inputs, labels=labels, objective=Objective("acc", len(inputs), 0)
+    )
 
 
-def searched(make: Callable[[Problem], Search], found: Problem, budget: int, course: Course) -> dict[str, Any]:
+def searched(
+    make: Callable[[Problem], Search], found: Problem, budget: int, course: Course
+) -> dict[str, Any]:
     mine = course.of("search")
     if len(mine.get("order", ())) == budget:
         return mine
@@ -207,7 +226,12 @@ def compare(
     }
     for who in only:
         run(who, until)
-    if list(only) == ["fast"] and recorded and "units" in recorded and sizes.items() <= recorded.items():
+    if (
+        list(only) == ["fast"]
+        and recorded
+        and "units" in recorded
+        and sizes.items() <= recorded.items()
+    ):
         return with_fast(recorded, run("fast", 0.0))
     # What other processes do must be complete.
     slow, exact, fast = (run(who, 0.0) for who in ALL)
@@ -260,7 +284,9 @@ def by_length(found: Problem, runs: int = 3) -> float | None:
     inputs = replace(came.id_inputs, parts={k: v[order] for k, v in came.id_inputs.parts.items()})
     seconds: tuple[list[float], list[float]] = [], []
     for _ in range(runs):
-        for taken, one in zip(seconds, (came, replace(came, id_inputs=inputs, labels=came.labels[order])), strict=True):
+        for taken, one in zip(
+            seconds, (came, replace(came, id_inputs=inputs, labels=came.labels[order])), strict=True
+        ):
             start = time.process_time()
             measure(one, ())
             taken.append(time.process_time() - start)
@@ -268,7 +294,9 @@ def by_length(found: Problem, runs: int = 3) -> float | None:
     return sorted_so / came_so
 
 
-def drift(found: Problem, single: Problem, recorded: dict[str, Any], course: Course) -> dict[str, Any]:
+def drift(
+    found: Problem, single: Problem, recorded: dict[str, Any], course: Course
+) -> dict[str, Any]:
     """The exact search in another precision against the same in float32, both scored in float32."""
     budget = recorded["budget"]
     mine = searched(Exact, found, budget, course)
@@ -279,7 +307,10 @@ def drift(found: Problem, single: Problem, recorded: dict[str, Any], course: Cou
         "budget": budget,
         "same_removals": same,
         "in_common": len(set(ours) & set(theirs)) / budget,
-        "score": {"bfloat16": single.objective.value(points), "float32": recorded["score"]["exact"]},
+        "score": {
+            "bfloat16": single.objective.value(points),
+            "float32": recorded["score"]["exact"],
+        },
         "order": mine["order"],
     }
 
@@ -295,8 +326,12 @@ def recorded_of(name: str, kind: str) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help="NAME=CKPT,ID,OOD; the demo's if not given")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", action="append", help="NAME=CKPT,ID,OOD; the demo's if not given"
+    )
     parser.add_argument("--objectives", default="acc,ood,avg")
     parser.add_argument("--samples", type=int, default=1500)
     parser.add_argument("--foreign", type=int, default=750)
@@ -304,7 +339,9 @@ def main() -> None:
     parser.add_argument("--budget", type=int, help="removals; a third of the heads if not given")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--only", default="naive,exact,fast", help="do these first: several processes may share the work"
+        "--only",
+        default="naive,exact,fast",
+        help="do these first: several processes may share the work",
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--minutes", type=float, default=float("inf"))

@@ -51,12 +51,18 @@ class Sets:
 
 
 def measured(checkpoint: str | Path, sets: Sets) -> dict[str, float]:
-    (found,) = hs.evaluate([checkpoint], data=sets.test, ood=sets.foreign, limit=sets.most).report.results
-    groups: dict[str, float] = {group: average.auroc for group, average in found.ood_average.items() if group != "all"}
+    (found,) = hs.evaluate(
+        [checkpoint], data=sets.test, ood=sets.foreign, limit=sets.most
+    ).report.results
+    groups: dict[str, float] = {
+        group: average.auroc for group, average in found.ood_average.items() if group != "all"
+    }
     return {"accuracy": found.id.accuracy, "nll": found.id.nll} | groups
 
 
-def recovered(whole: dict[str, float], pruned: dict[str, float], repaired: dict[str, float]) -> dict[str, float]:
+def recovered(
+    whole: dict[str, float], pruned: dict[str, float], repaired: dict[str, float]
+) -> dict[str, float]:
     return {
         f"{what}_recovered": (repaired[what] - pruned[what]) / (whole[what] - pruned[what])
         for what in ("accuracy", "nll")
@@ -93,7 +99,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     for name, options in selections(source, folder, sets.scores).items():
         checkpoint = options.pop("checkpoint")
-        plain = hs.prune(checkpoint, method="taylor", out=folder / "plain.safetensors", force=True, **options)
+        plain = hs.prune(
+            checkpoint, method="taylor", out=folder / "plain.safetensors", force=True, **options
+        )
         pruned = measured(plain.path, sets)
         entry: dict[str, Any] = {"removed": plain.removed, "pruned": pruned}
         for how in ("mean", "lstsq"):
@@ -114,7 +122,11 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 seconds = time.perf_counter() - start
                 after = measured(repaired.path, sets)
                 seeds.append(after | recovered(whole, pruned, after) | {"seconds": seconds})
-            averages = {key: statistics.mean(seed[key] for seed in seeds) for key in seeds[0] if key != "seconds"}
+            averages = {
+                key: statistics.mean(seed[key] for seed in seeds)
+                for key in seeds[0]
+                if key != "seconds"
+            }
             entry[how] = {"seeds": seeds, "mean": averages}
         results["selections"][name] = entry
     return results
@@ -129,7 +141,9 @@ def task(arguments: argparse.Namespace) -> tuple[str, Sets]:
             if arguments.ood is None
             else tuple(arguments.ood)
         )
-        return arguments.checkpoint, Sets(arguments.score_data, arguments.calibration, arguments.test, foreign)
+        return arguments.checkpoint, Sets(
+            arguments.score_data, arguments.calibration, arguments.test, foreign
+        )
     from answers import TASKS, dinov2_model, images, minilm_model, texts
 
     cache, shared = Path(arguments.cache) / arguments.task, Path(arguments.shared)
@@ -146,7 +160,9 @@ def task(arguments: argparse.Namespace) -> tuple[str, Sets]:
         for group, names in (("near", of.near), ("far", of.far))
         for name in names
     )
-    return str(source), Sets(sources["val"].spec, sources["train"].spec, sources["test"].spec, foreign, arguments.most)
+    return str(source), Sets(
+        sources["val"].spec, sources["train"].spec, sources["test"].spec, foreign, arguments.most
+    )
 
 
 def _portable(spec: str) -> str:
@@ -155,7 +171,9 @@ def _portable(spec: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--name", default="demo ViT")
     parser.add_argument("--checkpoint", default=str(DEMO))
     parser.add_argument("--score-data", default="demo:val")

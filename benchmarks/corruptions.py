@@ -72,7 +72,13 @@ def main() -> None:
         row = {"ours": distances(pictures, name, ours), "theirs": distances(pictures, name, theirs)}
         rows[name] = row
         print(name, row, flush=True)
-    result = {"pictures": len(pictures), "draws": DRAWS, "side": SIDE, "numpy": np.__version__, "corruptions": rows}
+    result = {
+        "pictures": len(pictures),
+        "draws": DRAWS,
+        "side": SIDE,
+        "numpy": np.__version__,
+        "corruptions": rows,
+    }
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -76,13 +76,19 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
         worth[kind] = {}
         for name in task.sets:
             out = answers.sets[name]
-            worth[kind][name] = auroc(inside, scores_of(kind, out.logits, out.features, fitted)) or 0.0
+            worth[kind][name] = (
+                auroc(inside, scores_of(kind, out.logits, out.features, fitted)) or 0.0
+            )
         worth[kind]["mean"] = statistics.mean(worth[kind].values())
     chosen = {}
     for by, names in (("perturbed", ("perturbed",)), ("foreign", ("perturbed", task.chooses))):
         foreign = [answers.sets[name] for name in names]
         state, _ = fit_state(
-            val, promise=CalibrateOptions.of("", data="", out=""), evidence=fits, foreign=foreign, seed=seed
+            val,
+            promise=CalibrateOptions.of("", data="", out=""),
+            evidence=fits,
+            foreign=foreign,
+            seed=seed,
         )
         chosen[by] = state.record.ood.score
     before, after = mean_probs(test.logits), state.probs(test.logits)
@@ -100,7 +106,9 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
 
 def losses(before: Probs, after: Probs, labels: Labels) -> dict[str, float]:
     """NLL before and after, and the 95 % interval of their difference."""
-    each = [-probs.gather(1, labels[:, None])[:, 0].clamp_min(1e-300).log() for probs in (before, after)]
+    each = [
+        -probs.gather(1, labels[:, None])[:, 0].clamp_min(1e-300).log() for probs in (before, after)
+    ]
     change = each[1] - each[0]
     return {
         "before": float(each[0].mean()),
@@ -156,7 +164,12 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
 def pieces(name: str, cache: Path, shared: Path) -> dict[str, Any]:
     """A task: both models of every seed, and of the first seed's the promises."""
     task = TASKS[name]
-    results: dict[str, Any] = {"near": task.near, "far": task.far, "chooses": task.chooses, "models": {}}
+    results: dict[str, Any] = {
+        "near": task.near,
+        "far": task.far,
+        "chooses": task.chooses,
+        "models": {},
+    }
     for seed in SEEDS:
         for kind, answers in task.answers(cache / name, shared, seed).items():
             model = measured(answers, task, seed)
@@ -188,7 +201,10 @@ def fit_large(what: str) -> None:
         val, foreign = synthetic(COUNT, 1, weight), synthetic(2000, 2, weight)
         start, spent = time.perf_counter(), time.process_time()
         fit_state(
-            val, promise=CalibrateOptions.of("", data="", out=""), classifiers=[(weight, bias)], foreign=[foreign]
+            val,
+            promise=CalibrateOptions.of("", data="", out=""),
+            classifiers=[(weight, bias)],
+            foreign=[foreign],
         )
         bytes_stored = 0
     else:
@@ -227,9 +243,13 @@ def fitting() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--piece", action="append", choices=[*TASKS, "fitting"])
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
+    parser.add_argument(
+        "--shared", type=Path, default=ROOT.parent / "shared", help="data and models"
+    )
     parser.add_argument("--cache", type=Path, help="what models said, kept from run to run")
     parser.add_argument("--fit", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -54,7 +54,9 @@ PRICES = {"third": 1 / 3, "half": 1 / 2, "three quarters": 3 / 4, "one": 1.0}
 """Name of a part → its multiply-adds, times the single model's; a part of a larger model may cost as much as that."""
 SCORED = 960
 """Training samples that heads and neurons are scored, and parts repaired, on."""
-CASCADES = {f"cascade of {name}": name for name in ("hydra of three: half", "hydra of three: half, taught")}
+CASCADES = {
+    f"cascade of {name}": name for name in ("hydra of three: half", "hydra of three: half, taught")
+}
 """Row → the row that it is a cascade of."""
 RIVALS = ("Torch-Pruning by magnitude", "Torch-Pruning by taylor", "first layers")
 """What else a part's price buys."""
@@ -75,9 +77,22 @@ COMPARED = {
     "larger, cut to three quarters": ("single", "three quarters"),
     "larger, cut to three quarters, taught": ("single, tuned as long", "single, taught"),
     "larger, cut to one": ("single",),
-    "larger, cut to one, taught": ("single, tuned as long", "single, tuned twice as long", "single, taught"),
-    "hydra of three: third": ("single", "single, tuned as long", "single, tuned twice as long", "single, taught"),
-    "hydra of three: third, taught": ("single, tuned as long", "single, tuned twice as long", "single, taught"),
+    "larger, cut to one, taught": (
+        "single, tuned as long",
+        "single, tuned twice as long",
+        "single, taught",
+    ),
+    "hydra of three: third": (
+        "single",
+        "single, tuned as long",
+        "single, tuned twice as long",
+        "single, taught",
+    ),
+    "hydra of three: third, taught": (
+        "single, tuned as long",
+        "single, tuned twice as long",
+        "single, taught",
+    ),
     "hydra of three: half": ("Deep Ensemble", "single, taught", "hydra behind a mean trunk"),
     "mean of three": ("single", "single, taught", "Deep Ensemble"),
     "mean of three, taught": ("mean of three",),
@@ -122,9 +137,7 @@ class Task:
     """The same, half as deep again: where there are such weights, or none are needed."""
 
 
-FASHION = (
-    "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=64,depth={},num_heads=8,num_classes=8"
-)
+FASHION = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=64,depth={},num_heads=8,num_classes=8"
 
 
 def _minilm(place: Place) -> str:
@@ -146,9 +159,15 @@ TASKS = {
         lambda place: FASHION.format(6),
         [
             {"recipe": "scratch", "set": {"epochs": "4", "dropout": "0", "lr": "2e-3"}},
-            {"recipe": "scratch", "set": {"epochs": "5", "dropout": "0", "lr": "1e-3", "label_smoothing": "0"}},
+            {
+                "recipe": "scratch",
+                "set": {"epochs": "5", "dropout": "0", "lr": "1e-3", "label_smoothing": "0"},
+            },
         ],
-        {"recipe": "teach", "set": {"epochs": "2", "lr": "5e-4", "batch_size": "128", "mixup": "0", **SMALL_IMAGES}},
+        {
+            "recipe": "teach",
+            "set": {"epochs": "2", "lr": "5e-4", "batch_size": "128", "mixup": "0", **SMALL_IMAGES},
+        },
         {},
         ("mixed images", {"mixup": "1"}),
         {
@@ -163,7 +182,12 @@ TASKS = {
     ),
     "clinc": Task(
         _minilm,
-        [{"recipe": "text", "set": {"epochs": "6", "lr": "4e-4", "batch_size": "32", "max_length": "32"}}],
+        [
+            {
+                "recipe": "text",
+                "set": {"epochs": "6", "lr": "4e-4", "batch_size": "32", "max_length": "32"},
+            }
+        ],
         {"recipe": "teach", "set": {"epochs": "4", "lr": "2e-4", "batch_size": "32"}},
         {"mask_tokens": "0"},
         ("texts as they are", {"mask_tokens": "0"}),
@@ -186,7 +210,11 @@ TASKS = {
                 "limit": 4000,
             }
         ],
-        {"recipe": "teach", "set": {"epochs": "2", "lr": "1e-4", "batch_size": "32"}, "limit": 4000},
+        {
+            "recipe": "teach",
+            "set": {"epochs": "2", "lr": "1e-4", "batch_size": "32"},
+            "limit": 4000,
+        },
         {"mask_tokens": "0"},
         ("texts as they are", {"mask_tokens": "0"}),
         {
@@ -204,7 +232,13 @@ TASKS = {
         [
             {
                 "recipe": "image",
-                "set": {"epochs": "2", "lr": "3e-5", "batch_size": "32", "label_smoothing": "0", "classifier": "probe"},
+                "set": {
+                    "epochs": "2",
+                    "lr": "3e-5",
+                    "batch_size": "32",
+                    "label_smoothing": "0",
+                    "classifier": "probe",
+                },
             }
         ],
         {"recipe": "teach", "set": {"epochs": "1", "lr": "3e-5", "batch_size": "32", "mixup": "0"}},
@@ -229,19 +263,31 @@ def _docstrings(out: Path, shared: Path) -> None:
 
 
 def _digits_and_shapes(out: Path, shared: Path) -> None:
-    with np.load(DEMO / "digits.npz") as digits, np.load(shared / "data" / "animal-shapes.npz") as shapes:
+    with (
+        np.load(DEMO / "digits.npz") as digits,
+        np.load(shared / "data" / "animal-shapes.npz") as shapes,
+    ):
         few = np.random.default_rng(0).permutation(len(shapes["images"]))[:1000]
         np.savez_compressed(out, images=np.concatenate([digits["images"], shapes["images"][few]]))
 
 
 def _few_texts(out: Path, shared: Path) -> None:
     """A thousand of them."""
-    lines = (shared / "data" / out.name.removeprefix("few-")).read_text(encoding="utf-8").splitlines(keepends=True)
-    out.write_text("".join(lines[i] for i in np.random.default_rng(0).permutation(len(lines))[:1000]), encoding="utf-8")
+    lines = (
+        (shared / "data" / out.name.removeprefix("few-"))
+        .read_text(encoding="utf-8")
+        .splitlines(keepends=True)
+    )
+    out.write_text(
+        "".join(lines[i] for i in np.random.default_rng(0).permutation(len(lines))[:1000]),
+        encoding="utf-8",
+    )
 
 
 MADE: dict[str, Callable[[Path, Path], object]] = {
-    "full.npz": lambda out, shared: quality_tasks.full_train(quality_tasks.Place("fashion-mnist", out.parent, shared)),
+    "full.npz": lambda out, shared: quality_tasks.full_train(
+        quality_tasks.Place("fashion-mnist", out.parent, shared)
+    ),
     "docstrings.jsonl": _docstrings,
     "few-amazon.jsonl": _few_texts,
     "few-nyt.jsonl": _few_texts,
@@ -303,7 +349,13 @@ class Place:
         return out
 
     def tuned(
-        self, source: Path, name: str, *, times: int = 1, teachers: Sequence[Path] = (), other: bool = False
+        self,
+        source: Path,
+        name: str,
+        *,
+        times: int = 1,
+        teachers: Sequence[Path] = (),
+        other: bool = False,
     ) -> Path:
         """Trained further, by teachers where there are some."""
         out, more = self.file(name), self.task.more
@@ -322,7 +374,9 @@ class Place:
         read = read_predictions(answers)
         return nll_of(read.logits, read.labels, temperature_of(read.logits, read.labels))
 
-    def _finetune(self, source: str | Path, out: Path, options: Mapping[str, Any], *, seed: int) -> None:
+    def _finetune(
+        self, source: str | Path, out: Path, options: Mapping[str, Any], *, seed: int
+    ) -> None:
         hs.finetune(
             source,
             data=self.data("train"),
@@ -357,7 +411,9 @@ class Place:
             weights = by_name(opened.family.weights(opened.manifest.model))
 
             def own(name: str) -> bool:
-                return weights[name].tower is None or (weights[name].layer or 0) >= tower.layers // 2
+                return (
+                    weights[name].tower is None or (weights[name].layer or 0) >= tower.layers // 2
+                )
 
             state = {
                 n: torch.stack([s[n] for s in states]).mean(dim=0)
@@ -380,7 +436,9 @@ class Place:
         if not out.exists():
             keep, neurons = self.shares(source, PRICES[size])
             repair = {"compensate": how, **(self.about() if how != "none" else {})}
-            hs.prune(self.scored(source), method="taylor", keep=keep, neurons=neurons, **repair, out=out)
+            hs.prune(
+                self.scored(source), method="taylor", keep=keep, neurons=neurons, **repair, out=out
+            )
         return out
 
     def branch(self, source: Path, seed: int) -> Path:
@@ -391,13 +449,21 @@ class Place:
             (tower,) = open_checkpoint(scored).manifest.towers.values()
             first = tower.layers // 2
             heads = (tower.layers - first) * tower.heads
-            layers, sample = f"{first}-{tower.layers - 1}", f"{round(0.3 * heads)}/{round(0.5 * heads)}"
+            layers, sample = (
+                f"{first}-{tower.layers - 1}",
+                f"{round(0.3 * heads)}/{round(0.5 * heads)}",
+            )
             about = {"method": "taylor", "compensate": "lstsq", **self.about()}
-            hs.prune(scored, layers=layers, sample=sample, neurons=0.67, seed=seed, **about, out=out)
+            hs.prune(
+                scored, layers=layers, sample=sample, neurons=0.67, seed=seed, **about, out=out
+            )
         return out
 
     def branches(self, *, behind_mean: bool = False) -> Path:
-        parts = [self.branch(self.mean(seed) if behind_mean else self.whole(0), seed) for seed in range(3)]
+        parts = [
+            self.branch(self.mean(seed) if behind_mean else self.whole(0), seed)
+            for seed in range(3)
+        ]
         return self.fused("branches behind mean" if behind_mean else "branches", parts)
 
     def shares(self, source: Path, price: float) -> tuple[int, float]:
@@ -421,7 +487,9 @@ class Place:
                 # As hydras run their members: single models too, the last layer for the tokens that are read alone.
                 model = as_classifier(open_checkpoint(each), device="cpu", lean=True)
                 facts = model.manifest.model
-                inputs = family_of(facts).example(facts, 1, device=torch.device("cpu"), dtype=torch.float32)
+                inputs = family_of(facts).example(
+                    facts, 1, device=torch.device("cpu"), dtype=torch.float32
+                )
                 self.prices[each.name] = macs(model, inputs)
         return self.prices[path.name] / self.prices[whole.name]
 
@@ -441,7 +509,9 @@ class Place:
                 force=True,
             )
             foreign = [f"near:near={self.data('near')}", f"far:far={self.data('far')}"]
-            hs.evaluate([ready], data=[self.data("test")], ood=foreign, predictions=out, device="cpu")
+            hs.evaluate(
+                [ready], data=[self.data("test")], ood=foreign, predictions=out, device="cpu"
+            )
         return out
 
     def cascade(self, path: Path) -> dict[str, float]:
@@ -459,8 +529,13 @@ class Place:
                 device="cpu",
                 out=ready,
             )
-        data, foreign = [self.data("test")], [f"near:near={self.data('near')}", f"far:far={self.data('far')}"]
-        row, *_ = hs.evaluate([ready], data=data, ood=foreign, cascade=True, device="cpu").report.results
+        data, foreign = (
+            [self.data("test")],
+            [f"near:near={self.data('near')}", f"far:far={self.data('far')}"],
+        )
+        row, *_ = hs.evaluate(
+            [ready], data=data, ood=foreign, cascade=True, device="cpu"
+        ).report.results
         by_msp, *_ = hs.evaluate(
             [ready], data=data, ood=foreign, cascade=True, ood_score="msp", device="cpu"
         ).report.results
@@ -499,10 +574,14 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
     def part(size: str) -> None:
         rows[size] = lambda p: p.part(p.whole(0), size)
         rows[f"{size}, not repaired"] = lambda p: p.part(p.whole(0), size, "none")
-        rows[f"hydra of three: {size}"] = lambda p: p.fused(f"hydra {size}", halves(p, size, taught=False))
+        rows[f"hydra of three: {size}"] = lambda p: p.fused(
+            f"hydra {size}", halves(p, size, taught=False)
+        )
 
     def taught(size: str) -> None:
-        rows[f"{size}, taught"] = lambda p: p.tuned(p.part(p.whole(0), size), f"{size} taught", teachers=p.wholes)
+        rows[f"{size}, taught"] = lambda p: p.tuned(
+            p.part(p.whole(0), size), f"{size} taught", teachers=p.wholes
+        )
         rows[f"hydra of three: {size}, taught"] = lambda p: p.fused(
             f"hydra {size} taught", halves(p, size, taught=True)
         )
@@ -513,9 +592,12 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
     rows["single, taught"] = lambda p: p.tuned(p.whole(0), "single taught", teachers=p.wholes)
     taught("half")
     taught("third")
-    rows["single, tuned twice as long"] = lambda p: p.tuned(p.whole(0), "single tuned twice", times=2)
+    rows["single, tuned twice as long"] = lambda p: p.tuned(
+        p.whole(0), "single tuned twice", times=2
+    )
     rows["Deep Ensemble, tuned as long"] = lambda p: p.fused(
-        "ensemble tuned", [p.tuned(w, f"{w.stem} tuned" if i else "single tuned") for i, w in enumerate(p.wholes)]
+        "ensemble tuned",
+        [p.tuned(w, f"{w.stem} tuned" if i else "single tuned") for i, w in enumerate(p.wholes)],
     )
     rows["half, not repaired, taught"] = lambda p: p.tuned(
         p.part(p.whole(0), "half", "none"), "half unrepaired taught", teachers=p.wholes
@@ -524,7 +606,9 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
     rows["half, taught on other inputs"] = lambda p: p.tuned(
         p.part(p.whole(0), "half"), "half taught other", teachers=p.wholes, other=True
     )
-    rows["half, tuned without a teacher"] = lambda p: p.tuned(p.part(p.whole(0), "half"), "half tuned")
+    rows["half, tuned without a teacher"] = lambda p: p.tuned(
+        p.part(p.whole(0), "half"), "half tuned"
+    )
     rows["half, taught twice as long"] = lambda p: p.tuned(
         p.part(p.whole(0), "half"), "half taught twice", times=2, teachers=p.wholes
     )
@@ -541,7 +625,9 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
         rows[f"larger, cut to {size}, taught"] = lambda p, s=size: p.tuned(  # type: ignore[misc]
             p.part(p.larger(), s), f"larger {s} taught", teachers=p.wholes
         )
-    rows["hydra of branches, taught"] = lambda p: p.tuned(p.branches(), "branches taught", teachers=p.wholes)
+    rows["hydra of branches, taught"] = lambda p: p.tuned(
+        p.branches(), "branches taught", teachers=p.wholes
+    )
     rows["hydra behind a mean trunk"] = lambda p: p.branches(behind_mean=True)
     rows["hydra behind a mean trunk, taught"] = lambda p: p.tuned(
         p.branches(behind_mean=True), "branches behind mean taught", teachers=p.wholes
@@ -566,10 +652,13 @@ class Answers:
         probs, labels = self.probs[rows["test"]], self.labels[rows["test"]]
         right = probs[np.arange(len(labels)), labels]
         msp = [
-            _auroc(self.unsure["msp"]["test"][rows["test"]], self.unsure["msp"][x][rows[x]]) for x in ("near", "far")
+            _auroc(self.unsure["msp"]["test"][rows["test"]], self.unsure["msp"][x][rows[x]])
+            for x in ("near", "far")
         ]
         chosen = self.unsure["chosen"]
-        by_set = {x: _auroc(chosen["test"][rows["test"]], chosen[x][rows[x]]) for x in ("near", "far")}
+        by_set = {
+            x: _auroc(chosen["test"][rows["test"]], chosen[x][rows[x]]) for x in ("near", "far")
+        }
         return {
             "accuracy": float((probs.argmax(-1) == labels).mean()),
             "nll": float(-np.log(np.clip(right, 1e-12, None)).mean()),
@@ -583,7 +672,10 @@ class Answers:
 def _auroc(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> float:
     """The chance that OOD data have the higher score; ties count half."""
     ordered = np.sort(inside)
-    below, upto = np.searchsorted(ordered, outside, "left"), np.searchsorted(ordered, outside, "right")
+    below, upto = (
+        np.searchsorted(ordered, outside, "left"),
+        np.searchsorted(ordered, outside, "right"),
+    )
     return float((below + upto).mean() / 2 / len(inside))
 
 
@@ -600,10 +692,15 @@ def answers(path: Path) -> Answers:
         if logits is not None
     }
     msp = {name: 1 - each.max(-1) for name, each in probs.items()}
-    scored = {name: next((s.numpy() for s in scores.values()), msp[name]) for name, (_, scores) in sets.items()}
+    scored = {
+        name: next((s.numpy() for s in scores.values()), msp[name])
+        for name, (_, scores) in sets.items()
+    }
     classes = read.logits.argmax(-1)
     pairs = [(i, j) for i in range(classes.shape[1]) for j in range(i)]
-    apart = statistics.fmean([float((classes[:, i] != classes[:, j]).double().mean()) for i, j in pairs] or [0.0])
+    apart = statistics.fmean(
+        [float((classes[:, i] != classes[:, j]).double().mean()) for i, j in pairs] or [0.0]
+    )
     return Answers(probs["test"], read.labels.numpy(), {"msp": msp, "chosen": scored}, apart)
 
 
@@ -620,7 +717,9 @@ def resampled(row: Answers, rival: Answers) -> dict[str, float]:
     return {name: float(np.std(values)) for name, values in differences.items()}
 
 
-def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def measured(
+    place: Place, wanted: Sequence[str], before: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     """The rows of one seed, each time that there is one more; `before`: what was measured already."""
     rows, makers = dict(before), {**_rows(), **rivals()}
     cached: dict[str, Answers] = {}
@@ -634,11 +733,17 @@ def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> Ite
             cached[name] = answers(place.predictions(path))
             apart = {"disagreement": cached[name].disagreement}
             told = {"price": place.price(path), **cached[name].figures(), **apart}
-            same = {key: value for key, value in rows.get(name, {}).items() if key != "against"} == told
-            rows[name] = rows[name] if same else told  # the same again: what it was compared with holds
+            same = {
+                key: value for key, value in rows.get(name, {}).items() if key != "against"
+            } == told
+            rows[name] = (
+                rows[name] if same else told
+            )  # the same again: what it was compared with holds
         print(
             f"{name:40}",
-            "  ".join(f"{key} {value:.3f}" for key, value in rows[name].items() if key != "against"),
+            "  ".join(
+                f"{key} {value:.3f}" for key, value in rows[name].items() if key != "against"
+            ),
             flush=True,
         )
         yield in_order(rows)
@@ -646,7 +751,9 @@ def measured(place: Place, wanted: Sequence[str], before: dict[str, Any]) -> Ite
         if name in cached:
             known = [other for other in others if other in rows]
             for other in known:
-                cached[other] = cached.get(other) or answers(place.predictions(makers[other](place)))
+                cached[other] = cached.get(other) or answers(
+                    place.predictions(makers[other](place))
+                )
             compared = {other: resampled(cached[name], cached[other]) for other in known}
             rows[name]["against"] = rows[name].get("against", {}) | compared
     yield in_order(rows)
@@ -657,7 +764,9 @@ def in_order(rows: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--shared", type=Path, default=Path(), help="the folder with data")
     parser.add_argument("--cache", type=Path, required=True, help="where models are kept")
@@ -667,7 +776,9 @@ def main() -> None:
     options = parser.parse_args()
     wanted = [name.strip() for name in options.rows.split(";") if name.strip()]
     for seed in range(options.seeds) if options.seed is None else [options.seed]:
-        place = Place(TASKS[options.task], options.shared, options.cache / options.task / str(seed), seed)
+        place = Place(
+            TASKS[options.task], options.shared, options.cache / options.task / str(seed), seed
+        )
         place.cache.mkdir(parents=True, exist_ok=True)
         before = results().get(options.task, {}).get("seeds", {}).get(str(seed), {})
         for rows in measured(place, wanted, before):
@@ -683,7 +794,9 @@ def write(task: str, seed: int, rows: dict[str, Any]) -> None:
     every = results()
     seeds = every.get(task, {}).get("seeds", {}) | {str(seed): rows}
     every[task] = {**machine(), "torch": torch.__version__, "seeds": dict(sorted(seeds.items()))}
-    write_text(RESULTS, json.dumps({name: every[name] for name in TASKS if name in every}, indent=1) + "\n")
+    write_text(
+        RESULTS, json.dumps({name: every[name] for name in TASKS if name in every}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

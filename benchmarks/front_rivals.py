@@ -37,7 +37,9 @@ def rivals(sizes: tuple[str, ...] = ("half", "third")) -> dict[str, Callable[[Pl
     rows: dict[str, Callable[[Place], Path]] = {}
 
     def rival(size: str, name: str, make: Callable[[Place], Path]) -> None:
-        rows[f"{size}, {name}, taught"] = lambda p: p.tuned(make(p), f"{size} {name} taught", teachers=p.wholes)
+        rows[f"{size}, {name}, taught"] = lambda p: p.tuned(
+            make(p), f"{size} {name} taught", teachers=p.wholes
+        )
 
     for size in sizes:
         for how in IMPORTANCES:
@@ -59,8 +61,14 @@ def torch_pruned(place: Place, size: str, how: str) -> Path:
     blocks = opened.family.anatomy(model).blocks
     removed = _removed(place, opened, model, blocks, keep=keep, neurons=neurons, how=how)
     tower = blocks[0].attention.tower
-    heads = [[float(h not in removed[f"{i}.heads"]) for h in b.attention.heads] for i, b in enumerate(blocks)]
-    rows = [[float(n not in removed[f"{i}.neurons"]) for n in range(b.out.in_features)] for i, b in enumerate(blocks)]
+    heads = [
+        [float(h not in removed[f"{i}.heads"]) for h in b.attention.heads]
+        for i, b in enumerate(blocks)
+    ]
+    rows = [
+        [float(n not in removed[f"{i}.neurons"]) for n in range(b.out.in_features)]
+        for i, b in enumerate(blocks)
+    ]
     scores = {"random": Score(values={tower: heads}), "neurons-random": Score(values={tower: rows})}
     scored = place.file("torch-pruning scored")
     state = live_module(opened).state_dict()
@@ -73,24 +81,38 @@ def torch_pruned(place: Place, size: str, how: str) -> Path:
     hs.prune(scored, method="random", keep=keep, neurons=neurons, out=out)
     kept = open_single(out).manifest
     assert all(
-        row == tuple(h for h, one in enumerate(mine) if one) for row, mine in zip(kept.kept[tower], heads, strict=True)
+        row == tuple(h for h, one in enumerate(mine) if one)
+        for row, mine in zip(kept.kept[tower], heads, strict=True)
     )
     return out
 
 
 def _removed(
-    place: Place, opened: Any, model: torch.nn.Module, blocks: Any, *, keep: int, neurons: float, how: str
+    place: Place,
+    opened: Any,
+    model: torch.nn.Module,
+    blocks: Any,
+    *,
+    keep: int,
+    neurons: float,
+    how: str,
 ) -> dict[str, set[int]]:
     """ "LAYER.heads" and "LAYER.neurons" → what Torch-Pruning takes away."""
     import torch_pruning as tp
 
     manifest = opened.manifest
-    inputs = family_of(manifest.model).example(manifest.model, 2, device=torch.device("cpu"), dtype=torch.float32)
+    inputs = family_of(manifest.model).example(
+        manifest.model, 2, device=torch.device("cpu"), dtype=torch.float32
+    )
     roots: dict[torch.nn.Module, str] = {}
     for i, block in enumerate(blocks):
         roots |= dict.fromkeys(block.attention.project, f"{i}.heads")
         roots[_first(block)] = f"{i}.neurons"
-    attention = {module: len(blocks[0].attention.heads) for module, key in roots.items() if key.endswith("heads")}
+    attention = {
+        module: len(blocks[0].attention.heads)
+        for module, key in roots.items()
+        if key.endswith("heads")
+    }
     for parameter in model.parameters():
         parameter.requires_grad_()
     if how == "taylor":
@@ -113,17 +135,24 @@ def _removed(
         for dependency, rows in group:
             key = roots.get(dependency.target.module)
             if key is None or (
-                not dependency.handler.__name__.startswith("prune_out") and "out" not in dependency.handler.__name__
+                not dependency.handler.__name__.startswith("prune_out")
+                and "out" not in dependency.handler.__name__
             ):
                 continue
-            total = dependency.target.module.weight.shape[0] // (3 if len(blocks[0].attention.project) == 1 else 1)
-            removed[key] |= {r % total // width for r in rows} if key.endswith("heads") else set(rows)
+            total = dependency.target.module.weight.shape[0] // (
+                3 if len(blocks[0].attention.project) == 1 else 1
+            )
+            removed[key] |= (
+                {r % total // width for r in rows} if key.endswith("heads") else set(rows)
+            )
     return removed
 
 
 def _first(block: Any) -> torch.nn.Linear:
     """W_1."""
-    return next(m for m in block.mlp.modules() if isinstance(m, torch.nn.Linear) and m is not block.out)
+    return next(
+        m for m in block.mlp.modules() if isinstance(m, torch.nn.Linear) and m is not block.out
+    )
 
 
 def _scored(place: Place, opened: Any) -> Iterator[Any]:
@@ -153,13 +182,19 @@ def shallow(place: Place, size: str) -> Path:
         config["num_hidden_layers"] = layers
     model = old.model.model_copy(update={"config": config})
     weights = by_name(family.weights(old.model))
-    state = {n: t for n, t in live_module(opened).state_dict().items() if (weights[n].layer or 0) < layers}
+    state = {
+        n: t
+        for n, t in live_module(opened).state_dict().items()
+        if (weights[n].layer or 0) < layers
+    }
     towers = family.towers(model)
     kept = {tower: rows[:layers] for tower, rows in old.kept.items() if not tower.endswith(NEURONS)}
     save(
         out,
         plan_tensors(state),
-        lambda s: rewritten(old, model=model, towers=towers, kept=kept, scores={}, history=(), weights_sha256=s),
+        lambda s: rewritten(
+            old, model=model, towers=towers, kept=kept, scores={}, history=(), weights_sha256=s
+        ),
         files=opened.files,
     )
     return out

@@ -52,7 +52,9 @@ def members(backbone: Path, *, first: int, tuned: bool, folder: Path) -> list[Pa
         rows = [
             list(range(size.heads))
             if layer < first
-            else sorted(torch.randperm(size.heads, generator=generator)[: 2 * size.heads // 3].tolist())
+            else sorted(
+                torch.randperm(size.heads, generator=generator)[: 2 * size.heads // 3].tolist()
+            )
             for layer in range(size.layers)
         ]
         mask = folder / "mask.json"
@@ -100,7 +102,9 @@ class Vmapped(nn.Module):
         super().__init__()
         self.base = [models[0]]  # in a list: its own weights are not part of this model
         state = torch.func.stack_module_state(list(models))[0]
-        self.state = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(p.detach()) for name, p in state.items()})
+        self.state = nn.ParameterDict(
+            {name.replace(".", "/"): nn.Parameter(p.detach()) for name, p in state.items()}
+        )
 
     def forward(self, inputs: Any) -> torch.Tensor:
         how = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
@@ -128,7 +132,9 @@ class Packed(nn.Module):
         anatomy = family_of(model).anatomy(single.module)
         self.embed = [anatomy.embed]
         self.kept = nn.ParameterList(
-            p for part in anatomy.embed_parts for p in ([part] if isinstance(part, nn.Parameter) else part.parameters())
+            p
+            for part in anatomy.embed_parts
+            for p in ([part] if isinstance(part, nn.Parameter) else part.parameters())
         )
         packed = {"alpha": MEMBERS, "num_estimators": MEMBERS}
         self.layers = nn.ModuleList(
@@ -198,7 +204,9 @@ def measure(
     rows = []
     with tempfile.TemporaryDirectory() as name:
         ways = contenders(arch, Path(name))
-        ways = {k: v for k, v in ways.items() if only is None or k == "single" or re.search(only, k)}
+        ways = {
+            k: v for k, v in ways.items() if only is None or k == "single" or re.search(only, k)
+        }
         sizes: dict[str, tuple[int, int, int]] = {}
         for dtype in dtypes:
             precision = getattr(torch, dtype)
@@ -211,7 +219,10 @@ def measure(
                 one = example(1)
                 # A vmapped call hides its operations from the counters.
                 sizes = {
-                    k: (parameters(m), *((0, 0) if isinstance(m, Vmapped) else (macs(m, one), launches(m, one))))
+                    k: (
+                        parameters(m),
+                        *((0, 0) if isinstance(m, Vmapped) else (macs(m, one), launches(m, one))),
+                    )
                     for k, m in models.items()
                 }
             for batch in batches:
@@ -239,7 +250,9 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--arch", default=f"vit_base_patch16_224,{BERT}")
     parser.add_argument("--batch", default="1,4,16,64")
     parser.add_argument("--dtype", default="float32,bfloat16")
@@ -251,13 +264,20 @@ def main() -> None:
     path = RESULTS / f"fused-{given.device}.json"
     for arch in given.arch.split(","):
         rows = measure(
-            arch, [int(b) for b in given.batch.split(",")], given.dtype.split(","), given.runs, given.device, given.only
+            arch,
+            [int(b) for b in given.batch.split(",")],
+            given.dtype.split(","),
+            given.runs,
+            given.device,
+            given.only,
         )
         stored = json.loads(path.read_text()) if path.exists() else {"results": {}}
         stored["machine"] = machine(torch.device(given.device))
         # Ratios refer to the single model of their own run: a run replaces all of the points at its sizes.
         measured = {(r["batch"], r["dtype"]) for r in rows}
-        kept = [r for r in stored["results"].get(arch, []) if (r["batch"], r["dtype"]) not in measured]
+        kept = [
+            r for r in stored["results"].get(arch, []) if (r["batch"], r["dtype"]) not in measured
+        ]
         stored["results"][arch] = kept + rows
         path.write_text(json.dumps(stored, indent=1) + "\n")
 

@@ -36,7 +36,13 @@ def hydra(path: Path, mode: Mode) -> Classifier:
 
 
 def measure(
-    width: int, *, tuned: bool, batches: list[int], dtypes: list[str], runs: int, device: torch.device
+    width: int,
+    *,
+    tuned: bool,
+    batches: list[int],
+    dtypes: list[str],
+    runs: int,
+    device: torch.device,
 ) -> list[dict[str, Any]]:
     """Six layers of a ViT on images of 64 pixels."""
     rows = []
@@ -46,7 +52,9 @@ def measure(
         backbone = random_backbone(f"vit_tiny_patch16_224,{shape}", folder)
         parts = members(backbone, first=0, tuned=tuned, folder=folder)
         hs.fuse(parts, out=folder / "hydra.safetensors")
-        ways: dict[str, Classifier] = {mode: hydra(folder / "hydra.safetensors", mode) for mode in WAYS}
+        ways: dict[str, Classifier] = {
+            mode: hydra(folder / "hydra.safetensors", mode) for mode in WAYS
+        }
         models = {"single": hs.load(backbone), **ways}
         for dtype in dtypes:
             precision = getattr(torch, dtype)
@@ -76,7 +84,9 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", default="1,2,4,8,16,32,64,128")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--runs", type=int, default=9)

@@ -56,7 +56,11 @@ def prepared(folder: Path, count: int) -> None:
     images = random.integers(0, 256, (CALIBRATION, 64, 64, 3), dtype=np.uint8)
     np.savez(folder / "val.npz", images=images, labels=np.arange(CALIBRATION) % CLASSES)
     hs.calibrate(
-        folder / "vit", data=str(folder / "val.npz"), ood_score="rmds", out=folder / "ready.safetensors", device="cpu"
+        folder / "vit",
+        data=str(folder / "val.npz"),
+        ood_score="rmds",
+        out=folder / "ready.safetensors",
+        device="cpu",
     )
     pictures(folder, count)
 
@@ -97,7 +101,9 @@ def plain(folder: Path) -> None:
 def measure(command: list[str], folder: Path) -> tuple[float, float]:
     """Seconds on the clock, and of the processors."""
     start = time.perf_counter()
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     said = process.stderr.read().decode() if process.stderr else ""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -118,7 +124,9 @@ def agree(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pictures", type=int, default=512)
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
@@ -149,9 +157,13 @@ def main() -> None:
         loop = [sys.executable, str(Path(__file__).resolve()), "--plain", name]
         for run in range(arguments.runs + 1):
             # The first run fills the caches; then each goes first in every other pair.
-            for side, command in sorted({"ours": ours, "plain": loop}.items(), reverse=bool(run % 2)):
+            for side, command in sorted(
+                {"ours": ours, "plain": loop}.items(), reverse=bool(run % 2)
+            ):
                 times[side].append(measure(command, folder))
-            print({side: [round(t, 1) for t in each[-1]] for side, each in times.items()}, flush=True)
+            print(
+                {side: [round(t, 1) for t in each[-1]] for side, each in times.items()}, flush=True
+            )
         agree(folder)
     import torch
 
@@ -164,9 +176,13 @@ def main() -> None:
         "pictures": arguments.pictures,
         "batch": BATCH,
         "runs": arguments.runs,
-        "throughput": {"wall": [p[0] / o[0] for p, o in pairs], "cpu": [p[1] / o[1] for p, o in pairs]},
+        "throughput": {
+            "wall": [p[0] / o[0] for p, o in pairs],
+            "cpu": [p[1] / o[1] for p, o in pairs],
+        },
         "pictures_per_second": {
-            side: arguments.pictures / statistics.median(t[0] for t in each[1:]) for side, each in times.items()
+            side: arguments.pictures / statistics.median(t[0] for t in each[1:])
+            for side, each in times.items()
         },
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")

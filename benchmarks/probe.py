@@ -43,18 +43,34 @@ def conditions(report: ProbeReport) -> dict[str, Any]:
     """The figures of the docs, six digits of each."""
     about = report.proposition
     hessian = about.hessian.model_dump(exclude={"heads"})
-    parts = {"losses": about.losses.model_dump(), "gradient": about.gradient.model_dump(), "hessian": hessian}
+    parts = {
+        "losses": about.losses.model_dump(),
+        "gradient": about.gradient.model_dump(),
+        "hessian": hessian,
+    }
     rounded = {
         key: {k: v if isinstance(v, bool) else float(f"{v:.6g}") for k, v in part.items()}
         for key, part in parts.items()
     }
-    return {"removed": len(about.removed), "samples": about.samples, "draws": about.draws, **rounded}
+    return {
+        "removed": len(about.removed),
+        "samples": about.samples,
+        "draws": about.draws,
+        **rounded,
+    }
 
 
 def probe_conditions(path: Path, kind: str) -> dict[str, Any]:
     rows = {}
     for method in METHODS:
-        report = hs.probe(path, data="demo:val", method=method, limit=LIMITS[kind], draws=DRAWS[kind], device="cpu")
+        report = hs.probe(
+            path,
+            data="demo:val",
+            method=method,
+            limit=LIMITS[kind],
+            draws=DRAWS[kind],
+            device="cpu",
+        )
         rows[method] = conditions(report)
         print(path.name, method, rows[method], flush=True)
     return rows
@@ -77,7 +93,11 @@ def separation(name: str, folder: Path) -> dict[str, Any]:
         device="cpu",
     )
     circuit = hs.prune(
-        scored.path, method="circuit-ood", remove=REMOVED, out=folder / f"{name}-pruned.safetensors", force=True
+        scored.path,
+        method="circuit-ood",
+        remove=REMOVED,
+        out=folder / f"{name}-pruned.safetensors",
+        force=True,
     )
     rows: dict[str, Any] = {}
     for kind, checkpoint in (("dense", path), ("circuit", circuit.path)):
@@ -94,9 +114,16 @@ def separation(name: str, folder: Path) -> dict[str, Any]:
             batch_size=100,
             device="cpu",
         )
-        rows[kind] = {each.name: {k: round(v, 4) for k, v in each.last_layer.items()} for each in report.separation}
+        rows[kind] = {
+            each.name: {k: round(v, 4) for k, v in each.last_layer.items()}
+            for each in report.separation
+        }
         evaluated = hs.evaluate(
-            [checkpoint], data="demo:test", ood=[f"far:{each}" for each in foreign], limit=1000, device="cpu"
+            [checkpoint],
+            data="demo:test",
+            ood=[f"far:{each}" for each in foreign],
+            limit=1000,
+            device="cpu",
         )
         result = evaluated.report.results[0]
         rows[kind]["auroc"] = {each.name: round(each.auroc, 4) for each in result.ood}
@@ -128,10 +155,16 @@ def main() -> None:
     if "dinov2" not in result["conditions"] and (arguments.shared / "models").exists():
         source = folder / "dinov2"
         if not (source / "model.safetensors").exists():
-            _dinov2_probe(source, arguments.shared, folder, images(arguments.shared, large=True)["train"])
+            _dinov2_probe(
+                source, arguments.shared, folder, images(arguments.shared, large=True)["train"]
+            )
         keep("conditions", "dinov2", probe_conditions(source, "dinov2"))
     for kind in ("dense", "circuit"):
-        means = [row[kind][each]["mahalanobis"] for row in result["separation"].values() for each in FOREIGN]
+        means = [
+            row[kind][each]["mahalanobis"]
+            for row in result["separation"].values()
+            for each in FOREIGN
+        ]
         print(kind, "Mahalanobis", round(statistics.mean(means), 3))
 
 

@@ -57,20 +57,51 @@ class Task:
 
 
 TASKS = {
-    "rerank": Task("pairs-train", "pairs-val", "pairs-test", "pairs-near-intents", "pairs-far-scope", "one_logit"),
-    "tags": Task(
-        "tags-train", "tags-val", "tags-test", "tags-other", "pairs-far-scope", "multi_label", 2000, 1, "probe"
+    "rerank": Task(
+        "pairs-train",
+        "pairs-val",
+        "pairs-test",
+        "pairs-near-intents",
+        "pairs-far-scope",
+        "one_logit",
     ),
-    "claims": Task("claims-train", "claims-val", "claims-test", "claims-other", "pairs-far-scope", "single_label"),
+    "tags": Task(
+        "tags-train",
+        "tags-val",
+        "tags-test",
+        "tags-other",
+        "pairs-far-scope",
+        "multi_label",
+        2000,
+        1,
+        "probe",
+    ),
+    "claims": Task(
+        "claims-train",
+        "claims-val",
+        "claims-test",
+        "claims-other",
+        "pairs-far-scope",
+        "single_label",
+    ),
 }
 
 
 def drawn(task: Task, data: Path, folder: Path, seed: int) -> dict[str, str]:
     """Files with as many rows as the task says; groups stay whole, and only the training data follow the seed."""
-    sizes = {"train": task.rows, "val": task.held, "test": task.tests, "near": task.outside, "far": task.outside}
+    sizes = {
+        "train": task.rows,
+        "val": task.held,
+        "test": task.tests,
+        "near": task.outside,
+        "far": task.outside,
+    }
     files = {}
     for part, size in sizes.items():
-        rows = [json.loads(line) for line in (data / f"{getattr(task, part)}.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (data / f"{getattr(task, part)}.jsonl").read_text().splitlines()
+        ]
         if task.problem == "multi_label":
             rows = [{key: row[key] for key in ("text", "labels") if key in row} for row in rows]
             rows = list({row["text"]: row for row in rows}.values())
@@ -96,7 +127,12 @@ def models(task: Task, files: dict[str, str], folder: Path, seed: int) -> dict[s
         data=train,
         recipe="text",
         freeze=FROZEN,
-        set={"classifier": task.classifier, "problem": task.problem, "epochs": str(task.epochs), "lr": "2e-4"},
+        set={
+            "classifier": task.classifier,
+            "problem": task.problem,
+            "epochs": str(task.epochs),
+            "lr": "2e-4",
+        },
         out=folder / "single.safetensors",
         **run,
     ).path
@@ -145,7 +181,12 @@ def measured(task: Task, data: Path, seed: int) -> dict[str, Any]:
         run: dict[str, Any] = {"seed": seed, "dtype": DTYPE}
         done = hs.evaluate(list(rows.values()), **sets)
         cascade = hs.calibrate(
-            rows["hydra"], data=files["val"], cascade=True, max_drop=0.5, out=folder / "cascade.safetensors", **run
+            rows["hydra"],
+            data=files["val"],
+            cascade=True,
+            max_drop=0.5,
+            out=folder / "cascade.safetensors",
+            **run,
         ).path
         in_steps, *_ = hs.evaluate([cascade], cascade=True, **sets).report.results
         results = [result.model_dump(mode="json") for result in (*done.report.results, in_steps)]
@@ -156,7 +197,9 @@ def measured(task: Task, data: Path, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("--task", action="append", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=3)
@@ -165,7 +208,12 @@ def main() -> None:
         seeds = {}
         for seed in range(arguments.seeds):
             seeds[str(seed)] = measured(TASKS[name], arguments.data, seed)
-            print(name, seed, {row: result["id"] for row, result in seeds[str(seed)].items()}, flush=True)
+            print(
+                name,
+                seed,
+                {row: result["id"] for row, result in seeds[str(seed)].items()},
+                flush=True,
+            )
             results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             results[name] = {
                 "machine": machine(),

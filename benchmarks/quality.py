@@ -50,17 +50,25 @@ RESULTS = Path(__file__).parent / "results" / "quality.json"
 
 
 def id_measures(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    brier = (probs - torch.nn.functional.one_hot(labels, probs.shape[-1])).square().sum(dim=-1).mean()
+    brier = (
+        (probs - torch.nn.functional.one_hot(labels, probs.shape[-1])).square().sum(dim=-1).mean()
+    )
     measures = {"accuracy": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
-    return {name: measure(probs, labels) for name, measure in measures.items()} | {"brier": float(brier)}
+    return {name: measure(probs, labels) for name, measure in measures.items()} | {
+        "brier": float(brier)
+    }
 
 
 def foreign(task: Task, inside: Tensor, outside: dict[str, Tensor]) -> dict[str, float]:
     """Means over the near sets, the far ones, and all."""
-    each = {name: metrics.ood_metrics(inside, outside[name]) for name in task.sets if name in outside}
+    each = {
+        name: metrics.ood_metrics(inside, outside[name]) for name in task.sets if name in outside
+    }
     groups = {"near": task.near, "far": task.far, "mean": task.sets}
     return {
-        f"{measure}_{group}": statistics.mean(float(each[name][measure] or 0) for name in names if name in each)
+        f"{measure}_{group}": statistics.mean(
+            float(each[name][measure] or 0) for name in names if name in each
+        )
         for measure in ("auroc", "fpr95")
         for group, names in groups.items()
     }
@@ -90,7 +98,11 @@ def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
     assert val.labels is not None
     assert test.labels is not None
     temperature = metrics.fit_temperature(metrics.mean_probs(val.logits), val.labels)
-    result: dict[str, Any] = {"macs": row.macs, "members": test.logits.shape[1], "temperature": temperature}
+    result: dict[str, Any] = {
+        "macs": row.macs,
+        "members": test.logits.shape[1],
+        "temperature": temperature,
+    }
     for name, heat in (("plain", 1.0), ("calibrated", temperature)):
 
         def probs(logits: Tensor, heat: float = heat) -> Tensor:
@@ -182,13 +194,23 @@ def about(place: Place) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--piece", action="append", help="one of the rows (all those not yet recorded if not given)")
+    parser.add_argument(
+        "--piece", action="append", help="one of the rows (all those not yet recorded if not given)"
+    )
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--ablations", action="store_true", help="the paper's ablations instead of its comparison")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
-    parser.add_argument("--cache", type=Path, help="what was made and answered, kept from run to run")
+    parser.add_argument(
+        "--ablations", action="store_true", help="the paper's ablations instead of its comparison"
+    )
+    parser.add_argument(
+        "--shared", type=Path, default=ROOT.parent / "shared", help="data and models"
+    )
+    parser.add_argument(
+        "--cache", type=Path, help="what was made and answered, kept from run to run"
+    )
     parser.add_argument("--again", action="store_true", help="measure recorded pieces anew")
     options = parser.parse_args()
     rows, kind = (ABLATIONS, "ablations") if options.ablations else (ROWS, "rows")

@@ -59,7 +59,15 @@ def trunk(sixths: int, shop: Workshop) -> Row:
     for draw in (1, 2, 3):
         out = shop.folder / f"trunk-{layers}-{draw}.safetensors"
         if not out.exists():
-            hs.prune(scored, method="taylor", sample=f"{count}/{pool}", layers=layers, seed=draw, out=out, force=True)
+            hs.prune(
+                scored,
+                method="taylor",
+                sample=f"{count}/{pool}",
+                layers=layers,
+                seed=draw,
+                out=out,
+                force=True,
+            )
         paths.append(out)
     return shop.of(*paths)
 

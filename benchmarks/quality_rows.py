@@ -50,7 +50,9 @@ def mc_dropout(shop: Workshop) -> Row:
         loaded = as_classifier(open_checkpoint(path), device="cpu")
         for each in family_of(loaded.manifest.model).dropouts(loaded.module):
             each.p = float(CHANCE)
-        return Classifier(MonteCarlo(loaded.module, PASSES, shop.seed), loaded.manifest, loaded.transform).eval()
+        return Classifier(
+            MonteCarlo(loaded.module, PASSES, shop.seed), loaded.manifest, loaded.transform
+        ).eval()
 
     name = "mc-dropout" if within else "mc-dropout-of-attention"
     return Row(shop.logits(name, model), float(PASSES), features=False)
@@ -63,7 +65,10 @@ def with_chances(shop: Workshop) -> Path:
     if not folder.exists():
         export(shop.base, format="padded", out=f"{folder}/")
         config = json.loads((folder / "config.json").read_text())
-        chances = {"hidden_dropout_prob": float(CHANCE), "attention_probs_dropout_prob": float(CHANCE)}
+        chances = {
+            "hidden_dropout_prob": float(CHANCE),
+            "attention_probs_dropout_prob": float(CHANCE),
+        }
         (folder / "config.json").write_text(json.dumps(config | chances))
         # The manifest, which says what config.json said.
         (folder / "heads.json").unlink()
@@ -120,7 +125,9 @@ def lora(shop: Workshop) -> Row:
     for number in range(3):
         out = shop.folder / f"lora-{number}.safetensors"
         if not out.exists():
-            fields = {k: v for k, v in shop.task.tuning.items() if k in ("max_length", "label_smoothing")}
+            fields = {
+                k: v for k, v in shop.task.tuning.items() if k in ("max_length", "label_smoothing")
+            }
             hs.finetune(
                 shop.base,
                 data=shop.place.specs["train"],
@@ -157,7 +164,9 @@ def hydra_circ(tuned: bool, behind: bool, shop: Workshop) -> Row:
     paths = [shop.member(criterion, layers=layers) for criterion in CIRCUITS]
     if tuned:
         # The number of a tuned circuit is 0, as where it stands alone: one and the same file.
-        paths = [shop.tuned(path, 0 if not behind else i, last=last) for i, path in enumerate(paths)]
+        paths = [
+            shop.tuned(path, 0 if not behind else i, last=last) for i, path in enumerate(paths)
+        ]
     return shop.of(*paths)
 
 
@@ -225,16 +234,24 @@ def built(tune: bool, shop: Workshop, *, longer: bool = False) -> Row:
 
 def recipe(shop: Workshop) -> Path:
     """The task's recipe with its fields, as a file."""
-    text = resources.files("hydrasurgeon.tuning.recipes").joinpath(f"{shop.task.recipe}.toml").read_text()
+    text = (
+        resources.files("hydrasurgeon.tuning.recipes")
+        .joinpath(f"{shop.task.recipe}.toml")
+        .read_text()
+    )
     fields = tomllib.loads(text)
     tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], dict)}
     fields["lr_grid"] = []
     fields |= {
-        name: float(value) if "." in value or "e" in value else int(value) for name, value in shop.task.tuning.items()
+        name: float(value) if "." in value or "e" in value else int(value)
+        for name, value in shop.task.tuning.items()
     }
     lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
     for table, values in tables.items():
-        lines += [f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+        lines += [
+            f"[{table}]",
+            *(f"{name} = {json.dumps(value)}" for name, value in values.items()),
+        ]
     out = shop.folder / "tuning.toml"
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return out
@@ -281,6 +298,10 @@ ROWS: dict[str, Callable[[Workshop], Row]] = {
     "Hydra (Circ), tuned": partial(hydra_circ, True, False),
     "Hydra (Taylor) behind a trunk, tuned": partial(hydra_taylor, True, True),
     "Hydra (Circ) behind a trunk, tuned": partial(hydra_circ, True, True),
-    **{f"{name}, tuned": partial(one, c, True) for name, c in SINGLES.items() if c.partition("-")[0] in CRITERIA},
+    **{
+        f"{name}, tuned": partial(one, c, True)
+        for name, c in SINGLES.items()
+        if c.partition("-")[0] in CRITERIA
+    },
     **LONGER,
 }

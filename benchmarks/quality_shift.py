@@ -76,15 +76,22 @@ def measured(paths: Sequence[Path], place: Place) -> dict[str, Any]:
         "shift_brier": average.brier,
     }
     for severity, mean in average.severities.items():
-        found |= {f"shift_accuracy_{severity}": mean.accuracy, f"shift_brier_{severity}": mean.brier}
+        found |= {
+            f"shift_accuracy_{severity}": mean.accuracy,
+            f"shift_brier_{severity}": mean.brier,
+        }
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=tuple(TASKS))
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
+    parser.add_argument(
+        "--shared", type=Path, default=ROOT.parent / "shared", help="data and models"
+    )
     parser.add_argument("--cache", type=Path, required=True, help="quality.py's")
     options = parser.parse_args()
     place = Place(options.task, options.cache / options.task, options.shared)
@@ -96,7 +103,9 @@ def main() -> None:
             cells = measured(make(shop), place)
             with changing(options.task) as about:
                 about.setdefault("shift", {}).setdefault(name, {})[str(seed)] = cells
-            print(options.task, seed, name, cells["shift_accuracy"], cells["shift_brier"], flush=True)
+            print(
+                options.task, seed, name, cells["shift_accuracy"], cells["shift_brier"], flush=True
+            )
 
 
 if __name__ == "__main__":

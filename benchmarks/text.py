@@ -65,7 +65,11 @@ def small_bert(folder: Path) -> str:
 
     words = {w: i for i, w in enumerate(("[PAD]", "[UNK]", *(f"word{i}" for i in range(5000))))}
     config = BertConfig(
-        vocab_size=len(words), hidden_size=256, num_hidden_layers=4, num_attention_heads=8, intermediate_size=1024
+        vocab_size=len(words),
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        intermediate_size=1024,
     )
     BertForSequenceClassification(config).save_pretrained(folder)
     made = Tokenizer(WordLevel(words, unk_token="[UNK]"))
@@ -108,7 +112,9 @@ class Plain:
     def batches(self, order: list[int]) -> Iterable[tuple[list[int], Any]]:
         for start in range(0, len(order), self.batch):
             some = order[start : start + self.batch]
-            told = self.tokenizer([self.texts[i] for i in some], padding=True, truncation=True, return_tensors="pt")
+            told = self.tokenizer(
+                [self.texts[i] for i in some], padding=True, truncation=True, return_tensors="pt"
+            )
             yield some, {"input_ids": told["input_ids"], "attention_mask": told["attention_mask"]}
 
     @torch.inference_mode()
@@ -137,7 +143,9 @@ def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callabl
     opened = open_single(folder)
     layers = range(opened.manifest.towers["text"].layers)
     run = Run(limit=len(samples), device="cpu", batch_size=batch)
-    subject = Subject(opened, run, "taylor", Scoring(), folder, ("text",), frozenset(layers)).fed(data, ())
+    subject = Subject(opened, run, "taylor", Scoring(), folder, ("text",), frozenset(layers)).fed(
+        data, ()
+    )
     loaded = hs.load(folder, device="cpu")
 
     def score() -> torch.Tensor:
@@ -145,7 +153,10 @@ def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callabl
         assert isinstance(found, dict)
         return torch.tensor([found["text", layer] for layer in layers])
 
-    return {"eval": lambda: logits_of([loaded], samples, Run(batch_size=batch))[0][:, 0], "score": score}
+    return {
+        "eval": lambda: logits_of([loaded], samples, Run(batch_size=batch))[0][:, 0],
+        "score": score,
+    }
 
 
 def measure(loops: dict[str, Callable[[], torch.Tensor]], runs: int) -> dict[str, float]:
@@ -171,7 +182,9 @@ def tokens(plain: Plain, order: list[int]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", help="labelled texts instead of generated ones")
     parser.add_argument("--texts", type=int, default=192, help="a random so many of them")
     parser.add_argument("--batch", type=int, default=32)
@@ -196,7 +209,8 @@ def main() -> None:
             }
             seconds = measure(loops, arguments.runs)
             results[task] = {
-                each: {"texts_per_second": len(samples) / s, "speed": seconds[PLAIN] / s} for each, s in seconds.items()
+                each: {"texts_per_second": len(samples) / s, "speed": seconds[PLAIN] / s}
+                for each, s in seconds.items()
             }
         lengths = {"sorted": tokens(plain, by_size), "unsorted": tokens(plain, as_is)}
     found = {

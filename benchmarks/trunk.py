@@ -84,7 +84,9 @@ def row(results: list[Any], single: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     seeds = parser.parse_args().seeds
     demo = ROOT / "hydrasurgeon" / "demo"
@@ -96,13 +98,19 @@ def main() -> None:
         apart = [demo / f"{n}.safetensors" for n in ("backbone", "independent-2", "independent-3")]
         (single,) = hs.evaluate([backbone], data="demo:test", ood=OOD).report.results
         (deep,) = hs.evaluate(apart, ensemble=True, data="demo:test", ood=OOD).report.results
-        points.append({"what": "single model", "trunk": None, "tuned": None, **row([single], single)})
-        points.append({"what": "Deep Ensemble", "trunk": None, "tuned": None, **row([deep], single)})
+        points.append(
+            {"what": "single model", "trunk": None, "tuned": None, **row([single], single)}
+        )
+        points.append(
+            {"what": "Deep Ensemble", "trunk": None, "tuned": None, **row([deep], single)}
+        )
         for tuned in (False, True):
             for trunk in range(LAYERS):
                 made = [hydra(backbone, folder, trunk, seed, tuned=tuned) for seed in range(seeds)]
                 results = hs.evaluate(made, data="demo:test", ood=OOD).report.results
-                points.append({"what": "hydra", "trunk": trunk, "tuned": tuned, **row(list(results), single)})
+                points.append(
+                    {"what": "hydra", "trunk": trunk, "tuned": tuned, **row(list(results), single)}
+                )
                 print(points[-1], flush=True)
     RESULTS.parent.mkdir(exist_ok=True)
     report = {"machine": machine(torch.device("cpu")), "seeds": seeds, "points": points}

@@ -51,7 +51,10 @@ def make(folder: Path) -> None:
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
     rng = np.random.default_rng(0)
     lines = [
-        {"text": " ".join(f"word{i}" for i in rng.integers(0, 30517, WORDS)), "label": int(rng.integers(CLASSES))}
+        {
+            "text": " ".join(f"word{i}" for i in rng.integers(0, 30517, WORDS)),
+            "label": int(rng.integers(CLASSES)),
+        }
         for _ in range(TEXTS)
     ]
     (folder / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -62,28 +65,72 @@ def make(folder: Path) -> None:
     run("score", "bert", "--method", "magnitude", "-o", "whole")
     run("score", "whole", "--method", "magnitude", "--part", "neurons")
     for seed in "123":
-        run("prune", "whole", "--method", "random", "--seed", seed, "--keep", "8", *LAYERS, "-o", f"heads{seed}")
-        run("prune", f"heads{seed}", "--method", "magnitude", "--neurons", "0.5", *LAYERS, "-o", f"cut{seed}")
-        run("prune", "whole", "--method", "random", "--seed", seed, "--keep", "11", *LAYERS, "-o", f"full{seed}")
+        run(
+            "prune",
+            "whole",
+            "--method",
+            "random",
+            "--seed",
+            seed,
+            "--keep",
+            "8",
+            *LAYERS,
+            "-o",
+            f"heads{seed}",
+        )
+        run(
+            "prune",
+            f"heads{seed}",
+            "--method",
+            "magnitude",
+            "--neurons",
+            "0.5",
+            *LAYERS,
+            "-o",
+            f"cut{seed}",
+        )
+        run(
+            "prune",
+            "whole",
+            "--method",
+            "random",
+            "--seed",
+            seed,
+            "--keep",
+            "11",
+            *LAYERS,
+            "-o",
+            f"full{seed}",
+        )
     for name in ("cut", "full"):
         run("fuse", *(f"{name}{seed}" for seed in "123"), "-o", name)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=3)
     runs = parser.parse_args().runs
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder)
-        commands = [hydrasurgeon("finetune", file, *STEPS, *more, "-o", "tuned") for file, more in SIDES.values()]
+        commands = [
+            hydrasurgeon("finetune", file, *STEPS, *more, "-o", "tuned")
+            for file, more in SIDES.values()
+        ]
         measured = dict(zip(SIDES, measure(*commands, runs=runs, cwd=folder), strict=True))
     first = measured["one whole model"][0]
     rows = {
         name: {"seconds": seconds, "ratio": seconds / first, "peak_mb": peak}
         for name, (seconds, peak) in measured.items()
     }
-    results = {"machine": machine() | {"torch": version("torch")}, "runs": runs, "texts": TEXTS, "results": rows}
+    results = {
+        "machine": machine() | {"torch": version("torch")},
+        "runs": runs,
+        "texts": TEXTS,
+        "results": rows,
+    }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
 

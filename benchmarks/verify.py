@@ -75,7 +75,9 @@ def measured(name: str, runs: int, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--folder", type=Path, help="where the large files go")
     arguments = parser.parse_args()
@@ -86,7 +88,9 @@ def main() -> None:
             "machine": machine() | {"torch": version("torch")},
             "runs": arguments.runs,
             "budget": BUDGET,
-            "results": {name: measured(name, arguments.runs, folder) for name in ("single", "hydra")},
+            "results": {
+                name: measured(name, arguments.runs, folder) for name in ("single", "hydra")
+            },
         }
     finally:
         shutil.rmtree(folder)

@@ -52,7 +52,9 @@ def convnext(images: Array, labels: Array) -> Answers:
         return model.forward_head(model.forward_features(large), pre_logits=True)
 
     fitted = LogisticRegression(max_iter=1000).fit(features(images).numpy(), labels)
-    model.head.fc.load_state_dict({"weight": torch.as_tensor(fitted.coef_), "bias": torch.as_tensor(fitted.intercept_)})
+    model.head.fc.load_state_dict(
+        {"weight": torch.as_tensor(fitted.coef_), "bias": torch.as_tensor(fitted.intercept_)}
+    )
 
     @torch.inference_mode()
     def answers(rows: Array) -> tuple[Array, Array]:
@@ -69,7 +71,9 @@ def main(folder: Path) -> None:
     order = np.random.default_rng(0).permutation(len(labels))
     images, labels = images[order], labels[order]
     known, eights, nines = labels < 8, images[labels == 8], images[labels == 9]
-    splits = zip(np.split(images[known], [500, 1100]), np.split(labels[known], [500, 1100]), strict=True)
+    splits = zip(
+        np.split(images[known], [500, 1100]), np.split(labels[known], [500, 1100]), strict=True
+    )
     train, val, test = splits
     for name, learn in {"forest": forest, "convnext": convnext}.items():
         answers = learn(*train)
@@ -79,7 +83,9 @@ def main(folder: Path) -> None:
             if truth is not None:
                 tensors["labels"] = truth
             files[part] = folder / f"{name}-{part}.safetensors"
-            save_file({key: np.ascontiguousarray(values) for key, values in tensors.items()}, files[part])
+            save_file(
+                {key: np.ascontiguousarray(values) for key, values in tensors.items()}, files[part]
+            )
         # A forest is surer of what it was trained on than of anything else: only VAL says how far to trust it.
         made = hs.calibrate(
             predictions=files["val"],

@@ -36,14 +36,23 @@ def pairs(rows: Sequence[Row], *, name: str, seed: int) -> Iterator[Row]:
         mine = [text for text in by_class[row["label"]] if text != row["text"]]
         others = [label for label in by_class if label != row["label"]]
         same = draw.sample(mine, min(SAME, len(mine)))
-        strange = [draw.choice(by_class[label]) for label in draw.sample(others, min(OTHER, len(others)))]
+        strange = [
+            draw.choice(by_class[label]) for label in draw.sample(others, min(OTHER, len(others)))
+        ]
         met = [*((text, 1) for text in same), *((text, 0) for text in strange)]
         # In no order that a model which ranks nothing could profit from.
         for text, label in draw.sample(met, len(met)):
-            yield {"text": row["text"], "text_pair": text, "label": label, "group": f"{name}-{number}"}
+            yield {
+                "text": row["text"],
+                "text_pair": text,
+                "label": label,
+                "group": f"{name}-{number}",
+            }
 
 
-def unanswered(queries: Sequence[Row], texts: Sequence[Row], *, name: str, seed: int) -> Iterator[Row]:
+def unanswered(
+    queries: Sequence[Row], texts: Sequence[Row], *, name: str, seed: int
+) -> Iterator[Row]:
     """Queries that none of these texts means the same as."""
     draw = random.Random(f"{seed} {name}")
     for number, query in enumerate(queries):
@@ -53,8 +62,13 @@ def unanswered(queries: Sequence[Row], texts: Sequence[Row], *, name: str, seed:
 
 def main(source: Path, out: Path, seed: int = 0) -> list[str]:
     """Write a file of pairs for each file of texts; what was written, in words."""
-    files = {path.stem.removeprefix("clinc-"): path for path in sorted(source.glob("clinc-*.jsonl"))}
-    rows = {name: [json.loads(line) for line in path.read_text().splitlines()] for name, path in files.items()}
+    files = {
+        path.stem.removeprefix("clinc-"): path for path in sorted(source.glob("clinc-*.jsonl"))
+    }
+    rows = {
+        name: [json.loads(line) for line in path.read_text().splitlines()]
+        for name, path in files.items()
+    }
     out.mkdir(parents=True, exist_ok=True)
     said = []
     for name, texts in rows.items():

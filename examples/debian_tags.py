@@ -54,7 +54,12 @@ def packages(lines: Iterable[str]) -> Iterator[Package]:
             if "Description" in fields:
                 source = fields.get("Source", fields["Package"]).partition(" ")[0]
                 tags = tuple(tag.strip() for tag in fields.get("Tag", "").split(",") if tag.strip())
-                yield Package(source, fields.get("Section", "").rpartition("/")[2], fields["Description"], tags)
+                yield Package(
+                    source,
+                    fields.get("Section", "").rpartition("/")[2],
+                    fields["Description"],
+                    tags,
+                )
             fields = {}
         elif line[0] in " \t":
             # Of a description only the first line counts.
@@ -78,8 +83,12 @@ def labelled(index: Iterable[Package], seed: int = 0) -> dict[str, list[Row]]:
     """The rows of each file, every description once."""
     texts = {package.text: package for package in reversed(list(index))}
     inside = [package for package in texts.values() if package.section not in OTHER]
-    counts = Counter(tag for package in inside for tag in package.tags if tag.partition("::")[0] in FACETS)
-    classes = {tag for tag, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:LABELS]}
+    counts = Counter(
+        tag for package in inside for tag in package.tags if tag.partition("::")[0] in FACETS
+    )
+    classes = {
+        tag for tag, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:LABELS]
+    }
     files: dict[str, list[Row]] = {name: [] for name, _ in SHARES} | {"other": []}
     for text, package in sorted(texts.items()):
         labels = sorted(classes & {*package.tags})
@@ -98,7 +107,9 @@ def claims(rows: Sequence[Row], classes: Sequence[str], *, name: str, seed: int)
         facets = {tag.partition("::")[0] for tag in tags}
         met = {
             "entailment": list(tags),
-            "contradiction": [tag for tag in classes if tag not in tags and tag.partition("::")[0] in facets],
+            "contradiction": [
+                tag for tag in classes if tag not in tags and tag.partition("::")[0] in facets
+            ],
             "neutral": [tag for tag in classes if tag.partition("::")[0] not in facets],
         }
         for label, some in met.items():
@@ -113,11 +124,15 @@ def main(lines: Iterable[str], out: Path, seed: int = 0) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
     said = []
     files = labelled(packages(lines), seed)
-    classes = sorted({tag for rows in files.values() for row in rows for tag in row.get("labels", ())})
+    classes = sorted(
+        {tag for rows in files.values() for row in rows for tag in row.get("labels", ())}
+    )
     for name, rows in files.items():
         pairs = list(claims(rows, classes, name=name, seed=seed))
         for kind, made, what in (("tags", rows, "texts"), ("claims", pairs, "pairs")):
-            (out / f"{kind}-{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in made))
+            (out / f"{kind}-{name}.jsonl").write_text(
+                "".join(f"{json.dumps(row)}\n" for row in made)
+            )
             said.append(f"{kind}-{name}.jsonl: {len(made):,} {what}")
     return said
 

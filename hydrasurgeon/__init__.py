@@ -40,7 +40,9 @@ _HOME = {name: f"hydrasurgeon.stages.{name}:{name}" for name in __all__} | {
     "HydraError": "hydrasurgeon.errors:HydraError",
     "load": "hydrasurgeon.runtime.classifier:load",
 }
-"""Where each name of the public interface is defined; `python tools/render_stubs.py` writes their types."""
+"""Where each name of the public interface is defined; `python tools/render_stubs.py` writes their
+types.
+"""
 
 
 def __getattr__(name: str) -> Any:

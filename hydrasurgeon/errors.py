@@ -23,11 +23,15 @@ MAX_MESSAGE = 2_000
 
 
 class HydraError(Exception):
-    """A user's mistake: `message` says what and where, `details` each of several, `hint` what to do next."""
+    """A user's mistake: `message` says what and where, `details` each of several, `hint` what to do
+    next.
+    """
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None, details: Sequence[str] = ()) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, details: Sequence[str] = ()
+    ) -> None:
         message = _shortened(message)
         super().__init__(message)
         self.message = message
@@ -42,7 +46,9 @@ def _shortened(message: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What a library says when it fails, for a message of ours: the first line, or the kind where it says nothing."""
+    """What a library says when it fails, for a message of ours: the first line, or the kind where
+    it says nothing.
+    """
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -1,12 +1,14 @@
-"""Kept heads, masks and removal orders; and how whole heads are cut out of weight tensors and put together again.
+"""Kept heads, masks and removal orders; and how whole heads are cut out of weight tensors and put
+together again.
 
 Heads are always numbered as in the original model. `Kept` maps a tower to its layers, each a sorted
-tuple of surviving indices; an empty tuple is a layer that keeps no head. The neurons of a tower's MLPs may stand
-beside them, under the tower's name and `NEURONS`: to surgery a neuron is a head of one row.
+tuple of surviving indices; an empty tuple is a layer that keeps no head. The neurons of a tower's
+MLPs may stand beside them, under the tower's name and `NEURONS`: to surgery a neuron is a head of
+one row.
 
-A head tensor holds heads along one axis, as `blocks` packed groups (3 for q, k, v in one matrix), each
-`head × head_dim` long; `head × queries × head_dim` where several queries share a key, which makes them one head. What
-works on them takes numpy arrays and torch tensors alike.
+A head tensor holds heads along one axis, as `blocks` packed groups (3 for q, k, v in one matrix),
+each `head × head_dim` long; `head × queries × head_dim` where several queries share a key, which
+makes them one head. What works on them takes numpy arrays and torch tensors alike.
 """
 
 from __future__ import annotations
@@ -44,12 +46,16 @@ class Head(NamedTuple):
 
 def all_heads(kept: Kept) -> list[Head]:
     """Every surviving head, in (tower, layer, index) order."""
-    return [Head(t, layer, h) for t, rows in kept.items() for layer, row in enumerate(rows) for h in row]
+    return [
+        Head(t, layer, h) for t, rows in kept.items() for layer, row in enumerate(rows) for h in row
+    ]
 
 
 def count(kept: Kept) -> int:
     """How many heads, neurons apart."""
-    return sum(len(row) for name, rows in kept.items() if not name.endswith(NEURONS) for row in rows)
+    return sum(
+        len(row) for name, rows in kept.items() if not name.endswith(NEURONS) for row in rows
+    )
 
 
 def kept_from_mask(mask: NDArray[np.bool_]) -> Layers:
@@ -67,7 +73,10 @@ def drop(kept: Kept, removed: Iterable[Head]) -> dict[str, Layers]:
     """`kept` without the `removed` heads."""
     gone = set(removed)
     return {
-        tower: tuple(tuple(h for h in row if Head(tower, layer, h) not in gone) for layer, row in enumerate(rows))
+        tower: tuple(
+            tuple(h for h in row if Head(tower, layer, h) not in gone)
+            for layer, row in enumerate(rows)
+        )
         for tower, rows in kept.items()
     }
 
@@ -97,7 +106,8 @@ def parse_towers(text: str | None, towers: Collection[str]) -> tuple[str, ...]:
         return tuple(towers)
     if text not in towers:
         raise SurgeryError(
-            f"--tower {text}: the model has {' and '.join(towers)}", hint=f"Use {', '.join((*towers, 'both'))}."
+            f"--tower {text}: the model has {' and '.join(towers)}",
+            hint=f"Use {', '.join((*towers, 'both'))}.",
         )
     return (text,)
 
@@ -111,14 +121,17 @@ def parse_layers(text: str | None, layers: int) -> frozenset[int]:
         match = RANGE.fullmatch(part.strip())
         if match is None:
             raise SurgeryError(
-                f"--layers {text}: {part!r} is not a layer or a range of layers", hint="Write 6-11 or 0,2,5-7."
+                f"--layers {text}: {part!r} is not a layer or a range of layers",
+                hint="Write 6-11 or 0,2,5-7.",
             )
         first, last = int(match[1]), int(match[2] or match[1])
         # One too many says as much as a billion.
         chosen.update(range(min(first, layers), min(last, layers) + 1))
     beyond = sorted(layer for layer in chosen if layer >= layers)
     if beyond or not chosen:
-        raise SurgeryError(f"--layers {text}: the model has layers 0-{layers - 1}", hint="Count layers from 0.")
+        raise SurgeryError(
+            f"--layers {text}: the model has layers 0-{layers - 1}", hint="Count layers from 0."
+        )
     return frozenset(chosen)
 
 
@@ -147,8 +160,12 @@ def take_heads(array: Array, at: Sequence[int], *, spec: HeadAxis, head_dim: int
     return taken.reshape(sliced_shape(shape, len(at), spec=spec, head_dim=head_dim))
 
 
-def put_heads(array: NDArray[Any], at: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int) -> NDArray[Any]:
-    """The opposite of `take_heads`: these heads at positions `at` of so many, and zeros for the others."""
+def put_heads(
+    array: NDArray[Any], at: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int
+) -> NDArray[Any]:
+    """The opposite of `take_heads`: these heads at positions `at` of so many, and zeros for the
+    others.
+    """
     import numpy as np
 
     made = np.zeros(sliced_shape(array.shape, heads, spec=spec, head_dim=head_dim), array.dtype)
@@ -160,13 +177,19 @@ def put_heads(array: NDArray[Any], at: Sequence[int], heads: int, *, spec: HeadA
     return made
 
 
-def sliced_shape(shape: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int) -> tuple[int, ...]:
+def sliced_shape(
+    shape: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int
+) -> tuple[int, ...]:
     """The shape that `take_heads` gives for `heads` heads."""
     return (*shape[: spec.axis], spec.blocks * heads * spec.size(head_dim), *shape[spec.axis + 1 :])
 
 
-def head_mask(length: int, at: Sequence[int], *, spec: HeadAxis, head_dim: int) -> NDArray[np.bool_]:
-    """Which of the `length` rows (or columns) along the heads' axis belong to the heads at positions `at`."""
+def head_mask(
+    length: int, at: Sequence[int], *, spec: HeadAxis, head_dim: int
+) -> NDArray[np.bool_]:
+    """Which of the `length` rows (or columns) along the heads' axis belong to the heads at
+    positions `at`.
+    """
     import numpy as np
 
     size = spec.size(head_dim)

@@ -1,5 +1,6 @@
-"""Things asked for by name: what is imported when it is first used, what a misspelt word meant, which packages are
-there."""
+"""Things asked for by name: what is imported when it is first used, what a misspelt word meant,
+which packages are there.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ def imported(place: str) -> Any:
 
 
 def whole_number(text: str) -> int | None:
-    """What plain digits say, None for any other text: `²` is a digit too, and Python reads no more than 4,300 of
-    them."""
+    """What plain digits say, None for any other text: `²` is a digit too, and Python reads no more
+    than 4,300 of them.
+    """
     if not (text.isascii() and text.isdigit() and len(text.lstrip("0")) <= len(str(LARGEST))):
         return None
     number = int(text)
@@ -45,11 +47,16 @@ def did_you_mean(word: str, words: Iterable[str], shown: Callable[[str], object]
 
 
 def need(*modules: str, purpose: str, extra: str | None = None) -> None:
-    """Refuse before any work is done when one of `modules` is not installed; `extra` brings all of them."""
+    """Refuse before any work is done when one of `modules` is not installed; `extra` brings all of
+    them.
+    """
     missing = [INSTALLED_AS.get(name, name) for name in modules if find_spec(name) is None]
     wanted = " ".join(missing) if extra is None else f'"hydrasurgeon[{extra}]"'
     if missing:
         raise MissingDependency(
-            f"{purpose} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            (
+                f"{purpose} needs {' and '.join(missing)}, which "
+                f"{'is' if len(missing) == 1 else 'are'} not installed"
+            ),
             hint=f"Run `pip install {wanted}`.",
         )

@@ -43,7 +43,11 @@ def own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers.dynamic_module_utils as dynamic
 
     monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "transformers_modules").is_dir()])
+    monkeypatch.setattr(
+        sys,
+        "path",
+        [path for path in sys.path if not (Path(path) / "transformers_modules").is_dir()],
+    )
     for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
         monkeypatch.delitem(sys.modules, name)
 
@@ -52,7 +56,12 @@ def own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def bare(tmp_path: Path) -> Callable[..., Path]:
     """Write a stock timm ViT as a bare file, as people have it."""
 
-    def make(name: str = "vit.safetensors", arch: str = "vit_tiny_patch16_224", seed: int = 0, **args: object) -> Path:
+    def make(
+        name: str = "vit.safetensors",
+        arch: str = "vit_tiny_patch16_224",
+        seed: int = 0,
+        **args: object,
+    ) -> Path:
         import timm
 
         torch.manual_seed(seed)
@@ -68,7 +77,9 @@ def bare(tmp_path: Path) -> Callable[..., Path]:
 def images(tmp_path: Path) -> Callable[..., str]:
     """Write labelled 28×28 images whose class shows in a bright row band, and return the spec."""
 
-    def make(name: str = "data.npz", rows: int = 40, classes: int = 5, seed: int = 0, labels: bool = True) -> str:
+    def make(
+        name: str = "data.npz", rows: int = 40, classes: int = 5, seed: int = 0, labels: bool = True
+    ) -> str:
         rng = np.random.default_rng(seed)
         truth = np.arange(rows) % classes
         pixels = rng.integers(0, 120, (rows, 28, 28), dtype=np.uint8)

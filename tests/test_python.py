@@ -38,7 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, number in PICTURES.items():
         Image.fromarray(images[number]).save(place / name)
     ready = place / "ready.safetensors"
-    hs.calibrate(place / "backbone", data="demo:val", limit=300, ood_score="energy", out=ready, device="cpu")
+    hs.calibrate(
+        place / "backbone", data="demo:val", limit=300, ood_score="energy", out=ready, device="cpu"
+    )
     return place
 
 
@@ -53,7 +55,10 @@ def alike(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> 
     """Whether rows tell the same; commands run single models in another way, to the last digits."""
     return all(
         (a["id"], a["label"]) == (b["id"], b["label"])
-        and all(a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-3) for name in ("probability", "total", "ood_score"))
+        and all(
+            a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-3)
+            for name in ("probability", "total", "ood_score")
+        )
         for a, b in zip(first, second, strict=True)
     )
 
@@ -63,14 +68,18 @@ def test_the_examples_of_docstrings_run(demo: Path) -> None:
 
     flags, runner = doctest.NORMALIZE_WHITESPACE, doctest.DocTestRunner(verbose=False)
     for each in (hs, Classifier, *(getattr(hs, name) for name in hs.__all__)):
-        for example in doctest.DocTestFinder(recurse=each is Classifier).find(each, globs={"hs": hs}):
+        for example in doctest.DocTestFinder(recurse=each is Classifier).find(
+            each, globs={"hs": hs}
+        ):
             runner.optionflags = flags
             runner.run(example)
     assert runner.tries >= 12
     assert not runner.failures
 
 
-def test_the_guide_is_a_session(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guide_is_a_session(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for file in (*demo.glob("backbone.*"), *PICTURES):
         shutil.copy(file, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -110,7 +119,9 @@ def test_probabilities_are_tensors_that_print_themselves(demo: Path) -> None:
     torch.testing.assert_close(probs, expected, rtol=0, atol=1e-6)
     assert type(probs.argmax(-1)) is type(probs[0]) is torch.Tensor
     # As numbers and in print they are the same: of no decision state.
-    assert [row["probability"] for row in probs.rows] == pytest.approx(expected.amax(-1).tolist(), rel=1e-6)
+    assert [row["probability"] for row in probs.rows] == pytest.approx(
+        expected.amax(-1).tolist(), rel=1e-6
+    )
     assert repr(probs).splitlines()[0].split() == ["id", "label", "probability", "total", "answer"]
     assert repr(probs).splitlines()[-1] == "not calibrated: no decision state was used"
 
@@ -129,11 +140,19 @@ def test_texts_are_answered_with_and_without_a_state(tmp_path: Path) -> None:
         model.decide("good film")
     family.data(tmp_path, rows=60)
     data = next(path for path in tmp_path.iterdir() if path.stem == "data")
-    hs.calibrate(tmp_path / "m", data=str(data), out=tmp_path / "c.safetensors", ood_score="mds", device="cpu")
+    hs.calibrate(
+        tmp_path / "m",
+        data=str(data),
+        out=tmp_path / "c.safetensors",
+        ood_score="mds",
+        device="cpu",
+    )
     ready = hs.load(tmp_path / "c", device="cpu")
     rows = ready.predict(texts)
     decided = ready.decide(inputs)
-    assert [row["probability"] for row in rows] == pytest.approx(decided.probability.tolist(), rel=1e-8)
+    assert [row["probability"] for row in rows] == pytest.approx(
+        decided.probability.tolist(), rel=1e-8
+    )
     assert [row["unfamiliar"] for row in rows] == decided.unfamiliar.tolist()
     assert alike(ready.predict(data), hs.predict(tmp_path / "c", data=str(data), device="cpu"))
 
@@ -216,9 +235,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, unpacked where nothing else of it is."""
     pytest.importorskip("hatchling", reason="needs hatchling, which builds wheels")
     place = tmp_path_factory.mktemp("wheel")
-    for what in (["wheel", "--no-build-isolation", "-w", str(place), str(ROOT)], ["install", "--target", str(place)]):
+    for what in (
+        ["wheel", "--no-build-isolation", "-w", str(place), str(ROOT)],
+        ["install", "--target", str(place)],
+    ):
         wheels = [str(each) for each in place.glob("*.whl")] if what[0] == "install" else []
-        subprocess.run([sys.executable, "-m", "pip", "--quiet", *what, "--no-deps", "--no-index", *wheels], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "--quiet", *what, "--no-deps", "--no-index", *wheels],
+            check=True,
+        )
     return place
 
 
@@ -227,7 +252,15 @@ def test_a_users_script_is_typed(installed: Path, tmp_path: Path) -> None:
     mistakes = [f"{line}  # WRONG" for line in WRONG]
     (tmp_path / "script.py").write_text("\n".join([SCRIPT, *mistakes, ""]))
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "script.py"],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--cache-dir",
+            str(tmp_path / "cache"),
+            "script.py",
+        ],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(installed)},
         capture_output=True,
@@ -245,7 +278,15 @@ def test_the_wheel_is_whole(installed: Path, tmp_path: Path) -> None:
     """Its demo builds a hydra, from nothing but what was installed."""
     code = "import sys, hydrasurgeon.__main__ as m; print(m.__file__); sys.argv[0] = 'hydrasurgeon'; m.main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "predict", str(installed / "hydrasurgeon/demo/backbone"), "--data", "demo:test"],
+        [
+            sys.executable,
+            "-c",
+            code,
+            "predict",
+            str(installed / "hydrasurgeon/demo/backbone"),
+            "--data",
+            "demo:test",
+        ],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(installed)},
         capture_output=True,

@@ -62,7 +62,12 @@ def _gains(task: dict[str, Any], seeds: list[dict[str, Any]]) -> list[str]:
     lines = []
     for budget in task["budgets"].split(","):
         built = f"built, {budget}x"
-        for other in (f"random, {budget}x", "Deep Ensemble of 3", "best single member", "single model"):
+        for other in (
+            f"random, {budget}x",
+            "Deep Ensemble of 3",
+            "best single member",
+            "single model",
+        ):
             pairs = [(rows[built], rows[other]) for rows in seeds if rows.get(other)]
             if not pairs:
                 continue

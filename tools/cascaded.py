@@ -45,7 +45,10 @@ def cascades(results: dict[str, Any]) -> str:
 
 
 def _quality(name: str, title: str, piece: dict[str, Any]) -> list[str]:
-    lines = [f"**{title}** (full hydra: {mean(m['full'] for m in piece['models']):.2f} single models)", ""]
+    lines = [
+        f"**{title}** (full hydra: {mean(m['full'] for m in piece['models']):.2f} single models)",
+        "",
+    ]
     head = ["asked for", "OOD score", "cost", "fraction", *MEASURES]
     lines += [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * (len(head) - 2)]
     reached, asked_for = 0, 0
@@ -54,13 +57,18 @@ def _quality(name: str, title: str, piece: dict[str, Any]) -> list[str]:
             models = [m for m in piece["models"] if m["score"] == score]
             made = [m["cascades"][key] for m in models if m["cascades"][key] is not None]
             if not made:
-                lines.append(f"| {asked} | {_kinds(models)} | none costs so little |" + " |" * (len(MEASURES) + 1))
+                lines.append(
+                    f"| {asked} | {_kinds(models)} | none costs so little |"
+                    + " |" * (len(MEASURES) + 1)
+                )
                 continue
             cells = [f"{mean(get(c) for c in made):+.1f}" for get in MEASURES.values()]
             some = "" if len(made) == len(models) else f" ({len(made)} of {len(models)} seeds)"
             cost = mean(c["expected"] for c in made)
             share = 100 * mean(c["share"] for c in made)
-            lines.append(f"| {asked}{some} | {_kinds(models)} | {cost:.2f} | {share:.0f} % | {' | '.join(cells)} |")
+            lines.append(
+                f"| {asked}{some} | {_kinds(models)} | {cost:.2f} | {share:.0f} % | {' | '.join(cells)} |"
+            )
     for model in piece["models"]:
         asked_for += 1
         kept = [
@@ -99,6 +107,11 @@ def _time(piece: dict[str, Any]) -> list[str]:
     for name, points in piece["models"].items():
         for size in SIZES:
             point = points[size]
-            cells = [f"{point['of_single'][key]:.2f}" for key in ("full", "cascade", "no gate", "all go on")]
-            lines.append(f"| {TASKS[name]} | {size} | {100 * point['share']:.0f} % | {' | '.join(cells)} |")
+            cells = [
+                f"{point['of_single'][key]:.2f}"
+                for key in ("full", "cascade", "no gate", "all go on")
+            ]
+            lines.append(
+                f"| {TASKS[name]} | {size} | {100 * point['share']:.0f} % | {' | '.join(cells)} |"
+            )
     return [*lines, ""]

@@ -243,7 +243,9 @@ UNTESTED = (
 
 def _searched(tasks: dict[str, Any]) -> list[str]:
     """Where circuits are not the paper's."""
-    names = [name for name, task in tasks.items() if task.get("about", {}).get("search") == "attribution"]
+    names = [
+        name for name, task in tasks.items() if task.get("about", {}).get("search") == "attribution"
+    ]
     if not names:
         return []
     return [
@@ -276,7 +278,9 @@ def claimed(tasks: dict[str, Any], looked: dict[str, Any] | None) -> list[str]:
             present = {m: g for m, g in gains.items() if g is not None}
             if len(present) < len(gains) or any(g.seeds < SEEDS for g in present.values()):
                 continue
-            verdicts[name] = all(g.mean >= -claim.slack if claim.slack else g.clear for g in present.values())
+            verdicts[name] = all(
+                g.mean >= -claim.slack if claim.slack else g.clear for g in present.values()
+            )
             shown.append(f"{name}: {listed(dict(present))}")
         judged = verdict(all(verdicts.values()), "held", "not held")
         if len(set(verdicts.values())) > 1:

@@ -34,7 +34,11 @@ class Gain:
 
 def gain(rows: Rows, first: str, second: str, measure: str, kind: str = "plain") -> Gain | None:
     """In `measure`, higher = better for the first; paired by seed; None where one was not measured."""
-    pairs = [(rows[first][seed], rows[second][seed]) for seed in rows.get(first, {}) if seed in rows.get(second, {})]
+    pairs = [
+        (rows[first][seed], rows[second][seed])
+        for seed in rows.get(first, {})
+        if seed in rows.get(second, {})
+    ]
     if not pairs:
         return None
     sign = -1 if measure.startswith(("nll", "ece", "brier", "shift_brier", "fpr95")) else 1
@@ -54,4 +58,6 @@ def verdict(holds: bool, yes: str, no: str) -> str:
 
 
 def listed(gains: dict[str, Gain | None]) -> str:
-    return ", ".join(f"{name.removesuffix('_mean').replace('_', ' ')} {value}" for name, value in gains.items())
+    return ", ".join(
+        f"{name.removesuffix('_mean').replace('_', ' ')} {value}" for name, value in gains.items()
+    )

@@ -40,7 +40,10 @@ class Setting:
     def near_gain(self, by: str) -> float:
         """Points of AUROC that `auto` gains on msp where OOD data are near."""
         return 100 * self.mean(
-            lambda seed: mean(seed["auroc"][seed["auto"][by]][name] - seed["auroc"]["msp"][name] for name in self.near)
+            lambda seed: mean(
+                seed["auroc"][seed["auto"][by]][name] - seed["auroc"]["msp"][name]
+                for name in self.near
+            )
         )
 
     def chosen(self, by: str) -> str:
@@ -57,7 +60,12 @@ class Setting:
 
 def settings(results: dict[str, Any]) -> list[Setting]:
     pieces = results["pieces"]
-    return [Setting(task, kind, pieces[task]) for task in TASKS if task in pieces for kind in ("single", "hydra")]
+    return [
+        Setting(task, kind, pieces[task])
+        for task in TASKS
+        if task in pieces
+        for kind in ("single", "hydra")
+    ]
 
 
 def figures(results: dict[str, Any]) -> str:
@@ -72,11 +80,18 @@ def figures(results: dict[str, Any]) -> str:
         ]
         for each in every
     ]
-    head = ["mean AUROC, near and far", "msp", "best", *(f"`auto` {how}" for how in CHOSEN_BY.values())]
+    head = [
+        "mean AUROC, near and far",
+        "msp",
+        "best",
+        *(f"`auto` {how}" for how in CHOSEN_BY.values()),
+    ]
     lines = [*table(head, rows), ""]
     for by, how in CHOSEN_BY.items():
         close = sum(100 * (each.auroc(each.best) - each.auto(by)) <= BEHIND_BEST for each in every)
-        worse = [each.name for each in every if 100 * (each.auroc("msp") - each.auto(by)) > BEHIND_MSP]
+        worse = [
+            each.name for each in every if 100 * (each.auroc("msp") - each.auto(by)) > BEHIND_MSP
+        ]
         gains = [100 * (each.auto(by) - each.auroc("msp")) for each in every]
         behind = (
             f"more than {BEHIND_MSP} points below msp in {', '.join(worse)}"
@@ -96,7 +111,10 @@ def figures(results: dict[str, Any]) -> str:
     losing = [
         score
         for score in ("energy", "max-logit", "gen", "nci", "mi")
-        if any(score in each.scores and each.auroc(score) < each.auroc("msp") - BEHIND_MSP / 100 for each in every)
+        if any(
+            score in each.scores and each.auroc(score) < each.auroc("msp") - BEHIND_MSP / 100
+            for each in every
+        )
     ]
     if losing:
         lines.append(f"- Worse than msp somewhere: {', '.join(f'`{score}`' for score in losing)}.")
@@ -107,7 +125,9 @@ def _kept(every: Sequence[Setting]) -> list[str]:
     """Promises in words."""
     promised = [each.seeds[0]["promises"] for each in every]
     covered = [100 * share for one in promised for share in one["coverage"].values()]
-    broken = [one["risk"]["broken"] for one in promised if one["risk"]["refused"] < one["risk"]["splits"]]
+    broken = [
+        one["risk"]["broken"] for one in promised if one["risk"]["refused"] < one["risk"]["splits"]
+    ]
     refused = sum(one["risk"]["refused"] for one in promised)
     losses = [seed["nll"] for each in every for seed in each.seeds]
     better = sum(nll["after"] <= nll["before"] for nll in losses)
@@ -120,7 +140,11 @@ def _kept(every: Sequence[Setting]) -> list[str]:
         ),
         f"- A risk of 5 % promised with 95 % confidence was broken in at most {max(broken, default=0)} of {splits}"
         " splits of a setting"
-        + (f"; in {refused} of {splits * len(promised)} none could be promised." if refused else "."),
+        + (
+            f"; in {refused} of {splits * len(promised)} none could be promised."
+            if refused
+            else "."
+        ),
         (
             f"- NLL on test data was lower after calibration in {better} of {len(losses)} models; beyond its interval"
             f" higher in {worse}."
@@ -171,8 +195,13 @@ def decision(results: dict[str, Any]) -> list[str]:
                 [
                     each.name,
                     f"`{each.best}` {each.auroc(each.best):.3f}",
-                    *(f"{each.chosen(by)} {100 * (each.auto(by) - each.auroc(each.best)):+.1f}" for by in CHOSEN_BY),
-                    " / ".join(f"{100 * (each.auto(by) - each.auroc('msp')):+.1f}" for by in CHOSEN_BY),
+                    *(
+                        f"{each.chosen(by)} {100 * (each.auto(by) - each.auroc(each.best)):+.1f}"
+                        for by in CHOSEN_BY
+                    ),
+                    " / ".join(
+                        f"{100 * (each.auto(by) - each.auroc('msp')):+.1f}" for by in CHOSEN_BY
+                    ),
                 ]
                 for each in every
             ],
@@ -187,7 +216,10 @@ def decision(results: dict[str, Any]) -> list[str]:
             " before and after, means over seeds."
         ),
         "",
-        *table(["", "lac", "aps", "raps", "risk broken", "NLL", "ECE"], [_promises(each) for each in every]),
+        *table(
+            ["", "lac", "aps", "raps", "risk broken", "NLL", "ECE"],
+            [_promises(each) for each in every],
+        ),
     ]
     return [*lines, *_fitting(results)]
 
@@ -198,7 +230,10 @@ def _promises(each: Setting) -> list[str]:
     joint = sum(seed["joint"] for seed in each.seeds)
     return [
         each.name,
-        *(f"{promised['coverage'][m]:.3f} ({promised['size'][m]:.2f})" for m in ("lac", "aps", "raps")),
+        *(
+            f"{promised['coverage'][m]:.3f} ({promised['size'][m]:.2f})"
+            for m in ("lac", "aps", "raps")
+        ),
         f"{risk['broken']} of {risk['splits'] - risk['refused']}, {risk['refused']} refused",
         f"{each.mean(lambda s: s['nll']['before']):.4f} → {each.mean(lambda s: s['nll']['after']):.4f}"
         + (f" ({joint} of {len(each.seeds)} joint)" if joint else ""),
@@ -212,7 +247,9 @@ def _fitting(results: dict[str, Any]) -> list[str]:
         return []
     rows = [
         [
-            "all of `calibrate`, from as many validation samples" if what == "calibrate" else f"`{what}`",
+            "all of `calibrate`, from as many validation samples"
+            if what == "calibrate"
+            else f"`{what}`",
             f"{each['seconds']:.0f}",
             f"{each['cpu']:.0f}",
             f"{each['peak_mb']:.0f}",
@@ -253,7 +290,10 @@ def prediction(results: dict[str, Any]) -> list[str]:
             ["throughput, ours / plain", "median", "lowest", "highest"],
             [
                 [name, f"{median(values):.2f}", f"{min(values):.2f}", f"{max(values):.2f}"]
-                for name, values in (("by the clock", ratios["wall"]), ("by CPU time", ratios["cpu"]))
+                for name, values in (
+                    ("by the clock", ratios["wall"]),
+                    ("by CPU time", ratios["cpu"]),
+                )
             ],
         ),
     ]

@@ -73,7 +73,11 @@ def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> s
 def _about(name: str, task: dict[str, Any]) -> list[str]:
     about, machine = task["about"], task["machine"]
     sizes = ", ".join(f"{kind} {count}" for kind, count in about["samples"].items())
-    tuned = "all training data" if about["tuned_on"] is None else f"{about['tuned_on']} training samples each"
+    tuned = (
+        "all training data"
+        if about["tuned_on"] is None
+        else f"{about['tuned_on']} training samples each"
+    )
     single = (
         ""
         if about["bases"] > 3
@@ -147,7 +151,10 @@ def _scores(rows: Rows) -> list[str]:
     for name, cells in rows.items():
         chosen = {seed: cell for seed, cell in cells.items() if "chosen_score" in cell}
         if chosen:
-            values = [_spread(chosen, lambda c, m=m: c["chosen_score"][f"auroc_{m}"]) for m in ("near", "far", "mean")]  # type: ignore[misc]
+            values = [
+                _spread(chosen, lambda c, m=m: c["chosen_score"][f"auroc_{m}"])
+                for m in ("near", "far", "mean")
+            ]  # type: ignore[misc]
             msp = _spread(chosen, lambda cell: cell["calibrated"]["auroc_mean"])
             kinds = ", ".join(cell["chosen_score"]["kind"] for cell in chosen.values())
             lines.append(f"| {' | '.join([name, *values, msp, kinds])} |")
@@ -160,7 +167,11 @@ def target(
     """The hydra of highest mean AUROC within the cost, of how many; its gains over the Deep Ensemble and over the
     single model."""
     if kind == CHOSEN:
-        rows = {name: cells for name, cells in rows.items() if all(CHOSEN in cell for cell in cells.values())}
+        rows = {
+            name: cells
+            for name, cells in rows.items()
+            if all(CHOSEN in cell for cell in cells.values())
+        }
     hydras = {
         name: statistics.mean(value_of(c, "auroc_mean", kind) for c in cells.values())
         for name, cells in rows.items()
@@ -171,8 +182,13 @@ def target(
     if not hydras or "Deep Ensemble" not in rows or "Single" not in rows:
         return None
     best = max(hydras, key=lambda name: hydras[name])
-    others = {m: gain(rows, best, "Deep Ensemble", m, kind) for m in ("auroc_mean", "fpr95_mean", "accuracy")}
-    single = {m: gain(rows, best, "Single", m, kind) for m in ("accuracy", "nll", "ece", "auroc_mean")}
+    others = {
+        m: gain(rows, best, "Deep Ensemble", m, kind)
+        for m in ("auroc_mean", "fpr95_mean", "accuracy")
+    }
+    single = {
+        m: gain(rows, best, "Single", m, kind) for m in ("accuracy", "nll", "ece", "auroc_mean")
+    }
     return best, len(hydras), others, single
 
 
@@ -207,9 +223,16 @@ def _short(tasks: dict[str, Any]) -> list[str]:
         for name in (each for each in SHORT if each in rows):
             cells = rows[name]
             macs = statistics.mean(cell["macs"] for cell in cells.values())
-            values = [_spread(cells, lambda c, m=m: c["calibrated"][m]) for m in ("accuracy", "nll", "auroc_mean")]  # type: ignore[misc]
-            chosen = _spread(cells, lambda cell: cell[CHOSEN]["auroc_mean"] if CHOSEN in cell else None)
-            lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *values, chosen])} |")
+            values = [
+                _spread(cells, lambda c, m=m: c["calibrated"][m])
+                for m in ("accuracy", "nll", "auroc_mean")
+            ]  # type: ignore[misc]
+            chosen = _spread(
+                cells, lambda cell: cell[CHOSEN]["auroc_mean"] if CHOSEN in cell else None
+            )
+            lines.append(
+                f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *values, chosen])} |"
+            )
     return lines
 
 
@@ -279,11 +302,20 @@ def _shifts(name: str, rows: Rows) -> list[str]:
     """Means over all corruptions, by severity; uncalibrated."""
     kinds = "typos and dropped words" if name in TEXTS else "ImageNet-C's fifteen corruptions"
     (samples,) = {cell.get("samples", 300) for cells in rows.values() for cell in cells.values()}
-    lines = [f"`benchmarks/quality_shift.py`: {kinds} at five severities of {samples} test samples, uncalibrated.", ""]
+    lines = [
+        f"`benchmarks/quality_shift.py`: {kinds} at five severities of {samples} test samples, uncalibrated.",
+        "",
+    ]
     lines += ["| accuracy ↑ | 1 | 2 | 3 | 4 | 5 | mean | Brier: mean ↓ |", "|---|" + "---:|" * 7]
     for row, cells in rows.items():
-        measures = [*(f"shift_accuracy_{severity}" for severity in range(1, 6)), "shift_accuracy", "shift_brier"]
-        lines.append(f"| {' | '.join([row, *(_spread(cells, lambda c, m=m: c[m]) for m in measures)])} |")  # type: ignore[misc]
+        measures = [
+            *(f"shift_accuracy_{severity}" for severity in range(1, 6)),
+            "shift_accuracy",
+            "shift_brier",
+        ]
+        lines.append(
+            f"| {' | '.join([row, *(_spread(cells, lambda c, m=m: c[m]) for m in measures)])} |"
+        )  # type: ignore[misc]
     return lines
 
 
@@ -308,6 +340,9 @@ def _ablations(rows: Rows) -> list[str]:
         macs = statistics.mean(cell["macs"] for cell in cells.values())
         measures = ("accuracy", "nll", "ece", "auroc_mean", "fpr95_mean")
         plain = [_spread(cells, lambda c, m=m: c["plain"][m]) for m in measures]  # type: ignore[misc]
-        spread = [_spread(cells, lambda c, m=m: c[m]) for m in ("mi", "disagreement", "ood_mi", "ood_disagreement")]  # type: ignore[misc]
+        spread = [
+            _spread(cells, lambda c, m=m: c[m])
+            for m in ("mi", "disagreement", "ood_mi", "ood_disagreement")
+        ]  # type: ignore[misc]
         lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *plain, *spread])} |")
     return lines

@@ -9,7 +9,10 @@ CORRUPTIONS = (
     "<!-- corruptions: tools/render_docs.py writes them from benchmarks/results/corruptions.json -->",
     "<!-- end of corruptions -->",
 )
-PROBE = ("<!-- probe: tools/render_docs.py writes it from benchmarks/results/probe.json -->", "<!-- end of probe -->")
+PROBE = (
+    "<!-- probe: tools/render_docs.py writes it from benchmarks/results/probe.json -->",
+    "<!-- end of probe -->",
+)
 NAMES = {"dinov2": "DINOv2-small, 84 pixels"}
 
 
@@ -31,7 +34,11 @@ def corruptions(results: dict[str, Any]) -> str:
 
 def probe(results: dict[str, Any]) -> str:
     """Each condition, then the separation of circuits."""
-    rows = [(name, method, row) for name, methods in results["conditions"].items() for method, row in methods.items()]
+    rows = [
+        (name, method, row)
+        for name, methods in results["conditions"].items()
+        for method, row in methods.items()
+    ]
     lines = [
         (
             "| model | removed by | ∇L_noisyᵀ δθ (clean) | mean diagonal difference | heads above 0 | δθᵀ(H_noisy −"
@@ -70,7 +77,11 @@ def insights(results: dict[str, Any]) -> list[tuple[str, str, bool, str]]:
     rows = [row for methods in results["conditions"].values() for row in methods.values()]
     curved = sum(row["hessian"]["mean_holds"] for row in rows)
     widened = sum(row["losses"]["widens"] for row in rows)
-    both = [row["losses"]["widens"] for row in rows if row["gradient"]["holds"] and row["hessian"]["along_holds"]]
+    both = [
+        row["losses"]["widens"]
+        for row in rows
+        if row["gradient"]["holds"] and row["hessian"]["along_holds"]
+    ]
     changes = [change for kinds in results["separation"].values() for change in _changes(kinds)]
     more = sum(all(part > 0 for part in change) for change in changes)
     where = "([probe](../guide/probe.md))"
@@ -103,7 +114,10 @@ def _changes(kinds: dict[str, Any]) -> list[list[float]]:
     """For each OOD set: how much further it lies from a circuit's heads than from all, by both distances."""
     sets = [key for key in kinds["dense"] if key not in ("auroc", "accuracy")]
     return [
-        [kinds["circuit"][name][key] - kinds["dense"][name][key] for key in ("euclidean", "mahalanobis")]
+        [
+            kinds["circuit"][name][key] - kinds["dense"][name][key]
+            for key in ("euclidean", "mahalanobis")
+        ]
         for name in sets
     ]
 
@@ -143,7 +157,9 @@ def _separation(rows: dict[str, Any]) -> list[str]:
             whole, part = kinds["dense"][foreign], kinds["circuit"][foreign]
             auroc = [kinds[kind]["auroc"][foreign] for kind in ("dense", "circuit")]
             pairs = [f"{whole[key]:.2f} → {part[key]:.2f}" for key in ("euclidean", "mahalanobis")]
-            lines.append(f"| {name} | {foreign} | {pairs[0]} | {pairs[1]} | {auroc[0]:.3f} → {auroc[1]:.3f} |")
+            lines.append(
+                f"| {name} | {foreign} | {pairs[0]} | {pairs[1]} | {auroc[0]:.3f} → {auroc[1]:.3f} |"
+            )
     more = [sum(change[at] > 0 for change in changes) for at in (0, 1)]
     means = [mean(change[at] for change in changes) for at in (0, 1)]
     lines += [

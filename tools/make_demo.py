@@ -17,12 +17,21 @@ from numpy.typing import NDArray
 from PIL import Image
 
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"
-NAMES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+NAMES = (
+    "t-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "boot",
+)
 HELD_OUT = (6, 7)
 ID = tuple(c for c in range(10) if c not in HELD_OUT)
-ARCH = (
-    "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=8"
-)
+ARCH = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=8"
 Images = NDArray[np.uint8]
 
 
@@ -59,7 +68,9 @@ def _digits(rng: np.random.Generator, count: int = 1000) -> Images:
     small = load_digits().images[rng.permutation(1797)[:count]]
     made = np.zeros((count, 28, 28), dtype=np.uint8)
     for i, digit in enumerate(small):
-        large = Image.fromarray((digit * 255 / 16).astype(np.uint8)).resize((20, 20), Image.Resampling.BICUBIC)
+        large = Image.fromarray((digit * 255 / 16).astype(np.uint8)).resize(
+            (20, 20), Image.Resampling.BICUBIC
+        )
         made[i, 4:24, 4:24] = np.asarray(large)
     return made
 
@@ -69,7 +80,11 @@ def _textures(rng: np.random.Generator, count: int = 900) -> Images:
     y, x = np.mgrid[0:28, 0:28] / 28.0
     made = np.zeros((count, 28, 28))
     for i in range(count):
-        angle, frequency, phase = (rng.uniform(0, np.pi), rng.uniform(2, 8), rng.uniform(0, 2 * np.pi))
+        angle, frequency, phase = (
+            rng.uniform(0, np.pi),
+            rng.uniform(2, 8),
+            rng.uniform(0, 2 * np.pi),
+        )
         along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
         wave = np.sin(2 * np.pi * frequency * along + phase)
         if i % 4 == 0:
@@ -77,11 +92,16 @@ def _textures(rng: np.random.Generator, count: int = 900) -> Images:
         elif i % 4 == 1:
             made[i] = np.sign(wave * np.sin(2 * np.pi * frequency * across))
         elif i % 4 == 2:
-            made[i] = sum(np.exp(-((x - cx) ** 2 + (y - cy) ** 2) / 0.01) for cx, cy in rng.uniform(0, 1, (6, 2)))
+            made[i] = sum(
+                np.exp(-((x - cx) ** 2 + (y - cy) ** 2) / 0.01)
+                for cx, cy in rng.uniform(0, 1, (6, 2))
+            )
         else:
             for octave in (2, 4, 7, 14):
                 noise = Image.fromarray(rng.normal(size=(octave, octave)).astype(np.float32))
-                made[i] += np.asarray(noise.resize((28, 28), Image.Resampling.BICUBIC)) / octave**0.5
+                made[i] += (
+                    np.asarray(noise.resize((28, 28), Image.Resampling.BICUBIC)) / octave**0.5
+                )
     low, high = made.min(axis=(1, 2), keepdims=True), made.max(axis=(1, 2), keepdims=True)
     return (255 * (made - low) / (high - low)).astype(np.uint8)
 
@@ -114,13 +134,17 @@ def weights(full: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     makes_data = commands.add_parser("data")
     makes_data.add_argument("--train", type=Path, required=True)
     makes_data.add_argument("--test", type=Path, required=True)
     for command in (makes_data, commands.add_parser("weights")):
-        command.add_argument("--full", type=Path, required=True, help="the whole eight-class training set")
+        command.add_argument(
+            "--full", type=Path, required=True, help="the whole eight-class training set"
+        )
     arguments = parser.parse_args()
     if arguments.command == "data":
         data(arguments.train, arguments.test, arguments.full)

@@ -62,7 +62,12 @@ GOALS = (
         level=True,
     ),
     Goal("1/2", "half, taught", _rivals("half"), BETTER),
-    Goal("1", "hydra of three: third, taught", ("single, tuned as long", "single, tuned twice as long"), BETTER),
+    Goal(
+        "1",
+        "hydra of three: third, taught",
+        ("single, tuned as long", "single, tuned twice as long"),
+        BETTER,
+    ),
     Goal("1", "hydra of three: third, taught", ("single, taught",), BETTER),
     Goal(
         "1.5",
@@ -167,7 +172,10 @@ def _goals(results: dict[str, Any]) -> str:
 def _verdict(goal: Goal, rival: str, seeds: Seeds) -> str:
     """Differences in words, and whether they are what was asked for."""
     gains = {metric: gain(seeds, goal.row, rival, metric) for metric in goal.metrics}
-    good = all(measured is not None and reached(goal, metric, *measured) for metric, measured in gains.items())
+    good = all(
+        measured is not None and reached(goal, metric, *measured)
+        for metric, measured in gains.items()
+    )
     told = _told(seeds, goal.row, rival, goal.metrics)
     return f"{told}: **{'reached' if good else 'missed'}**" if told else "not measured"
 
@@ -181,9 +189,12 @@ def _told(seeds: Seeds, row: str, rival: str, metrics: Sequence[str]) -> str:
             return ""
         factor, digits = SCALE[metric], 1 if SCALE[metric] > 1 else 3
         difference, error = (
-            f"{factor * each:{sign}.{digits}f}" for each, sign in zip(measured, ("+", ""), strict=True)
+            f"{factor * each:{sign}.{digits}f}"
+            for each, sign in zip(measured, ("+", ""), strict=True)
         )
-        texts.append(f"{'accuracy' if metric == 'accuracy' else metric.upper()} {difference} ± {error}")
+        texts.append(
+            f"{'accuracy' if metric == 'accuracy' else metric.upper()} {difference} ± {error}"
+        )
     return ", ".join(texts)
 
 
@@ -195,7 +206,10 @@ STEPS = {
     "by three teachers, not its own whole alone": ("half, taught", "half, taught by its own whole"),
     "tokens masked; images not mixed": ("half, taught", "half, taught on other inputs"),
     "as long, not twice as long": ("half, taught", "half, taught twice as long"),
-    "three halves, not three branches of one model": ("hydra of three: half, taught", "hydra of branches, taught"),
+    "three halves, not three branches of one model": (
+        "hydra of three: half, taught",
+        "hydra of branches, taught",
+    ),
     "three halves, not three branches behind the mean of three trunks": (
         "hydra of three: half",
         "hydra behind a mean trunk",
@@ -205,10 +219,19 @@ STEPS = {
     "the mean of three, not their ensemble": ("mean of three", "Deep Ensemble"),
     "the mean's half, not the half of one": ("mean of three: half", "half"),
     "the same, each half taught": ("mean of three: half, taught", "half, taught"),
-    "branches behind a mean trunk, not the mean of three": ("hydra behind a mean trunk", "mean of three"),
+    "branches behind a mean trunk, not the mean of three": (
+        "hydra behind a mean trunk",
+        "mean of three",
+    ),
     "the same, the branches taught": ("hydra behind a mean trunk, taught", "mean of three"),
-    "a larger model cut to the price of one, not the single model": ("larger, cut to one", "single"),
-    "a larger model cut to three quarters, not the single model's": ("larger, cut to three quarters", "three quarters"),
+    "a larger model cut to the price of one, not the single model": (
+        "larger, cut to one",
+        "single",
+    ),
+    "a larger model cut to three quarters, not the single model's": (
+        "larger, cut to three quarters",
+        "three quarters",
+    ),
     "a larger model cut to three quarters and taught, not the whole single model taught": (
         "larger, cut to three quarters, taught",
         "single, taught",
@@ -228,7 +251,9 @@ def _steps(results: dict[str, Any]) -> str:
         f"|---|{'---|' * len(results)}",
     ]
     for step, (row, without) in STEPS.items():
-        cells = [_told(_seeds(task), row, without, BETTER) or "not measured" for task in results.values()]
+        cells = [
+            _told(_seeds(task), row, without, BETTER) or "not measured" for task in results.values()
+        ]
         lines.append(f"| {step} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -246,7 +271,9 @@ def _table(name: str, task: dict[str, Any]) -> str:
     ]
     for row in dict.fromkeys(row for seed in sorted(seeds, key=len, reverse=True) for row in seed):
         count = sum(row in seed for seed in seeds)
-        lines.append(f"| {row} | {count} | {' | '.join(_cell(seeds, row, key) for key in COLUMNS)} |")
+        lines.append(
+            f"| {row} | {count} | {' | '.join(_cell(seeds, row, key) for key in COLUMNS)} |"
+        )
     return "\n".join(lines)
 
 
@@ -260,7 +287,10 @@ def _cell(seeds: Seeds, row: str, key: str) -> str:
     return f"{mean:.{digits}f} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
 
 
-README = ("<!-- worth: tools/render_docs.py writes it from benchmarks/results/front.json -->", "<!-- end of worth -->")
+README = (
+    "<!-- worth: tools/render_docs.py writes it from benchmarks/results/front.json -->",
+    "<!-- end of worth -->",
+)
 """Around the README's table."""
 SHOWN = (
     "half",
@@ -280,26 +310,43 @@ def worth(results: dict[str, Any]) -> str:
     """The README's table: for each task accuracy, NLL and AUROC, means over seeds."""
     lines = [f"| | multiply-adds | {' | '.join(results)} |", f"|---|---:|{'---:|' * len(results)}"]
     for row in SHOWN:
-        measured = [[seed[row] for seed in _alike(task, SHOWN) if row in seed] for task in results.values()]
+        measured = [
+            [seed[row] for seed in _alike(task, SHOWN) if row in seed] for task in results.values()
+        ]
         if not any(measured):
             continue
         prices = [statistics.fmean(seed["price"] for seed in seeds) for seeds in measured if seeds]
         low, high = (f"{end:.1f}" for end in (min(prices), max(prices)))
         cells = [
-            "/".join(f"{statistics.fmean(seed[metric] for seed in seeds):.3f}" for metric in BETTER) if seeds else "–"
+            "/".join(f"{statistics.fmean(seed[metric] for seed in seeds):.3f}" for metric in BETTER)
+            if seeds
+            else "–"
             for seeds in measured
         ]
-        lines.append(f"| {row} | {low if low == high else f'{low} to {high}'} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {row} | {low if low == high else f'{low} to {high}'} | {' | '.join(cells)} |"
+        )
     return "\n".join(lines)
 
 
 DRAWN = {
     "one model, nothing trained": ("third", "half", "three quarters", "single"),
     "one model, taught": ("third, taught", "half, taught", "single, taught"),
-    "mean of three, nothing trained": ("mean of three: third", "mean of three: half", "mean of three"),
-    "hydra of three, nothing trained": ("hydra of three: third", "hydra of three: half", "Deep Ensemble"),
+    "mean of three, nothing trained": (
+        "mean of three: third",
+        "mean of three: half",
+        "mean of three",
+    ),
+    "hydra of three, nothing trained": (
+        "hydra of three: third",
+        "hydra of three: half",
+        "Deep Ensemble",
+    ),
     "hydra of three, taught": ("hydra of three: third, taught", "hydra of three: half, taught"),
-    "hydra of halves as a cascade": ("cascade of hydra of three: half", "cascade of hydra of three: half, taught"),
+    "hydra of halves as a cascade": (
+        "cascade of hydra of three: half",
+        "cascade of hydra of three: half, taught",
+    ),
 }
 """Lines of the picture, through their rows from the cheapest on; they end at the whole model and the Deep Ensemble."""
 COLOURS = ("#1b6ca8", "#0b8a5c", "#b8a000", "#c7762b", "#a3338b", "#5c5c5c")
@@ -320,7 +367,13 @@ def front_plot(results: dict[str, Any], path: Path) -> None:
         panels[-1].set_xlabel("multiply-adds, whole models")
     for label, panel in zip(metrics.values(), grid[:, 0], strict=True):
         panel.set_ylabel(label)
-    drawn.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=3, frameon=False, fontsize=8)
+    drawn.legend(
+        *grid[0][0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncol=3,
+        frameon=False,
+        fontsize=8,
+    )
     save_figure(drawn, path)
 
 
@@ -331,7 +384,9 @@ def _panel(panel: Any, seeds: Seeds, metric: str) -> None:
         panel.plot(*points, "o-", color=colour, markersize=4, linewidth=1.4, label=label)
     for row, sign in (("single", "one model"), ("Deep Ensemble", "Deep Ensemble")):
         (x,), (y,) = _points(seeds, (row,), metric)
-        panel.annotate(sign, (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
+        panel.annotate(
+            sign, (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8
+        )
     panel.margins(0.12, 0.2)
     panel.grid(visible=True, alpha=0.25)
 

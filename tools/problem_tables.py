@@ -59,7 +59,15 @@ def problem_tables(results: dict[str, Any]) -> str:
     ]
     for name, (heading, about, more) in TASKS.items():
         if name in results:
-            lines += ["", f"### {heading}", "", about, _sizes(results[name]), "", *_table(results[name]["seeds"], more)]
+            lines += [
+                "",
+                f"### {heading}",
+                "",
+                about,
+                _sizes(results[name]),
+                "",
+                *_table(results[name]["seeds"], more),
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -79,9 +87,19 @@ def _table(seeds: dict[str, Any], more: tuple[str, ...]) -> list[str]:
         of_seeds = [run[name] for run in runs]
         values = [[each["id"].get(metric) for each in of_seeds] for metric in (*USUAL, *more)]
         values += [[each["ood"][at]["auroc"] for each in of_seeds] for at in range(2)]
-        prices = [(each["cost"].get("expected_macs") or each["cost"]["macs"]) / base for each in of_seeds]
+        prices = [
+            (each["cost"].get("expected_macs") or each["cost"]["macs"]) / base for each in of_seeds
+        ]
         rows.append([name, str(len(runs)), f"{statistics.mean(prices):.2f}", *map(_spread, values)])
-    head = ["", "seeds", "multiply-adds", *USUAL.values(), *(NAMES[each] for each in more), "near ↑", "far ↑"]
+    head = [
+        "",
+        "seeds",
+        "multiply-adds",
+        *USUAL.values(),
+        *(NAMES[each] for each in more),
+        "near ↑",
+        "far ↑",
+    ]
     return table(head, rows)
 
 
@@ -89,4 +107,6 @@ def _spread(values: list[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "–"
-    return f"{statistics.mean(known):.3f}" + (f" ± {statistics.stdev(known):.3f}" if len(known) > 1 else "")
+    return f"{statistics.mean(known):.3f}" + (
+        f" ± {statistics.stdev(known):.3f}" if len(known) > 1 else ""
+    )

@@ -40,7 +40,12 @@ def with_outputs(text: str, folder: Path) -> str:
 
     def ran(block: re.Match[str]) -> str:
         done = subprocess.run(
-            ["bash", "-ec", block[1]], cwd=folder, env=environment, capture_output=True, text=True, check=True
+            ["bash", "-ec", block[1]],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         if block[2] is None:
             return block[0]
@@ -61,7 +66,10 @@ def demo_table(report: dict[str, Any]) -> str:
 def _kept(table: Table) -> Table:
     """What the README has room for, without intervals and second ranks."""
     columns = [
-        replace(c, cells=tuple(Cell(cell.text, "best" if cell.rank == "best" else "") for cell in c.cells))
+        replace(
+            c,
+            cells=tuple(Cell(cell.text, "best" if cell.rank == "best" else "") for cell in c.cells),
+        )
         for c in table.columns
         if c.metric.key not in LEFT_OUT and c.group != "all"
     ]
@@ -87,7 +95,9 @@ def hydra_svg(manifest: dict[str, Any]) -> str:
     for i, member in enumerate(manifest["members"]):
         x = left + i * (tower["heads"] * step + 36)
         (rows,) = member["kept"].values()
-        parts.append(f'<text x="{x}" y="{top - 14}" fill="{COLOURS[i]}" font-weight="bold">member {i + 1}</text>')
+        parts.append(
+            f'<text x="{x}" y="{top - 14}" fill="{COLOURS[i]}" font-weight="bold">member {i + 1}</text>'
+        )
         for layer, row in enumerate(rows):
             for head in range(tower["heads"]):
                 fill = f'fill="{COLOURS[i]}"' if head in row else 'fill="none" stroke="#bbb"'

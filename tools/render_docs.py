@@ -80,8 +80,14 @@ def pages() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demo", type=Path, help="also write what the demo gave: README's outputs, the guide's tables")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--demo",
+        type=Path,
+        help="also write what the demo gave: README's outputs, the guide's tables",
+    )
     folder = parser.parse_args().demo
     if folder is not None:
         demo(folder)

@@ -33,13 +33,19 @@ def page(messages: list[str]) -> str:
     parts = [HEAD.format(count=len(MISTAKES))]
     for code, about in CODES.items():
         parts.append(f"## Exit code {code}: {about}\n")
-        parts += [entry(m, message) for m, message in zip(MISTAKES, messages, strict=True) if m.code == code]
+        parts += [
+            entry(m, message)
+            for m, message in zip(MISTAKES, messages, strict=True)
+            if m.code == code
+        ]
     return "\n".join(parts)
 
 
 def entry(mistake: Mistake, message: str) -> str:
     """What is done and what the tool prints then."""
-    return f"**{mistake.what}.** `hydrasurgeon {mistake.line}`\n\n```text\n{message.rstrip()}\n```\n"
+    return (
+        f"**{mistake.what}.** `hydrasurgeon {mistake.line}`\n\n```text\n{message.rstrip()}\n```\n"
+    )
 
 
 def main() -> None:

@@ -28,11 +28,22 @@ from typing import Literal
 def stub() -> str:
     """The whole file."""
     homes: dict[str, str] = vars(hs)["_HOME"]
-    stages = {name: imported(place) for name, place in homes.items() if hasattr(imported(place), "__wrapped__")}
+    stages = {
+        name: imported(place)
+        for name, place in homes.items()
+        if hasattr(imported(place), "__wrapped__")
+    }
     others = [tuple(place.split(":")) for name, place in homes.items() if name not in stages]
-    results = [(imported_from(function), function.__annotations__["return"]) for function in stages.values()]
-    lines = [f"from {module} import {name} as {name}" for module, name in sorted([*others, *results])]
-    return HEAD + "\n".join([*lines, "", "__version__: str", "", *(signature(*each) for each in stages.items())])
+    results = [
+        (imported_from(function), function.__annotations__["return"])
+        for function in stages.values()
+    ]
+    lines = [
+        f"from {module} import {name} as {name}" for module, name in sorted([*others, *results])
+    ]
+    return HEAD + "\n".join(
+        [*lines, "", "__version__: str", "", *(signature(*each) for each in stages.items())]
+    )
 
 
 def imported_from(function: Callable[..., Any]) -> str:

@@ -16,7 +16,10 @@ def served(results: dict[str, Any]) -> str:
     server, plain, machine = results["server"], results["sequential"], results["machine"]
     rows = [
         f"| {name} | {part['per_second']:.0f} | {part['p50_ms']:.0f} ms | {part['p99_ms']:.0f} ms |"
-        for name, part in ((f"`serve`, {results['clients']} clients", server), ("one by one, no server", plain))
+        for name, part in (
+            (f"`serve`, {results['clients']} clients", server),
+            ("one by one, no server", plain),
+        )
     ]
     lost, strange = server["lost"] + server["refused"], server["wrong"]
     return "\n".join(

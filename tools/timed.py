@@ -31,7 +31,11 @@ def surgery(results: dict[str, Any]) -> list[str]:
             [
                 ['`python -c "import torch"`', f"{start['import_torch_s']:.2f}", "1"],
                 ["`hydrasurgeon --help`", f"{start['help_s']:.2f}", f"{start['help_ratio']:.2f}"],
-                ["`hydrasurgeon inspect`", f"{start['inspect_s']:.2f}", f"{start['inspect_ratio']:.2f}"],
+                [
+                    "`hydrasurgeon inspect`",
+                    f"{start['inspect_s']:.2f}",
+                    f"{start['inspect_ratio']:.2f}",
+                ],
             ],
         ),
         "",
@@ -43,7 +47,18 @@ def surgery(results: dict[str, Any]) -> list[str]:
         ),
         "needs). Times include hashing every byte read and written, and fsync.",
         "",
-        *table(["", "seconds", "`cp`", "budget", "of budget", "peak memory MB", "bare `import torch` MB"], rows),
+        *table(
+            [
+                "",
+                "seconds",
+                "`cp`",
+                "budget",
+                "of budget",
+                "peak memory MB",
+                "bare `import torch` MB",
+            ],
+            rows,
+        ),
     ]
 
 
@@ -79,7 +94,16 @@ def verify(results: dict[str, Any]) -> list[str]:
         ),
         "",
         *table(
-            ["", "GB", "seconds", "of hashing", "of two threads", "of `sha256sum`", "peak memory MB", "hashing MB"],
+            [
+                "",
+                "GB",
+                "seconds",
+                "of hashing",
+                "of two threads",
+                "of `sha256sum`",
+                "peak memory MB",
+                "hashing MB",
+            ],
             rows,
         ),
     ]
@@ -132,7 +156,9 @@ def fused(results: dict[str, Any]) -> list[str]:
     ]
     for arch, points in results["results"].items():
         found = {(p["contender"], p["dtype"], p["batch"]): p for p in points}
-        shapes = sorted({(p["dtype"], p["batch"]) for p in points}, key=lambda x: (x[0] != "float32", x))
+        shapes = sorted(
+            {(p["dtype"], p["batch"]) for p in points}, key=lambda x: (x[0] != "float32", x)
+        )
         sizes = [f"{short(d)}, {b}" for d, b in shapes]
         head = ["", "parameters", "multiply-adds", "launches", *sizes]
         times, peaks = [], []
@@ -142,10 +168,14 @@ def fused(results: dict[str, Any]) -> list[str]:
                 next((f"{p[key]:.2f}" for p in mine if p and p.get(key)), "–")
                 for key in ("params_ratio", "macs_ratio", "launches_ratio")
             ]
-            times.append([name, *counts, *("–" if p is None else f"{p['ratio']:.2f}" for p in mine)])
+            times.append(
+                [name, *counts, *("–" if p is None else f"{p['ratio']:.2f}" for p in mine)]
+            )
             peaks.append([name, *("–" if p is None else f"{p['peak_mb']:.0f}" for p in mine)])
         singles = [found.get(("single", *shape)) for shape in shapes]
-        times.append(["single, ms", "", "", "", *("–" if p is None else f"{p['ms']:.0f}" for p in singles)])
+        times.append(
+            ["single, ms", "", "", "", *("–" if p is None else f"{p['ms']:.0f}" for p in singles)]
+        )
         lines += [
             "",
             f"### {arch}",
@@ -165,7 +195,9 @@ def fused(results: dict[str, Any]) -> list[str]:
 
 def in_short(points: list[dict[str, Any]]) -> str:
     """How often a hydra is what it should be, over all dtypes and batch sizes."""
-    members = {(p["dtype"], p["batch"]): p for p in points if p["contender"] == "members in sequence"}
+    members = {
+        (p["dtype"], p["batch"]): p for p in points if p["contender"] == "members in sequence"
+    }
     hydras = [
         (p, members[p["dtype"], p["batch"]])
         for p in points

@@ -21,9 +21,13 @@ from timm.models import vision_transformer as vit
 
 from hydrasurgeon.families.timm_vit.architectures import tensor_shapes
 
-TARGET = Path(__file__).parents[1] / "hydrasurgeon" / "families" / "timm_vit" / "timm_architectures.json"
+TARGET = (
+    Path(__file__).parents[1] / "hydrasurgeon" / "families" / "timm_vit" / "timm_architectures.json"
+)
 SIGNATURE = inspect.signature(vit.VisionTransformer.__init__).parameters
-DEFAULTS = {name: p.default for name, p in SIGNATURE.items() if p.default is not inspect.Parameter.empty}
+DEFAULTS = {
+    name: p.default for name, p in SIGNATURE.items() if p.default is not inspect.Parameter.empty
+}
 # Arguments that neither shapes nor the inference result depend on.
 IRRELEVANT = {
     "drop_rate",
@@ -55,14 +59,18 @@ def main() -> None:
 
     patch.object(vit.VisionTransformer, "__init__", capture).start()
     rows = []
-    for name in sorted(set(timm.list_models(module="vision_transformer") + timm.list_models(module="deit"))):
+    for name in sorted(
+        set(timm.list_models(module="vision_transformer") + timm.list_models(module="deit"))
+    ):
         captured.clear()
         with torch.device("meta"):
             model = timm.create_model(name, pretrained=False)
         if not isinstance(model, vit.VisionTransformer):
             continue
         args = {
-            k: plain(v) for k, v in captured.items() if k not in IRRELEVANT and k in DEFAULTS and v is not DEFAULTS[k]
+            k: plain(v)
+            for k, v in captured.items()
+            if k not in IRRELEVANT and k in DEFAULTS and v is not DEFAULTS[k]
         }
         if type(model) is not vit.VisionTransformer:
             args["class"] = type(model).__name__
@@ -73,7 +81,11 @@ def main() -> None:
         pretrained = get_pretrained_cfg(name)
         cfg = resolve_data_config(pretrained.to_dict()) if pretrained else {}
         rows.append(
-            {"name": name, "args": args, "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg}}
+            {
+                "name": name,
+                "args": args,
+                "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg},
+            }
             | ({"why": why} if why else {})
         )
     write(TARGET, defaults, rows)

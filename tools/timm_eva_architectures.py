@@ -18,7 +18,13 @@ from timm_architectures import IRRELEVANT, PREPROCESS, plain, write
 from hydrasurgeon.families.timm_eva.architectures import weights
 from hydrasurgeon.families.weights import shapes_of
 
-TARGET = Path(__file__).parents[1] / "hydrasurgeon" / "families" / "timm_eva" / "timm_eva_architectures.json"
+TARGET = (
+    Path(__file__).parents[1]
+    / "hydrasurgeon"
+    / "families"
+    / "timm_eva"
+    / "timm_eva_architectures.json"
+)
 SIGNATURE = inspect.signature(eva.Eva.__init__).parameters
 DEFAULTS = {name: plain(p.default) for name, p in SIGNATURE.items() if p.default is not p.empty}
 
@@ -49,7 +55,11 @@ def main() -> None:
             why = "its tensors are laid out in a way that is not known here"
         pretrained = get_pretrained_cfg(name)
         cfg = resolve_data_config(pretrained.to_dict()) if pretrained else {}
-        row = {"name": name, "args": args, "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg}}
+        row = {
+            "name": name,
+            "args": args,
+            "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg},
+        }
         rows.append(row | ({"why": why} if why else {}))
     write(TARGET, defaults, rows)
 

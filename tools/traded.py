@@ -42,7 +42,17 @@ def trunk(results: dict[str, Any]) -> list[str]:
         "![Quality against multiply-adds](../trunk.svg)",
         "",
         *table(
-            ["", "multiply-adds", "parameters", "accuracy ↑", "NLL ↓", "ECE ↓", "AUROC near ↑", "AUROC far ↑", "MI"],
+            [
+                "",
+                "multiply-adds",
+                "parameters",
+                "accuracy ↑",
+                "NLL ↓",
+                "ECE ↓",
+                "AUROC near ↑",
+                "AUROC far ↑",
+                "MI",
+            ],
             [row(p) for p in results["points"]],
         ),
     ]
@@ -53,7 +63,9 @@ def trunk_plot(results: dict[str, Any], path: Path) -> None:
 
     drawn = figure(9, 3.6)
     for axes, (key, title) in zip(
-        drawn.subplots(1, 2), (("nll", "NLL (lower is better)"), ("auroc_near", "AUROC, near-OOD")), strict=True
+        drawn.subplots(1, 2),
+        (("nll", "NLL (lower is better)"), ("auroc_near", "AUROC, near-OOD")),
+        strict=True,
     ):
         for tuned in (False, True):
             mine = [p for p in results["points"] if p["tuned"] is tuned]
@@ -61,7 +73,11 @@ def trunk_plot(results: dict[str, Any], path: Path) -> None:
             axes.plot(xs, ys, marker="o", label=f"hydra, {'tuned' if tuned else 'not tuned'}")
             for p in mine:
                 axes.annotate(
-                    str(p["trunk"]), (p["macs_ratio"], p[key]), textcoords="offset points", xytext=(4, 4), fontsize=7
+                    str(p["trunk"]),
+                    (p["macs_ratio"], p[key]),
+                    textcoords="offset points",
+                    xytext=(4, 4),
+                    fontsize=7,
                 )
         for p in results["points"]:
             if p["trunk"] is None:
@@ -84,7 +100,10 @@ def compensation(results: dict[str, Any]) -> list[str]:
                     *(
                         (
                             f"{100 * found['lstsq']['mean']['accuracy_recovered']:.0f} %",
-                            " / ".join(f"{100 * s['accuracy_recovered']:.0f}" for s in found["lstsq"]["seeds"]),
+                            " / ".join(
+                                f"{100 * s['accuracy_recovered']:.0f}"
+                                for s in found["lstsq"]["seeds"]
+                            ),
                         )
                         if model["backbone"]["accuracy"] - found["pruned"]["accuracy"] > 0.01
                         else ("–", "–")
@@ -92,9 +111,17 @@ def compensation(results: dict[str, Any]) -> list[str]:
                 ]
             )
             if "near" in model["backbone"]:
-                of = (model["backbone"], found["pruned"], found["mean"]["mean"], found["lstsq"]["mean"])
+                of = (
+                    model["backbone"],
+                    found["pruned"],
+                    found["mean"]["mean"],
+                    found["lstsq"]["mean"],
+                )
                 foreign.append(
-                    [f"{name}, {selection}", *(f"{each[group]:.3f}" for group in ("near", "far") for each in of)]
+                    [
+                        f"{name}, {selection}",
+                        *(f"{each[group]:.3f}" for group in ("near", "far") for each in of),
+                    ]
                 )
     return [
         "## Repair without training (`prune --compensate`)",
@@ -108,12 +135,24 @@ def compensation(results: dict[str, Any]) -> list[str]:
             " was lost)."
         ),
         "",
-        *table(["", "backbone", "pruned", "`mean`", "`lstsq`", "`lstsq` recovers", "by seed, %"], rows),
+        *table(
+            ["", "backbone", "pruned", "`mean`", "`lstsq`", "`lstsq` recovers", "by seed, %"], rows
+        ),
         "",
         "AUROC of near and of far OOD data by msp, mean over the calibration seeds:",
         "",
         *table(
-            ["", "near: backbone", "pruned", "`mean`", "`lstsq`", "far: backbone", "pruned", "`mean`", "`lstsq`"],
+            [
+                "",
+                "near: backbone",
+                "pruned",
+                "`mean`",
+                "`lstsq`",
+                "far: backbone",
+                "pruned",
+                "`mean`",
+                "`lstsq`",
+            ],
             foreign,
         ),
     ]

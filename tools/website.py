@@ -64,8 +64,14 @@ def options() -> str:
 
     parts = ["# Options of every command", "`hydrasurgeon help COMMAND` prints the same."]
     for command in COMMANDS:
-        lines = "\n".join(f"hydrasurgeon {command.name} {line}" for line in EXAMPLES.get(command.name, ()))
-        parts += [f"## {command.name}", cleandoc(str(command.record.__doc__)), f"```bash\n{lines}\n```"]
+        lines = "\n".join(
+            f"hydrasurgeon {command.name} {line}" for line in EXAMPLES.get(command.name, ())
+        )
+        parts += [
+            f"## {command.name}",
+            cleandoc(str(command.record.__doc__)),
+            f"```bash\n{lines}\n```",
+        ]
         for title, rows in sections(command.name, command.record).items():
             cells = [f"| <code>{cell(typed)}</code> | {cell(meant)} |" for typed, meant in rows]
             parts.append("\n".join([f"| {title} | |", "|---|---|", *cells]))
@@ -74,4 +80,9 @@ def options() -> str:
 
 def cell(text: str) -> str:
     """Text that Markdown and HTML leave as it is, in a cell of a table."""
-    return html.escape(text, quote=False).replace("|", "&#124;").replace("*", "&#42;").replace("_", "&#95;")
+    return (
+        html.escape(text, quote=False)
+        .replace("|", "&#124;")
+        .replace("*", "&#42;")
+        .replace("_", "&#95;")
+    )

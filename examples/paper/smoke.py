@@ -32,7 +32,9 @@ def images(path: Path, seed: int, *, labels: bool = True) -> Path:
     pixels = rng.integers(0, 100, (COUNT, 28, 28, 3), dtype=np.uint8)
     for i, label in enumerate(truth if labels else ()):
         pixels[i, 9 * label : 9 * label + 9] = 230
-    np.savez(path, images=pixels, **({"labels": truth, "classes": np.array(CLASSES)} if labels else {}))
+    np.savez(
+        path, images=pixels, **({"labels": truth, "classes": np.array(CLASSES)} if labels else {})
+    )
     return path
 
 
@@ -41,7 +43,11 @@ def texts(path: Path, seed: int, *, labels: bool = True) -> Path:
     rows = []
     for i in range(COUNT):
         words = rng.choice(WORDS[2:], size=rng.integers(2, 6)).tolist()
-        rows.append({"text": " ".join([WORDS[i % 2], *words]), "label": i % 2} if labels else {"text": " ".join(words)})
+        rows.append(
+            {"text": " ".join([WORDS[i % 2], *words]), "label": i % 2}
+            if labels
+            else {"text": " ".join(words)}
+        )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -73,7 +79,12 @@ def bert(folder: Path) -> str:
 
     vocabulary = {w: i for i, w in enumerate(("[CLS]", "[PAD]", "[SEP]", "[UNK]", *WORDS))}
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
     BertForSequenceClassification(
         BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, pad_token_id=1, **sizes)
     ).save_pretrained(folder)
@@ -100,7 +111,13 @@ def clip(folder: Path) -> str:
 
     sizes = {
         "embed_dim": 16,
-        "vision_cfg": {"image_size": 28, "patch_size": 7, "layers": 3, "width": 32, "head_width": 8},
+        "vision_cfg": {
+            "image_size": 28,
+            "patch_size": 7,
+            "layers": 3,
+            "width": 32,
+            "head_width": 8,
+        },
         "text_cfg": {"context_length": 12, "width": 32, "heads": 4, "layers": 3},
     }
     torch.manual_seed(0)
@@ -116,7 +133,10 @@ def make(paper: str, out: Path) -> str:
     folder = out / "stand-ins"
     folder.mkdir()
     suffix, write = (".jsonl", texts) if paper == "sst2" else (".npz", images)
-    known = {name: write(folder / f"{name}{suffix}", i) for i, name in enumerate(("train", "val", "test"))}
+    known = {
+        name: write(folder / f"{name}{suffix}", i)
+        for i, name in enumerate(("train", "val", "test"))
+    }
     foreign = {
         name: write(folder / f"{name}{suffix}", 10 + i, labels=False)
         for i, name in enumerate(("chooses", "near", "far"))

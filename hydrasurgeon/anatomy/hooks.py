@@ -1,4 +1,5 @@
-"""Turn heads and neurons off in a live model, or make their masks differentiable (paper D.1.2, ablation operator).
+"""Turn heads and neurons off in a live model, or make their masks differentiable (paper D.1.2,
+ablation operator).
 
 Scaling the input of W_O is the same as scaling W_O's column block, and touches no weights.
 """
@@ -31,7 +32,9 @@ def removed(*hooks: RemovableHandle) -> Iterator[None]:
 
 @contextlib.contextmanager
 def masked(sites: Sequence[Attention], masks: Mapping[Place, Tensor]) -> Iterator[None]:
-    """Within the block, the head outputs of each site are multiplied by its mask, [head] or [batch, head]."""
+    """Within the block, the head outputs of each site are multiplied by its mask, [head] or [batch,
+    head].
+    """
 
     def scaler(site: Attention, mask: Tensor) -> Any:
         def scale(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -58,7 +61,9 @@ def ablated(sites: Sequence[Attention], heads: Sequence[Head]) -> Iterator[None]
     for site in sites:
         keep = [Head(site.tower, site.layer, h) not in off for h in site.heads]
         if not all(keep):
-            masks[site.tower, site.layer] = torch.tensor(keep, device=site.out.weight.device, dtype=torch.float32)
+            masks[site.tower, site.layer] = torch.tensor(
+                keep, device=site.out.weight.device, dtype=torch.float32
+            )
     with masked(sites, masks):
         yield
 
@@ -70,7 +75,9 @@ def silenced(blocks: Sequence[Block], present: Kept, kept: Kept) -> Iterator[Non
     def masking(block: Block) -> Any:
         group, layer = f"{block.attention.tower}{NEURONS}", block.attention.layer
         stays = set(kept[group][layer])
-        mask = torch.tensor([neuron in stays for neuron in present[group][layer]], device=block.out.weight.device)
+        mask = torch.tensor(
+            [neuron in stays for neuron in present[group][layer]], device=block.out.weight.device
+        )
         return lambda _, args: (args[0] * mask.to(args[0].dtype), *args[1:])
 
     cut = [block for block in blocks if f"{block.attention.tower}{NEURONS}" in kept]

@@ -1,7 +1,8 @@
-"""The transformer layer, from the parts that an anatomy names: for one model here, for many in the runtime.
+"""The transformer layer, from the parts that an anatomy names: for one model here, for many in the
+runtime.
 
-pre-norm:   y = x + scale1(attention(norm1(x)));   out = y + scale2(mlp(norm2(y)))   (scales may be norms too)
-post-norm:  y = norm1(x + scale1(attention(x)));   out = norm2(y + scale2(mlp(y)))
+pre-norm:   y = x + scale1(attention(norm1(x)));   out = y + scale2(mlp(norm2(y)))   (scales may be
+norms too) post-norm:  y = norm1(x + scale1(attention(x)));   out = norm2(y + scale2(mlp(y)))
 
 `parts` are a `Block`, or what has its parts for all members at once.
 """
@@ -32,7 +33,9 @@ def run(anatomy: Anatomy, inputs: Any) -> Float[Tensor, "batch klass"]:
     return anatomy.readout(replace(stack, hidden=hidden))
 
 
-def run_block(block: Block, hidden: Hidden, bias: Tensor | None, tokens: int | None = None) -> Hidden:
+def run_block(
+    block: Block, hidden: Hidden, bias: Tensor | None, tokens: int | None = None
+) -> Hidden:
     """One layer of one model; of its output only the first `tokens`, or all."""
     attended = attend(block.attention, attention_input(block, hidden), bias, tokens)
     return after_attention(block, hidden, attended)
@@ -46,7 +49,9 @@ def attention_input(parts: Any, hidden: Hidden) -> Hidden:
 
 def after_attention(parts: Any, hidden: Hidden, attended: Hidden) -> Hidden:
     """The rest of a layer, from its input and its attention's output (which may have fewer tokens)."""
-    if attended.shape[-2] != hidden.shape[-2]:  # always to slice would freeze the length in an exported file
+    if (
+        attended.shape[-2] != hidden.shape[-2]
+    ):  # always to slice would freeze the length in an exported file
         hidden = hidden[..., : attended.shape[-2], :]
     return feed_forward(parts, hidden + parts.scale1(attended))
 
@@ -71,7 +76,9 @@ def mlp_half(parts: Any, hidden: Hidden) -> Hidden:
     return done
 
 
-def attend(site: Attention, hidden: Hidden, bias: Tensor | None, tokens: int | None = None) -> Hidden:
+def attend(
+    site: Attention, hidden: Hidden, bias: Tensor | None, tokens: int | None = None
+) -> Hidden:
     """Multi-head attention of one site with the heads it has, from the first `tokens` or from all."""
     if not site.heads:
         return silent(site, hidden, tokens)
@@ -81,10 +88,14 @@ def attend(site: Attention, hidden: Hidden, bias: Tensor | None, tokens: int | N
 
 
 def mixed(site: Attention, q: Heads, k: Heads, v: Heads, mask: Tensor | None) -> Heads:
-    """What each head makes of the values: softmax(q kᵀ·scale + mask) v, for its queries side by side."""
+    """What each head makes of the values: softmax(q kᵀ·scale + mask) v, for its queries side by
+    side.
+    """
     k, v = shared(site, k), shared(site, v)
     if site.softcap is None:
-        return side_by_side(site, scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale))
+        return side_by_side(
+            site, scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale)
+        )
     logits = capped(site, q @ k.transpose(-1, -2) * site.scale)
     logits = logits if mask is None else logits + mask
     return side_by_side(site, logits.softmax(dim=-1) @ v)
@@ -116,28 +127,42 @@ def silent(site: Attention, hidden: Hidden, tokens: int | None) -> Hidden:
 
 
 def layer_bias(
-    site: Attention, hidden: Hidden, bias: Tensor | None, heads: Sequence[int], tokens: int | None = None
+    site: Attention,
+    hidden: Hidden,
+    bias: Tensor | None,
+    heads: Sequence[int],
+    tokens: int | None = None,
 ) -> Tensor | None:
-    """What is added to the attention logits of these heads and tokens: the stack's bias and the layer's own."""
+    """What is added to the attention logits of these heads and tokens: the stack's bias and the
+    layer's own.
+    """
     if site.bias is not None:
         shift = site.bias(hidden)
         # The sum of two masks must not overflow to -inf: a row of those would be NaN after softmax.
-        bias = shift if bias is None else torch.clamp(bias + shift, min=torch.finfo(shift.dtype).min)
+        bias = (
+            shift if bias is None else torch.clamp(bias + shift, min=torch.finfo(shift.dtype).min)
+        )
     if bias is None:
         return None
     bias = bias if bias.shape[1] == 1 else bias[:, list(heads)]
     return bias if bias.shape[2] == 1 else bias[:, :, :tokens]
 
 
-def related(site: Attention, bias: Tensor | None, q: Heads, k: Heads, heads: Sequence[int]) -> Tensor | None:
-    """`bias`, with what these heads' queries and keys add to their attention logits where the model has that."""
+def related(
+    site: Attention, bias: Tensor | None, q: Heads, k: Heads, heads: Sequence[int]
+) -> Tensor | None:
+    """`bias`, with what these heads' queries and keys add to their attention logits where the model
+    has that.
+    """
     if site.relative is None:
         return bias
     said = site.relative(q, k, heads)
     return said if bias is None else said + bias
 
 
-def queries_keys_values(site: Attention, hidden: Hidden, tokens: int | None = None) -> tuple[Heads, Heads, Heads]:
+def queries_keys_values(
+    site: Attention, hidden: Hidden, tokens: int | None = None
+) -> tuple[Heads, Heads, Heads]:
     """Queries of the first `tokens` (or all), keys and values of all."""
     inputs = (hidden if tokens is None else hidden[:, :tokens], hidden, hidden)
     if len(site.project) == 3:
@@ -148,13 +173,20 @@ def queries_keys_values(site: Attention, hidden: Hidden, tokens: int | None = No
         weight, shift = site.project[0].weight, site.project[0].bias
         width = len(site.heads) * site.head_dim
         first, rest = (None, None) if shift is None else (shift[:width], shift[width:])
-        made = [(linear(inputs[0], weight[:width], first), 1), (linear(hidden, weight[width:], rest), 2)]
-    q, k, v = (part for projected, parts in made for part in split_heads(projected, parts, site.head_dim))
+        made = [
+            (linear(inputs[0], weight[:width], first), 1),
+            (linear(hidden, weight[width:], rest), 2),
+        ]
+    q, k, v = (
+        part for projected, parts in made for part in split_heads(projected, parts, site.head_dim)
+    )
     return *placed(site, site.q_norm(q), site.k_norm(k)), v
 
 
 def split_heads(projected: Hidden, parts: int, head_dim: int) -> tuple[Heads, ...]:
-    """A projection's output as [batch, head, token, head_dim], for each of the `parts` (q, k, v) packed in it."""
+    """A projection's output as [batch, head, token, head_dim], for each of the `parts` (q, k, v)
+    packed in it.
+    """
     each = projected.unflatten(-1, (parts, -1, head_dim)).unbind(-3)
     return tuple(part.transpose(-3, -2) for part in each)
 

@@ -1,14 +1,25 @@
-"""What one layer's attention saw: which tokens are real, and the map of every head, softmax(q kᵀ·scale + bias)."""
+"""What one layer's attention saw: which tokens are real, and the map of every head, softmax(q
+kᵀ·scale + bias).
+"""
 
 from __future__ import annotations
 
 from jaxtyping import Bool, Float
 from torch import Tensor, ones
 
-from hydrasurgeon.anatomy.layers import capped, layer_bias, merge, queries_keys_values, related, shared, side_by_side
+from hydrasurgeon.anatomy.layers import (
+    capped,
+    layer_bias,
+    merge,
+    queries_keys_values,
+    related,
+    shared,
+    side_by_side,
+)
 from hydrasurgeon.anatomy.parts import Attention, Stack
 
-# Masks are -inf or the lowest number of some dtype (float16: -65504); position tables stay far above this.
+# Masks are -inf or the lowest number of some dtype (float16: -65504); position tables stay far
+# above this.
 HIDDEN_BELOW = -1e4
 
 
@@ -24,7 +35,9 @@ def real_tokens(stack: Stack) -> Bool[Tensor, "batch token"]:
 def attention_maps(
     site: Attention, hidden: Float[Tensor, "batch token embed"], bias: Tensor | None
 ) -> Float[Tensor, "batch head token token"]:
-    """Who looks at whom, in float32, by the mean of a head's queries; `hidden` is what the site is given."""
+    """Who looks at whom, in float32, by the mean of a head's queries; `hidden` is what the site is
+    given.
+    """
     maps, _ = _maps_and_values(site, hidden, bias)
     return maps.unflatten(1, (-1, site.queries)).mean(dim=2)
 

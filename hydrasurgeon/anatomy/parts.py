@@ -25,7 +25,9 @@ class Attention:
     tower: str
     layer: int
     heads: tuple[int, ...]
-    """The heads present, numbered in the original model, in the order in which they lie in the weights."""
+    """The heads present, numbered in the original model, in the order in which they lie in the
+    weights.
+    """
     head_dim: int
     project: tuple[nn.Linear | Biased, ...]
     """Either one linear that packs q, k and v, or three."""
@@ -35,14 +37,19 @@ class Attention:
     q_norm: nn.Module = field(default_factory=_as_it_is)
     k_norm: nn.Module = field(default_factory=_as_it_is)
     rotate: Callable[[Tensor], Tensor] | None = None
-    """Rotary positions: turns queries or keys, [batch, head, token, head_dim], of the leading tokens; no parameters."""
+    """Rotary positions: turns queries or keys, [batch, head, token, head_dim], of the leading
+    tokens; no parameters.
+    """
     bias: Callable[[Tensor], Tensor] | None = None
-    """What only this layer adds to the attention logits, alike for all heads and inputs, [1, 1, token, token]: made
-    from
-    its input, which tells the number of tokens, dtype and device; no parameters."""
+    """What only this layer adds to the attention logits, alike for all heads and inputs, [1, 1,
+    token, token]: made from its input, which tells the number of tokens, dtype and device; no
+    parameters.
+    """
     relative: Callable[[Tensor, Tensor, Sequence[int]], Tensor] | None = None
-    """What queries and keys say of distances, added to the attention logits: made from those of some of the heads,
-    [batch, head, token, head_dim], and these heads' numbers; its parameters lie in the layer and the embedding."""
+    """What queries and keys say of distances, added to the attention logits: made from those of
+    some of the heads, [batch, head, token, head_dim], and these heads' numbers; its parameters lie
+    in the layer and the embedding.
+    """
     queries: int = 1
     """How many queries share one key and one value: together they are one head."""
     softcap: float | None = None
@@ -55,13 +62,17 @@ class Attention:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """How many rows one head has in each of `project`, or in each third of the one that packs q, k and v."""
+        """How many rows one head has in each of `project`, or in each third of the one that packs
+        q, k and v.
+        """
         return (self.width, self.head_dim, self.head_dim)[: len(self.project)]
 
 
 @dataclass(frozen=True)
 class Block:
-    """One transformer layer: two residual branches, normalised before (pre-norm) or after (post-norm)."""
+    """One transformer layer: two residual branches, normalised before (pre-norm) or after
+    (post-norm).
+    """
 
     norm1: nn.Module
     attention: Attention
@@ -87,8 +98,10 @@ class Stack:
 
     hidden: Tensor
     bias: Tensor | None = None
-    """Added to the attention logits: padding or causal mask, broadcastable to [batch, 1, token, token]; or,
-    where it differs between heads, [batch, head, token, token] over the heads of the original model."""
+    """Added to the attention logits: padding or causal mask, broadcastable to [batch, 1, token,
+    token]; or, where it differs between heads, [batch, head, token, token] over the heads of the
+    original model.
+    """
 
 
 @dataclass(frozen=True)
@@ -104,8 +117,9 @@ class Anatomy:
     reads: int | None = None
     """How many leading tokens the readout looks at (1: a class token); None: all."""
     beside: tuple[Attention, ...] = ()
-    """Sites that inputs do not run through: of the text tower that makes a zero-shot classifier, which is a
-    part of `readout`."""
+    """Sites that inputs do not run through: of the text tower that makes a zero-shot classifier,
+    which is a part of `readout`.
+    """
     prompted: Prompted | None = None
     """That classifier taken apart in turn."""
 
@@ -122,7 +136,9 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class Prompted:
-    """A classifier made of texts by a tower of its own: logits = compare(features(hidden), classes(tower(prompts)))."""
+    """A classifier made of texts by a tower of its own: logits = compare(features(hidden),
+    classes(tower(prompts))).
+    """
 
     prompts: Tensor
     """Token ids: class after class, equally many for each."""

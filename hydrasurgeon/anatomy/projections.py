@@ -27,7 +27,9 @@ class Biased(nn.Module):
     def bias(self) -> Tensor:
         """The bias of all rows; zeros where a part has none."""
         none = self.weight.new_zeros(len(self.weight) // len(self.names))
-        return torch.cat([none if name is None else getattr(self.owner, name) for name in self.names])
+        return torch.cat(
+            [none if name is None else getattr(self.owner, name) for name in self.names]
+        )
 
     @property
     def out_features(self) -> int:
@@ -43,8 +45,13 @@ class Biased(nn.Module):
 
 
 def resize(linear: nn.Linear, *, rows: int | None = None, columns: int | None = None) -> nn.Linear:
-    """Room for so many outputs or inputs; what new parameters hold is up to whoever loads the weights."""
-    shape = (linear.out_features if rows is None else rows, linear.in_features if columns is None else columns)
+    """Room for so many outputs or inputs; what new parameters hold is up to whoever loads the
+    weights.
+    """
+    shape = (
+        linear.out_features if rows is None else rows,
+        linear.in_features if columns is None else columns,
+    )
     if shape != tuple(linear.weight.shape):
         linear.out_features, linear.in_features = shape
         linear.weight = nn.Parameter(torch.empty(shape, device=linear.weight.device))

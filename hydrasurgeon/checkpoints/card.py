@@ -15,7 +15,9 @@ from hydrasurgeon.heads import count
 CARD = "README.md"
 """The model card of a directory, as the hub shows it."""
 EVAL_RESULTS = Path(".eval_results") / "hydrasurgeon.yaml"
-"""What `eval --card` writes beside it for the hub's leaderboards; files of others in that folder are left alone."""
+"""What `eval --card` writes beside it for the hub's leaderboards; files of others in that folder
+are left alone.
+"""
 # What lies between them is written by `eval --card`.
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
@@ -89,14 +91,24 @@ def _what(manifest: Manifest) -> tuple[str, str]:
     if manifest.kind == "hydra":
         counts = ", ".join(str(count(member.kept)) for member in manifest.members)
         return f"Hydra of {len(manifest.members)} members", (
-            f"A Hydra Ensemble: {len(manifest.members)} classifiers that keep different attention heads of one "
-            f"pretrained model ({counts} of {total}), fused into one. Its prediction is the mean of their "
-            f"probabilities. MLPs: {manifest.fusion.mlp}; the first {manifest.fusion.trunk} layers are shared."
+            f"A Hydra Ensemble: {len(manifest.members)} classifiers that keep different attention "
+            "heads of one "
+            f"pretrained model ({counts} of {total}), fused into one. Its prediction is the mean "
+            "of their "
+            f"probabilities. MLPs: {manifest.fusion.mlp}; the first {manifest.fusion.trunk} "
+            "layers are shared."
         )
     kind, kept = "Pruned" if manifest.kind == "member" else "Backbone", count(manifest.kept)
     if kept == total:
         return kind, f"A classifier with all of its {total} attention heads."
-    return kind, f"A classifier that keeps {kept} of {total} attention heads; the others were cut out of its weights."
+    return (
+        kind,
+        (
+            f"A classifier that keeps {kept} of {total} attention heads; the others were cut out "
+            "of "
+            "its weights."
+        ),
+    )
 
 
 def _heads(manifest: Manifest) -> str:
@@ -106,7 +118,8 @@ def _heads(manifest: Manifest) -> str:
     return "\n".join(
         f"- {name}"
         + "; ".join(
-            f"{code(tower)}: {', '.join(str(len(r)) for r in rows)} heads by layer" for tower, rows in kept.items()
+            f"{code(tower)}: {', '.join(str(len(r)) for r in rows)} heads by layer"
+            for tower, rows in kept.items()
         )
         for name, kept in rows
     )
@@ -129,7 +142,9 @@ def _decision(manifest: Manifest) -> str:
 def _history(manifest: Manifest) -> str:
     lines = []
     for number, entry in enumerate(manifest.history, 1):
-        seen = ", ".join(f"{data.rows} rows, sha256 {code(data.sha256[:12])}…" for data in entry.data)
+        seen = ", ".join(
+            f"{data.rows} rows, sha256 {code(data.sha256[:12])}…" for data in entry.data
+        )
         command = code(shlex.join(["hydrasurgeon", *command_line(entry)]))
         lines.append(f"{number}. {command}" + (f" ({seen})" if seen else ""))
     return "\n".join(lines) or "Nothing was recorded."
@@ -141,11 +156,15 @@ def _measured(manifest: Manifest) -> str:
         if score.trace:
             rows = ", ".join(f"{data.rows} rows of {code(data.spec)}" for data in score.data)
             lines.append(
-                f"- {code(name)}: the search's objective went from {score.trace[0]:.4f} to {score.trace[-1]:.4f}"
+                (
+                    f"- {code(name)}: the search's objective went from {score.trace[0]:.4f} to "
+                    f"{score.trace[-1]:.4f}"
+                )
                 + (f" on {rows}" if rows else "")
             )
     nothing = (
-        "Nothing was recorded. `hydrasurgeon eval` with `--card` writes accuracy, calibration, OOD detection and cost"
+        "Nothing was recorded. `hydrasurgeon eval` with `--card` writes accuracy, calibration, "
+        "OOD detection and cost"
         " here."
     )
     return "\n".join([*lines, *([""] if lines else []), BEGIN, nothing, END])

@@ -1,4 +1,6 @@
-"""What a checkpoint's own files prove about it: that it is whole, not where it comes from (`stages/ancestry.py`)."""
+"""What a checkpoint's own files prove about it: that it is whole, not where it comes from
+(`stages/ancestry.py`).
+"""
 
 from __future__ import annotations
 
@@ -73,11 +75,17 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
     actual, wanted = weights_sha256(checkpoint.tensors, contents.digests), manifest.weights_sha256
     weights = Check("weights hash", True, short(actual))
     if not checkpoint.recorded:
-        weights = Check("weights hash", None, f"{short(actual)}; no manifest says what it should be")
+        weights = Check(
+            "weights hash", None, f"{short(actual)}; no manifest says what it should be"
+        )
     elif actual != wanted:
-        weights = Check("weights hash", False, f"the manifest says {short(wanted)}, the tensors {short(actual)}")
+        weights = Check(
+            "weights hash", False, f"the manifest says {short(wanted)}, the tensors {short(actual)}"
+        )
     numbers = (
-        f"NaN or infinity in {first(contents.spoiled)}" if contents.spoiled else f"{len(contents.digests)} tensors"
+        f"NaN or infinity in {first(contents.spoiled)}"
+        if contents.spoiled
+        else f"{len(contents.digests)} tensors"
     )
     checks = [
         weights,
@@ -94,7 +102,9 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
 
 
 def _config(checkpoint: Checkpoint) -> Iterator[Check]:
-    """A config that we wrote says what the manifest says: else other libraries would run another model."""
+    """A config that we wrote says what the manifest says: else other libraries would run another
+    model.
+    """
     family = checkpoint.family
     name, config = family.config_file, config_of(checkpoint.path)[1]
     if config is None or HEADER_KEY not in checkpoint.tensors.files[0].metadata:
@@ -102,7 +112,8 @@ def _config(checkpoint: Checkpoint) -> Iterator[Check]:
     for key, value in json.loads(family.directory(checkpoint.manifest).get(name, "{}")).items():
         if config.get(key) != value:
             detail = (
-                f"{key} is {str(config.get(key))[:60]!r} there, {str(value)[:60]!r} by the manifest, which counts here"
+                f"{key} is {str(config.get(key))[:60]!r} there, {str(value)[:60]!r} by the "
+                "manifest, which counts here"
             )
             yield Check(name, False, detail)
 
@@ -114,13 +125,17 @@ def first(names: Sequence[str]) -> str:
 
 def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
     """A member's tensors, put together again, hash to what the manifest says."""
-    equal = [member.sha256 == sha256 for member, sha256 in zip(manifest.members, hashes, strict=True)]
+    equal = [
+        member.sha256 == sha256 for member, sha256 in zip(manifest.members, hashes, strict=True)
+    ]
     for i, member in enumerate(manifest.members):
         if equal[i]:
             yield Check(f"member {i}", True, f"its tensors hash to {short(member.sha256)}")
         elif manifest.fusion.mlp == "average" and not any(equal):
             # An average of MLPs is none of its terms: then no member can be put together again.
-            yield Check(f"member {i}", None, "not put together from averaged MLPs: --parents can tell")
+            yield Check(
+                f"member {i}", None, "not put together from averaged MLPs: --parents can tell"
+            )
         else:
             detail = f"the manifest says {short(member.sha256)}, its tensors {short(hashes[i])}"
             yield Check(f"member {i}", False, detail)
@@ -130,18 +145,31 @@ def _history(steps: Sequence[Step], actual: str) -> Check:
     """A step read what the one before it wrote, and the last wrote these weights."""
     if not steps:
         return Check("history", None, "nothing is recorded")
-    # What was fused has several histories, one after another: that it is of these members was checked on opening.
-    begin = max((at for at, entry in enumerate(steps) if entry.command in ("fuse", "export")), default=0)
+    # What was fused has several histories, one after another: that it is of these members was
+    # checked on opening.
+    begin = max(
+        (at for at, entry in enumerate(steps) if entry.command in ("fuse", "export")), default=0
+    )
     wrote = None
     for at, entry in enumerate(steps[begin:], begin + 1):
         read = [source.sha256 for source in entry.inputs]
         if wrote is not None and read != [wrote]:
-            return Check("history", False, f"step {at}, {entry.command}, did not read what step {at - 1} wrote")
+            return Check(
+                "history",
+                False,
+                f"step {at}, {entry.command}, did not read what step {at - 1} wrote",
+            )
         if not changes_weights(entry) and entry.output not in (None, *read):
-            return Check("history", False, f"step {at}, {entry.command}, read other weights than it left")
+            return Check(
+                "history", False, f"step {at}, {entry.command}, read other weights than it left"
+            )
         wrote = entry.output
     if wrote not in (None, actual):
-        return Check("history", False, f"its last step, {steps[-1].command}, wrote other weights ({short(wrote)})")
+        return Check(
+            "history",
+            False,
+            f"its last step, {steps[-1].command}, wrote other weights ({short(wrote)})",
+        )
     return Check("history", True, f"{len(steps)} steps, each of what the one before it wrote")
 
 

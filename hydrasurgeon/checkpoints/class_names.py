@@ -26,7 +26,9 @@ def with_class_names(
     templates: Sequence[str] = (),
     data: str | Samples | None = None,
 ) -> CheckpointT:
-    """The checkpoint as a classifier of `classes`, else of what it records, else of what the data calls them."""
+    """The checkpoint as a classifier of `classes`, else of what it records, else of what the data
+    calls them.
+    """
     model = checkpoint.manifest.model
     if not checkpoint.family.named_classes:
         option = "--classes" if classes is not None else "--template" if templates else None
@@ -46,7 +48,9 @@ def with_class_names(
         if classes is None and not prompts:
             return checkpoint
         why = (
-            "--template: there are no classes to fill in" if prompts else f"--classes {FROM_DATA}: no data is read here"
+            "--template: there are no classes to fill in"
+            if prompts
+            else f"--classes {FROM_DATA}: no data is read here"
         )
         raise UsageError(why, hint="Give --classes cat,dog,….")
     changed = zero_shot(model, labels, prompts)
@@ -57,9 +61,15 @@ def with_class_names(
     return replace(plain, manifest=rewritten(plain.manifest, model=changed))
 
 
-def classifying(checkpoint: CheckpointT, options: ClassNames, data: str | Samples | None = None) -> CheckpointT:
-    """The checkpoint as a classifier of the classes that the options name, else of its own, else of the data's."""
-    return with_class_names(checkpoint, classes=options.classes, templates=options.template, data=data)
+def classifying(
+    checkpoint: CheckpointT, options: ClassNames, data: str | Samples | None = None
+) -> CheckpointT:
+    """The checkpoint as a classifier of the classes that the options name, else of its own, else of
+    the data's.
+    """
+    return with_class_names(
+        checkpoint, classes=options.classes, templates=options.template, data=data
+    )
 
 
 def need_classes(manifest: Manifest, name: object) -> None:
@@ -72,7 +82,9 @@ def need_classes(manifest: Manifest, name: object) -> None:
 
 
 def with_data_names(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
-    """The checkpoint with the class names of samples that were fitted to it, where it has none, and with their note."""
+    """The checkpoint with the class names of samples that were fitted to it, where it has none, and
+    with their note.
+    """
     notes = [note for note in (checkpoint.note, samples.note) if note is not None]
     noted = replace(checkpoint, note="; ".join(notes) or None)
     manifest = checkpoint.manifest
@@ -88,11 +100,17 @@ def with_inputs(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
 
     manifest = checkpoint.manifest
     model = reading(manifest.model, samples)
-    return checkpoint if model is manifest.model else replace(checkpoint, manifest=rewritten(manifest, model=model))
+    return (
+        checkpoint
+        if model is manifest.model
+        else replace(checkpoint, manifest=rewritten(manifest, model=model))
+    )
 
 
 def fitted_to(checkpoint: CheckpointT, data: str, run: Run) -> CheckpointT:
-    """The checkpoint with the class names of data that it is about to be scored on; data without labels has none."""
+    """The checkpoint with the class names of data that it is about to be scored on; data without
+    labels has none.
+    """
     from hydrasurgeon.data import fit_classes, open_data
 
     samples = open_data(data, limit=run.limit, seed=run.seed)
@@ -108,7 +126,11 @@ def _words(data: str | Samples, where: str) -> Sequence[str]:
 
     names = (open_data(data) if isinstance(data, str) else data).classes
     if names is None or are_codes(names):
-        why = "the data has none" if names is None else f"the data calls them {names[0]}, …, which are no words"
+        why = (
+            "the data has none"
+            if names is None
+            else f"the data calls them {names[0]}, …, which are no words"
+        )
         raise UsageError(
             f"{where}: zero-shot classification needs class names, and {why}",
             hint="Give --classes cat,dog,… or --classes FILE with one name a line.",

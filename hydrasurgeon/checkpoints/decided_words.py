@@ -1,4 +1,6 @@
-"""A decision state in words: what `calibrate` and `inspect` print, and model cards tell, of it and of its data."""
+"""A decision state in words: what `calibrate` and `inspect` print, and model cards tell, of it and
+of its data.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from collections.abc import Iterator
 from hydrasurgeon.files.decided import Cascade, Decision
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
-CHOSEN = {"option": "", "ood": ", the best on OOD data", "perturbed": ", the best on perturbed data", "default": ""}
+CHOSEN = {
+    "option": "",
+    "ood": ", the best on OOD data",
+    "perturbed": ", the best on perturbed data",
+    "default": "",
+}
 """How a report says what chose the OOD score."""
 GATES = {"msp": "1 − probability", "entropy": "entropy", "disagreement": "disagreement"}
 """What a cascade's gate looks at; else the OOD score."""
@@ -19,29 +26,43 @@ def decision_lines(decision: Decision) -> list[str]:
     used = "temperature" if joint is None else "joint"
     nll = decision.nll
     how = "cross-fitted" if decision.labels is None else "on samples that fitted nothing"
-    change = f" (NLL {nll['before']:.4f} → {nll[used]:.4f}, {how})" if {"before", used} <= set(nll) else ""
+    change = (
+        f" (NLL {nll['before']:.4f} → {nll[used]:.4f}, {how})"
+        if {"before", used} <= set(nll)
+        else ""
+    )
     lines = [
         f"{_constants(decision)}{change}",
         (
-            f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, where"
+            f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, "
+            "where"
             f" {100 * ood.id_flagged:g} % of in-distribution samples lie"
         ),
         _sets(decision),
     ]
     if limits is not None:
-        most, sure = f"at most {100 * limits.risk:g} %", f"each with confidence {100 * (1 - limits.delta):g} %"
+        most, sure = (
+            f"at most {100 * limits.risk:g} %",
+            f"each with confidence {100 * (1 - limits.delta):g} %",
+        )
         lines.append(
-            f"yes from a probability of {limits.yes:.3f} on, {most} of them wrong; no below {limits.no:.3f}, {most} of"
+            f"yes from a probability of {limits.yes:.3f} on, {most} of them wrong; no below "
+            f"{limits.no:.3f}, {most} of"
             f" what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
         )
     if abstain is not None:
         lines.append(
-            f"answers from a probability of {abstain.threshold:.3f} on, {100 * abstain.coverage:.1f} % of samples: "
-            f"at most {100 * abstain.risk:g} % of them wrong, with confidence {100 * (1 - abstain.delta):g} %"
+            f"answers from a probability of {abstain.threshold:.3f} on, "
+            f"{100 * abstain.coverage:.1f} % of samples: "
+            f"at most {100 * abstain.risk:g} % of them wrong, with confidence "
+            f"{100 * (1 - abstain.delta):g} %"
         )
     if decision.cascade is not None:
         lines += cascade_lines(decision.cascade, decision.ood.score)
-    return [*lines, f"fitted on {decision.fitted} samples, certified on {decision.certified} others"]
+    return [
+        *lines,
+        f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
+    ]
 
 
 def _constants(decision: Decision) -> str:
@@ -50,16 +71,26 @@ def _constants(decision: Decision) -> str:
     if decision.labels is not None:
         return f"a temperature and a threshold for each of {len(decision.labels.thresholds)} labels"
     if joint is not None:
-        return f"joint calibration, aleatoric {joint.aleatoric:.3f}, epistemic {joint.epistemic:.3f}"
-    return f"temperature {decision.temperature:.3f}" + ("" if decision.bias is None else f", bias {decision.bias:.3f}")
+        return (
+            f"joint calibration, aleatoric {joint.aleatoric:.3f}, epistemic {joint.epistemic:.3f}"
+        )
+    return f"temperature {decision.temperature:.3f}" + (
+        "" if decision.bias is None else f", bias {decision.bias:.3f}"
+    )
 
 
 def _sets(decision: Decision) -> str:
     """What prediction sets promise."""
     sets = decision.conformal
     if decision.labels is not None:
-        return f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of a sample's labels, on average"
-    return f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases"
+        return (
+            f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of a sample's labels, "
+            "on average"
+        )
+    return (
+        f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % "
+        "of cases"
+    )
 
 
 def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:
@@ -72,7 +103,12 @@ def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:
     bounds = [f"from {gate.low:.4g}"] if gate.low is not None else []
     bounds += [f"to {gate.high:.4g}"] if gate.high is not None else []
     window = f"{score} {' '.join(bounds)}" if bounds else "every sample"
-    names = {"micro_f1": "micro F1", "auroc": "AUROC", "fpr95": "FPR95", "cov5": "coverage at 5 % risk"}
+    names = {
+        "micro_f1": "micro F1",
+        "auroc": "AUROC",
+        "fpr95": "FPR95",
+        "cov5": "coverage at 5 % risk",
+    }
     drops = ", ".join(
         f"{names.get(name, name)} {drop.drop:+.1f} [{drop.low:+.1f}, {drop.high:+.1f}]"
         for name, drop in cascade.drops.items()
@@ -86,11 +122,13 @@ def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:
     limit = f"at most {wanted}, {how}" if cascade.max_drop is not None else wanted
     return [
         (
-            f"cascade: {who} first; {100 * cascade.shares[1]:.1f} % of samples go on to all {len(cascade.order)}"
+            f"cascade: {who} first; {100 * cascade.shares[1]:.1f} % of samples go on to all "
+            f"{len(cascade.order)}"
             f" ({window})"
         ),
         (
-            f"cascade costs {cascade.cost.expected:.2f} single models: {cascade.cost.first:.2f} for all,"
+            f"cascade costs {cascade.cost.expected:.2f} single models: {cascade.cost.first:.2f} "
+            "for all,"
             f" {cascade.cost.rest:.2f} for those that go on"
         ),
         f"cascade loses, in points ({limit}): {drops}",
@@ -104,11 +142,17 @@ def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:
 
 
 def _uses(entry: Step) -> list[str]:
-    """What each data record of a calibration was for: first validation, then training, then OOD data."""
+    """What each data record of a calibration was for: first validation, then training, then OOD
+    data.
+    """
     uses = ["calibration: half of it fits, half certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)
     others = len(entry.data) - len(uses)
     chosen = "OOD score chosen by"
     if entry.args.get("cascade"):
-        chosen = "OOD score and cascade chosen by" if entry.args.get("ood_score") == "auto" else "cascade chosen by"
+        chosen = (
+            "OOD score and cascade chosen by"
+            if entry.args.get("ood_score") == "auto"
+            else "cascade chosen by"
+        )
     return [*uses, *[chosen] * others][: len(entry.data)]

@@ -1,4 +1,6 @@
-"""Where a checkpoint lies: a name becomes a path, a folder its config, weight files and the family's companions."""
+"""Where a checkpoint lies: a name becomes a path, a folder its config, weight files and the
+family's companions.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ MAX_TEXT = 64 << 20
 
 @dataclass(frozen=True)
 class Content:
-    """The weight files of a checkpoint, and the config beside them with the family whose config it is."""
+    """The weight files of a checkpoint, and the config beside them with the family whose config it
+    is.
+    """
 
     files: list[TensorFile]
     family: Family | None = None
@@ -46,7 +50,9 @@ def find(text: str) -> Path:
     if text and path.name in ("", ".."):
         path = path.resolve()  # `.` has no name, and outputs are called by it
     if not text or not path.name:
-        raise CheckpointError(f"{text!r} is not a checkpoint's path", hint="Give a .safetensors file or a directory.")
+        raise CheckpointError(
+            f"{text!r} is not a checkpoint's path", hint="Give a .safetensors file or a directory."
+        )
     for candidate in (path, path.with_name(path.name + ".safetensors")):
         if present(candidate):
             return candidate
@@ -54,17 +60,30 @@ def find(text: str) -> Path:
         raise _not_read(path)
     raise CheckpointError(
         f"{visible(text)}: no such checkpoint{_near(path)}",
-        hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in schemes())}).",
+        hint=(
+            "Give a .safetensors file, a directory, or a hub id "
+            f"({', '.join(s + ':…' for s in schemes())})."
+        ),
     )
 
 
 def _near(path: Path) -> str:
-    """The checkpoint of the same folder that may have been meant, found with and without its suffix."""
+    """The checkpoint of the same folder that may have been meant, found with and without its
+    suffix.
+    """
     try:
-        there = [entry for entry in path.parent.iterdir() if entry.suffix == ".safetensors" or entry.is_dir()]
+        there = [
+            entry
+            for entry in path.parent.iterdir()
+            if entry.suffix == ".safetensors" or entry.is_dir()
+        ]
     except (OSError, ValueError):
         return ""
-    names = {word: entry for entry in there for word in (entry.name, entry.name.removesuffix(".safetensors"))}
+    names = {
+        word: entry
+        for entry in there
+        for word in (entry.name, entry.name.removesuffix(".safetensors"))
+    }
     return did_you_mean(path.name, names, shown=names.__getitem__)
 
 
@@ -90,7 +109,9 @@ def entries(folder: Path) -> list[str]:
 
 
 def read_folder(folder: Path, *, family: Family | None) -> Content:
-    """Config and weights of a directory in the layout of the `family` that its manifest names, else its config."""
+    """Config and weights of a directory in the layout of the `family` that its manifest names, else
+    its config.
+    """
     of_config, config = config_of(folder)
     decides = family or of_config
     for name in (WEIGHTS,) if decides is None else decides.weight_files:
@@ -147,7 +168,9 @@ def _shards(index: Path) -> list[TensorFile]:
     if not isinstance(homes, dict) or not homes:
         why = "has no weight_map of tensors and files"
     elif foreign := [
-        n for n in homes.values() if not isinstance(n, str) or not n.isprintable() or not PLAIN.fullmatch(n)
+        n
+        for n in homes.values()
+        if not isinstance(n, str) or not n.isprintable() or not PLAIN.fullmatch(n)
     ]:
         why = f"names a file {str(foreign[0])[:80]!r}, which is not one beside it"
         hint = "The index was not written by a library of models: do not use it."
@@ -164,7 +187,8 @@ def _shards(index: Path) -> list[TensorFile]:
 
 def _not_read(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path}: pickled checkpoints are not read", hint="Convert it to safetensors with its own library."
+        f"{path}: pickled checkpoints are not read",
+        hint="Convert it to safetensors with its own library.",
     )
 
 
@@ -174,7 +198,10 @@ def check_names(names: Iterable[str], *, family: Family, where: str) -> None:
     foreign = sorted(names - set(family.companions(names)))
     if foreign:
         raise CheckpointError(
-            f"{where}: carries a file named {foreign[0][:80]!r}, which is no companion of a {family.name} model",
+            (
+                f"{where}: carries a file named {foreign[0][:80]!r}, which is no companion of a "
+                f"{family.name} model"
+            ),
             hint="The file was not written by hydrasurgeon as it is: do not use it.",
         )
 
@@ -195,9 +222,15 @@ def companions_beside(folder: Path, *, family: Family) -> dict[str, str]:
 
 
 def _its_own(path: Path) -> Path:
-    """A file of its folder, or of the hub's cache: what a link elsewhere leads to would travel on in what we write."""
+    """A file of its folder, or of the hub's cache: what a link elsewhere leads to would travel on
+    in what we write.
+    """
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     blobs = home.parent.parent / "blobs"  # snapshots/COMMIT/NAME are links to them
-    if real.is_relative_to(home) or (home.parent.name == "snapshots" and real.is_relative_to(blobs)):
+    if real.is_relative_to(home) or (
+        home.parent.name == "snapshots" and real.is_relative_to(blobs)
+    ):
         return path
-    raise CheckpointError(f"{path}: is a link to a file outside its directory", hint="Copy the file there.")
+    raise CheckpointError(
+        f"{path}: is a link to a file outside its directory", hint="Copy the file there."
+    )

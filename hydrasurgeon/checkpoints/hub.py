@@ -31,7 +31,9 @@ def pinned(spec: str, path: Path) -> str:
 
 
 def network_errors() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises when the hub is out of reach: its HTTP library's errors, whichever that is, too."""
+    """What huggingface_hub raises when the hub is out of reach: its HTTP library's errors,
+    whichever that is, too.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     return tuple({OSError, *HfHubHTTPError.__bases__})
@@ -59,13 +61,21 @@ def fetch(spec: str) -> Path:
     assert family is not None  # is_hub_id
     name, _, revision = rest.partition("@")
     if revision and not REVISION.fullmatch(revision):
-        raise CheckpointError(f"{spec}: {revision!r} is not a revision", hint="Give a branch, a tag or a commit.")
+        raise CheckpointError(
+            f"{spec}: {revision!r} is not a revision", hint="Give a branch, a tag or a commit."
+        )
     repo = family.repository(name)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     def download(patterns: Sequence[str]) -> Path:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=list(patterns)))
+        return Path(
+            snapshot_download(repo, revision=revision or None, allow_patterns=list(patterns))
+        )
 
     expected: tuple[type[Exception], ...] = (ValueError, *network_errors())
     try:
@@ -75,7 +85,10 @@ def fetch(spec: str) -> Path:
     except expected as error:
         examples = ", ".join(dict.fromkeys(f.example_id for f in families() if f.example_id))
         reasons: dict[type[Exception], tuple[str, str | None]] = {
-            GatedRepoError: (f"{repo} is gated", "Ask for access, then log in with `hf auth login`."),
+            GatedRepoError: (
+                f"{repo} is gated",
+                "Ask for access, then log in with `hf auth login`.",
+            ),
             RevisionNotFoundError: (f"{repo} has no revision {revision!r}", None),
             RepositoryNotFoundError: (
                 f"the hub has no {repo} (or it is private)",
@@ -84,7 +97,12 @@ def fetch(spec: str) -> Path:
             ValueError: (f"{repo!r} is not a repository name", f"Write one of {examples}."),
         }
         refused = ("the hub does not know the token", "Log in again with `hf auth login`.")
-        away = (f"{repo} is not in the cache and the hub cannot be reached", "Connect once, or give a local path.")
+        away = (
+            f"{repo} is not in the cache and the hub cannot be reached",
+            "Connect once, or give a local path.",
+        )
         usual = refused if refused_token(error) else away
-        why, hint = next((reason for kind, reason in reasons.items() if isinstance(error, kind)), usual)
+        why, hint = next(
+            (reason for kind, reason in reasons.items() if isinstance(error, kind)), usual
+        )
         raise CheckpointError(f"{spec}: {why}", hint=hint) from error

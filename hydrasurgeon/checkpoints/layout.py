@@ -1,4 +1,6 @@
-"""The tensors that a manifest demands, and where they lie: in a hydra, shared tensors once, heads as a union."""
+"""The tensors that a manifest demands, and where they lie: in a hydra, shared tensors once, heads
+as a union.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
 PREFIX = "members.{}.{}"
-"""What a tensor is called that a member has for itself: its number, then its name in a single model."""
+"""What a tensor is called that a member has for itself: its number, then its name in a single
+model.
+"""
 FLOATS = ("BF16", "F16", "F32", "F64")
 """What weights may be stored as."""
 
@@ -63,7 +67,9 @@ class Source:
         return sliced_shape(stored, len(self.at), spec=self.spec, head_dim=self.head_dim)
 
 
-def expected_shapes(weights: Weights, towers: Mapping[str, Tower], kept: Kept) -> dict[str, tuple[int, ...]]:
+def expected_shapes(
+    weights: Weights, towers: Mapping[str, Tower], kept: Kept
+) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a model with these heads."""
     shapes = {name: weight.shape for name, weight in weights.items()}
     for name, (group, layer, axis) in head_axes(weights.values()).items():
@@ -79,17 +85,29 @@ def selection(record: SingleManifest | Member, weights: Weights) -> dict[str, La
     neurons = all_neurons(weights.values())
     for tower, rows in (record.kept_neurons or {}).items():
         group = f"{tower}{NEURONS}"
-        for layer, (row, whole) in enumerate(zip(rows, neurons.get(group, ((),) * len(rows)), strict=True)):
+        for layer, (row, whole) in enumerate(
+            zip(rows, neurons.get(group, ((),) * len(rows)), strict=True)
+        ):
             if row[-1] >= len(whole):
-                raise Disagreement(f"kept_neurons: {tower} layer {layer} has {len(whole)} neurons that can be cut")
+                raise Disagreement(
+                    f"kept_neurons: {tower} layer {layer} has {len(whole)} neurons that can be cut"
+                )
         neurons[group] = rows
     return {**record.kept, **neurons}
 
 
 def check_tensors(
-    manifest: Manifest, weights: Weights, tensors: Tensors, path: Path, *, recorded: bool, picked: bool
+    manifest: Manifest,
+    weights: Weights,
+    tensors: Tensors,
+    path: Path,
+    *,
+    recorded: bool,
+    picked: bool,
 ) -> None:
-    """The tensors are those that the manifest demands; more may lie in a bare file, or one that is `picked` from."""
+    """The tensors are those that the manifest demands; more may lie in a bare file, or one that is
+    `picked` from.
+    """
     source = f"{manifest.model.family}:{manifest.model.arch}"
     if manifest.kind == "hydra":
         source = f"a hydra of {len(manifest.members)} members"
@@ -97,21 +115,32 @@ def check_tensors(
     else:
         shapes = expected_shapes(weights, manifest.towers, selection(manifest, weights))
     wrong = Disagreement if recorded else CheckpointError
-    decision = {} if manifest.decision is None else shapes_of(manifest.decision, manifest.model.choices)
+    decision = (
+        {} if manifest.decision is None else shapes_of(manifest.decision, manifest.model.choices)
+    )
     for name, shape in {**shapes, **decision}.items():
         info = tensors.get(name)
         if info is None or info.shape != shape:
-            what = "is missing" if info is None else f"has shape {info.shape}, {source} with these heads needs {shape}"
+            what = (
+                "is missing"
+                if info is None
+                else f"has shape {info.shape}, {source} with these heads needs {shape}"
+            )
             hint = f"{source} needs it: the file is incomplete." if info is None else None
             raise wrong(f"{path}: tensor {name} {what}", hint=hint)
         allowed = FLOATS if name in shapes else ("F32",)
         if info.dtype not in allowed:
             raise CheckpointError(
-                f"{path}: tensor {name} has dtype {info.dtype}; it must be one of {', '.join(allowed)}",
+                (
+                    f"{path}: tensor {name} has dtype {info.dtype}; it must be one of "
+                    f"{', '.join(allowed)}"
+                ),
                 hint="Quantised checkpoints cannot be cut: start from the floating-point one.",
             )
     more = (name for name in tensors if name not in shapes and name not in decision)
-    foreign = next((name for name in more if name.startswith(DECISION) or (recorded and not picked)), None)
+    foreign = next(
+        (name for name in more if name.startswith(DECISION) or (recorded and not picked)), None
+    )
     if foreign is not None:
         raise wrong(f"{path}: tensor {foreign} is not part of {source}")
 
@@ -119,10 +148,14 @@ def check_tensors(
 def _hydra_shapes(
     manifest: HydraManifest, weights: Weights, tensors: Tensors, path: Path
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes that the members need; refused where they are not those that were fused, or share no such trunk."""
+    """The shapes that the members need; refused where they are not those that were fused, or share
+    no such trunk.
+    """
     made = (entry for entry in reversed(manifest.history) if entry.command in ("fuse", "finetune"))
     last = next(made, None)
-    fused = last if last is not None and last.command == "fuse" else None  # members may be tuned after they are fused
+    fused = (
+        last if last is not None and last.command == "fuse" else None
+    )  # members may be tuned after they are fused
     hashes = [member.sha256 for member in manifest.members]
     towers, kepts = manifest.towers, [selection(member, weights) for member in manifest.members]
     shared = expected_shapes(weights, towers, intersect_union(kepts)[1])
@@ -131,7 +164,9 @@ def _hydra_shapes(
     others = fused is not None and [each.sha256 for each in fused.inputs] != hashes
     if others or trunk > longest:
         share = f"says that all members share {trunk} leading layers; they share {longest}"
-        raise Disagreement(f"{path}: the manifest {'lists other members than `fuse` read' if others else share}")
+        raise Disagreement(
+            f"{path}: the manifest {'lists other members than `fuse` read' if others else share}"
+        )
     shapes = {name: shape for name, shape in shared.items() if name not in apart}
     for member, kept in enumerate(kepts):
         cut = expected_shapes(weights, towers, kept)
@@ -139,7 +174,9 @@ def _hydra_shapes(
     return shapes
 
 
-def shared_layers(weights: Weights, towers: Mapping[str, Tower], kepts: Sequence[Kept], apart: Collection[str]) -> int:
+def shared_layers(
+    weights: Weights, towers: Mapping[str, Tower], kepts: Sequence[Kept], apart: Collection[str]
+) -> int:
     """Leading layers that are equal in all members, which have the tensors `apart` for themselves."""
     tower, size = next(iter(towers.items()))
     differing = [each for name in apart if (each := weights[name]).tower == tower]
@@ -153,7 +190,9 @@ def shared_layers(weights: Weights, towers: Mapping[str, Tower], kepts: Sequence
 
 
 def in_trunk(weights: Weights, towers: Mapping[str, Tower], trunk: int) -> Callable[[str], bool]:
-    """Whether a tensor of a member belongs to the trunk of so many layers: with some, the embedding does."""
+    """Whether a tensor of a member belongs to the trunk of so many layers: with some, the embedding
+    does.
+    """
     tower = next(iter(towers))
 
     def shared(name: str) -> bool:
@@ -165,7 +204,9 @@ def in_trunk(weights: Weights, towers: Mapping[str, Tower], trunk: int) -> Calla
     return shared
 
 
-def member_sources(manifest: HydraManifest, weights: Weights, tensors: Tensors) -> list[dict[str, Source]]:
+def member_sources(
+    manifest: HydraManifest, weights: Weights, tensors: Tensors
+) -> list[dict[str, Source]]:
     """For each member of a hydra, where each tensor of its own file comes from."""
     kepts = [selection(member, weights) for member in manifest.members]
     _, union = intersect_union(kepts)
@@ -189,7 +230,9 @@ def member_sources(manifest: HydraManifest, weights: Weights, tensors: Tensors) 
 def member_hashes(
     manifest: HydraManifest, weights: Weights, tensors: Tensors, look: Look | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """sha256 of every stored tensor, and for each member that of the weights put together for it again."""
+    """sha256 of every stored tensor, and for each member that of the weights put together for it
+    again.
+    """
     sources = member_sources(manifest, weights, tensors)
     cuts: dict[str, set[Source]] = {}
     for each in sources:
@@ -201,35 +244,50 @@ def member_hashes(
         return _digests_of(tensors, name, cuts.get(name, ()), look)
 
     with ThreadPoolExecutor(THREADS) as pool:
-        digests = {source: sha256 for of_one in pool.map(digests_of, tensors) for source, sha256 in of_one.items()}
+        digests = {
+            source: sha256
+            for of_one in pool.map(digests_of, tensors)
+            for source, sha256 in of_one.items()
+        }
 
     def hash_of(sources: Mapping[str, Source]) -> str:
-        infos = {n: replace(tensors[s.stored], name=n, shape=s.shape(tensors)) for n, s in sources.items()}
+        infos = {
+            n: replace(tensors[s.stored], name=n, shape=s.shape(tensors))
+            for n, s in sources.items()
+        }
         return weights_sha256(infos, {name: digests[source] for name, source in sources.items()})
 
     return {name: digests[Source(name)] for name in tensors}, [hash_of(each) for each in sources]
 
 
 def check_members(manifest: HydraManifest, hashes: Sequence[str], path: Path) -> None:
-    """Refuse a manifest that names other members than the file's, as far as `hashes` of `member_hashes` tell."""
+    """Refuse a manifest that names other members than the file's, as far as `hashes` of
+    `member_hashes` tell.
+    """
     recorded = [member.sha256 for member in manifest.members]
     equal = [one == other for one, other in zip(hashes, recorded, strict=True)]
-    # An average of MLPs is none of its terms: either no member can be put together again, or all can.
+    # An average of MLPs is none of its terms: either no member can be put together again, or all
+    # can.
     if all(equal) or (manifest.fusion.mlp == "average" and not any(equal)):
         return
     wrong = equal.index(False)
     raise Disagreement(
-        f"{path}: member {wrong} is not the one that the manifest names (it says {recorded[wrong][:12]}…, "
+        f"{path}: member {wrong} is not the one that the manifest names (it says "
+        f"{recorded[wrong][:12]}…, "
         f"the member's tensors hash to {hashes[wrong][:12]}…)",
         hint="The file was changed after `fuse` wrote it: fuse the members again.",
     )
 
 
-def _digests_of(tensors: Tensors, name: str, cuts: Collection[Source], look: Look | None) -> dict[Source, str]:
+def _digests_of(
+    tensors: Tensors, name: str, cuts: Collection[Source], look: Look | None
+) -> dict[Source, str]:
     """sha256 of a stored tensor, and of what its heads make for each of `cuts`."""
     shape = tensors[name].shape
     masks = {
-        source: head_mask(shape[source.spec.axis], source.at, spec=source.spec, head_dim=source.head_dim)
+        source: head_mask(
+            shape[source.spec.axis], source.at, spec=source.spec, head_dim=source.head_dim
+        )
         for source in cuts
         if source.at is not None and source.spec is not None
     }

@@ -46,7 +46,9 @@ from hydrasurgeon.files.manifest import (
 from hydrasurgeon.files.tensors import Look, TensorFile, Tensors, weights_sha256
 from hydrasurgeon.heads import Layers
 
-DROPPED = "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
+DROPPED = (
+    "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
+)
 """What a command says that leaves a decision state behind."""
 Kind = TypeVar("Kind", bound=Manifest, covariant=True, default=Manifest)
 """What sort of manifest a checkpoint has."""
@@ -65,7 +67,9 @@ class Checkpoint(Generic[Kind]):
     note: str | None = None
     """What was assumed of a bare file; for the user to read."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Texts that live data needs (a tokenizer's files); they lie beside the weights or in the header."""
+    """Texts that live data needs (a tokenizer's files); they lie beside the weights or in the
+    header.
+    """
     hub_id: str | None = None
     """Where on the hub it comes from, with the commit."""
     alias: str | None = None
@@ -95,7 +99,9 @@ class Checkpoint(Generic[Kind]):
         return Path(self.hub_id.partition(":")[2].partition("@")[0].rpartition("/")[2])
 
     def hashes(self, look: Look | None = None) -> tuple[dict[str, str], list[str]]:
-        """sha256 of every tensor, and for each member of a hydra that of its weights; `look` may look on."""
+        """sha256 of every tensor, and for each member of a hydra that of its weights; `look` may
+        look on.
+        """
         manifest: Manifest = self.manifest
         if manifest.kind == "hydra":
             return member_hashes(manifest, self.weights, self.tensors, look)
@@ -114,9 +120,13 @@ class Checkpoint(Generic[Kind]):
         actual = weights_sha256(self.tensors, digests)
         if self.recorded and actual != self.manifest.weights_sha256:
             raise Disagreement(
-                f"{self.path}: the manifest belongs to other weights (it says {self.manifest.weights_sha256[:12]}…, "
+                f"{self.path}: the manifest belongs to other weights (it says "
+                f"{self.manifest.weights_sha256[:12]}…, "
                 f"the tensors hash to {actual[:12]}…)",
-                hint="Restore the matching pair, or delete the manifest to treat the file as a bare checkpoint.",
+                hint=(
+                    "Restore the matching pair, or delete the manifest to treat the file as a "
+                    "bare checkpoint."
+                ),
             )
         return actual
 
@@ -168,27 +178,36 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     )
     model = checkpoint.manifest.model
     if model.num_classes == 1 and model.is_zero_shot:
-        raise CheckpointError(f"{path}: has one class, which leaves nothing to choose between", hint="Give it others.")
+        raise CheckpointError(
+            f"{path}: has one class, which leaves nothing to choose between", hint="Give it others."
+        )
     check_tensors(
         checkpoint.manifest,
         checkpoint.weights,
         checkpoint.tensors,
         path,
         recorded=checkpoint.recorded,
-        picked=checkpoint.manifest.kind != "hydra" and checkpoint.family.names(model, checkpoint.tensors) is not None,
+        picked=checkpoint.manifest.kind != "hydra"
+        and checkpoint.family.names(model, checkpoint.tensors) is not None,
     )
     return replace(checkpoint, hub_id=pinned(text, path)) if hub else checkpoint
 
 
-def _recorded(path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str | None) -> Checkpoint:
+def _recorded(
+    path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str | None
+) -> Checkpoint:
     """A checkpoint that says what it is."""
     model = manifest.model
     # The same command again, after one that wrote the manifest, says nothing else than it.
     if arch is not None and not _says(path, content, tensors, manifest, arch):
-        raise UsageError(f"--arch {arch}: {path} already says that it is {model.family}:{model.arch}")
+        raise UsageError(
+            f"--arch {arch}: {path} already says that it is {model.family}:{model.arch}"
+        )
     layers = sum(tower.layers for tower in manifest.towers.values())
     if layers > len(tensors):
-        raise Disagreement(f"{path}: the manifest speaks of {layers} layers, the file has {len(tensors)} tensors")
+        raise Disagreement(
+            f"{path}: the manifest speaks of {layers} layers, the file has {len(tensors)} tensors"
+        )
     family = family_of(model)
     family.check(model, manifest.towers, str(path))
     companions = _companions(path, content.files, family)
@@ -207,7 +226,11 @@ def _says(path: Path, content: Content, tensors: Tensors, manifest: Manifest, ar
     except HydraError:
         return False
     recorded = manifest.model
-    return (model.family, model.arch, model.config) == (recorded.family, recorded.arch, recorded.config)
+    return (model.family, model.arch, model.config) == (
+        recorded.family,
+        recorded.arch,
+        recorded.config,
+    )
 
 
 def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None) -> Checkpoint:
@@ -220,7 +243,11 @@ def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None
         model, note = family.identify(replace(bare, files=companions))
         towers = family.towers(model)
         manifest = SingleManifest(
-            kind="backbone", model=model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
+            kind="backbone",
+            model=model,
+            towers=towers,
+            kept=all_kept(towers),
+            weights_sha256=UNKNOWN,
         )
     except ValidationError as error:
         raise CheckpointError(f"{path}: {first_mistake(error)}") from error
@@ -236,11 +263,14 @@ def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:
 
 
 def _around(path: Path) -> Content:
-    """A weight file that was named itself, with config and decision state of the directory it lies in."""
+    """A weight file that was named itself, with config and decision state of the directory it lies
+    in.
+    """
     ours = {name for family in families() for name in family.weight_files}
     state = state_beside(path.parent) if path.name in ours else []
     family, config = config_of(path.parent) if path.name in ours else (None, None)
-    # A timm model is known by its tensors, and these weights may be another library's than that of the config.
+    # A timm model is known by its tensors, and these weights may be another library's than that of
+    # the config.
     if family is None or not family.needs_config or path.name != family.weight_files[0]:
         family = config = None
     return Content([TensorFile(path), *state], family, config)
@@ -258,12 +288,16 @@ def _companions(path: Path, files: Sequence[TensorFile], family: Family) -> dict
 
 
 def _agreed(files: Sequence[TensorFile], beside: Manifest | None, path: Path) -> Manifest | None:
-    """The manifest in the header, or beside it; shards that carry it, and the one beside, must agree."""
+    """The manifest in the header, or beside it; shards that carry it, and the one beside, must
+    agree.
+    """
     texts = {file.metadata[HEADER_KEY]: file.path for file in files if HEADER_KEY in file.metadata}
     if len(texts) > 1:
         first, second = list(texts.values())[:2]
         raise Disagreement(f"{second}: carries another manifest than {first.name}")
-    inside = next((parse_manifest(text, f"{where} (header)") for text, where in texts.items()), None)
+    inside = next(
+        (parse_manifest(text, f"{where} (header)") for text, where in texts.items()), None
+    )
     if inside is not None and beside is not None and inside != beside:
         where = path / "heads.json" if path.is_dir() else sidecar(path)
         raise Disagreement(
@@ -280,7 +314,9 @@ def rewritten(manifest: ManifestT, **changes: Any) -> ManifestT:
 
 
 def undecided(checkpoint: CheckpointT) -> CheckpointT:
-    """The checkpoint as it was before `calibrate`: surgery makes other weights, of which the state knows nothing."""
+    """The checkpoint as it was before `calibrate`: surgery makes other weights, of which the state
+    knows nothing.
+    """
     manifest: Manifest = checkpoint.manifest
     if manifest.decision is None:
         return checkpoint
@@ -288,7 +324,10 @@ def undecided(checkpoint: CheckpointT) -> CheckpointT:
     before, after = manifest.history[at].inputs[0].sha256, manifest.weights_sha256
     tensors = checkpoint.tensors
     names = {name: tensors.stored(name) for name in tensors if not name.startswith(PREFIX)}
-    history = (*manifest.history[:at], *(_read(entry, after, before) for entry in manifest.history[at + 1 :]))
+    history = (
+        *manifest.history[:at],
+        *(_read(entry, after, before) for entry in manifest.history[at + 1 :]),
+    )
     return replace(
         checkpoint,
         note=DROPPED,
@@ -298,8 +337,13 @@ def undecided(checkpoint: CheckpointT) -> CheckpointT:
 
 
 def _read(entry: Step, after: str, before: str) -> Step:
-    """A step that read the calibrated weights (`score` does, and changes none), as if it had read the plain ones."""
+    """A step that read the calibrated weights (`score` does, and changes none), as if it had read
+    the plain ones.
+    """
     inputs = tuple(
-        each.model_copy(update={"sha256": before}) if each.sha256 == after else each for each in entry.inputs
+        each.model_copy(update={"sha256": before}) if each.sha256 == after else each
+        for each in entry.inputs
     )
-    return entry.model_copy(update={"inputs": inputs, "output": before if entry.output == after else entry.output})
+    return entry.model_copy(
+        update={"inputs": inputs, "output": before if entry.output == after else entry.output}
+    )

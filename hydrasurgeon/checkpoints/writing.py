@@ -13,10 +13,28 @@ from hydrasurgeon.checkpoints.card import BEGIN, CARD, EVAL_RESULTS, model_card
 from hydrasurgeon.checkpoints.folder import check_names
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.families import families, family_of
-from hydrasurgeon.files.atomic import SUFFIX, fill, hold, output_path, real, replacing, staged, sweep, write_text
+from hydrasurgeon.files.atomic import (
+    SUFFIX,
+    fill,
+    hold,
+    output_path,
+    real,
+    replacing,
+    staged,
+    sweep,
+    write_text,
+)
 from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.foreign import read_json
-from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, MAX_BYTES, UNKNOWN, Manifest, ManifestT, sidecar
+from hydrasurgeon.files.manifest import (
+    FILES_KEY,
+    HEADER_KEY,
+    MAX_BYTES,
+    UNKNOWN,
+    Manifest,
+    ManifestT,
+    sidecar,
+)
 from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, write_tensors
 
@@ -25,13 +43,19 @@ SHARDED = re.compile(r"(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.jso
 
 
 def _holds_weights(name: str) -> bool:
-    """Whether a file in a directory is called as the weights in one of ours are, or as a part of them."""
+    """Whether a file in a directory is called as the weights in one of ours are, or as a part of
+    them.
+    """
     stems = {each.removesuffix(SUFFIX) for family in families() for each in family.weight_files}
-    return name == BESIDE or any(name.startswith(stem) and SHARDED.fullmatch(name.removeprefix(stem)) for stem in stems)
+    return name == BESIDE or any(
+        name.startswith(stem) and SHARDED.fullmatch(name.removeprefix(stem)) for stem in stems
+    )
 
 
 def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
-    """`-o` as a path that is this command's to write; a folder is replaced only if all in it is ours."""
+    """`-o` as a path that is this command's to write; a folder is replaced only if all in it is
+    ours.
+    """
     path = output_path(out, force=force, inputs=inputs)
     foreign = _foreign(path) if path.is_dir() else []
     if foreign:
@@ -56,7 +80,9 @@ def _sweep_within(folder: Path) -> None:
 
 
 def _foreign(folder: Path) -> list[str]:
-    """The names in a folder that do not belong to a checkpoint which we wrote there; all, if none did."""
+    """The names in a folder that do not belong to a checkpoint which we wrote there; all, if none
+    did.
+    """
     _sweep_within(folder)
     names = {entry.name for entry in folder.iterdir()}
     weights = {name for name in names if _holds_weights(name)}
@@ -86,7 +112,9 @@ def save(
     files: Mapping[str, str] | None = None,
     shard: int | None = None,
 ) -> ManifestT:
-    """Write weights and manifest, each whole or not at all; in a directory, files of at most `shard` bytes."""
+    """Write weights and manifest, each whole or not at all; in a directory, files of at most
+    `shard` bytes.
+    """
     if out.suffix == SUFFIX:
         with replacing(out, sidecar(out)) as (weights, beside):
             final = _write(weights, planned, manifest, files)
@@ -137,7 +165,8 @@ def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
     if HEADER_KEY not in file.metadata:
         write_text(path / "heads.json" if folder else real(sidecar(path)), manifest.to_json())
         return
-    # A link within a folder may lead into a cache of the hub's: it is replaced, what it leads to stays.
+    # A link within a folder may lead into a cache of the hub's: it is replaced, what it leads to
+    # stays.
     weights = file.path if folder else real(file.path)
     header = {**file.metadata, HEADER_KEY: manifest.to_header()}
     with replacing(weights, path / "heads.json" if folder else sidecar(weights)) as (part, text):
@@ -169,7 +198,9 @@ def shard_size(text: str | None, out: Path) -> int | None:
     if text is None:
         return None
     if out.suffix == SUFFIX:
-        raise UsageError("--max-shard-size: only a directory holds several files", hint="Give -o DIR/.")
+        raise UsageError(
+            "--max-shard-size: only a directory holds several files", hint="Give -o DIR/."
+        )
     return parse_size(text)
 
 
@@ -187,5 +218,6 @@ def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[st
     check_names(companions, family=family, where="the companions")
     card = model_card(manifest, family.usage(manifest))
     texts = {CARD: card, "heads.json": manifest.to_json(), **family.directory(manifest)}
-    # On the family's list there is no name of ours but preprocessor_config.json, which the model came with.
+    # On the family's list there is no name of ours but preprocessor_config.json, which the model
+    # came with.
     return {**texts, **companions}

@@ -39,7 +39,9 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-VERSION = typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+VERSION = typer.Option(
+    "--version", help="Print the version and exit.", is_eager=True, callback=_version
+)
 """The one option that stands before a command."""
 
 
@@ -59,21 +61,25 @@ def schema() -> None:
 
 @app.command("demo", cls=Plain)
 def demo(
-    folder: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")] = Path(
-        "hydra-demo"
-    ),
+    folder: Annotated[
+        Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")
+    ] = Path("hydra-demo"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
     """Build a hydra of a small ViT on real images, and compare it with a Deep Ensemble."""
     from hydrasurgeon.cli.demo import demo as stage
 
     again = shlex.join(["hydrasurgeon", "demo", "-o", str(folder), "--force"])
-    with speaking(lambda: f"interrupted: {folder} holds the files that are finished; to start over: {again}"):
+    with speaking(
+        lambda: f"interrupted: {folder} holds the files that are finished; to start over: {again}"
+    ):
         stage(folder, run=run, force=force)
 
 
 @app.command("help", cls=Plain)
-def help_of(command: Annotated[str | None, typer.Argument(metavar="[COMMAND]", help="Of which.")] = None) -> None:
+def help_of(
+    command: Annotated[str | None, typer.Argument(metavar="[COMMAND]", help="Of which.")] = None,
+) -> None:
     """Show what a command can be told, with examples."""
     raise typer.Exit(run([*([command] if command else []), "--help"]))
 
@@ -133,10 +139,16 @@ def spread(arguments: list[str], option: str) -> list[str]:
 
 
 def printed(arguments: list[str]) -> list[str]:
-    """`--markdown` alone → `--markdown -`: the next word is its own only where that ends as such a file does."""
+    """`--markdown` alone → `--markdown -`: the next word is its own only where that ends as such a
+    file does.
+    """
     words: list[str] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        alone = word == "--markdown" and following != "-" and not following.endswith((".md", ".markdown", ".txt"))
+        alone = (
+            word == "--markdown"
+            and following != "-"
+            and not following.endswith((".md", ".markdown", ".txt"))
+        )
         words += [word, "-"] if alone else [word]
     return words
 
@@ -144,7 +156,9 @@ def printed(arguments: list[str]) -> list[str]:
 def _misused(first: str, error: Any) -> UsageError:
     """A misspelt command line as one of our own errors."""
     command = f" {first}" if first in {c.name for c in app.registered_commands} else ""
-    return UsageError(error.format_message(), hint=f"`hydrasurgeon{command} -h` says what can be given.")
+    return UsageError(
+        error.format_message(), hint=f"`hydrasurgeon{command} -h` says what can be given."
+    )
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
-"""The commands, and how a record of options becomes one: its fields are the options, its stage does the work, and what
-the stage returns is shown."""
+"""The commands, and how a record of options becomes one: its fields are the options, its stage does
+the work, and what the stage returns is shown.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,19 @@ from hydrasurgeon.cli.signals import go_on, speaking
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import CHECKPOINTS, LABELLED, UNLABELLED, Options, about
-from hydrasurgeon.options.deciding import CalibrateOptions, MonitorOptions, PredictOptions, ServeOptions
-from hydrasurgeon.options.making import BuildOptions, FinetuneOptions, FuseOptions, PruneOptions, ScoreOptions
+from hydrasurgeon.options.deciding import (
+    CalibrateOptions,
+    MonitorOptions,
+    PredictOptions,
+    ServeOptions,
+)
+from hydrasurgeon.options.making import (
+    BuildOptions,
+    FinetuneOptions,
+    FuseOptions,
+    PruneOptions,
+    ScoreOptions,
+)
 from hydrasurgeon.options.measuring import (
     BenchOptions,
     CompareOptions,
@@ -78,7 +90,9 @@ COMMANDS = (
     Command("calibrate", CalibrateOptions, "calibrate:calibrate", "calibrated"),
     Command("predict", PredictOptions, "predict:predict", "predicted"),
     Command("serve", ServeOptions, "serve:serve", "served", _as_stopped),
-    Command("monitor", MonitorOptions, "monitor:monitor", "monitored", lambda result: result.require()),
+    Command(
+        "monitor", MonitorOptions, "monitor:monitor", "monitored", lambda result: result.require()
+    ),
     Command("eval", EvaluateOptions, "evaluate:evaluate", "evaluated", _keep_limits),
     Command("bench", BenchOptions, "bench:bench", "benched"),
     Command("inspect", InspectOptions, "inspect:inspect", "inspected"),
@@ -94,13 +108,17 @@ COMMANDS = (
 def add(app: typer.Typer) -> None:
     """Give the application its commands."""
     for command in COMMANDS:
-        app.command(command.name, cls=type("Page", (Page,), {"record": command.record}))(_function(command))
+        app.command(command.name, cls=type("Page", (Page,), {"record": command.record}))(
+            _function(command)
+        )
 
 
 def _function(command: Command) -> Callable[..., None]:
     """The function that Typer calls, with the record's fields as its parameters."""
     record = command.record
-    parameters = [_parameter(name, field) for name, field in record.ordered().items() if about(field)]
+    parameters = [
+        _parameter(name, field) for name, field in record.ordered().items() if about(field)
+    ]
     names = {p.name for p in parameters}
     if "json_" not in names:
         parameters.append(_flag("as_json", "--json", help="The result as JSON on stdout."))
@@ -110,7 +128,11 @@ def _function(command: Command) -> Callable[..., None]:
     def called(*, quiet: bool, as_json: bool = False, **values: Any) -> None:
         from hydrasurgeon import render
 
-        options = {record.model_fields[n].alias or n: value for n, value in values.items() if value not in (None, [])}
+        options = {
+            record.model_fields[n].alias or n: value
+            for n, value in values.items()
+            if value not in (None, [])
+        }
         read = record.of(**options)
         _look(read)
         options = {name: getattr(read, "json_" if name == "json" else name) for name in options}
@@ -119,7 +141,9 @@ def _function(command: Command) -> Callable[..., None]:
             as_json = True
         if record is PredictOptions and options.get("out") is None:
             if as_json:
-                raise UsageError("--json requires -o: rows on stdout are JSON already", hint="Give -o F too.")
+                raise UsageError(
+                    "--json requires -o: rows on stdout are JSON already", hint="Give -o F too."
+                )
             options["each"] = render.raw
         how = {"shell": options.pop("shell", False)} if record is ReplayOptions else {}
         with speaking(lambda: go_on(read)), render.progress(quiet) as tick:
@@ -139,7 +163,9 @@ def _function(command: Command) -> Callable[..., None]:
 
 
 def _look(options: Options) -> None:
-    """Refuse names of nothing at once: stages take seconds to import, and may read the second file after an hour."""
+    """Refuse names of nothing at once: stages take seconds to import, and may read the second file
+    after an hour.
+    """
     from hydrasurgeon.checkpoints.folder import find, present
     from hydrasurgeon.checkpoints.hub import is_hub_id
     from hydrasurgeon.criteria import criterion
@@ -163,7 +189,9 @@ def _look(options: Options) -> None:
 
 
 def _printed(options: dict[str, Any]) -> str | None:
-    """Which report goes to stdout; `--json -` is the command line's own, the others the stage prints."""
+    """Which report goes to stdout; `--json -` is the command line's own, the others the stage
+    prints.
+    """
     printed = [name for name in ("json", "html", "markdown") if options.get(name) == STDOUT]
     if len(printed) > 1:
         what = f"--{printed[0]} - conflicts with --{printed[1]} -: both would be printed"
@@ -183,15 +211,27 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         flags = said["flags"] or (f"--{name.replace('_', '-')}",)
         info = typer.Option(*flags, metavar=said["metavar"], help=field.description)
     if field.is_required():
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info])
-    default = field.default if kind is bool else None if field.default in (None, ()) else str(field.default)
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info]
+        )
+    default = (
+        field.default
+        if kind is bool
+        else None
+        if field.default in (None, ())
+        else str(field.default)
+    )
     annotation = Annotated[kind | None, info]  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def _flag(name: str, *flags: str, help: str) -> inspect.Parameter:
     annotation = Annotated[bool, typer.Option(*flags, help=help)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation
+    )
 
 
 def _kind(annotation: Any) -> Any:
@@ -199,7 +239,9 @@ def _kind(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return _kind(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        kinds = {str(_kind(each)): _kind(each) for each in get_args(annotation) if each is not type(None)}
+        kinds = {
+            str(_kind(each)): _kind(each) for each in get_args(annotation) if each is not type(None)
+        }
         return next(iter(kinds.values())) if len(kinds) == 1 else str
     if annotation is bool:
         return bool

@@ -22,18 +22,29 @@ CHOOSING = "--ood demo:textures"
 
 COMMANDS = (
     (
-        "One command: the hydra that is worth most within one and a half times the cost; it may have a single member.",
         (
-            f"build backbone.safetensors --data demo:train --val demo:val {CHOOSING} --criteria taylor,fisher"
+            "One command: the hydra that is worth most within one and a half times the cost; it "
+            "may "
+            "have a single member."
+        ),
+        (
+            f"build backbone.safetensors --data demo:train --val demo:val {CHOOSING} --criteria "
+            "taylor,fisher"
             " --candidates 16 --budget macs=1.5 -o built.safetensors"
         ),
     ),
     (
         "The single model, given the same calibration.",
-        f"calibrate backbone.safetensors --data demo:val --fit-data demo:train {CHOOSING} -o single.safetensors",
+        (
+            f"calibrate backbone.safetensors --data demo:val --fit-data demo:train {CHOOSING} -o "
+            "single.safetensors"
+        ),
     ),
     (
-        "The same by hand, as in the paper. Which heads matter? Measured on validation images, layer after layer.",
+        (
+            "The same by hand, as in the paper. Which heads matter? Measured on validation images, "
+            "layer after layer."
+        ),
         "score --method taylor --keep 5 --data demo:val backbone.safetensors",
     ),
     (
@@ -48,10 +59,25 @@ COMMANDS = (
     (None, "prune --method taylor --sample 12/30 --seed 3 backbone -o m3.safetensors"),
     (
         "Tune each for a few epochs; MLPs stay as they are, so that fusing them is exact.",
-        "finetune m1 --recipe demo --freeze mlp,embedding --data demo:train --seed 1 -o t1.safetensors",
+        (
+            "finetune m1 --recipe demo --freeze mlp,embedding --data demo:train --seed 1 -o "
+            "t1.safetensors"
+        ),
     ),
-    (None, "finetune m2 --recipe demo --freeze mlp,embedding --data demo:train --seed 2 -o t2.safetensors"),
-    (None, "finetune m3 --recipe demo --freeze mlp,embedding --data demo:train --seed 3 -o t3.safetensors"),
+    (
+        None,
+        (
+            "finetune m2 --recipe demo --freeze mlp,embedding --data demo:train --seed 2 -o "
+            "t2.safetensors"
+        ),
+    ),
+    (
+        None,
+        (
+            "finetune m3 --recipe demo --freeze mlp,embedding --data demo:train --seed 3 -o "
+            "t3.safetensors"
+        ),
+    ),
     (
         "Fuse them into one model, and check it against its members.",
         "fuse t1 t2 t3 -o hydra.safetensors --check demo:val --tolerance 1e-5",
@@ -59,17 +85,20 @@ COMMANDS = (
     (
         "A Deep Ensemble of three independently trained models, for comparison.",
         (
-            f"eval backbone independent-2 independent-3 --ensemble {DATA} --json ensemble.json --predictions"
+            f"eval backbone independent-2 independent-3 --ensemble {DATA} --json ensemble.json "
+            "--predictions"
             " ensemble.predictions.safetensors --quiet"
         ),
     ),
     (
         (
-            "The comparison: one model, as it is and calibrated; what was built; a pruned member, the paper's Hydra,"
+            "The comparison: one model, as it is and calibrated; what was built; a pruned member, "
+            "the paper's Hydra,"
             " the Deep Ensemble."
         ),
         (
-            f"eval backbone single built taylor hydra {DATA} --predictions-in ensemble.predictions.safetensors --json"
+            f"eval backbone single built taylor hydra {DATA} --predictions-in "
+            "ensemble.predictions.safetensors --json"
             " results.json --html report.html"
         ),
     ),
@@ -86,14 +115,20 @@ SHIPPED = ("backbone", "independent-2", "independent-3")
 def written(commands: Sequence[str]) -> set[str]:
     """The names of all files that the demo leaves in its folder."""
     words = [word for command in commands for word in shlex.split(command)]
-    outputs = [after for word, after in pairwise(words) if word in ("-o", "--json", "--html", "--predictions")]
+    outputs = [
+        after
+        for word, after in pairwise(words)
+        if word in ("-o", "--json", "--html", "--predictions")
+    ]
     weights = [*outputs, *(f"{name}.safetensors" for name in SHIPPED)]
     return {*weights, *(sidecar(Path(name)).name for name in weights if name.endswith(SUFFIX))}
 
 
 @claims()
 def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
-    """Run the commands in `folder`, printing each before it runs; with `force` its own files there are replaced."""
+    """Run the commands in `folder`, printing each before it runs; with `force` its own files there
+    are replaced.
+    """
     import os
 
     if folder.exists() and not folder.is_dir():
@@ -129,4 +164,6 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     finally:
         os.chdir(here)
     render.say("")
-    render.say(f"Done in {time.monotonic() - started:.0f} s; the files are in {folder}.", style="dim")
+    render.say(
+        f"Done in {time.monotonic() - started:.0f} s; the files are in {folder}.", style="dim"
+    )

@@ -1,4 +1,6 @@
-"""What `--help` prints: commands and options in groups, what people need first, two examples for each command."""
+"""What `--help` prints: commands and options in groups, what people need first, two examples for
+each command.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,25 @@ COMMANDS = {
 EXAMPLES = {
     "build": (
         "vit --data train/ --val val/ --budget macs=1.5 -o hydra.safetensors",
-        "vit --data train/ --val val/ --ood others/ --criteria taylor,fisher --candidates 16 -o hydra2.safetensors",
+        (
+            "vit --data train/ --val val/ --ood others/ --criteria taylor,fisher --candidates 16 "
+            "-o "
+            "hydra2.safetensors"
+        ),
     ),
     "score": (
         "vit --method taylor --data val/",
-        "vit --method circuit --objective acc --search attribution --data val/ --limit 500 -o scored.safetensors",
+        (
+            "vit --method circuit --objective acc --search attribution --data val/ --limit 500 -o "
+            "scored.safetensors"
+        ),
     ),
     "prune": (
         "vit --method taylor --keep 8 -o m1.safetensors",
-        "vit --method taylor --sample 36/72 --seed 1 --compensate lstsq --data val/ -o m2.safetensors",
+        (
+            "vit --method taylor --sample 36/72 --seed 1 --compensate lstsq --data val/ -o "
+            "m2.safetensors"
+        ),
     ),
     "finetune": (
         "m1 --data train/ --val val/ --freeze mlp -o t1.safetensors",
@@ -43,7 +55,10 @@ EXAMPLES = {
         "pair --data val/ -o ready.safetensors",
         "pair --data val/ --fit-data train/ --ood others/ --cascade -o ready2.safetensors",
     ),
-    "eval": ("vit pair --data test/ --ood far:others=others/", "vit pair --data test/ --ci 0.95 --html report.html"),
+    "eval": (
+        "vit pair --data test/ --ood far:others=others/",
+        "vit pair --data test/ --ci 0.95 --html report.html",
+    ),
     "bench": ("pair --backbone vit --batch 1,16", "pair --vs t1 t2 --data test/"),
     "compare": ("m1 m2", "pair.safetensors#0 pair.safetensors#1"),
     "probe": ("vit --data val/", "vit --data val/ --ood others=others/ --keep 8"),
@@ -58,12 +73,15 @@ EXAMPLES = {
     "schema": ("", "> manifest.schema.json"),
     "help": ("", "prune"),
 }
-"""Two lines for each command, as they are typed behind its name; they run in this order in one folder."""
+"""Two lines for each command, as they are typed behind its name; they run in this order in one
+folder.
+"""
 
 
 def sections(name: str, record: type[Options]) -> dict[str, list[tuple[str, str]]]:
-    """A command's options in groups, each as it is typed and what it means: required ones and those of the examples
-    first."""
+    """A command's options in groups, each as it is typed and what it means: required ones and those
+    of the examples first.
+    """
     rows: dict[str, list[tuple[str, str]]] = {group: [] for group in (ARGUMENTS, *GROUPS)}
     shown = {word for line in EXAMPLES.get(name, ()) for word in line.split()}
     fields = {each: field for each, field in record.ordered().items() if about(field)}
@@ -73,10 +91,15 @@ def sections(name: str, record: type[Options]) -> dict[str, list[tuple[str, str]
 
     for each in sorted(fields, key=rank):
         field = fields[each]
-        rows[str(about(field).get("group", ARGUMENTS))].append((_typed(record, each), _meant(field)))
+        rows[str(about(field).get("group", ARGUMENTS))].append(
+            (_typed(record, each), _meant(field))
+        )
     if "json_" not in fields:
         rows[WRITTEN].append(("--json", "Print the result as JSON on stdout."))
-    rows[RUNS] += [("-q, --quiet", "Print no progress and no notes."), ("-h, --help", "Show this page and exit.")]
+    rows[RUNS] += [
+        ("-q, --quiet", "Print no progress and no notes."),
+        ("-h, --help", "Show this page and exit."),
+    ]
     return {title: lines for title, lines in rows.items() if lines}
 
 
@@ -107,11 +130,19 @@ class Page(TyperCommand):
         """What must be given, then the rest."""
         names, fields = self.record.arguments(), self.record.model_fields
         pieces = [
-            _typed(self.record, name) if fields[name].is_required() else f"[{_typed(self.record, name)}]"
+            _typed(self.record, name)
+            if fields[name].is_required()
+            else f"[{_typed(self.record, name)}]"
             for name in names
         ]
-        required = [name for name, field in fields.items() if field.is_required() and name not in names]
-        return [*pieces, *(_typed(self.record, name).replace("-o, --out", "-o") for name in required), "[OPTIONS]"]
+        required = [
+            name for name, field in fields.items() if field.is_required() and name not in names
+        ]
+        return [
+            *pieces,
+            *(_typed(self.record, name).replace("-o, --out", "-o") for name in required),
+            "[OPTIONS]",
+        ]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for title, lines in sections(str(self.name), self.record).items():
@@ -136,16 +167,26 @@ class Pages(TyperGroup):
         others = [name for name in self.commands if name not in named]
         for title, names in COMMANDS.items():
             there = [
-                self.commands[name] for name in (*names, *(others if title == "More" else ())) if name in self.commands
+                self.commands[name]
+                for name in (*names, *(others if title == "More" else ()))
+                if name in self.commands
             ]
             with formatter.section(title):
-                formatter.write_dl([(f"{each.name:9}", sentence(each.help or "")) for each in there])
+                formatter.write_dl(
+                    [(f"{each.name:9}", sentence(each.help or "")) for each in there]
+                )
         with formatter.section("Options"):
             formatter.write_dl(
-                [record for parameter in self.get_params(ctx) if (record := parameter.get_help_record(ctx))]
+                [
+                    record
+                    for parameter in self.get_params(ctx)
+                    if (record := parameter.get_help_record(ctx))
+                ]
             )
         formatter.write_paragraph()
-        formatter.write_text("`hydrasurgeon help COMMAND` shows what a command can be told, with examples.")
+        formatter.write_text(
+            "`hydrasurgeon help COMMAND` shows what a command can be told, with examples."
+        )
 
 
 def sentence(text: str) -> str:
@@ -157,4 +198,6 @@ def examples(name: str, formatter: Any) -> None:
     """Two lines that can be copied, whole however long they are."""
     with formatter.section("Examples"):
         for line in EXAMPLES.get(name, ()):
-            formatter.write(f"{'':>{formatter.current_indent}}{f'hydrasurgeon {name} {line}'.strip()}\n")
+            formatter.write(
+                f"{'':>{formatter.current_indent}}{f'hydrasurgeon {name} {line}'.strip()}\n"
+            )

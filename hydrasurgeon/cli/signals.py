@@ -1,5 +1,6 @@
-"""Signals end a command as a shell expects: what was half done is cleaned up, one line says how to go on, and the code
-is 128 + the signal's number."""
+"""Signals end a command as a shell expects: what was half done is cleaned up, one line says how to
+go on, and the code is 128 + the signal's number.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from types import FrameType
 
 from hydrasurgeon.options.base import Options
 
-ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+ENDING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 """Signals that end a command."""
 
 _RECEIVED: list[int] = []
@@ -44,7 +47,9 @@ def ended(command: Callable[[], int]) -> int:
 
 @contextmanager
 def speaking(go_on: Callable[[], str]) -> Iterator[None]:
-    """A command that, ended by a signal within the block, leaves what `go_on` says as its last line."""
+    """A command that, ended by a signal within the block, leaves what `go_on` says as its last
+    line.
+    """
     _GO_ON.append(go_on)
     try:
         yield
@@ -95,7 +100,11 @@ def _state(options: Options) -> Path | None:
     place = Path(str(getattr(options, "out", None) or getattr(options, "checkpoint", None) or "-"))
     stem = f"{place.name.removesuffix('.safetensors')}."
     try:
-        states = [path for path in place.parent.iterdir() if path.name.startswith(stem) and path.name.endswith(STATES)]
+        states = [
+            path
+            for path in place.parent.iterdir()
+            if path.name.startswith(stem) and path.name.endswith(STATES)
+        ]
     except OSError:
         return None
     return max(states, key=lambda path: path.stat().st_mtime, default=None)

@@ -1,4 +1,6 @@
-"""Criteria by name; each is imported when it is first used. Adding one is a file here and a line below."""
+"""Criteria by name; each is imported when it is first used. Adding one is a file here and a line
+below.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +45,22 @@ SEARCHES = {
 OBJECTIVES = ("acc", "ood", "avg")
 """What a circuit can keep."""
 OOD_SCORES = ("msp", "entropy", "gen", "energy", "max-logit")
-"""By which scores a circuit can tell OOD samples: functions of one model's logits. The first is the default, without a
-name in keys."""
+"""By which scores a circuit can tell OOD samples: functions of one model's logits. The first is the
+default, without a name in keys.
+"""
 WITHOUT_DATA = {name for name, each in CRITERIA.items() if not each.needs_data}
 """Criteria that need no data."""
 
 
 def score_key(
-    method: str, objective: str | None = None, ood_score: str | None = None, *, recorded: Collection[str] = ()
+    method: str,
+    objective: str | None = None,
+    ood_score: str | None = None,
+    *,
+    recorded: Collection[str] = (),
 ) -> str:
-    """Under which name scores stand in the manifest: `circuit-OBJECTIVE`, and `circuit-OBJECTIVE-SCORE` for a score
-    that is not msp.
+    """Under which name scores stand in the manifest: `circuit-OBJECTIVE`, and
+    `circuit-OBJECTIVE-SCORE` for a score that is not msp.
 
     Without an objective it is the only one recorded (of that score), or else avg.
     """
@@ -74,7 +81,11 @@ def score_key(
             why = "a circuit is searched by what one model's logits say"
         raise UsageError(f"--ood-score {by}: {why}", hint=f"Available: {', '.join(OOD_SCORES)}.")
     if wanted is None:
-        circuits = [key for key in recorded if key.startswith(f"{CIRCUIT}-") and by in (None, objective_of(key)[1])]
+        circuits = [
+            key
+            for key in recorded
+            if key.startswith(f"{CIRCUIT}-") and by in (None, objective_of(key)[1])
+        ]
         if len(circuits) > 1:
             raise UsageError(
                 f"--method circuit: the manifest has {' and '.join(sorted(circuits))}",
@@ -84,7 +95,9 @@ def score_key(
             return circuits[0]
         wanted = "avg"
     if wanted not in OBJECTIVES:
-        raise UsageError(f"--objective {wanted}: no such objective", hint=f"Available: {', '.join(OBJECTIVES)}.")
+        raise UsageError(
+            f"--objective {wanted}: no such objective", hint=f"Available: {', '.join(OBJECTIVES)}."
+        )
     if wanted == "acc" and by is not None:
         raise UsageError(
             f"--ood-score {by}: --objective acc looks at no OOD data",
@@ -94,7 +107,9 @@ def score_key(
 
 
 def neurons_key(method: str | None) -> str:
-    """Under which name scores of neurons stand: by the same criterion as heads, or taylor where it has none."""
+    """Under which name scores of neurons stand: by the same criterion as heads, or taylor where it
+    has none.
+    """
     name = f"{OF_NEURONS}{(method or 'taylor').removeprefix(OF_NEURONS)}"
     return name if name in CRITERIA else f"{OF_NEURONS}taylor"
 
@@ -119,5 +134,7 @@ def criterion(name: str, *, option: str = "--method") -> Criterion:
 
 def chooser(key: str) -> Callable[..., tuple[dict[str, Layers], tuple[str, ...]]]:
     """What turns a criterion's scores and an amount into the heads that stay, and notes."""
-    choose: Callable[..., tuple[dict[str, Layers], tuple[str, ...]]] = imported(criterion(key).choose)
+    choose: Callable[..., tuple[dict[str, Layers], tuple[str, ...]]] = imported(
+        criterion(key).choose
+    )
     return choose

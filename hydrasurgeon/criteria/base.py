@@ -35,7 +35,8 @@ class Criterion:
     """Where a criterion stands, what it needs and what it brings; places are `module:function`."""
 
     score: str
-    """Subject → HeadScores, Verdict, or the Score of a criterion that ranks heads by removing them."""
+    """Subject → HeadScores, Verdict, or the Score of a criterion that ranks heads by removing them.
+    """
     needs_data: bool = True
     """Some look at the weights, or at nothing; the others need a model and labelled data."""
     choose: str = "hydrasurgeon.criteria.selection:choose"
@@ -45,12 +46,16 @@ class Criterion:
     draw: str | None = None
     uses: tuple[str, ...] = ()
     in_turn: bool = False
-    """Whether batches must hold the samples as the data comes; else texts of a batch are alike in length."""
+    """Whether batches must hold the samples as the data comes; else texts of a batch are alike in
+    length.
+    """
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint to be scored: its live model and the batches that run through it, for criteria that need them."""
+    """A checkpoint to be scored: its live model and the batches that run through it, for criteria
+    that need them.
+    """
 
     checkpoint: Single
     run: Run
@@ -116,7 +121,9 @@ class Subject:
         return self.problem.losses(logits.float(), labels)
 
     def batches(self, name: str) -> Iterator[tuple[Any, Tensor]]:
-        """One pass over (inputs, labels), on the model's device; the argument names the pass for progress."""
+        """One pass over (inputs, labels), on the model's device; the argument names the pass for
+        progress.
+        """
         from hydrasurgeon.data import moved
 
         first = next(self.module.parameters())

@@ -1,6 +1,7 @@
 """Fisher: Σ over samples of the squared gradient of the loss with respect to a head's mask.
 
-Beside it the products of the gradients of every two heads of a layer, which `prune --rearrange` goes by.
+Beside it the products of the gradients of every two heads of a layer, which `prune --rearrange`
+goes by.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ from hydrasurgeon.criteria.rearrange import INFORMATION
 def score(subject: Subject) -> Verdict:
     model, sites = subject.load()
     model.requires_grad_(False)
-    # Inputs run through the first tower. Another one makes the classifier, the same for all samples.
+    # Inputs run through the first tower. Another one makes the classifier, the same for all
+    # samples.
     first_tower = [s for s in sites if s.tower == next(iter(subject.checkpoint.manifest.towers))]
-    together = {(s.tower, s.layer): torch.zeros(len(s.heads), len(s.heads), dtype=torch.float64) for s in sites}
+    together = {
+        (s.tower, s.layer): torch.zeros(len(s.heads), len(s.heads), dtype=torch.float64)
+        for s in sites
+    }
     for inputs, labels in subject.batches("mask gradients"):
-        # One mask per sample: its gradient is that sample's own, from one backward pass for the batch.
+        # One mask per sample: its gradient is that sample's own, from one backward pass for the
+        # batch.
         masks = _ones(first_tower, labels.device, len(labels))
         shared = _ones([s for s in sites if s not in first_tower], labels.device)
         with masked(sites, masks | shared):
@@ -59,7 +65,11 @@ def _by_original_number(
     return information
 
 
-def _ones(sites: Sequence[Attention], device: torch.device, *rows: int) -> dict[tuple[str, int], Tensor]:
+def _ones(
+    sites: Sequence[Attention], device: torch.device, *rows: int
+) -> dict[tuple[str, int], Tensor]:
     return {
-        (s.tower, s.layer): torch.ones(*rows, len(s.heads), device=device, requires_grad=True) for s in sites if s.heads
+        (s.tower, s.layer): torch.ones(*rows, len(s.heads), device=device, requires_grad=True)
+        for s in sites
+        if s.heads
     }

@@ -1,13 +1,14 @@
-"""HeadMap: the rise of the mean loss when a head is off, layer after layer, with the circuit of the layers before off
-too.
+"""HeadMap: the rise of the mean loss when a head is off, layer after layer, with the circuit of the
+layers before off too.
 
-Layer-conditioned locating of "HeadMap: Locating and Enhancing Knowledge Circuits in LLMs" (Wang et al., ICLR 2025):
+Layer-conditioned locating of "HeadMap: Locating and Enhancing Knowledge Circuits in LLMs" (Wang et
+al., ICLR 2025):
 
     s_h = L(C ∪ {h}) − L(C)
 
-L(S) is the mean loss with the heads S off. C holds the circuit of the layers before: of each, the quarter of its heads
-that scored highest. Within a layer the order is that of L(C ∪ {h}), which is HeadMap's own; L(C) makes layers
-comparable.
+L(S) is the mean loss with the heads S off. C holds the circuit of the layers before: of each, the
+quarter of its heads that scored highest. Within a layer the order is that of L(C ∪ {h}), which is
+HeadMap's own; L(C) makes layers comparable.
 """
 
 from __future__ import annotations
@@ -42,9 +43,15 @@ def score(subject: Subject) -> Verdict:
 
 @torch.inference_mode()
 def _losses(
-    subject: Subject, model: nn.Module, sites: Sequence[Attention], circuit: Sequence[Head], heads: Sequence[Head]
+    subject: Subject,
+    model: nn.Module,
+    sites: Sequence[Attention],
+    circuit: Sequence[Head],
+    heads: Sequence[Head],
 ) -> list[float]:
-    """The mean loss without the circuit, and without each of the heads besides; one pass over the data."""
+    """The mean loss without the circuit, and without each of the heads besides; one pass over the
+    data.
+    """
     totals = [0.0] * (1 + len(heads))
     for inputs, labels in subject.batches(f"losses of layer {heads[0].layer}"):
         for at, more in enumerate(((), *((head,) for head in heads))):

@@ -1,4 +1,6 @@
-"""Magnitude: mean |W| over a head's q, k and v rows, averaged over the three. Reads the file, runs nothing."""
+"""Magnitude: mean |W| over a head's q, k and v rows, averaged over the three. Reads the file, runs
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ from hydrasurgeon.options.making import PruneOptions
 
 def taylor(subject: Subject) -> Score:
     sums = _over_samples(subject, lambda gradients: gradients.abs())
-    return _recorded(subject, {place: [value / subject.samples for value in row] for place, row in sums.items()})
+    return _recorded(
+        subject, {place: [value / subject.samples for value in row] for place, row in sums.items()}
+    )
 
 
 def fisher(subject: Subject) -> Score:
@@ -36,24 +38,40 @@ def random(subject: Subject) -> Score:
     check_neurons(subject.checkpoint, subject.towers)
     rng = np.random.default_rng(subject.run.seed)
     rows = {tower: subject.checkpoint.kept[f"{tower}{NEURONS}"] for tower in subject.towers}
-    drawn = {(tower, at): rng.random(len(row)).tolist() for tower in rows for at, row in enumerate(rows[tower])}
+    drawn = {
+        (tower, at): rng.random(len(row)).tolist()
+        for tower in rows
+        for at, row in enumerate(rows[tower])
+    }
     return _recorded(subject, drawn, seed=subject.run.seed)
 
 
 def _over_samples(subject: Subject, measure: Callable[[Any], Any]) -> HeadScores:
-    """Σ over samples of what is made of each sample's own gradients with respect to the neurons' masks."""
+    """Σ over samples of what is made of each sample's own gradients with respect to the neurons'
+    masks.
+    """
     import torch
 
     from hydrasurgeon.anatomy.hooks import removed
 
     check_neurons(subject.checkpoint, subject.towers)
     model, _ = subject.load()
-    blocks = [b for b in subject.checkpoint.family.anatomy(model).blocks if b.attention.tower in subject.towers]
+    blocks = [
+        b
+        for b in subject.checkpoint.family.anatomy(model).blocks
+        if b.attention.tower in subject.towers
+    ]
     model.requires_grad_(False)
     sums: dict[tuple[str, int], Any] = {}
     for inputs, labels in subject.batches("gradients of the neurons"):
-        masks = [torch.ones(len(labels), b.out.in_features, device=labels.device, requires_grad=True) for b in blocks]
-        hooks = [b.out.register_forward_pre_hook(_scaled(mask)) for b, mask in zip(blocks, masks, strict=True)]
+        masks = [
+            torch.ones(len(labels), b.out.in_features, device=labels.device, requires_grad=True)
+            for b in blocks
+        ]
+        hooks = [
+            b.out.register_forward_pre_hook(_scaled(mask))
+            for b, mask in zip(blocks, masks, strict=True)
+        ]
         with removed(*hooks):
             loss = subject.losses(model(inputs), labels).sum()
         for block, gradients in zip(blocks, torch.autograd.grad(loss, masks), strict=True):
@@ -67,7 +85,10 @@ def _scaled(mask: Any) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]:
 
     def scale(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]
-        return ((x.unflatten(0, (len(mask), -1)) * _spread(mask, x.dim()).to(x.dtype)).flatten(0, 1), *args[1:])
+        return (
+            (x.unflatten(0, (len(mask), -1)) * _spread(mask, x.dim()).to(x.dtype)).flatten(0, 1),
+            *args[1:],
+        )
 
     return scale
 
@@ -84,7 +105,11 @@ def magnitude(subject: Subject) -> Score:
         for layer, row in enumerate(checkpoint.kept[f"{tower}{NEURONS}"]):
             into, out = [], []
             for weight in checkpoint.weights.values():
-                if (weight.group, weight.layer, len(weight.shape)) != (f"{tower}{NEURONS}", layer, 2):
+                if (weight.group, weight.layer, len(weight.shape)) != (
+                    f"{tower}{NEURONS}",
+                    layer,
+                    2,
+                ):
                     continue
                 stored = checkpoint.tensors[weight.name]
                 values = np.abs(as_float(checkpoint.tensors.read(weight.name), stored.dtype))
@@ -107,7 +132,9 @@ def check_neurons(checkpoint: Single, towers: tuple[str, ...]) -> None:
 
 
 def _recorded(subject: Subject, scores: HeadScores, **settings: Any) -> Score:
-    """Scores as [layer][neuron] of the original model, in six digits; neurons that are gone score 0."""
+    """Scores as [layer][neuron] of the original model, in six digits; neurons that are gone score
+    0.
+    """
     checkpoint, values = subject.checkpoint, {}
     whole = all_neurons(checkpoint.weights.values())
     for tower in dict.fromkeys(tower for tower, _ in scores):
@@ -117,24 +144,36 @@ def _recorded(subject: Subject, scores: HeadScores, **settings: Any) -> Score:
             if not all(map(math.isfinite, present.values())):
                 raise SurgeryError(
                     f"--part neurons: a score in {tower} layer {layer} is not finite",
-                    hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the tensors), or the model"
+                    hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the "
+                    "tensors), or the model"
                     " overflows: then use --dtype float32.",
                 )
-            layers.append(tuple(float(f"{present.get(neuron, 0.0):.6g}") for neuron in whole[group][layer]))
+            layers.append(
+                tuple(float(f"{present.get(neuron, 0.0):.6g}") for neuron in whole[group][layer])
+            )
         values[tower] = tuple(layers)
     return Score(values=values, settings=settings)
 
 
-def choose_neurons(checkpoint: Single, score: Score, share: float, options: PruneOptions) -> dict[str, Layers]:
-    """The neurons that stay, by tower: this share of those present, in every layer, or `ranked` over all layers."""
+def choose_neurons(
+    checkpoint: Single, score: Score, share: float, options: PruneOptions
+) -> dict[str, Layers]:
+    """The neurons that stay, by tower: this share of those present, in every layer, or `ranked`
+    over all layers.
+    """
     assert score.values is not None
     manifest = checkpoint.manifest
     towers = [name for name in parse_towers(options.tower, manifest.towers) if name in score.values]
     check_neurons(checkpoint, tuple(towers))
     chosen = parse_layers(options.layers, max(manifest.towers[name].layers for name in towers))
     kept = {name: list(checkpoint.kept[f"{name}{NEURONS}"]) for name in towers}
-    places = [(name, layer) for name in towers for layer in range(len(kept[name])) if layer in chosen]
-    worth = {place: _by_worth(score.values[place[0]][place[1]], kept[place[0]][place[1]]) for place in places}
+    places = [
+        (name, layer) for name in towers for layer in range(len(kept[name])) if layer in chosen
+    ]
+    worth = {
+        place: _by_worth(score.values[place[0]][place[1]], kept[place[0]][place[1]])
+        for place in places
+    }
     counts = {place: max(1, round(share * len(row))) for place, row in worth.items()}
     if options.spread == "ranked":
         counts = _ranked(score.values, worth, share)
@@ -149,9 +188,13 @@ def _by_worth(scores: tuple[float, ...], present: tuple[int, ...]) -> list[int]:
 
 
 def _ranked(
-    values: Mapping[str, tuple[tuple[float, ...], ...]], worth: Mapping[tuple[str, int], list[int]], share: float
+    values: Mapping[str, tuple[tuple[float, ...], ...]],
+    worth: Mapping[tuple[str, int], list[int]],
+    share: float,
 ) -> dict[tuple[str, int], int]:
-    """How many stay in each layer where all compete; one at least. A layer's scores count relative to their mean."""
+    """How many stay in each layer where all compete; one at least. A layer's scores count relative
+    to their mean.
+    """
     scored = []
     for (tower, layer), row in worth.items():
         scores = values[tower][layer]

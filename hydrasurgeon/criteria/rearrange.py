@@ -1,10 +1,10 @@
-"""Mask rearrangement: within each layer other heads go instead, by how heads matter together (Kwon et al. 2022, section
-4.2).
+"""Mask rearrangement: within each layer other heads go instead, by how heads matter together (Kwon
+et al. 2022, section 4.2).
 
-Fisher's scores are the diagonal of the information I = Σ g gᵀ of a layer, g a sample's gradients by its heads' factors.
-The heads R that go cost Σ_{i,j ∈ R} I_ij. Starting from those that were selected, each head that stays, the least
-important first, joins R, and the one goes back without which the rest costs least: the cost never rises, and every
-layer loses as many heads as before.
+Fisher's scores are the diagonal of the information I = Σ g gᵀ of a layer, g a sample's gradients by
+its heads' factors. The heads R that go cost Σ_{i,j ∈ R} I_ij. Starting from those that were
+selected, each head that stays, the least important first, joins R, and the one goes back without
+which the rest costs least: the cost never rises, and every layer loses as many heads as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from hydrasurgeon.heads import Head, Kept, Layers, all_heads, drop
 METHOD = "fisher"
 """The criterion whose scores come with the information between heads."""
 INFORMATION = "information"
-"""Where a score's settings hold it: tower → [layer][head][head], heads numbered in the original model."""
+"""Where a score's settings hold it: tower → [layer][head][head], heads numbered in the original
+model.
+"""
 
 Matrix = NDArray[np.float64]
 
@@ -31,7 +33,11 @@ def check_rearrange(method: str | None) -> None:
     """Refuse what has no information between heads."""
     if method != METHOD:
         raise UsageError(
-            f"--rearrange: {f'--method {method}' if method else 'a mask'} knows nothing of heads together",
+            (
+                f"--rearrange: {f'--method {method}' if method else 'a mask'} knows nothing of "
+                "heads "
+                "together"
+            ),
             hint=f"Use --method {METHOD}, or leave it out.",
         )
 
@@ -58,9 +64,12 @@ def cost(matrix: Matrix, gone: Sequence[int]) -> float:
     return float(matrix[np.ix_(gone, gone)].sum())
 
 
-def _layer(matrix: Matrix, first: Collection[int], free: Collection[int], absent: Sequence[int]) -> list[int]:
-    """The heads of one layer that go: as many as `first`, all of them from `free`; the `absent` ones are gone
-    already."""
+def _layer(
+    matrix: Matrix, first: Collection[int], free: Collection[int], absent: Sequence[int]
+) -> list[int]:
+    """The heads of one layer that go: as many as `first`, all of them from `free`; the `absent`
+    ones are gone already.
+    """
     gone = sorted(first)
     for head in sorted(set(free) - set(first), key=lambda h: (matrix[h, h], h)):
         joined = [*gone, head]
@@ -70,7 +79,9 @@ def _layer(matrix: Matrix, first: Collection[int], free: Collection[int], absent
     return gone
 
 
-def _information(score: Score, manifest: SingleManifest, where: str) -> Mapping[str, Sequence[Matrix]]:
+def _information(
+    score: Score, manifest: SingleManifest, where: str
+) -> Mapping[str, Sequence[Matrix]]:
     """The recorded matrices, held against the model."""
     recorded: Any = score.settings.get(INFORMATION)
     if recorded is None:
@@ -85,9 +96,13 @@ def _information(score: Score, manifest: SingleManifest, where: str) -> Mapping[
             stack = np.array(recorded[tower], dtype=np.float64)
         except (KeyError, TypeError, ValueError, OverflowError):
             stack = np.zeros(0)
-        if stack.shape != (size.layers, size.heads, size.heads) or (stack != stack.transpose(0, 2, 1)).any():
+        if (
+            stack.shape != (size.layers, size.heads, size.heads)
+            or (stack != stack.transpose(0, 2, 1)).any()
+        ):
             raise ManifestError(
-                f"{where}: score {METHOD}: {INFORMATION} of tower {tower} is no symmetric matrix of "
+                f"{where}: score {METHOD}: {INFORMATION} of tower {tower} is no symmetric matrix "
+                "of "
                 f"{size.heads} heads for each of {size.layers} layers"
             )
         matrices[tower] = list(stack)

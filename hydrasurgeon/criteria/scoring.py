@@ -1,4 +1,6 @@
-"""One criterion computed on one checkpoint: what it is fed, what it says, what becomes of the record."""
+"""One criterion computed on one checkpoint: what it is fed, what it says, what becomes of the
+record.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def check_keep(method: str | None, keep: int | str | None) -> None:
 
 
 def compute(checkpoint: Single, key: str, scoring: Scoring, run: Run, *, output: Path) -> Score:
-    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`."""
+    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state
+    beside `output`.
+    """
     method = criterion(key)
     objective = _objective(key, scoring.ood, scoring.search)
     manifest = checkpoint.manifest
@@ -36,7 +40,9 @@ def compute(checkpoint: Single, key: str, scoring: Scoring, run: Run, *, output:
     sizes = [manifest.towers[name] for name in towers]
     keep, most = scoring.heads_kept, max(size.heads for size in sizes)
     if keep is not None and not 0 < keep <= most:
-        raise SurgeryError(f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}.")
+        raise SurgeryError(
+            f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}."
+        )
     layers = parse_layers(scoring.layers, max(size.layers for size in sizes))
     subject = Subject(checkpoint, run, key, scoring, output, towers, layers, keep)
     if method.needs_data:
@@ -54,7 +60,9 @@ def _recorded(verdict: HeadScores | Verdict | Score, subject: Subject) -> Score:
     if criterion(key).needs_data:
         about |= record_of(subject.checkpoint.manifest.model)
     if isinstance(verdict, Score):
-        return verdict.model_copy(update={"settings": {**verdict.settings, **about}, "data": subject.records})
+        return verdict.model_copy(
+            update={"settings": {**verdict.settings, **about}, "data": subject.records}
+        )
     settings: dict[str, Any] = {}
     if subject.keep is not None and key == "taylor":
         settings = {"keep": subject.keep, "sequential": True}
@@ -71,27 +79,42 @@ def _objective(method: str, ood: Sequence[str], search: str | None) -> str | Non
     if method.partition("-")[0] != CIRCUIT:
         useless = "--ood" if ood else "--search" if search else None
         if useless is not None:
-            raise UsageError(f"{useless}: --method {method} has no use for it", hint="Leave it out.")
+            raise UsageError(
+                f"{useless}: --method {method} has no use for it", hint="Leave it out."
+            )
         return None
     objective, _ = objective_of(method)
     if objective != "acc" and not ood:
-        raise UsageError(f"--objective {objective}: needs OOD data", hint="Give --ood D, or --objective acc.")
+        raise UsageError(
+            f"--objective {objective}: needs OOD data", hint="Give --ood D, or --objective acc."
+        )
     return objective
 
 
-def _by_original_number(subject: Subject, scores: HeadScores) -> dict[str, tuple[tuple[float, ...], ...]]:
+def _by_original_number(
+    subject: Subject, scores: HeadScores
+) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Scores as [layer][head] of the original model; heads that are gone score 0."""
     manifest = subject.checkpoint.manifest
     values: dict[str, list[tuple[float, ...]]] = {tower: [] for tower in subject.towers}
     for tower, layers in values.items():
         for layer, row in enumerate(manifest.kept[tower]):
             present = dict(zip(row, scores[tower, layer], strict=True))
-            wrong = next((head for head, value in present.items() if not math.isfinite(value)), None)
+            wrong = next(
+                (head for head, value in present.items() if not math.isfinite(value)), None
+            )
             if wrong is not None:
                 raise SurgeryError(
-                    f"--method {subject.key}: the score of head {wrong} in {tower} layer {layer} is {present[wrong]}",
-                    hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the tensors), or the model"
+                    (
+                        f"--method {subject.key}: the score of head {wrong} in {tower} layer "
+                        f"{layer} "
+                        f"is {present[wrong]}"
+                    ),
+                    hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the "
+                    "tensors), or the model"
                     " overflows: then use --dtype float32.",
                 )
-            layers.append(tuple(float(present.get(h, 0.0)) for h in range(manifest.towers[tower].heads)))
+            layers.append(
+                tuple(float(present.get(h, 0.0)) for h in range(manifest.towers[tower].heads))
+            )
     return {tower: tuple(layers) for tower, layers in values.items()}

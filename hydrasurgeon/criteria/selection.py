@@ -28,7 +28,9 @@ from hydrasurgeon.lookup import whole_number
 MAX_MASK = 16 << 20
 
 
-def choose(manifest: SingleManifest, score: Score, **amount: Any) -> tuple[dict[str, Layers], tuple[str, ...]]:
+def choose(
+    manifest: SingleManifest, score: Score, **amount: Any
+) -> tuple[dict[str, Layers], tuple[str, ...]]:
     """The heads that stay, by `select`; and no notes."""
     return select(manifest, score, **amount), ()
 
@@ -53,11 +55,15 @@ def select(
     elif remove is not None:
         gone = _in_order(score, candidates, remove)
     else:
-        raise UsageError("how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE.")
+        raise UsageError(
+            "how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE."
+        )
     return _some(drop(manifest.kept, gone))
 
 
-def movable(manifest: SingleManifest, score: Score, *, layers: str | None, tower: str | None) -> list[Head]:
+def movable(
+    manifest: SingleManifest, score: Score, *, layers: str | None, tower: str | None
+) -> list[Head]:
     """The heads that may go: of these layers, in this tower, or in the towers that were scored."""
     if score.order is not None and tower is None:
         tower = score.settings.get("tower")  # the order holds no others
@@ -75,8 +81,12 @@ def movable(manifest: SingleManifest, score: Score, *, layers: str | None, tower
     return [head for head in present if head.tower in towers and head.layer in chosen]
 
 
-def _beyond(manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int) -> list[Head]:
-    """What goes where each layer keeps `keep` heads; on average, by a criterion that compares heads of all layers."""
+def _beyond(
+    manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int
+) -> list[Head]:
+    """What goes where each layer keeps `keep` heads; on average, by a criterion that compares heads
+    of all layers.
+    """
     rows = [
         [head for head in candidates if (head.tower, head.layer) == (tower, layer)]
         for tower in manifest.towers
@@ -90,9 +100,16 @@ def _beyond(manifest: SingleManifest, score: Score, candidates: Sequence[Head], 
             len(row) / layers,
         )
         if not 1 <= keep <= present:
-            raise SurgeryError(f"--keep {keep}: {where} has {present:g} heads", hint=f"Keep between 1 and {present:g}.")
+            raise SurgeryError(
+                f"--keep {keep}: {where} has {present:g} heads",
+                hint=f"Keep between 1 and {present:g}.",
+            )
         surplus = len(row) - keep * layers
-        gone += removal_order(score.values, row)[:surplus] if score.values else _in_order(score, row, surplus)
+        gone += (
+            removal_order(score.values, row)[:surplus]
+            if score.values
+            else _in_order(score, row, surplus)
+        )
     return gone
 
 
@@ -110,7 +127,10 @@ def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Hea
     if not 1 <= remove <= len(order):
         hint = "Remove fewer, or let heads go from more layers (--layers)."
         if score.order is not None and remove < len(candidates):
-            hint = f"The recorded order ends there: score again with --remove {remove} and the same --layers."
+            hint = (
+                f"The recorded order ends there: score again with --remove {remove} and the "
+                "same --layers."
+            )
         raise SurgeryError(f"cannot remove {remove} heads: only {len(order)} can go", hint=hint)
     return order[:remove]
 
@@ -119,7 +139,10 @@ def _sampled(score: Score, candidates: Sequence[Head], sample: str, seed: int) -
     """N of the first P heads to go, drawn without replacement (paper B.5)."""
     n, p = (whole_number(part) for part in (*sample.split("/", 1), "")[:2])
     if n is None or p is None:
-        raise UsageError(f"--sample {sample}: not N/P", hint="Write for example 48/100: remove 48 of the first 100.")
+        raise UsageError(
+            f"--sample {sample}: not N/P",
+            hint="Write for example 48/100: remove 48 of the first 100.",
+        )
     order = _order(score, candidates)
     if not 0 < n <= p <= len(order):
         raise SurgeryError(f"--sample {sample}: needs 0 < N ≤ P ≤ {len(order)} heads that can go")
@@ -134,7 +157,9 @@ def _some(kept: dict[str, Layers], where: str = "") -> dict[str, Layers]:
 
 
 def kept_from_file(path: Path, manifest: SingleManifest) -> dict[str, Layers]:
-    """`--mask`: a manifest, {"kept": …}, or per tower [layer] lists of heads or [layer][head] booleans."""
+    """`--mask`: a manifest, {"kept": …}, or per tower [layer] lists of heads or [layer][head]
+    booleans.
+    """
     raw = read_json(path, most=MAX_MASK, error=UsageError)
     while isinstance(raw, Mapping) and ("kept" in raw or "mask" in raw):
         raw = raw["kept"] if "kept" in raw else raw["mask"]
@@ -145,22 +170,31 @@ def kept_from_file(path: Path, manifest: SingleManifest) -> dict[str, Layers]:
             f"--mask {path}: needs kept heads for {', '.join(manifest.towers)}",
             hint='For example {"vision": [[0, 2], [1]]}.',
         )
-    return _some({tower: _rows(path, rows, manifest, tower) for tower, rows in raw.items()}, f"--mask {path}: ")
+    return _some(
+        {tower: _rows(path, rows, manifest, tower) for tower, rows in raw.items()},
+        f"--mask {path}: ",
+    )
 
 
 def _rows(path: Path, rows: Any, manifest: SingleManifest, tower: str) -> Layers:
     size, present = manifest.towers[tower], manifest.kept[tower]
-    whole = isinstance(rows, list) and len(rows) == size.layers and all(isinstance(row, list) for row in rows)
+    whole = (
+        isinstance(rows, list)
+        and len(rows) == size.layers
+        and all(isinstance(row, list) for row in rows)
+    )
     kinds = {type(value) for row in rows for value in row} if whole else set()
     if kinds == {bool} and all(len(row) == size.heads for row in rows):
         rows = [list(row) for row in kept_from_mask(np.array(rows, dtype=bool))]
     elif not whole or not kinds <= {int}:
         raise UsageError(
-            f"--mask {path}: {tower} needs {size.layers} layers of heads' numbers, or of {size.heads} booleans each"
+            f"--mask {path}: {tower} needs {size.layers} layers of heads' numbers, or of "
+            f"{size.heads} booleans each"
         )
     for layer, row in enumerate(rows):
         if absent := sorted(set(row) - set(present[layer])):
             raise SurgeryError(
-                f"--mask {path}: {tower} layer {layer} has no head {absent[0]} (present: {list(present[layer])})"
+                f"--mask {path}: {tower} layer {layer} has no head {absent[0]} (present: "
+                f"{list(present[layer])})"
             )
     return tuple(tuple(sorted(set(row))) for row in rows)

@@ -1,7 +1,7 @@
 """Taylor: mean |W·G| over a head's q, k and v rows, averaged over the three (paper D.1.1).
 
-With a number of heads to keep, layers are decided one after another: the heads a layer loses are turned off before the
-gradients for the next layer are computed.
+With a number of heads to keep, layers are decided one after another: the heads a layer loses are
+turned off before the gradients for the next layer are computed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def _importance(site: Attention) -> list[float]:
     parts = []
     for project, rows in zip(site.project, site.rows, strict=True):
         weight, gradient = project.weight.detach(), project.weight.grad
-        product = (weight * gradient).abs().double() if gradient is not None else torch.zeros_like(weight)
+        product = (
+            (weight * gradient).abs().double() if gradient is not None else torch.zeros_like(weight)
+        )
         parts.append(product.view(blocks, len(site.heads), rows * weight.shape[1]).mean(dim=-1))
     scores: list[float] = torch.cat(parts).mean(dim=0).tolist()
     return scores

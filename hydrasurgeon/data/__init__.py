@@ -1,4 +1,6 @@
-"""Data specs (`D` in the commands) → samples → batches; torch and numpy are imported with what needs them."""
+"""Data specs (`D` in the commands) → samples → batches; torch and numpy are imported with what
+needs them.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ class Batch:
 
 
 def moved(inputs: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Inputs of a model, a tensor or a dict of them, on its device; only floating-point ones change their dtype."""
+    """Inputs of a model, a tensor or a dict of them, on its device; only floating-point ones change
+    their dtype.
+    """
     if isinstance(inputs, Mapping):
         return {name: moved(value, device, dtype) for name, value in inputs.items()}
     return inputs.to(device, dtype if inputs.is_floating_point() else None)
@@ -77,7 +79,8 @@ class Batches:
         wanted = getattr(transform, "inputs", None)
         if samples.kind == "text" and wanted not in (None, samples.inputs):
             raise DataError(
-                f"{samples.spec}: holds {samples.contents}, the model was tuned on {READS[wanted]}", hint=MEND[wanted]
+                f"{samples.spec}: holds {samples.contents}, the model was tuned on {READS[wanted]}",
+                hint=MEND[wanted],
             )
         collate = collate or getattr(transform, "collate", None)
         order = range(len(samples)) if order is None else order
@@ -89,9 +92,12 @@ class Batches:
             batch_size=batch_size_of(batch_size),
             sampler=[int(i) for i in order],
             num_workers=workers,
-            collate_fn=partial(_collated, collate=collate or default_collate, labelled=samples.labels is not None),
+            collate_fn=partial(
+                _collated, collate=collate or default_collate, labelled=samples.labels is not None
+            ),
             drop_last=drop_last,
-            # The loader draws a seed for its workers, which must not move the caller's random numbers.
+            # The loader draws a seed for its workers, which must not move the caller's random
+            # numbers.
             generator=torch.Generator().manual_seed(0),
         )
 
@@ -109,9 +115,13 @@ class Batches:
                 yield batch
 
 
-def first_batch(samples: Samples, transform: Callable[[Any], Any], count: int, *, skip_bad: bool = False) -> Any:
+def first_batch(
+    samples: Samples, transform: Callable[[Any], Any], count: int, *, skip_bad: bool = False
+) -> Any:
     """The inputs of the first samples, as one batch on the CPU."""
-    batch = next(iter(Batches(samples, transform, batch_size=count, workers=0, skip_bad=skip_bad)), None)
+    batch = next(
+        iter(Batches(samples, transform, batch_size=count, workers=0, skip_bad=skip_bad)), None
+    )
     if batch is None:
         raise unreadable(samples)
     return batch.inputs
@@ -127,9 +137,18 @@ def unreadable(samples: Samples) -> DataError:
 
 class _Prepared(Dataset[Any]):
     def __init__(
-        self, samples: Samples, transform: Callable[[Any], Any], skip_bad: bool, augment_seed: int | None
+        self,
+        samples: Samples,
+        transform: Callable[[Any], Any],
+        skip_bad: bool,
+        augment_seed: int | None,
     ) -> None:
-        self.samples, self.transform, self.skip_bad, self.augment_seed = (samples, transform, skip_bad, augment_seed)
+        self.samples, self.transform, self.skip_bad, self.augment_seed = (
+            samples,
+            transform,
+            skip_bad,
+            augment_seed,
+        )
 
     def __len__(self) -> int:
         return len(self.samples)

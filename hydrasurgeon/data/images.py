@@ -1,7 +1,8 @@
 """Bytes → picture: common formats only, of bounded size, grey or RGB of 8 bits.
 
-A picture is taken as it is stored: like timm and torchvision, we do not turn it by its EXIF orientation. Of
-several frames the first is read, transparency is dropped, and 16 bits are scaled to 8.
+A picture is taken as it is stored: like timm and torchvision, we do not turn it by its EXIF
+orientation. Of several frames the first is read, transparency is dropped, and 16 bits are scaled to
+8.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def decode(content: bytes, where: str) -> Image.Image:
                 raise
             raise DataError(
                 f"{where}: not a readable image",
-                hint=f"Mend or remove it (formats read: {', '.join(FORMATS)}), or leave such images out by --skip-bad.",
+                hint=(
+                    f"Mend or remove it (formats read: {', '.join(FORMATS)}), or leave such "
+                    "images out by --skip-bad."
+                ),
             ) from error
 
 
@@ -62,7 +66,9 @@ def check_size(width: int, height: int, where: str) -> None:
 
 
 def plain(image: Image.Image) -> Image.Image:
-    """Any mode → grey or RGB of 8 bits; ValueError for what has no place in it (floating-point pixels)."""
+    """Any mode → grey or RGB of 8 bits; ValueError for what has no place in it (floating-point
+    pixels).
+    """
     if image.mode in ("L", "RGB"):
         return image
     if image.mode == "F":
@@ -78,7 +84,9 @@ def pixels(spec: str, images: NDArray[Any]) -> NDArray[np.uint8]:
     """Images that PIL can take one by one."""
     grey, coloured = images.ndim == 3, images.ndim == 4 and images.shape[-1] in (1, 3, 4)
     if images.dtype != np.uint8 or not (grey or coloured):
-        raise DataError(f"{spec}: images must be uint8 N×H×W or N×H×W×C, found {images.dtype} {images.shape}")
+        raise DataError(
+            f"{spec}: images must be uint8 N×H×W or N×H×W×C, found {images.dtype} {images.shape}"
+        )
     if len(images):
         check_size(images.shape[2], images.shape[1], f"{spec}: each image")
     return images

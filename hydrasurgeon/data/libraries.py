@@ -17,9 +17,11 @@ from hydrasurgeon.lookup import nearest
 
 
 def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
-    """`hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is `hf:name[/config]:split`.
+    """`hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is
+    `hf:name[/config]:split`.
 
-    The split may be a slice, `train[:3000]`, or several joined by +, as the datasets library writes them.
+    The split may be a slice, `train[:3000]`, or several joined by +, as the datasets library writes
+    them.
     """
     import datasets
 
@@ -29,7 +31,10 @@ def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
     name, colon, split = rest.partition("[")[0].rpartition(":")
     split += rest[len(name) + len(colon) + len(split) :]
     if not name or not split:
-        raise DataError(f"{spec}: names no split", hint="Write hf:NAME[/CONFIG]:SPLIT, for example hf:cifar100:test.")
+        raise DataError(
+            f"{spec}: names no split",
+            hint="Write hf:NAME[/CONFIG]:SPLIT, for example hf:cifar100:test.",
+        )
     parts = name.split("/")
     # Two parts may be an organisation and a name, or a name and a config.
     attempts = [("/".join(parts[:2]), parts[2] if len(parts) > 2 else None)]
@@ -39,29 +44,42 @@ def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
         _check_name(spec, repo)
         try:
             loaded = datasets.load_dataset(repo, config, split=split)
-        except Exception as error:  # datasets raises many kinds for missing names, splits and networks
+        except (
+            Exception
+        ) as error:  # datasets raises many kinds for missing names, splits and networks
             failures.append(error)
         else:
             return rows(_hub_table(spec, loaded, columns), columns)
     raise DataError(
         f"{spec}: cannot be loaded ({reason(failures[0])})",
-        hint="Check name, config and split ('train[:3000]' in quotes); the hub must be reachable or the set cached.",
+        hint=(
+            "Check name, config and split ('train[:3000]' in quotes); the hub must be reachable "
+            "or the set cached."
+        ),
     ) from failures[0]
 
 
 def _check_name(spec: str, name: str) -> None:
-    """Refuse what `datasets` would read here instead: its builders take the current folder's files, pickles too."""
+    """Refuse what `datasets` would read here instead: its builders take the current folder's files,
+    pickles too.
+    """
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as builders
 
     if name in builders or os.path.lexists(name):
         raise DataError(
-            f"{spec}: {name} is a format of the datasets library, or lies here: it would be read instead",
+            (
+                f"{spec}: {name} is a format of the datasets library, or lies here: it would be "
+                "read "
+                "instead"
+            ),
             hint="Work in another folder; or name the folder itself, without hf:.",
         )
 
 
 def _hub_table(spec: str, loaded: Any, columns: Columns) -> Table:
-    """The columns of a set of the datasets library; it leaves the images to us, which it would open in any format."""
+    """The columns of a set of the datasets library; it leaves the images to us, which it would open
+    in any format.
+    """
     from datasets import Image
 
     features = loaded.features
@@ -70,7 +88,9 @@ def _hub_table(spec: str, loaded: Any, columns: Columns) -> Table:
             loaded = loaded.cast_column(name, Image(decode=False))
     plain = loaded.with_format(None)
     wanted = [name for name in features if name in columns.wanted]
-    return Table(spec, tuple(features), {name: plain[name][:] for name in wanted}, classes_of(spec, features))
+    return Table(
+        spec, tuple(features), {name: plain[name][:] for name in wanted}, classes_of(spec, features)
+    )
 
 
 def read_torchvision(spec: str, rest: str, columns: Columns) -> Samples:
@@ -82,10 +102,18 @@ def read_torchvision(spec: str, rest: str, columns: Columns) -> Samples:
     if name.lower() not in by_name:
         near = nearest(name, datasets.__all__, most=3)
         raise DataError(
-            f"{spec}: torchvision has no data set {name}", hint=f"Did you mean {', '.join(near)}?" if near else None
+            f"{spec}: torchvision has no data set {name}",
+            hint=f"Did you mean {', '.join(near)}?" if near else None,
         )
     loaded = _loaded(spec, getattr(datasets, by_name[name.lower()]), split or "test")
-    targets = next((getattr(loaded, name) for name in ("targets", "labels", "_labels") if hasattr(loaded, name)), None)
+    targets = next(
+        (
+            getattr(loaded, name)
+            for name in ("targets", "labels", "_labels")
+            if hasattr(loaded, name)
+        ),
+        None,
+    )
     numbers = np.asarray([loaded[i][1] for i in range(len(loaded))] if targets is None else targets)
     if numbers.dtype.kind not in "iu" or numbers.shape != (len(loaded),):
         raise DataError(
@@ -115,8 +143,11 @@ def _loaded(spec: str, make: Any, split: str) -> Any:
                 return make(str(root), **arguments, download=download)
             except TypeError:
                 break
-            except Exception as error:  # absent, unreachable or an unknown split: each set has its own kind
+            except (
+                Exception
+            ) as error:  # absent, unreachable or an unknown split: each set has its own kind
                 why = reason(error)
     raise DataError(
-        f"{spec}: cannot be loaded ({why})", hint=f"Place it below {root} (HYDRASURGEON_DATA), or connect once."
+        f"{spec}: cannot be loaded ({why})",
+        hint=f"Place it below {root} (HYDRASURGEON_DATA), or connect once.",
     )

@@ -1,4 +1,6 @@
-"""Image–text pairs: webdataset's tar shards, or a table with a column of images and one of captions."""
+"""Image–text pairs: webdataset's tar shards, or a table with a column of images and one of
+captions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from hydrasurgeon.data.tables import IMAGES as IMAGE_COLUMNS
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, must, open_regular, portable, readable, utf8
 
-KINDS = "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, .jsonl or .csv"
+KINDS = (
+    "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, "
+    ".jsonl or .csv"
+)
 """What image–text pairs can be, in words."""
 IMAGES = ("jpg", "jpeg", "png", "webp")
 """Suffixes of a shard’s pictures."""
@@ -39,7 +44,11 @@ def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples
     place, named = columns_of(spec)
     path, columns = Path(place), Columns(named)
     table = ending(path) in TABLES and is_there(path)
-    samples = _captioned(read_table(spec, path, columns), columns) if table else Shards(spec, _shards(spec, path))
+    samples = (
+        _captioned(read_table(spec, path, columns), columns)
+        if table
+        else Shards(spec, _shards(spec, path))
+    )
     if not len(samples):
         raise DataError(f"{spec}: holds no image–text pairs")
     samples.spec = portable(spec)
@@ -53,7 +62,9 @@ def _shards(spec: str, path: Path) -> list[Path]:
         names = map(str, sorted(path.glob("*.tar")) if path.is_dir() else [path])
     elif numbers is not None:
         width, before, behind = len(numbers[1]), spec[: numbers.start()], spec[numbers.end() :]
-        names = (f"{before}{i:0{width}}{behind}" for i in range(int(numbers[1]), int(numbers[2]) + 1))
+        names = (
+            f"{before}{i:0{width}}{behind}" for i in range(int(numbers[1]), int(numbers[2]) + 1)
+        )
     else:
         names = sorted(glob.glob(spec))
     shards = []
@@ -67,7 +78,10 @@ def _shards(spec: str, path: Path) -> list[Path]:
         if not is_there(shard):
             break
     if not shards or not is_there(shards[-1]):
-        raise DataError(f"{shards[-1] if shards else spec}: no such image–text pairs", hint=f"Pairs are {KINDS}.")
+        raise DataError(
+            f"{shards[-1] if shards else spec}: no such image–text pairs",
+            hint=f"Pairs are {KINDS}.",
+        )
     return shards
 
 
@@ -82,7 +96,9 @@ class Shards(Samples):
     def __init__(self, spec: str, paths: Sequence[Path]) -> None:
         super().__init__(spec)
         self.paths = list(paths)
-        places = [(number, *row) for number, path in enumerate(self.paths) for row in _members(path)]
+        places = [
+            (number, *row) for number, path in enumerate(self.paths) for row in _members(path)
+        ]
         self.where: NDArray[np.int64] = np.array(places, dtype=np.int64).reshape(-1, 5)
         """[pair, (shard, image offset, image size, text offset, text size)]"""
 
@@ -95,7 +111,9 @@ class Shards(Samples):
         return image, utf8(self._bytes(*self.where[i, [0, 3, 4]]), f"{where}, caption", DataError)
 
     def content(self, i: int) -> bytes:
-        """The caption, and the size of the image: shards are too large to be read once more for a hash."""
+        """The caption, and the size of the image: shards are too large to be read once more for a
+        hash.
+        """
         return int(self.where[i, 2]).to_bytes(8, "little") + self._bytes(*self.where[i, [0, 3, 4]])
 
     def _bytes(self, shard: int, at: int, size: int) -> bytes:
@@ -105,7 +123,9 @@ class Shards(Samples):
 
 
 def _members(path: Path) -> list[tuple[int, int, int, int]]:
-    """Where image and text of each pair lie. A key with only one of them is no pair, as for webdataset."""
+    """Where image and text of each pair lie. A key with only one of them is no pair, as for
+    webdataset.
+    """
     keys: dict[tuple[int, str], dict[str, tuple[int, int]]] = {}
     before, run = "", 0
     for member in _files_in(path):
@@ -115,21 +135,34 @@ def _members(path: Path) -> list[tuple[int, int, int, int]]:
         run, before = run + (key != before), key
         kind = "image" if suffix in IMAGES else suffix
         if kind in ("image", TEXT) and member.size > MAX_BYTES:
-            raise DataError(f"{path}: {member.name[:200]} has {member.size:,} bytes; at most {MAX_BYTES:,} are read")
+            raise DataError(
+                f"{path}: {member.name[:200]} has {member.size:,} bytes; at most {MAX_BYTES:,} "
+                "are read"
+            )
         keys.setdefault((run, key), {})[kind] = member.offset_data, member.size
-    pairs = [(*parts["image"], *parts[TEXT]) for parts in keys.values() if "image" in parts and TEXT in parts]
+    pairs = [
+        (*parts["image"], *parts[TEXT])
+        for parts in keys.values()
+        if "image" in parts and TEXT in parts
+    ]
     if not pairs:
         raise DataError(
-            f"{path}: holds no image–text pairs", hint=f"A pair is KEY.{'|'.join(IMAGES)} followed by KEY.{TEXT}."
+            f"{path}: holds no image–text pairs",
+            hint=f"A pair is KEY.{'|'.join(IMAGES)} followed by KEY.{TEXT}.",
         )
     return pairs
 
 
 def _files_in(path: Path) -> Iterator[tarfile.TarInfo]:
-    """The regular members of an uncompressed tar file, each behind the one before and within the file."""
+    """The regular members of an uncompressed tar file, each behind the one before and within the
+    file.
+    """
     with open_regular(path, error=DataError) as raw:
         length, end = os.fstat(raw.fileno()).st_size, 0
-        with decoding(f"{path}: not a readable tar file"), tarfile.open(fileobj=raw, mode="r:") as tar:
+        with (
+            decoding(f"{path}: not a readable tar file"),
+            tarfile.open(fileobj=raw, mode="r:") as tar,
+        ):
             for member in tar:
                 must((member.offset >= end and member.size >= 0, "its members overlap"))
                 end = member.offset_data + (member.size if member.isfile() else 0)
@@ -161,7 +194,10 @@ class Captioned(Samples):
 
 
 def _captioned(table: Table, columns: Columns) -> Samples:
-    image, text = table.column("image", columns, IMAGE_COLUMNS), table.column("text", columns, CAPTIONS)
+    image, text = (
+        table.column("image", columns, IMAGE_COLUMNS),
+        table.column("text", columns, CAPTIONS),
+    )
     if image is None or text is None:
         raise table.needs("columns image and text or caption")
     images = Rows(table.spec, table.columns[image], "image", root=table.root)
@@ -173,7 +209,9 @@ class Pairing:
 
     kind = "pair"
 
-    def __init__(self, prepare: Callable[[Any], Tensor], read: Callable[[Sequence[str]], Tensor]) -> None:
+    def __init__(
+        self, prepare: Callable[[Any], Tensor], read: Callable[[Sequence[str]], Tensor]
+    ) -> None:
         self.prepare, self.read = prepare, read
 
     def __call__(self, pair: tuple[Image.Image, str]) -> tuple[Tensor, str]:

@@ -12,13 +12,24 @@ from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.options.columns import PLACED, ROLES
 
 KINDS = (
-    "a folder or .zip of images, an image, .csv, .tsv, .json, .jsonl (also .gz), .parquet, .npz, an image list .txt, "
+    "a folder or .zip of images, an image, .csv, .tsv, .json, .jsonl (also .gz), .parquet, .npz, "
+    "an image list .txt, "
     "hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
 )
 """What data can be, in words."""
 SCHEMES = ("text", "hf", "torchvision", "demo")
 """What stands before the colon of data that is no file."""
-TABLES = (".csv", ".tsv", ".json", ".jsonl", ".csv.gz", ".tsv.gz", ".json.gz", ".jsonl.gz", ".parquet")
+TABLES = (
+    ".csv",
+    ".tsv",
+    ".json",
+    ".jsonl",
+    ".csv.gz",
+    ".tsv.gz",
+    ".json.gz",
+    ".jsonl.gz",
+    ".parquet",
+)
 """Endings of tables."""
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 """Endings of files that are read as images."""
@@ -48,7 +59,9 @@ def columns_of(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def located(spec: str) -> list[Path]:
-    """The files or the folder behind a spec, none for one with a scheme; DataError where nothing is there."""
+    """The files or the folder behind a spec, none for one with a scheme; DataError where nothing is
+    there.
+    """
     scheme = spec.partition(":")[0]
     if scheme == "text" or (scheme in SCHEMES and not is_there(Path(spec))):
         return []
@@ -59,7 +72,9 @@ def located(spec: str) -> list[Path]:
         matches = [Path(name) for name in sorted(glob.glob(spec))]
         if matches:
             return matches
-        raise DataError(f"{spec}: no file is called so", hint="* stands for any characters of a name.")
+        raise DataError(
+            f"{spec}: no file is called so", hint="* stands for any characters of a name."
+        )
     what, hint = ("file", None) if ending(path) in ENDINGS else ("data", f"Data is {KINDS}.")
     raise DataError(f"{spec}: no such {what}{_near(path)}", hint=hint)
 

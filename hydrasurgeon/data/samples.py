@@ -1,4 +1,6 @@
-"""Samples: an indexed set of images or texts, with labels or without, and a fingerprint of its content."""
+"""Samples: an indexed set of images or texts, with labels or without, and a fingerprint of its
+content.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ READS: dict[Inputs, str] = {"text": "texts", "text_pair": "pairs of texts"}
 """What a model of texts reads, in words."""
 MEND: dict[Inputs, str] = {
     "text": "Give single texts: of a table of pairs, --text-column NAME reads one.",
-    "text_pair": "Give pairs: a column text_pair (--columns text_pair=NAME), --text with --text-pair, or tuples.",
+    "text_pair": (
+        "Give pairs: a column text_pair (--columns text_pair=NAME), --text with "
+        "--text-pair, or tuples."
+    ),
 }
 """What next, where a model of texts got the others."""
 UNLABELLED = -1
@@ -37,7 +42,9 @@ EMPTY = hashlib.sha256().digest()
 """The digest of a sample that cannot be read."""
 
 Decoded = Image.Image | str | tuple[str, str] | tuple[Image.Image, str]
-"""A sample as it is read: an image, a text, two texts that are read together, or an image and its caption."""
+"""A sample as it is read: an image, a text, two texts that are read together, or an image and its
+caption.
+"""
 
 
 class Samples(ABC):
@@ -59,7 +66,9 @@ class Samples(ABC):
     note: str | None = None
     """Which order of classes was assumed, where names did not say."""
 
-    def __init__(self, spec: str, labels: Labels | None = None, classes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, spec: str, labels: Labels | None = None, classes: Sequence[str] | None = None
+    ) -> None:
         self.spec, self.labels = spec, labels
         self.classes = None if classes is None else tuple(classes)
 
@@ -67,7 +76,9 @@ class Samples(ABC):
     def __len__(self) -> int: ...
 
     def name(self, i: int) -> str | int:
-        """What a sample is called in a list of answers: its file below the folder of all, else its row."""
+        """What a sample is called in a list of answers: its file below the folder of all, else its
+        row.
+        """
         return i
 
     def carried(self, name: str, i: int) -> Any:
@@ -81,12 +92,16 @@ class Samples(ABC):
 
     @cached_property
     def groups(self) -> tuple[str, ...] | None:
-        """The query that each sample belongs to; None where nothing says so, DataError where a row has none."""
+        """The query that each sample belongs to; None where nothing says so, DataError where a row
+        has none.
+        """
         if self.grouping is None:
             return None
         named = [str(value) if isinstance(value, str | int) else "" for value in self.grouping]
         if "" in named:
-            hint = "Give each row the id of its query, or name another column: --columns group=NAME."
+            hint = (
+                "Give each row the id of its query, or name another column: --columns group=NAME."
+            )
             raise DataError(f"{self.spec}: row {named.index('')} has no group", hint=hint)
         return tuple(named)
 
@@ -99,7 +114,9 @@ class Samples(ABC):
         """What the fingerprint hashes for this sample."""
 
     def content_if_any(self, i: int) -> bytes:
-        """`content`, and nothing for a sample that cannot be read: reading it says why, unless such are skipped."""
+        """`content`, and nothing for a sample that cannot be read: reading it says why, unless such
+        are skipped.
+        """
         try:
             return self.content(i)
         except DataError:
@@ -123,7 +140,9 @@ class Samples(ABC):
         return hashlib.sha256(b"".join(sorted(self.digests))).hexdigest()
 
     def shared_with(self, other: Samples) -> int:
-        """How many of the samples are exactly one of another set's; what cannot be read is like nothing."""
+        """How many of the samples are exactly one of another set's; what cannot be read is like
+        nothing.
+        """
         theirs = set(other.digests) - {EMPTY}
         return sum(digest in theirs for digest in self.digests)
 
@@ -132,7 +151,11 @@ class Arrays(Samples):
     """Images in one array, N×H×W or N×H×W×C."""
 
     def __init__(
-        self, spec: str, images: NDArray[np.uint8], labels: Labels | None = None, classes: Sequence[str] | None = None
+        self,
+        spec: str,
+        images: NDArray[np.uint8],
+        labels: Labels | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         super().__init__(spec, labels, classes)
         self.images = images
@@ -152,7 +175,11 @@ class Files(Samples):
     """Image files."""
 
     def __init__(
-        self, spec: str, paths: Sequence[Path], labels: Labels | None = None, classes: Sequence[str] | None = None
+        self,
+        spec: str,
+        paths: Sequence[Path],
+        labels: Labels | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         super().__init__(spec, labels, classes)
         self.paths = list(paths)
@@ -222,8 +249,14 @@ class Rows(Samples):
     def _text(self, i: int) -> str:
         value = self.column[i]
         if not isinstance(value, str) or len(value) > MAX_TEXT:
-            what = f"a text of {len(value):,} characters" if isinstance(value, str) else type(value).__name__
-            raise DataError(f"{self.spec}: row {i} holds {what}, not text of at most {MAX_TEXT:,} characters")
+            what = (
+                f"a text of {len(value):,} characters"
+                if isinstance(value, str)
+                else type(value).__name__
+            )
+            raise DataError(
+                f"{self.spec}: row {i} holds {what}, not text of at most {MAX_TEXT:,} characters"
+            )
         return value
 
 
@@ -249,7 +282,10 @@ class TextPairs(Samples):
 
     def _second(self, i: int) -> str:
         if self.second.column[i] in (None, ""):
-            hint = "Give each row both texts, or leave it out; --text-column NAME reads one text of each."
+            hint = (
+                "Give each row both texts, or leave it out; --text-column NAME reads one text "
+                "of each."
+            )
             raise DataError(f"{self.spec}: row {i} has no second text ({self.column})", hint=hint)
         text = self.second.read(i)
         assert isinstance(text, str)
@@ -257,13 +293,24 @@ class TextPairs(Samples):
 
 
 class Subset(Samples):
-    """Some samples of another set, possibly with other labels; base of those that are changed as they are read."""
+    """Some samples of another set, possibly with other labels; base of those that are changed as
+    they are read.
+    """
 
-    def __init__(self, parent: Samples, labels: Labels | None, index: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self, parent: Samples, labels: Labels | None, index: NDArray[np.int64] | None = None
+    ) -> None:
         super().__init__(parent.spec, labels, parent.classes)
-        self.parent, self.kind, self.columns, self.found = parent, parent.kind, parent.columns, parent.found
+        self.parent, self.kind, self.columns, self.found = (
+            parent,
+            parent.kind,
+            parent.columns,
+            parent.found,
+        )
         self.inputs = parent.inputs
-        self.index: Sequence[int] | NDArray[np.int64] = range(len(parent)) if index is None else index
+        self.index: Sequence[int] | NDArray[np.int64] = (
+            range(len(parent)) if index is None else index
+        )
 
     def __len__(self) -> int:
         return len(self.index)
@@ -290,13 +337,19 @@ class Joined(Samples):
     """The samples of one set behind those of another; those of the second have no labels."""
 
     def __init__(self, first: Samples, second: Samples) -> None:
-        labels = first.labels if first.labels is not None else np.full(len(first), UNLABELLED, dtype=np.int64)
+        labels = (
+            first.labels
+            if first.labels is not None
+            else np.full(len(first), UNLABELLED, dtype=np.int64)
+        )
         nothing = np.full((len(second), *labels.shape[1:]), UNLABELLED, dtype=labels.dtype)
         labels = np.concatenate([labels, nothing])
         super().__init__(f"{first.spec} and {second.spec}", labels, first.classes)
         self.first, self.second, self.kind, self.inputs = first, second, first.kind, first.inputs
         if (first.kind, first.inputs) != (second.kind, second.inputs):
-            raise DataError(f"{second.spec}: holds {second.contents}, {first.spec} {first.contents}")
+            raise DataError(
+                f"{second.spec}: holds {second.contents}, {first.spec} {first.contents}"
+            )
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
@@ -314,7 +367,9 @@ class Joined(Samples):
 
 
 def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
-    """A seeded random subset in its old order: the first rows of a sorted folder are all of one class."""
+    """A seeded random subset in its old order: the first rows of a sorted folder are all of one
+    class.
+    """
     if limit is None or limit >= len(samples):
         return samples
     if limit < 1:
@@ -324,17 +379,22 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
 
 
 def fit_classes(samples: Samples, model: Model) -> Samples:
-    """Labelled samples whose labels are the model's: numbers of its classes, fractions, or a 1 for each label that
-    holds; DataError where they cannot be.
+    """Labelled samples whose labels are the model's: numbers of its classes, fractions, or a 1 for
+    each label that holds; DataError where they cannot be.
 
-    Their `classes` are the model's, or the data's where the model has no names; their `note` says which order was
-    assumed where names could not be matched.
+    Their `classes` are the model's, or the data's where the model has no names; their `note` says
+    which order was assumed where names could not be matched.
     """
     if samples.labels is None:
-        columns = f" (columns: {', '.join(name[:40] for name in samples.found[:20])})" if samples.found else ""
+        columns = (
+            f" (columns: {', '.join(name[:40] for name in samples.found[:20])})"
+            if samples.found
+            else ""
+        )
         raise DataError(
             f"{samples.spec}: has no labels{columns}",
-            hint="Give class folders, an array called labels, or a column called label(s), or name it by "
+            hint="Give class folders, an array called labels, or a column called label(s), or "
+            "name it by "
             "--label-column; a label of -1 stands for none.",
         )
     numbers, classes, note = matched(samples.spec, samples.labels, samples.classes, model)

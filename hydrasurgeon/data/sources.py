@@ -15,13 +15,26 @@ import numpy as np
 from PIL import Image
 
 from hydrasurgeon.data.images import MAX_BYTES, decode, pixels
-from hydrasurgeon.data.labels import Labels, array_labels, class_names, class_numbers, is_label_array
+from hydrasurgeon.data.labels import (
+    Labels,
+    array_labels,
+    class_names,
+    class_numbers,
+    is_label_array,
+)
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
 from hydrasurgeon.data.places import PICTURES, TABLES, columns_of, ending, is_there, located
 from hydrasurgeon.data.samples import Arrays, Files, Rows, Samples, TextPairs, fit_classes, limited
 from hydrasurgeon.data.tables import Columns, joined, read_table, rows
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import decoding, open_regular, portable, read_text, readable, visible
+from hydrasurgeon.files.foreign import (
+    decoding,
+    open_regular,
+    portable,
+    read_text,
+    readable,
+    visible,
+)
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
 
@@ -30,10 +43,17 @@ MAX_FILES = 4_000_000
 
 
 class Zipped(Samples):
-    """Images of an archive, each unpacked when it is read, and never more of it than an image may have."""
+    """Images of an archive, each unpacked when it is read, and never more of it than an image may
+    have.
+    """
 
     def __init__(
-        self, spec: str, path: Path, names: Sequence[str], labels: Labels | None, classes: Sequence[str] | None
+        self,
+        spec: str,
+        path: Path,
+        names: Sequence[str],
+        labels: Labels | None,
+        classes: Sequence[str] | None,
     ) -> None:
         super().__init__(spec, labels, classes)
         self.path, self.names = path, list(names)
@@ -82,7 +102,9 @@ def read_zip(spec: str, path: Path) -> Samples:
         raise DataError(f"{spec}: names a file '{visible(wrong)[:80]}', which is not one within it")
     if len(set(files)) != len(files):
         raise DataError(f"{spec}: holds two files of one name")
-    images = [name for name in sorted(files) if ending(Path(name)) in PICTURES and not _is_hidden(name)]
+    images = [
+        name for name in sorted(files) if ending(Path(name)) in PICTURES and not _is_hidden(name)
+    ]
     parts, depth = [PurePosixPath(name).parts for name in images], 0
     while parts and min(map(len, parts)) > depth + 2 and len({each[depth] for each in parts}) == 1:
         depth += 1  # a folder that all lie in says nothing
@@ -91,13 +113,24 @@ def read_zip(spec: str, path: Path) -> Samples:
         return Zipped(spec, path, images, None, None)
     classes = class_names(spec, sorted({*folders}))
     number = {name: i for i, name in enumerate(classes)}
-    return Zipped(spec, path, images, np.array([number[folder] for folder in folders], dtype=np.int64), classes)
+    return Zipped(
+        spec,
+        path,
+        images,
+        np.array([number[folder] for folder in folders], dtype=np.int64),
+        classes,
+    )
 
 
 def _is_plain(name: str) -> bool:
     """Whether a name stays within its archive, and can be shown."""
     path = PurePosixPath(name)
-    return name.isprintable() and "\\" not in name and not path.is_absolute() and ".." not in path.parts
+    return (
+        name.isprintable()
+        and "\\" not in name
+        and not path.is_absolute()
+        and ".." not in path.parts
+    )
 
 
 def _is_hidden(name: str) -> bool:
@@ -111,7 +144,12 @@ LABEL = re.compile(r"-?[0-9]{1,18}")
 
 
 def open_data(
-    spec: str, *, limit: int | None = None, seed: int = 0, carried: Collection[str] = (), model: Model | None = None
+    spec: str,
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    carried: Collection[str] = (),
+    model: Model | None = None,
 ) -> Samples:
     """Samples behind a spec.
 
@@ -128,11 +166,15 @@ def open_data(
         scheme, _, rest = place.partition(":")
         samples = SCHEMES[scheme](place, rest, columns)
     elif all(ending(path) in TABLES for path in paths):
-        samples = rows(joined(spec, [read_table(spec, path, columns) for path in paths], columns), columns)
+        samples = rows(
+            joined(spec, [read_table(spec, path, columns) for path in paths], columns), columns
+        )
     elif all(ending(path) in PICTURES for path in paths):
         samples = Files(spec, paths)
     elif len(paths) == 1:
-        samples = _folder(spec, *paths) if paths[0].is_dir() else READERS[ending(paths[0])](spec, *paths)
+        samples = (
+            _folder(spec, *paths) if paths[0].is_dir() else READERS[ending(paths[0])](spec, *paths)
+        )
     else:
         hint = f"Found {paths[0]} and {paths[-1]}."
         raise DataError(f"{spec}: several files must all be tables, or all images", hint=hint)
@@ -144,8 +186,9 @@ def open_data(
 
 
 def in_memory(inputs: Any, kind: Literal["image", "text"]) -> Samples:
-    """What a caller holds: texts, pairs of texts or pictures, one or several; a path is opened, and so is the name of a
-    picture."""
+    """What a caller holds: texts, pairs of texts or pictures, one or several; a path is opened, and
+    so is the name of a picture.
+    """
     if isinstance(inputs, Path) or (kind == "image" and isinstance(inputs, str)):
         return open_data(str(inputs))
     several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes)
@@ -159,15 +202,22 @@ def in_memory(inputs: Any, kind: Literal["image", "text"]) -> Samples:
 
 def text_pairs(spec: str, pairs: Sequence[Any]) -> TextPairs:
     """Pairs of texts that a caller holds."""
-    wrong = next((i for i, pair in enumerate(pairs) if not isinstance(pair, tuple) or len(pair) != 2), None)
+    wrong = next(
+        (i for i, pair in enumerate(pairs) if not isinstance(pair, tuple) or len(pair) != 2), None
+    )
     if wrong is not None:
-        raise DataError(f"{spec}: row {wrong} is no pair of texts", hint="Give tuples of two texts, or texts alone.")
+        raise DataError(
+            f"{spec}: row {wrong} is no pair of texts",
+            hint="Give tuples of two texts, or texts alone.",
+        )
     first, second = (Rows(spec, [pair[at] for pair in pairs], "text") for at in (0, 1))
     return TextPairs(first, second)
 
 
 def _folder(spec: str, path: Path) -> Samples:
-    """Class folders, or a flat folder of unlabelled images. Links to folders are followed at the top only."""
+    """Class folders, or a flat folder of unlabelled images. Links to folders are followed at the
+    top only.
+    """
     with readable(path, DataError):
         entries = sorted(path.iterdir())
         names = [p.name for p in entries if p.is_dir() and not p.name.startswith(".")]
@@ -185,14 +235,17 @@ def _images_in(folder: Path) -> list[Path]:
     def fail(error: OSError) -> None:
         raise error
 
-    walked = ((Path(parent, name)) for parent, _, names in os.walk(folder, onerror=fail) for name in names)
+    walked = (
+        (Path(parent, name)) for parent, _, names in os.walk(folder, onerror=fail) for name in names
+    )
     return sorted(path for path in walked if ending(path) in PICTURES)
 
 
 def _image_list(spec: str, path: Path) -> Samples:
     """An OpenOOD list: `relative/path.jpg label` a line; label -1 where there is none.
 
-    A list names files of its reader, wherever they lie: like a folder of links, it is as trusted as its images.
+    A list names files of its reader, wherever they lie: like a folder of links, it is as trusted as
+    its images.
     """
     text = read_text(path, most=MAX_LIST, error=DataError)
     names, labels = [], []
@@ -212,9 +265,12 @@ def _image_list(spec: str, path: Path) -> Samples:
 
 
 def _root(spec: str, path: Path, name: str) -> Path:
-    """Where the paths of an image list start: at @ROOT, or at the first folder around it that has the first image."""
+    """Where the paths of an image list start: at @ROOT, or at the first folder around it that has
+    the first image.
+    """
     _, at, root = spec.partition("@")
-    # OpenOOD keeps its lists in benchmark_imglist/<set>/ beside images_classic/ and images_largescale/.
+    # OpenOOD keeps its lists in benchmark_imglist/<set>/ beside images_classic/ and
+    # images_largescale/.
     above = [path.parent, *path.parents[:3]]
     beside = [up / name for up in above for name in ("images_classic", "images_largescale")]
     roots = [Path(root)] if at else [*above, *beside]
@@ -234,7 +290,11 @@ def _text(spec: str, rest: str, columns: Columns) -> Samples:
 
 def _demo(spec: str, rest: str, columns: Columns) -> Samples:
     folder = files("hydrasurgeon") / "demo"
-    sets = {entry.name.removesuffix(".npz"): entry for entry in folder.iterdir() if entry.name.endswith(".npz")}
+    sets = {
+        entry.name.removesuffix(".npz"): entry
+        for entry in folder.iterdir()
+        if entry.name.endswith(".npz")
+    }
     if rest not in sets:
         raise DataError(
             f"{spec}: no such demo set{did_you_mean(rest, sets, 'demo:{}'.format)}",
@@ -250,11 +310,16 @@ def _npz(spec: str, path: Path) -> Samples:
 
 
 def _arrays(spec: str, file: IO[bytes]) -> Arrays:
-    """`images`, and `labels` and `classes` where they are there; nothing is unpickled, other arrays are left alone."""
+    """`images`, and `labels` and `classes` where they are there; nothing is unpickled, other arrays
+    are left alone.
+    """
     with decoding(f"{spec}: not a readable .npz file"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of dtypes spelt as numpy no longer does
         archive = np.load(file, allow_pickle=False)
-        arrays = {name: np.asarray(archive[name]) for name in {"images", "labels", "classes"} & {*archive.files}}
+        arrays = {
+            name: np.asarray(archive[name])
+            for name in {"images", "labels", "classes"} & {*archive.files}
+        }
         names = arrays["classes"].tolist() if "classes" in arrays else None
     if "images" not in arrays:
         listed = ", ".join(sorted(archive.files)[:10]) or "nothing"
@@ -262,7 +327,9 @@ def _arrays(spec: str, file: IO[bytes]) -> Arrays:
     images, labels = pixels(spec, arrays["images"]), arrays.get("labels")
     numbered = labels is None or (labels.shape[:1] == (len(images),) and is_label_array(labels))
     if not numbered or (names is not None and arrays["classes"].ndim != 1):
-        raise DataError(f"{spec}: labels must be {len(images)} integers, and classes a list of names")
+        raise DataError(
+            f"{spec}: labels must be {len(images)} integers, and classes a list of names"
+        )
     return Arrays(
         spec,
         images,

@@ -35,19 +35,31 @@ SECOND = "text_pair"
 COLUMNS = frozenset((*IMAGES, *TEXTS, *CAPTIONS, *LABELS, *GROUPS, SECOND))
 """The columns that samples are made of."""
 PAIRS = {
-    *("sentence1", "sentence2", "sentence_b", "question", "question1", "question2", "text_b", "text2"),
+    *(
+        "sentence1",
+        "sentence2",
+        "sentence_b",
+        "question",
+        "question1",
+        "question2",
+        "text_b",
+        "text2",
+    ),
     *("premise", "hypothesis", "query", "passage", "context", "document"),
 }
 """Columns that hold one of two texts under names of their own."""
 # Bytes of one line of .jsonl, and characters of one field of .csv.
 MAX_LINE = 16 << 20
-# Bytes of a whole .json, and of what a packed table unpacks to: a few of them can become a million times as many.
+# Bytes of a whole .json, and of what a packed table unpacks to: a few of them can become a million
+# times as many.
 MAX_WHOLE = 4 << 30
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns are wanted: those that were named, and those that go along where they are there."""
+    """Which columns are wanted: those that were named, and those that go along where they are
+    there.
+    """
 
     named: Mapping[str, str] = field(default_factory=dict)
     """Role → name."""
@@ -66,7 +78,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name, their values as the file holds them: whoever makes samples of them says what they must be."""
+    """Columns by name, their values as the file holds them: whoever makes samples of them says what
+    they must be.
+    """
 
     spec: str
     names: tuple[str, ...]
@@ -81,7 +95,9 @@ class Table:
         return next((name for name in names if name in self.columns), None)
 
     def needs(self, what: str) -> DataError:
-        hint = "Name the columns: --text-column NAME, --label-column NAME, or --columns ROLE=NAME,…."
+        hint = (
+            "Name the columns: --text-column NAME, --label-column NAME, or --columns ROLE=NAME,…."
+        )
         return DataError(f"{self.spec}: needs {what} ({listed(self.names)})", hint=hint)
 
     def column(self, role: str, columns: Columns, usual: Sequence[str]) -> str | None:
@@ -90,9 +106,15 @@ class Table:
         if name is None:
             return self.find(usual)
         if name not in self.columns:
-            option = f"--{role}-column {name}" if role in ("text", "label") else f"--columns {role}={name}"
+            option = (
+                f"--{role}-column {name}"
+                if role in ("text", "label")
+                else f"--columns {role}={name}"
+            )
             near = did_you_mean(name, self.names)
-            raise DataError(f"{option}: {self.spec} has no such column{near} ({listed(self.names)})")
+            raise DataError(
+                f"{option}: {self.spec} has no such column{near} ({listed(self.names)})"
+            )
         return name
 
 
@@ -108,8 +130,13 @@ def read_table(spec: str, path: Path, columns: Columns) -> Table:
     with open_regular(path, error=DataError) as file:
         if not kind.endswith(".gz"):
             return READERS[kind](spec, file, path.parent, columns.wanted)
-        with decoding(f"{spec}: {path.name} is not a readable .gz file"), gzip.open(file) as unpacked:
-            return READERS[kind.removesuffix(".gz")](spec, cast(IO[bytes], unpacked), path.parent, columns.wanted)
+        with (
+            decoding(f"{spec}: {path.name} is not a readable .gz file"),
+            gzip.open(file) as unpacked,
+        ):
+            return READERS[kind.removesuffix(".gz")](
+                spec, cast(IO[bytes], unpacked), path.parent, columns.wanted
+            )
 
 
 def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
@@ -119,8 +146,14 @@ def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
         return first
     for other in tables[1:]:
         if {*other.names} != {*first.names} or other.classes != first.classes:
-            raise DataError(f"{spec}: its files have other columns ({listed(first.names)}; {listed(other.names)})")
-    columns = {name: [value for t in tables for value in _rooted(t, name, wanted)] for name in first.columns}
+            raise DataError(
+                f"{spec}: its files have other columns ({listed(first.names)}; "
+                f"{listed(other.names)})"
+            )
+    columns = {
+        name: [value for t in tables for value in _rooted(t, name, wanted)]
+        for name in first.columns
+    }
     return Table(spec, first.names, columns, first.classes)
 
 
@@ -129,17 +162,25 @@ def _rooted(table: Table, name: str, wanted: Columns) -> Sequence[Any]:
     values = table.columns[name]
     if name not in wanted.images or table.root is None:
         return values
-    return [str(table.root / value) if isinstance(value, str) and value else value for value in values]
+    return [
+        str(table.root / value) if isinstance(value, str) and value else value for value in values
+    ]
 
 
 def rows(table: Table, columns: Columns) -> Samples:
     """Images, texts or pairs of texts, with labels and groups where there are columns of them."""
     if not table.names:
         raise DataError(f"{table.spec}: holds no samples")
-    image = None if {"text", "text_pair"} & columns.named.keys() else table.column("image", columns, IMAGES)
+    image = (
+        None
+        if {"text", "text_pair"} & columns.named.keys()
+        else table.column("image", columns, IMAGES)
+    )
     first, second = (image, None) if image is not None else _texts(table, columns)
     labels = table.column("label", columns, LABELS)
-    numbers, classes = (None, None) if labels is None else labels_of(table.spec, table.columns[labels])
+    numbers, classes = (
+        (None, None) if labels is None else labels_of(table.spec, table.columns[labels])
+    )
     if numbers is not None and classes is None and labels is not None:
         classes = table.classes.get(labels)
     kind: Literal["image", "text"] = "text" if image is None else "image"
@@ -162,11 +203,14 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
     if second is None and "text" not in columns.named and len(several) > 1:
         raise DataError(
             f"{table.spec}: columns {', '.join(several)} hold more than one text for each row",
-            hint=f"Name both, --columns text={several[0]},text_pair={several[1]}, or the one that is read, "
+            hint=f"Name both, --columns text={several[0]},text_pair={several[1]}, or the one that "
+            "is read, "
             "--text-column NAME.",
         )
     if first is None:
-        raise table.needs("a column image or text" if second is None else f"a column text beside {second}")
+        raise table.needs(
+            "a column image or text" if second is None else f"a column text beside {second}"
+        )
     return first, second
 
 
@@ -177,7 +221,10 @@ def _jsonl(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> T
             continue
         record = parse_json(line, f"{spec}, line {number}", most=MAX_LINE, error=DataError)
         if not isinstance(record, dict):
-            raise DataError(f"{spec}, line {number}: is no record", hint='Each line is one, {"text": …, "label": …}.')
+            raise DataError(
+                f"{spec}, line {number}: is no record",
+                hint='Each line is one, {"text": …, "label": …}.',
+            )
         names |= dict.fromkeys(record)
         records.append({name: value for name, value in record.items() if name in wanted})
     return _of_records(spec, records, names, root, wanted)
@@ -186,7 +233,11 @@ def _jsonl(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> T
 def _json(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
     """A list of records, or a record of columns."""
     content = parse_json(file.read(MAX_WHOLE + 1), spec, most=MAX_WHOLE, error=DataError)
-    if isinstance(content, dict) and content and all(isinstance(values, list) for values in content.values()):
+    if (
+        isinstance(content, dict)
+        and content
+        and all(isinstance(values, list) for values in content.values())
+    ):
         if len({len(values) for values in content.values()}) > 1:
             raise DataError(f"{spec}: its columns are not equally long")
         columns = {name: values for name, values in content.items() if name in wanted}
@@ -199,13 +250,19 @@ def _json(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Ta
 
 
 def _of_records(
-    spec: str, records: Sequence[dict[str, Any]], names: Iterable[str], root: Path, wanted: Collection[str]
+    spec: str,
+    records: Sequence[dict[str, Any]],
+    names: Iterable[str],
+    root: Path,
+    wanted: Collection[str],
 ) -> Table:
     columns = {name: [record.get(name) for record in records] for name in names if name in wanted}
     return Table(spec, tuple(names), columns, root=root)
 
 
-def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str], *, between: str = ",") -> Table:
+def _csv(
+    spec: str, file: IO[bytes], root: Path, wanted: Collection[str], *, between: str = ","
+) -> Table:
     csv.field_size_limit(MAX_LINE)
     lines = csv.reader(_text(spec, file), delimiter=between, strict=True)
     with decoding(f"{spec}: not a readable .{'tsv' if between == TAB else 'csv'} file"):
@@ -213,7 +270,10 @@ def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str], *, bet
         columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
         for line in filter(None, lines):
             if len(line) != len(names):
-                raise DataError(f"{spec}, line {lines.line_num}: has {len(line)} fields, the first line {len(names)}")
+                raise DataError(
+                    f"{spec}, line {lines.line_num}: has {len(line)} fields, the first line "
+                    f"{len(names)}"
+                )
             for name, value in zip(names, line, strict=True):
                 if name in columns:
                     columns[name].append(value)
@@ -221,13 +281,21 @@ def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str], *, bet
 
 
 def _text(spec: str, file: IO[bytes]) -> Iterator[str]:
-    """The lines of a UTF-8 file, without a byte order mark; bounded, for a packed file says little of its size."""
+    """The lines of a UTF-8 file, without a byte order mark; bounded, for a packed file says little
+    of its size.
+    """
     left = MAX_WHOLE if isinstance(file, gzip.GzipFile) else None
     for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
         left = None if left is None else left - len(line)
         if len(line) > MAX_LINE or (left is not None and left < 0):
-            raise DataError(f"{spec}, line {number}: is too long, or unpacks to more than {MAX_WHOLE:,} bytes")
-        yield utf8(line.removeprefix(BOM_UTF8) if number == 1 else line, f"{spec}, line {number}", DataError)
+            raise DataError(
+                f"{spec}, line {number}: is too long, or unpacks to more than {MAX_WHOLE:,} bytes"
+            )
+        yield utf8(
+            line.removeprefix(BOM_UTF8) if number == 1 else line,
+            f"{spec}, line {number}",
+            DataError,
+        )
 
 
 def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -276,7 +344,11 @@ def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, .
     """The names of the classes that the datasets library knows, for each column of labels."""
     from datasets import ClassLabel
 
-    return {n: class_names(spec, f.names) for n, f in features.items() if n in LABELS and isinstance(f, ClassLabel)}
+    return {
+        n: class_names(spec, f.names)
+        for n, f in features.items()
+        if n in LABELS and isinstance(f, ClassLabel)
+    }
 
 
 READERS: dict[str, Callable[..., Table]] = {

@@ -1,4 +1,6 @@
-"""Texts → token ids, with the checkpoint's own tokenizer and padding to the longest text of a batch."""
+"""Texts → token ids, with the checkpoint's own tokenizer and padding to the longest text of a
+batch.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,20 @@ TYPES = "token_type_ids"
 
 
 class Tokenize:
-    """A transform for texts and pairs of them, which pass unchanged: a batch becomes input ids and attention mask, and
-    of pairs the types of tokens, where the model has them. Of a pair that is too long the longer text is cut."""
+    """A transform for texts and pairs of them, which pass unchanged: a batch becomes input ids and
+    attention mask, and of pairs the types of tokens, where the model has them. Of a pair that is
+    too long the longer text is cut.
+    """
 
     kind = "text"
 
     def __init__(
-        self, load: Callable[[], Any], *, max_length: int, inputs: Inputs | None = None, typed: bool = False
+        self,
+        load: Callable[[], Any],
+        *,
+        max_length: int,
+        inputs: Inputs | None = None,
+        typed: bool = False,
     ) -> None:
         self.load = load
         self.max_length = max_length
@@ -51,7 +60,10 @@ class Tokenize:
         return self.typed and TYPES in self.tokenizer.model_input_names
 
     def collate(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, Tensor]:
-        tokenizer, typed = self.tokenizer, any(isinstance(text, tuple) for text in texts) and self.types
+        tokenizer, typed = (
+            self.tokenizer,
+            any(isinstance(text, tuple) for text in texts) and self.types,
+        )
         with blamed("the checkpoint's tokenizer cannot read these texts"):
             made = tokenizer(
                 list(texts),
@@ -80,4 +92,6 @@ def blamed(what: str, *, hide: str = "") -> Iterator[None]:
             raise
         lines = str(error).replace(hide, "").splitlines() if hide else str(error).splitlines()
         why = lines[0][:200] if lines else type(error).__name__
-        raise CheckpointError(f"{what}: {why}", hint="Bring back the files as transformers wrote them.") from error
+        raise CheckpointError(
+            f"{what}: {why}", hint="Bring back the files as transformers wrote them."
+        ) from error

@@ -1,2 +1,3 @@
-"""What a checkpoint makes of its own answers: calibration, OOD scores, prediction sets, abstention; pure, in
-float64."""
+"""What a checkpoint makes of its own answers: calibration, OOD scores, prediction sets, abstention;
+pure, in float64.
+"""

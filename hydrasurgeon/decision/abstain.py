@@ -1,9 +1,9 @@
-"""When to abstain: the threshold on the probability above which at most a share r of the answers is wrong, with
-confidence 1 − δ.
+"""When to abstain: the threshold on the probability above which at most a share r of the answers is
+wrong, with confidence 1 − δ.
 
-Geifman and El-Yaniv, NeurIPS 2017 (SGR): of the k = ⌈log₂(n + 1)⌉ thresholds that a binary search may try, each is
-certified with
-δ/k by the exact binomial tail: of m answers e are wrong, and b solves P(Bin(m, b) ≤ e) = δ/k; b bounds the true share.
+Geifman and El-Yaniv, NeurIPS 2017 (SGR): of the k = ⌈log₂(n + 1)⌉ thresholds that a binary search
+may try, each is certified with δ/k by the exact binomial tail: of m answers e are wrong, and b
+solves P(Bin(m, b) ≤ e) = δ/k; b bounds the true share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from hydrasurgeon.files.decided import Abstention, Limits
 
 
 def risk_bound(wrong: int, answered: int, delta: float) -> float:
-    """The b with P(Bin(answered, b) ≤ wrong) = delta, by bisection; 1 where there is nothing to tell from."""
+    """The b with P(Bin(answered, b) ≤ wrong) = delta, by bisection; 1 where there is nothing to
+    tell from.
+    """
     if answered == 0 or wrong >= answered:
         return 1.0
     j = torch.arange(wrong + 1, dtype=torch.float64)
@@ -28,7 +30,9 @@ def risk_bound(wrong: int, answered: int, delta: float) -> float:
     low, high = wrong / answered, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        tail = (ways + j * math.log(middle) + (answered - j) * math.log1p(-middle)).logsumexp(0).exp()
+        tail = (
+            (ways + j * math.log(middle) + (answered - j) * math.log1p(-middle)).logsumexp(0).exp()
+        )
         if float(tail) > delta:
             low = middle
         else:
@@ -49,27 +53,46 @@ def _tries(count: int) -> int:
 
 
 def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = 0.05) -> Limits:
-    """From which probability of yes on the precision is at least 1 − risk, and below which at most a fraction `risk` of
-    what is yes lies: the binomial tail of the positives, of which ever more are missed until it is too many."""
+    """From which probability of yes on the precision is at least 1 − risk, and below which at most
+    a fraction `risk` of what is yes lies: the binomial tail of the positives, of which ever more
+    are missed until it is too many.
+    """
     sure = fit_abstention(yes, truth, risk=risk, delta=delta)
     positives = yes[truth].double().sort().values
     # The bound grows with what is missed.
-    allowed = bisect_right(range(len(positives)), risk, key=lambda missed: risk_bound(missed, len(positives), delta))
+    allowed = bisect_right(
+        range(len(positives)), risk, key=lambda missed: risk_bound(missed, len(positives), delta)
+    )
     bound, threshold = 0.0, 0.0
     if allowed:
-        bound, threshold = risk_bound(allowed - 1, len(positives), delta), float(positives[allowed - 1])
+        bound, threshold = (
+            risk_bound(allowed - 1, len(positives), delta),
+            float(positives[allowed - 1]),
+        )
     answered = float(((yes >= sure.threshold) | (yes < threshold)).double().mean())
     return Limits(
-        yes=sure.threshold, no=threshold, risk=risk, delta=delta, bounds=(sure.bound, bound), answered=answered
+        yes=sure.threshold,
+        no=threshold,
+        risk=risk,
+        delta=delta,
+        bounds=(sure.bound, bound),
+        answered=answered,
     )
 
 
-def fit_abstention(confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = 0.05) -> Abstention:
-    """The lowest threshold found that keeps the promise; DataError where the samples cannot certify any."""
+def fit_abstention(
+    confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = 0.05
+) -> Abstention:
+    """The lowest threshold found that keeps the promise; DataError where the samples cannot certify
+    any.
+    """
     count, needed = len(confidence), samples_needed(risk, delta)
     if count < needed:
         what = f"{count} samples cannot promise a risk of {risk:g} with confidence {1 - delta:g}"
-        least = f"It takes at least {needed} of them, even if none is wrong (half of the validation data certifies); "
+        least = (
+            f"It takes at least {needed} of them, even if none is wrong (half of the "
+            "validation data certifies); "
+        )
         raise DataError(what, hint=f"{least}give more --data, or a larger --risk or --delta.")
     values, order = confidence.double().sort()
     wrong = (~correct[order]).double().flip(0).cumsum(0).flip(0)
@@ -93,7 +116,10 @@ def fit_abstention(confidence: Scores, correct: torch.Tensor, *, risk: float, de
         else:
             low = at + 1
     if best is None:
-        what = f"no threshold keeps a risk of {risk:g} with confidence {1 - delta:g} on {count} samples"
+        what = (
+            f"no threshold keeps a risk of {risk:g} with confidence {1 - delta:g} on {count} "
+            "samples"
+        )
         best_of_all = f"The best that can be promised is {closest:.3g}: "
         raise DataError(what, hint=f"{best_of_all}give more --data, or a larger --risk or --delta.")
     return best

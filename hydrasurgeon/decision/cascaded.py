@@ -1,9 +1,11 @@
-"""What a cascade answers: rows that stopped early by the members that ran, the others as the hydra would.
+"""What a cascade answers: rows that stopped early by the members that ran, the others as the hydra
+would.
 
-Each row gets the calibrated answer of its own members, so that it does not matter which rows it came with; what is
-promised (sets, abstention, fraction flagged) has thresholds that were taken on such answers. The gate looks at a score
-of the first members alone; rows go on where low ≤ score ≤ high. A yes or no is least sure where its answer changes; a
-sample of many labels is as unsure as the least sure of them.
+Each row gets the calibrated answer of its own members, so that it does not matter which rows it
+came with; what is promised (sets, abstention, fraction flagged) has thresholds that were taken on
+such answers. The gate looks at a score of the first members alone; rows go on where low ≤ score ≤
+high. A yes or no is least sure where its answer changes; a sample of many labels is as unsure as
+the least sure of them.
 """
 
 from __future__ import annotations
@@ -49,25 +51,36 @@ def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
     """The decision state for answers of these members: the first ones, or all."""
     record = state.record
     ood = record.ood.model_copy(update={"threshold": cascade.ood_threshold})
-    changes: dict[str, Any] = {"ood": ood, "conformal": cascade.conformal, "abstain": cascade.abstain, "cascade": None}
+    changes: dict[str, Any] = {
+        "ood": ood,
+        "conformal": cascade.conformal,
+        "abstain": cascade.abstain,
+        "cascade": None,
+    }
     changes["limits"] = cascade.limits
     if len(members) < len(cascade.order):
         changes |= {"temperature": cascade.temperature, "joint": None, "bias": cascade.bias}
         if record.labels is not None:
-            changes["labels"] = record.labels.model_copy(update={"temperatures": cascade.temperatures})
+            changes["labels"] = record.labels.model_copy(
+                update={"temperatures": cascade.temperatures}
+            )
     fitted = None if state.fitted is None else state.fitted.among(members)
     return State(record.model_copy(update=changes), fitted)
 
 
 def lets(gate: Gate, scores: Scores) -> Bool[Tensor, " sample"]:
     """Which rows go on."""
-    low, high = -math.inf if gate.low is None else gate.low, math.inf if gate.high is None else gate.high
+    low, high = (
+        -math.inf if gate.low is None else gate.low,
+        math.inf if gate.high is None else gate.high,
+    )
     return (scores >= low) & (scores <= high)
 
 
 def own_score(kind: str, logits: Tensor) -> Scores:
-    """A score of the first members' choices alone, of many labels the largest; `disagreement` is ½ Σ_c |p_1 − p_2| of
-    the first two."""
+    """A score of the first members' choices alone, of many labels the largest; `disagreement` is ½
+    Σ_c |p_1 − p_2| of the first two.
+    """
     if kind == "disagreement":
         probs = member_probs(logits)
         scores = (probs[:, 0] - probs[:, 1]).abs().sum(dim=-1) / 2
@@ -77,7 +90,9 @@ def own_score(kind: str, logits: Tensor) -> Scores:
 
 
 def gate_scores(state: State, cascade: Cascade, logits: Tensor, features: Tensor | None) -> Scores:
-    """What the gate looks at, from what its first members said; of classes, temperature has no say in who goes on."""
+    """What the gate looks at, from what its first members said; of classes, temperature has no say
+    in who goes on.
+    """
     first = step_state(state, cascade, cascade.starters)
     if cascade.gate.score == "ood":
         return first.ood_score(logits, features)
@@ -85,11 +100,16 @@ def gate_scores(state: State, cascade: Cascade, logits: Tensor, features: Tensor
 
 
 def _centred(first: State, choices: Tensor) -> Tensor:
-    """Choices between no and yes, calibrated and moved so that the answer changes at ½; others as they are."""
+    """Choices between no and yes, calibrated and moved so that the answer changes at ½; others as
+    they are.
+    """
     record = first.record
     if record.labels is not None:
         at = torch.tensor(record.labels.thresholds, dtype=torch.float64).logit(eps=EDGE)
-        odds = choices[..., 1].double() / torch.tensor(record.labels.temperatures, dtype=torch.float64) - at
+        odds = (
+            choices[..., 1].double() / torch.tensor(record.labels.temperatures, dtype=torch.float64)
+            - at
+        )
     elif record.bias is not None:
         odds = choices[..., 1].double() / record.temperature + record.bias
     else:
@@ -118,7 +138,11 @@ def decided_in_steps(state: State, cascade: Cascade, parts: Sequence[Said]) -> D
     """All rows again in their order, each by the state of its step."""
     some = [part for part in parts if len(part.rows)] or parts[-1:]
     return together(
-        some, [decide(step_state(state, cascade, part.members), part.logits, part.features) for part in some]
+        some,
+        [
+            decide(step_state(state, cascade, part.members), part.logits, part.features)
+            for part in some
+        ],
     )
 
 
@@ -131,7 +155,12 @@ def together(parts: Sequence[Said], each: Sequence[Answered]) -> Answered:
 def joined(each: Sequence[Answered], order: Tensor | slice = slice(None)) -> Answered:
     """One after another, or in this order."""
     kind = type(each[0])
-    return kind(**{field.name: torch.cat([getattr(one, field.name) for one in each])[order] for field in fields(kind)})
+    return kind(
+        **{
+            field.name: torch.cat([getattr(one, field.name) for one in each])[order]
+            for field in fields(kind)
+        }
+    )
 
 
 def with_seen(state: State, logits: Tensor, features: Tensor | None) -> State:
@@ -144,10 +173,14 @@ def with_seen(state: State, logits: Tensor, features: Tensor | None) -> State:
         if cascade is None:
             decided = decide(state, logits[rows], read)
         else:
-            decided = decided_in_steps(state, cascade, in_steps(state, cascade, logits[rows], read)[0])
+            decided = decided_in_steps(
+                state, cascade, in_steps(state, cascade, logits[rows], read)[0]
+            )
         answers.update(decided.answers())
         uncertainty += float(decided.total.double().sum())
-        predicted.append(torch.bincount(decided.probs.argmax(dim=-1), minlength=decided.probs.shape[-1]))
+        predicted.append(
+            torch.bincount(decided.probs.argmax(dim=-1), minlength=decided.probs.shape[-1])
+        )
     seen = Seen(
         rows=len(logits),
         unfamiliar=answers["unfamiliar"],

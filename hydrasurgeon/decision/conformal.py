@@ -1,12 +1,13 @@
-"""Conformal prediction sets: {c: s(x, c) ≤ q}, q the ⌈(n + 1) · coverage⌉-th smallest s(x_i, y_i) of n calibration
-samples.
+"""Conformal prediction sets: {c: s(x, c) ≤ q}, q the ⌈(n + 1) · coverage⌉-th smallest s(x_i, y_i)
+of n calibration samples.
 
     lac   s = 1 − p_c                                                Sadinle et al., JASA 2019
     aps   s = Σ of the probabilities down to p_c                     Romano et al., NeurIPS 2020
     raps  aps + λ max(0, rank of c − k)                              Angelopoulos et al., ICLR 2021
 
-The true label is in the set with probability ≥ coverage, on average over samples exchangeable with those of the
-calibration, whatever the model. No dice are thrown: aps and raps count the whole of p_c, and a set may be empty.
+The true label is in the set with probability ≥ coverage, on average over samples exchangeable with
+those of the calibration, whatever the model. No dice are thrown: aps and raps count the whole of
+p_c, and a set may be empty.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def prediction_sets(conformal: Conformal, probs: Probs) -> Bool[Tensor, "sample 
     return conformity(probs, conformal.method, conformal.penalty) <= conformal.threshold + SUMMED
 
 
-def conformity(probs: Probs, method: Method, penalty: Penalty | None = None) -> Float[Tensor, "sample klass"]:
+def conformity(
+    probs: Probs, method: Method, penalty: Penalty | None = None
+) -> Float[Tensor, "sample klass"]:
     """s(x, c) for every class; smaller = fits better."""
     if method == "lac":
         return 1 - probs
@@ -67,24 +70,43 @@ def quantile(scores: Scores, coverage: float) -> float:
     """The finite-sample quantile; DataError where there are too few samples to have it."""
     rank = _rank(len(scores), coverage)
     if rank > len(scores):
-        what, needed = f"{len(scores)} samples cannot promise a coverage of {coverage:g}", samples_needed(coverage)
-        hint = f"It takes at least {needed} to calibrate with (half of the validation data certifies)."
+        what, needed = (
+            f"{len(scores)} samples cannot promise a coverage of {coverage:g}",
+            samples_needed(coverage),
+        )
+        hint = (
+            f"It takes at least {needed} to calibrate with (half of the validation data certifies)."
+        )
         raise DataError(what, hint=hint)
     return float(scores.sort().values[rank - 1])
 
 
 def fit_conformal(
-    probs: Probs, labels: Labels, *, method: Method = "lac", coverage: float = 0.9, penalty: Penalty | None = None
+    probs: Probs,
+    labels: Labels,
+    *,
+    method: Method = "lac",
+    coverage: float = 0.9,
+    penalty: Penalty | None = None,
 ) -> Conformal:
-    """Calibrate on samples that neither the model nor its temperature, nor `penalty`, was fitted on."""
+    """Calibrate on samples that neither the model nor its temperature, nor `penalty`, was fitted
+    on.
+    """
     pieces = zip(in_pieces(probs, ROWS), in_pieces(labels, ROWS), strict=True)
-    of_truth = torch.cat([conformity(rows, method, penalty).gather(1, truth[:, None])[:, 0] for rows, truth in pieces])
+    of_truth = torch.cat(
+        [
+            conformity(rows, method, penalty).gather(1, truth[:, None])[:, 0]
+            for rows, truth in pieces
+        ]
+    )
     threshold = quantile(of_truth, coverage)
     return Conformal(method=method, coverage=coverage, threshold=threshold, penalty=penalty)
 
 
 def fit_penalty(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Penalty:
-    """The penalty of RAPS: k, the rank that holds the truth in a fraction `coverage`; the λ of the smallest sets."""
+    """The penalty of RAPS: k, the rank that holds the truth in a fraction `coverage`; the λ of the
+    smallest sets.
+    """
     ranks = (probs > probs.gather(1, labels[:, None])).sum(dim=-1) + 1
     free_ranks = int(quantile(ranks.double(), coverage))
 

@@ -1,8 +1,9 @@
 """Fit a decision state: one half of the validation data fits, the other certifies.
 
-What is fitted (temperature, joint calibration, the choice of an OOD score, the penalty of raps) never meets the half
-on which thresholds are taken (conformal, abstention, share of ID data flagged), so their promises hold. Before → after
-is cross-fitted: each half is measured with what the other half gave.
+What is fitted (temperature, joint calibration, the choice of an OOD score, the penalty of raps)
+never meets the half on which thresholds are taken (conformal, abstention, share of ID data
+flagged), so their promises hold. Before → after is cross-fitted: each half is measured with what
+the other half gave.
 """
 
 from __future__ import annotations
@@ -27,17 +28,35 @@ from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import EnsembleScore, check_score, fit, scores_of
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.decision.temperature import calibrated, fit_joint, nll_of, nll_of_shares, platt, temperature_of
+from hydrasurgeon.decision.temperature import (
+    calibrated,
+    fit_joint,
+    nll_of,
+    nll_of_shares,
+    platt,
+    temperature_of,
+)
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import FITTED, OF_CLASSIFIERS, ZERO_SHOT, Decision, Joint, Ood, Penalty
+from hydrasurgeon.files.decided import (
+    FITTED,
+    OF_CLASSIFIERS,
+    ZERO_SHOT,
+    Decision,
+    Joint,
+    Ood,
+    Penalty,
+)
 from hydrasurgeon.options.deciding import CalibrateOptions
 
 Chooser = Literal["option", "ood", "perturbed", "default"]
 """Who chose the OOD score."""
-# Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest standardises and chooses.
+# Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest
+# standardises and chooses.
 SHARE = 0.8
 LINEAR = 0.01
-"""How far, as a fraction of the largest, logits may be from a linear function of the features: bfloat16 rounds so."""
+"""How far, as a fraction of the largest, logits may be from a linear function of the features:
+bfloat16 rounds so.
+"""
 # Fewer validation samples than this tell nothing, whatever is promised.
 FEWEST = 20
 # So many keep the coverage that is reached within some 0.03 of what is promised.
@@ -65,12 +84,16 @@ class Outputs:
         features = None if self.features is None else self.features[:, at]
         return Outputs(self.logits[:, at], features, self.labels, self.shares)
 
-    def probs(self, temperature: float = 1.0, joint: Joint | None = None, bias: float | None = None) -> Probs:
+    def probs(
+        self, temperature: float = 1.0, joint: Joint | None = None, bias: float | None = None
+    ) -> Probs:
         """Calibrated."""
         return calibrated(self.logits, temperature, joint, bias)
 
     def decisions(self, problem: Problem) -> Outputs:
-        """Of one logit, as a choice between no and yes, of many labels as one for each; others as they are."""
+        """Of one logit, as a choice between no and yes, of many labels as one for each; others as
+        they are.
+        """
         if problem.name == "multi_label":
             return Outputs(problem.choices(self.logits), self.features, self.labels)
         if self.logits.shape[-1] > 1:
@@ -92,14 +115,19 @@ class Outputs:
 def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Two disjoint halves of the rows, drawn at random and in no order: a part of one is as random."""
     if count < FEWEST:
-        what = f"{count} validation samples: half of them fits and half certifies, which takes at least {FEWEST}"
+        what = (
+            f"{count} validation samples: half of them fits and half certifies, which takes at "
+            f"least {FEWEST}"
+        )
         raise DataError(what, hint="Give more --data.")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[: count // 2], order[count // 2 :]
 
 
 def check_count(count: int, promise: CalibrateOptions) -> str | None:
-    """Refuse what so few cannot promise even of a model that is never wrong; a note where more would be of use."""
+    """Refuse what so few cannot promise even of a model that is never wrong; a note where more
+    would be of use.
+    """
     fitting, certifying = (torch.ones(len(rows)) for rows in halves(count, 0))
     if promise.conformal == "raps":
         quantile(fitting, promise.coverage)
@@ -112,7 +140,10 @@ def check_count(count: int, promise: CalibrateOptions) -> str | None:
     spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))
     halved = f"calibrated on {count} samples, of which {len(certifying)} certify"
     reached = f"the coverage that is reached may lie {spread:.2f} from {promise.coverage:g}"
-    return f"{halved}: {reached}, and the choice of OOD score is uncertain; {ENOUGH:,} or more are better"
+    return (
+        f"{halved}: {reached}, and the choice of OOD score is uncertain; {ENOUGH:,} or more "
+        "are better"
+    )
 
 
 def fit_state(
@@ -127,11 +158,11 @@ def fit_state(
     chosen_by: Chooser = "option",
     seed: int = 0,
 ) -> tuple[State, tuple[str, ...]]:
-    """A state from the outputs on validation data, and notes; `foreign` are those on OOD or perturbed data, for `auto`,
-    which `leaves_out` fitted scores that the model is not made for.
+    """A state from the outputs on validation data, and notes; `foreign` are those on OOD or
+    perturbed data, for `auto`, which `leaves_out` fitted scores that the model is not made for.
 
-    `evidence` is what OOD scores are fitted on, a member each; without it a part of the fitting half, read by
-    `classifiers`.
+    `evidence` is what OOD scores are fitted on, a member each; without it a part of the fitting
+    half, read by `classifiers`.
     """
     if score != "auto":
         check_score(score)
@@ -139,7 +170,10 @@ def fit_state(
     held = fitting
     if evidence is None and val.features is not None:
         cut = int(SHARE * len(fitting.logits))
-        evidence, held = evidence_of(fitting.at(slice(cut)), classifiers, seed), fitting.at(slice(cut, None))
+        evidence, held = (
+            evidence_of(fitting.at(slice(cut)), classifiers, seed),
+            fitting.at(slice(cut, None)),
+        )
     constants, losses = _calibration(fitting, certifying)
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, leaves_out)
     ood = Ood(
@@ -163,7 +197,9 @@ def fit_state(
     return with_seen(State(record, fitted), val.logits, val.features), tuple(dict.fromkeys(notes))
 
 
-def _promises(fitting: Outputs, certifying: Outputs, constants: Constants, promise: CalibrateOptions) -> dict[str, Any]:
+def _promises(
+    fitting: Outputs, certifying: Outputs, constants: Constants, promise: CalibrateOptions
+) -> dict[str, Any]:
     """Prediction sets, and when to abstain."""
     probs, penalty = certifying.probs(*constants), None
     if promise.conformal == "raps":
@@ -178,7 +214,9 @@ def promised(
     truth = certifying.truth
     if truth.dim() > 1:
         return {"conformal": fit_sets(probs, truth.bool(), promise.coverage)}
-    sets = fit_conformal(probs, truth, method=promise.conformal, coverage=promise.coverage, penalty=penalty)
+    sets = fit_conformal(
+        probs, truth, method=promise.conformal, coverage=promise.coverage, penalty=penalty
+    )
     if promise.risk is None:
         return {"conformal": sets}
     bounds = {"risk": promise.risk, "delta": promise.doubt}
@@ -189,7 +227,12 @@ def promised(
 
 
 def fit_label_state(
-    val: Outputs, *, promise: CalibrateOptions, score: str, foreign: Sequence[Outputs], chosen_by: Chooser
+    val: Outputs,
+    *,
+    promise: CalibrateOptions,
+    score: str,
+    foreign: Sequence[Outputs],
+    chosen_by: Chooser,
 ) -> tuple[State, tuple[str, ...]]:
     """A state of many labels: `val` holds choices, a row of 0 and 1 for each sample as its labels."""
     fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), promise.seed))
@@ -197,7 +240,10 @@ def fit_label_state(
     kind, auroc = score, dict[str, float]()
     if score == "auto":
         kinds = [kind for kind in ON_LABELS if kind != "mi" or val.logits.shape[1] > 1]
-        auroc = {kind: sum(_auroc(kind, None, fitting, each) for each in foreign) / len(foreign) for kind in kinds}
+        auroc = {
+            kind: sum(_auroc(kind, None, fitting, each) for each in foreign) / len(foreign)
+            for kind in kinds
+        }
         kind = max(kinds, key=lambda kind: round(auroc[kind], 6))
     chances, truth = probs_of(certifying.logits, constants.temperatures), certifying.truth.double()
     before = probs_of(certifying.logits)
@@ -209,7 +255,13 @@ def fit_label_state(
     record = Decision(
         temperature=1.0,
         labels=constants,
-        ood=Ood(score=kind, threshold=threshold, id_flagged=promise.id_flagged, chosen_by=chosen_by, auroc=auroc),
+        ood=Ood(
+            score=kind,
+            threshold=threshold,
+            id_flagged=promise.id_flagged,
+            chosen_by=chosen_by,
+            auroc=auroc,
+        ),
         **promised(chances, certifying, promise),
         nll=losses,
         fitted=len(fitting.logits),
@@ -218,7 +270,9 @@ def fit_label_state(
     return State(record), ()
 
 
-def evidence_of(outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int) -> list[Evidence]:
+def evidence_of(
+    outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int
+) -> list[Evidence]:
     """What OOD scores are fitted on, a member each."""
     assert outputs.features is not None
     made = []
@@ -234,17 +288,29 @@ def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
     if fitted is None:
         return {}
     parts, first = FITTED[fitted.kind][1], fitted.fits[0]
-    sizes = {dim: n for part, dims in parts.items() for dim, n in zip(dims.split(), first[part].shape, strict=True)}
+    sizes = {
+        dim: n
+        for part, dims in parts.items()
+        for dim, n in zip(dims.split(), first[part].shape, strict=True)
+    }
     return {"width": sizes["width"], "size": sizes.get("size"), "members": fitted.standards}
 
 
 def flag_threshold(scores: Tensor, flagged: float) -> float:
-    """Above it lies, of samples like these, a share of at most `flagged`, on average over calibrations."""
+    """Above it lies, of samples like these, a share of at most `flagged`, on average over
+    calibrations.
+    """
     try:
         return quantile(scores, 1 - flagged)
     except DataError as error:
-        what = f"{len(scores)} samples are too few for a threshold that flags a fraction of {flagged:g}"
-        hint = f"It takes at least {math.ceil(1 / flagged) - 1} of them (half of the validation data certifies)."
+        what = (
+            f"{len(scores)} samples are too few for a threshold that flags a fraction of "
+            f"{flagged:g}"
+        )
+        hint = (
+            f"It takes at least {math.ceil(1 / flagged) - 1} of them (half of the validation "
+            "data certifies)."
+        )
         raise DataError(what, hint=hint) from error
 
 
@@ -253,7 +319,9 @@ Constants = tuple[float, Joint | None, float | None]
 
 
 def _calibration(fitting: Outputs, certifying: Outputs) -> tuple[Constants, dict[str, float]]:
-    """Temperature, the joint calibration where it is better on the fitting half, and the NLL before and after."""
+    """Temperature, the joint calibration where it is better on the fitting half, and the NLL before
+    and after.
+    """
     constants = temperature, joint, bias = _constants(fitting)
     losses = _crossed((constants, certifying), (_constants(certifying), fitting))
     if joint is not None:
@@ -272,17 +340,28 @@ def _constants(outputs: Outputs) -> Constants:
     return temperature_of(outputs.logits, outputs.truth), joint, None
 
 
-def _losses(outputs: Outputs, temperature: float, joint: Joint | None, bias: float | None) -> dict[str, float]:
+def _losses(
+    outputs: Outputs, temperature: float, joint: Joint | None, bias: float | None
+) -> dict[str, float]:
     if outputs.shares is not None:
         after = nll_of_shares(outputs.logits, outputs.shares, temperature, bias or 0.0)
         return {"before": nll_of_shares(outputs.logits, outputs.shares), "temperature": after}
     labels = outputs.truth
-    losses = {"before": nll_of(outputs.logits, labels), "temperature": nll_of(outputs.logits, labels, temperature)}
-    return losses if joint is None else {**losses, "joint": nll_of(outputs.logits, labels, joint=joint)}
+    losses = {
+        "before": nll_of(outputs.logits, labels),
+        "temperature": nll_of(outputs.logits, labels, temperature),
+    }
+    return (
+        losses
+        if joint is None
+        else {**losses, "joint": nll_of(outputs.logits, labels, joint=joint)}
+    )
 
 
 def _crossed(*pairs: tuple[Constants, Outputs]) -> dict[str, float]:
-    """NLL `before`, by `temperature` and, of an ensemble, `joint`: each part with constants that another one gave."""
+    """NLL `before`, by `temperature` and, of an ensemble, `joint`: each part with constants that
+    another one gave.
+    """
     totals: dict[str, float] = {}
     for constants, part in pairs:
         for name, loss in _losses(part, *constants).items():
@@ -300,8 +379,8 @@ def _ood(
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
     """The score that was asked for, or the one that tells `foreign` from `held` best.
 
-    Of several OOD sets, the one whose largest loss against the best score of a set is the smallest: a set that all
-    scores tell well, or none does, then has little say.
+    Of several OOD sets, the one whose largest loss against the best score of a set is the smallest:
+    a set that all scores tell well, or none does, then has little say.
     """
     if score in ON_LOGITS:
         return score, None, {}, []
@@ -319,10 +398,14 @@ def _ood(
             candidates[kind] = _fit(kind, evidence, held)
         except DataError as error:
             notes.append(f"--ood-score auto leaves out {error.message}")
-    worth = {kind: [_auroc(kind, fitted, held, other) for other in foreign] for kind, fitted in candidates.items()}
+    worth = {
+        kind: [_auroc(kind, fitted, held, other) for other in foreign]
+        for kind, fitted in candidates.items()
+    }
     highest = [max(of_set) for of_set in zip(*worth.values(), strict=True)]
     loss = {
-        kind: max(top - value for top, value in zip(highest, values, strict=True)) for kind, values in worth.items()
+        kind: max(top - value for top, value in zip(highest, values, strict=True))
+        for kind, values in worth.items()
     }
     # Of equals the first: msp, for which nothing has to be stored.
     best = min(loss, key=lambda kind: round(loss[kind], 6))
@@ -348,22 +431,34 @@ def _auroc(kind: str, fitted: EnsembleScore | None, held: Outputs, other: Output
 def fit_alone(
     val: Outputs, fit: Outputs | None, foreign: Sequence[Outputs], promise: CalibrateOptions
 ) -> tuple[State, tuple[str, ...]]:
-    """A state of any model, from its predictions on validation data, on what OOD scores are fitted on, and on OOD data;
-    and notes."""
+    """A state of any model, from its predictions on validation data, on what OOD scores are fitted
+    on, and on OOD data; and notes.
+    """
     score, linear = promise.ood_score, None if val.features is None else classifiers_of(fit or val)
     lacking = FITTED if val.features is None else OF_CLASSIFIERS if linear is None else ()
     if score in lacking:
-        what = "predictions without features" if val.features is None else "logits that no linear classifier made"
-        raise DataError(f"--ood-score {score}: cannot be fitted to {what}", hint="Give another --ood-score.")
-    chosen_by: Literal["option", "ood", "default"] = "option" if score != "auto" else "ood" if foreign else "default"
+        what = (
+            "predictions without features"
+            if val.features is None
+            else "logits that no linear classifier made"
+        )
+        raise DataError(
+            f"--ood-score {score}: cannot be fitted to {what}", hint="Give another --ood-score."
+        )
+    chosen_by: Literal["option", "ood", "default"] = (
+        "option" if score != "auto" else "ood" if foreign else "default"
+    )
     notes = []
     if chosen_by == "default":
-        # On average over the tasks of benchmarks/decision.py the best, and nowhere worse than msp by a point.
+        # On average over the tasks of benchmarks/decision.py the best, and nowhere worse than msp
+        # by a point.
         score = next(kind for kind in ("vim", "mds", "msp") if kind not in lacking)
         notes.append(f"--ood-score auto chooses by --ood-predictions; without them it is {score}")
     if linear is None and val.features is not None:
         _, members, width = val.features.shape
-        linear = [(torch.zeros(val.logits.shape[-1], width), torch.zeros(val.logits.shape[-1]))] * members
+        linear = [
+            (torch.zeros(val.logits.shape[-1], width), torch.zeros(val.logits.shape[-1]))
+        ] * members
     state, more = fit_state(
         val,
         promise=promise,
@@ -379,7 +474,9 @@ def fit_alone(
 
 
 def classifiers_of(outputs: Outputs) -> list[tuple[Tensor, Tensor]] | None:
-    """Each member's weight and bias by least squares; None where they do not give the logits of rows left aside."""
+    """Each member's weight and bias by least squares; None where they do not give the logits of
+    rows left aside.
+    """
     assert outputs.features is not None
     cut, made = int(SHARE * len(outputs.logits)), []
     for member in range(outputs.logits.shape[1]):

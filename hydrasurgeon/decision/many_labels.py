@@ -1,14 +1,16 @@
-"""What is decided of many labels: each has a temperature and a threshold of its own, and sets miss few.
+"""What is decided of many labels: each has a temperature and a threshold of its own, and sets miss
+few.
 
     p_l = σ(ℓ_l / T_l),   ℓ_l the log-odds of the members' mean probability of label l
 
-A label is answered from the threshold on that gives it the best F1. The set of a sample is every label of at least λ,
-the largest with  n/(n+1) R(λ) + 1/(n+1) ≤ 1 − coverage,  R the mean fraction of a sample's labels that is missed: so
-much is missed on average at most (conformal risk control, Angelopoulos et al., ICLR 2024).
+A label is answered from the threshold on that gives it the best F1. The set of a sample is every
+label of at least λ, the largest with  n/(n+1) R(λ) + 1/(n+1) ≤ 1 − coverage,  R the mean fraction
+of a sample's labels that is missed: so much is missed on average at most (conformal risk control,
+Angelopoulos et al., ICLR 2024).
 
-OOD scores of the logits, higher = more unfamiliar: msp 1 − max p over labels · entropy Σ H(p) · mi Σ of the labels' ·
-energy −Σ T ln(1 + e^(z/T)), the joint energy (Wang et al., NeurIPS 2021) · max-logit −max z; the last two are means
-over the members.
+OOD scores of the logits, higher = more unfamiliar: msp 1 − max p over labels · entropy Σ H(p) · mi
+Σ of the labels' · energy −Σ T ln(1 + e^(z/T)), the joint energy (Wang et al., NeurIPS 2021) ·
+max-logit −max z; the last two are means over the members.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def _mutual_information(logits: Choices) -> Scores:
 ON_LABELS: dict[str, Callable[[Choices, float], Scores]] = {
     "msp": lambda logits, t: 1 - mean_probs(logits, t)[..., 1].amax(dim=-1),
     "entropy": lambda logits, t: entropy(mean_probs(logits, t)).sum(dim=-1),
-    "energy": lambda logits, t: -(t * (logits.double() / t).logsumexp(dim=-1)).sum(dim=-1).mean(dim=1),
+    "energy": lambda logits, t: (
+        -(t * (logits.double() / t).logsumexp(dim=-1)).sum(dim=-1).mean(dim=1)
+    ),
     "max-logit": lambda logits, t: -logits.double()[..., 1].mean(dim=1).amax(dim=-1),
     "mi": lambda logits, t: _mutual_information(logits),
 }
@@ -51,9 +55,15 @@ def probs_of(choices: Choices, temperatures: Sequence[float] | None = None) -> C
     return (mean.clamp_min(TINY).log() / _column(temperatures)).softmax(dim=-1)[..., 1]
 
 
-def doubts_of(choices: Choices, temperatures: Sequence[float] | None = None) -> tuple[Tensor, Tensor]:
-    """Σ over labels of H(mean q_m) and of mean H(q_m), each member at the temperature of the average."""
-    each = (choices.double() / (1.0 if temperatures is None else _column(temperatures))).softmax(dim=-1)
+def doubts_of(
+    choices: Choices, temperatures: Sequence[float] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ over labels of H(mean q_m) and of mean H(q_m), each member at the temperature of the
+    average.
+    """
+    each = (choices.double() / (1.0 if temperatures is None else _column(temperatures))).softmax(
+        dim=-1
+    )
     return entropy(each.mean(dim=1)).sum(dim=-1), entropy(each).mean(dim=1).sum(dim=-1)
 
 
@@ -62,7 +72,9 @@ def _column(temperatures: Sequence[float]) -> Tensor:
 
 
 def fit_labels(choices: Choices, truth: Bool[Tensor, "sample label"]) -> PerLabel:
-    """Each label's temperature, by the NLL, and threshold, by F1; a label without both a yes and a no keeps 1 and ½."""
+    """Each label's temperature, by the NLL, and threshold, by F1; a label without both a yes and a
+    no keeps 1 and ½.
+    """
     temperatures, thresholds = [], []
     for label in range(truth.shape[1]):
         some, holds = choices[:, :, label], truth[:, label]
@@ -74,11 +86,15 @@ def fit_labels(choices: Choices, truth: Bool[Tensor, "sample label"]) -> PerLabe
 
 
 def best_threshold(chances: Float[Tensor, " sample"], holds: Bool[Tensor, " sample"]) -> float:
-    """From which probability on a yes makes the highest F1: halfway to the next lower one, the highest of equals."""
+    """From which probability on a yes makes the highest F1: halfway to the next lower one, the
+    highest of equals.
+    """
     ordered, order = chances.sort(descending=True, stable=True)
     hits = holds[order].double().cumsum(0)
     scores = 2 * hits / (torch.arange(1, len(hits) + 1) + holds.sum())
-    last = torch.cat([ordered[1:] != ordered[:-1], torch.tensor([True])])  # equals are answered together
+    last = torch.cat(
+        [ordered[1:] != ordered[:-1], torch.tensor([True])]
+    )  # equals are answered together
     at = int(torch.where(last, scores, -1.0).argmax())
     below = float(ordered[at + 1]) if at + 1 < len(ordered) else 0.0
     return (float(ordered[at]) + below) / 2
@@ -89,7 +105,9 @@ def fit_sets(chances: Chances, truth: Bool[Tensor, "sample label"], coverage: fl
     count, missed = len(truth), 1 - coverage
     if 1 / (count + 1) > missed:
         what = f"{count} samples cannot promise that at most {missed:g} of the labels are missed"
-        raise DataError(what, hint="Give more --data (half of it certifies), or a smaller --coverage.")
+        raise DataError(
+            what, hint="Give more --data (half of it certifies), or a smaller --coverage."
+        )
     # What a sample's labels lose as λ passes each of their probabilities.
     weights = truth.double() / truth.sum(dim=1, keepdim=True).clamp_min(1)
     values, order = chances[truth].double().sort()

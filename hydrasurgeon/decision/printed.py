@@ -22,7 +22,17 @@ TOP = 5
 """Most probable labels that a row lists."""
 
 
-SHOWN = ("id", "label", "probability", "rank", "total", "ood_score", "unfamiliar", "answer", "error")
+SHOWN = (
+    "id",
+    "label",
+    "probability",
+    "rank",
+    "total",
+    "ood_score",
+    "unfamiliar",
+    "answer",
+    "error",
+)
 """Columns of a printed table."""
 MOST = 10
 """Rows of it."""
@@ -67,7 +77,9 @@ class Answers(Sequence[dict[str, Any]]):
 
 
 def _cell(value: Any) -> str:
-    text = "" if value is None else f"{value:.3f}" if isinstance(value, float) else visible(str(value))
+    text = (
+        "" if value is None else f"{value:.3f}" if isinstance(value, float) else visible(str(value))
+    )
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 
 
@@ -100,7 +112,11 @@ class Probabilities(Printed, Tensor):  # type: ignore[misc]
 
     @classmethod
     def of(
-        cls, probs: Tensor, parts: Sequence[Said], names: Sequence[str] | None, problem: str = "single_label"
+        cls,
+        probs: Tensor,
+        parts: Sequence[Said],
+        names: Sequence[str] | None,
+        problem: str = "single_label",
     ) -> Probabilities:
         """Probabilities, and what they were made of."""
         made = probs.as_subclass(cls)
@@ -110,7 +126,9 @@ class Probabilities(Printed, Tensor):  # type: ignore[misc]
     @property
     def rows(self) -> Answers:
         parts = [part.on_cpu() for part in self.parts]
-        plain = together(parts, [undecided(PROBLEMS[self.problem].choices(part.logits)) for part in parts])
+        plain = together(
+            parts, [undecided(PROBLEMS[self.problem].choices(part.logits)) for part in parts]
+        )
         begun = [{"id": i} for i in range(len(self))]
         return Answers(rows_of(plain, begun, names=self.names, top=TOP, problem=self.problem))
 

@@ -1,4 +1,6 @@
-"""Member logits → probabilities: the mean over members of softmax(z_m), and temperature after averaging; in float64."""
+"""Member logits → probabilities: the mean over members of softmax(z_m), and temperature after
+averaging; in float64.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ TINY = 1e-300
 
 def yes_or_no(logits: Tensor) -> Tensor:
     """One logit z as those of two classes, 0 and z; others as they are."""
-    return torch.cat([torch.zeros_like(logits), logits], dim=-1) if logits.shape[-1] == 1 else logits
+    return (
+        torch.cat([torch.zeros_like(logits), logits], dim=-1) if logits.shape[-1] == 1 else logits
+    )
 
 
 def member_probs(logits: Logits) -> Float[Tensor, "sample member klass"]:
@@ -27,12 +31,16 @@ def member_probs(logits: Logits) -> Float[Tensor, "sample member klass"]:
 
 
 def mean_probs(logits: Logits, temperature: float = 1.0) -> Probs:
-    """The mean over members of softmax(z_m), then softmax(ln p / T): temperature acts after averaging."""
+    """The mean over members of softmax(z_m), then softmax(ln p / T): temperature acts after
+    averaging.
+    """
     return tempered(member_probs(logits).mean(dim=1), temperature)
 
 
 def tempered(probs: Probs, temperature: float) -> Probs:
-    return probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
+    return (
+        probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
+    )
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -46,7 +54,9 @@ def nll(probs: Probs, labels: Labels) -> float:
 
 
 def by_pieces(function: Callable[[Tensor], Tensor], rows: Tensor, most: int) -> Tensor:
-    """What a function makes of each row, so many rows at a time; beside the result no more than one piece is held."""
+    """What a function makes of each row, so many rows at a time; beside the result no more than one
+    piece is held.
+    """
     first, *others = in_pieces(rows, most)
     made = function(first)
     if not others:

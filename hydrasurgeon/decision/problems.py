@@ -2,10 +2,11 @@
 
     single_label   one of k classes                softmax over k logits      cross-entropy
     one_logit      yes or no                       sigmoid of one logit       binary cross-entropy
-    multi_label    any number of k labels          sigmoid of each            its mean over the labels
+    multi_label    any number of k labels          sigmoid of each            its mean over the
+    labels
 
-The last two are decisions between two classes, no and yes, with the logits 0 and z: `choices` makes them so, and all
-that is measured of classes then holds for decisions.
+The last two are decisions between two classes, no and yes, with the logits 0 and z: `choices` makes
+them so, and all that is measured of classes then holds for decisions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Problem:
 
     name: ProblemName
     choices: Callable[[Tensor], Tensor]
-    """Logits [..., k] → logits of choices between classes [..., class], or [..., k, class] of many labels."""
+    """Logits [..., k] → logits of choices between classes [..., class], or [..., k, class] of many
+    labels.
+    """
     losses: Callable[..., Tensor]
     """Logits [sample, k], labels and `smoothing` → the loss of each sample."""
     truth: Callable[[Tensor], Tensor]
@@ -60,12 +63,16 @@ class Problem:
         return chosen if self.name == "single_label" else chosen[..., 1].reshape(logits.shape)
 
     def rows(self, logits: Tensor) -> Tensor:
-        """[sample, member, k] → [choice, member, class]: each label of a sample is a choice of its own."""
+        """[sample, member, k] → [choice, member, class]: each label of a sample is a choice of its
+        own.
+        """
         chosen = self.choices(logits)
         return chosen if chosen.dim() == 3 else chosen.transpose(1, 2).flatten(0, 1)
 
     def judged(self, log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the logarithms of chosen probabilities: each sample's share of right choices, and its mean loss."""
+        """Of the logarithms of chosen probabilities: each sample's share of right choices, and its
+        mean loss.
+        """
         right = (log_probs.argmax(dim=-1) == self.truth(labels)).double()
         shares = self.shares(labels, log_probs.shape[-1])
         # What has no share counts nothing, however improbable.
@@ -80,14 +87,20 @@ def _named(name: ProblemName) -> Problem:
 
 def known(labels: Tensor) -> Tensor:
     """Which samples have a label."""
-    return (labels != UNLABELLED).flatten(1).all(dim=1) if labels.dim() > 1 else labels != UNLABELLED
+    return (
+        (labels != UNLABELLED).flatten(1).all(dim=1) if labels.dim() > 1 else labels != UNLABELLED
+    )
 
 
-def _of_classes(logits: Tensor, labels: Tensor, smoothing: float = 0.0, weight: Tensor | None = None) -> Tensor:
+def _of_classes(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, weight: Tensor | None = None
+) -> Tensor:
     return cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
 
 
-def _of_labels(logits: Tensor, labels: Tensor, smoothing: float = 0.0, weight: Tensor | None = None) -> Tensor:
+def _of_labels(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, weight: Tensor | None = None
+) -> Tensor:
     target = (labels.to(logits.dtype) * (1 - smoothing) + smoothing / 2).reshape(logits.shape)
     each = binary_cross_entropy_with_logits(logits, target, pos_weight=weight, reduction="none")
     return each.mean(dim=-1)
@@ -112,7 +125,12 @@ PROBLEMS: dict[str, Problem] = {
     ),
     "one_logit": Problem("one_logit", yes_or_no, _of_labels, _said, _parts, ON_LOGITS),
     "multi_label": Problem(
-        "multi_label", lambda logits: yes_or_no(logits[..., None]), _of_labels, _said, _parts, ON_LABELS
+        "multi_label",
+        lambda logits: yes_or_no(logits[..., None]),
+        _of_labels,
+        _said,
+        _parts,
+        ON_LABELS,
     ),
 }
 """Every kind of problem, by the name that manifests have for it."""
@@ -128,4 +146,7 @@ def problem_of(model: Model) -> Problem:
 def need_single(model: Model, what: str, name: str, *, but: Sequence[str] = ()) -> None:
     """Refuse other problems where a stage knows no more than classes."""
     if model.problem not in ("single_label", *but):
-        raise SurgeryError(f"{what}: is for models that choose one class, and {name} is {model.problem}", hint=WHOLE)
+        raise SurgeryError(
+            f"{what}: is for models that choose one class, and {name} is {model.problem}",
+            hint=WHOLE,
+        )

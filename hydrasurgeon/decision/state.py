@@ -1,4 +1,6 @@
-"""A checkpoint's decision state at work: logits and features → an answer, a set, doubts, and whether to trust them."""
+"""A checkpoint's decision state at work: logits and features → an answer, a set, doubts, and
+whether to trust them.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ class State:
     """None for an OOD score of the logits alone."""
 
     def choices(self, logits: Tensor) -> Tensor:
-        """What a model says, as choices between classes: [sample, member, class], of many labels one for each."""
-        return yes_or_no(logits if self.record.labels is None or logits.dim() == 4 else logits[..., None])
+        """What a model says, as choices between classes: [sample, member, class], of many labels
+        one for each.
+        """
+        return yes_or_no(
+            logits if self.record.labels is None or logits.dim() == 4 else logits[..., None]
+        )
 
     def probs(self, logits: Tensor) -> Probs:
         """Calibrated probabilities: of classes, or of each label."""
@@ -38,7 +44,9 @@ class State:
         return calibrated(logits, record.temperature, record.joint, record.bias)
 
     def ood_score(self, logits: Tensor, features: Tensor | None) -> Scores:
-        """How likely samples are OOD: of the logits that the model gives, for temperature is about probabilities."""
+        """How likely samples are OOD: of the logits that the model gives, for temperature is about
+        probabilities.
+        """
         return scores_of(self.record.ood.score, self.choices(logits), features, self.fitted)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -53,7 +61,9 @@ class State:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of each sample, calibrated or not; entropies in nats: total = aleatoric + epistemic."""
+    """What a model says of each sample, calibrated or not; entropies in nats: total = aleatoric +
+    epistemic.
+    """
 
     probs: Float[Tensor, "sample klass"]
     label: Int[Tensor, " sample"]
@@ -98,12 +108,20 @@ class Decided(Prediction):
 
     def answers(self) -> list[str | int]:
         """`unfamiliar`, else `abstain`, else the class."""
-        rows = zip(self.label.tolist(), self.unfamiliar.tolist(), self.abstain.tolist(), strict=True)
-        return ["unfamiliar" if ood else "abstain" if unsure else label for label, ood, unsure in rows]
+        rows = zip(
+            self.label.tolist(), self.unfamiliar.tolist(), self.abstain.tolist(), strict=True
+        )
+        return [
+            "unfamiliar" if ood else "abstain" if unsure else label for label, ood, unsure in rows
+        ]
 
 
-def undecided(logits: Logits, temperature: float = 1.0, joint: object = None, bias: float | None = None) -> Prediction:
-    """What logits say without thresholds; choices [sample, member, label, class] are those of many labels."""
+def undecided(
+    logits: Logits, temperature: float = 1.0, joint: object = None, bias: float | None = None
+) -> Prediction:
+    """What logits say without thresholds; choices [sample, member, label, class] are those of many
+    labels.
+    """
     logits = yes_or_no(logits)
     if logits.dim() == 4:
         return _labelled(logits, None)
@@ -111,7 +129,10 @@ def undecided(logits: Logits, temperature: float = 1.0, joint: object = None, bi
     probability, label = probs.max(dim=-1)
     total, aleatoric = uncertainties(logits, temperature, joint, bias)
     run = torch.full_like(label, logits.shape[1])
-    epistemic, nothing = (total - aleatoric).clamp_min(0.0), torch.zeros(len(label), 0, dtype=torch.bool)
+    epistemic, nothing = (
+        (total - aleatoric).clamp_min(0.0),
+        torch.zeros(len(label), 0, dtype=torch.bool),
+    )
     return Prediction(probs, label, probability, total, aleatoric, epistemic, run, nothing)
 
 
@@ -122,8 +143,12 @@ def _labelled(choices: Tensor, constants: PerLabel | None) -> Prediction:
     probability, label = probs.max(dim=-1)
     total, aleatoric = doubts_of(choices, temperatures)
     run = torch.full_like(label, choices.shape[1])
-    said = probs >= (0.5 if constants is None else torch.tensor(constants.thresholds, dtype=probs.dtype))
-    return Prediction(probs, label, probability, total, aleatoric, (total - aleatoric).clamp_min(0.0), run, said)
+    said = probs >= (
+        0.5 if constants is None else torch.tensor(constants.thresholds, dtype=probs.dtype)
+    )
+    return Prediction(
+        probs, label, probability, total, aleatoric, (total - aleatoric).clamp_min(0.0), run, said
+    )
 
 
 def decide(state: State, logits: Logits, features: Tensor | None) -> Decided:
@@ -158,11 +183,16 @@ def rows_of(
     top: int,
     problem: str = "single_label",
 ) -> list[dict[str, Any]]:
-    """One row for each sample, continuing what is `begun`; without a decision state some columns are None."""
+    """One row for each sample, continuing what is `begun`; without a decision state some columns
+    are None.
+    """
     state, count = decided if isinstance(decided, Decided) else None, len(begun)
     columns = ROWS[problem](decided, state, count, names, top)
     rows = zip(*columns.values(), strict=True)
-    return [{**start, **dict(zip(columns, row, strict=True))} for start, row in zip(begun, rows, strict=True)]
+    return [
+        {**start, **dict(zip(columns, row, strict=True))}
+        for start, row in zip(begun, rows, strict=True)
+    ]
 
 
 def _short(values: Tensor) -> list[float]:
@@ -210,7 +240,9 @@ def _of_classes(
     }
 
 
-def _of_one_logit(decided: Prediction, state: Decided | None, count: int, _: object, __: int) -> Columns:
+def _of_one_logit(
+    decided: Prediction, state: Decided | None, count: int, _: object, __: int
+) -> Columns:
     """Yes or no, and how likely yes is."""
     no, yes = decided.probs.clamp_min(TINY).unbind(dim=-1)
     return {
@@ -237,10 +269,14 @@ def _of_many_labels(
     return {
         "labels": held,
         "top": [ranked(i)[:top] for i in range(count)],
-        "set": [None if state is None else [name for name, _ in ranked(i, state.sets)] for i in range(count)],
+        "set": [
+            None if state is None else [name for name, _ in ranked(i, state.sets)]
+            for i in range(count)
+        ],
         **_doubts(decided, state, count),
         "answer": [
-            "unfamiliar" if ood else [name for name, _ in each] for ood, each in zip(unfamiliar, held, strict=True)
+            "unfamiliar" if ood else [name for name, _ in each]
+            for ood, each in zip(unfamiliar, held, strict=True)
         ],
     }
 

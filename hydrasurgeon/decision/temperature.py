@@ -1,12 +1,12 @@
-"""Calibration by one number, or by two for an ensemble: temperature, and JUCAL (Heiss et al., arXiv 2602.20153); by two
-for one logit: Platt (1999).
+"""Calibration by one number, or by two for an ensemble: temperature, and JUCAL (Heiss et al., arXiv
+2602.20153); by two for one logit: Platt (1999).
 
-    temperature   p ∝ (1/M Σ_m softmax(z_m))^(1/T)                       pool, then calibrate
-    joint         p = 1/M Σ_m softmax((z̄ + e (z_m − z̄)) / a)             z̄ = 1/M Σ_m z_m
-    Platt         p = σ(ℓ / T),   ℓ = the log-odds of 1/M Σ_m σ(z_m + b T)    of one model σ(z / T + b)
+    temperature   p ∝ (1/M Σ_m softmax(z_m))^(1/T)                       pool, then calibrate joint
+    p = 1/M Σ_m softmax((z̄ + e (z_m − z̄)) / a)             z̄ = 1/M Σ_m z_m Platt         p = σ(ℓ
+    / T),   ℓ = the log-odds of 1/M Σ_m σ(z_m + b T)    of one model σ(z / T + b)
 
-`a` scales the aleatoric part, each member's own doubt; `e` the epistemic part, how far the members are apart.
-Both are chosen by the NLL on labelled data that the members have not seen.
+`a` scales the aleatoric part, each member's own doubt; `e` the epistemic part, how far the members
+are apart. Both are chosen by the NLL on labelled data that the members have not seen.
 """
 
 from __future__ import annotations
@@ -33,19 +33,26 @@ from hydrasurgeon.decision.probabilities import (
 from hydrasurgeon.files.decided import Joint
 
 LOW, HIGH = 0.05, 20.0
-"""Between what every calibration constant is sought: beyond, one class has it all, or all have the same."""
+"""Between what every calibration constant is sought: beyond, one class has it all, or all have the
+same.
+"""
 CLOSE = 1e-6
 """How close, in its logarithm, a constant comes to the best."""
 CALIBRATED = 4096
-"""Samples that are calibrated at a time: in float64 all of them would be held several times over."""
+"""Samples that are calibrated at a time: in float64 all of them would be held several times over.
+"""
 ELEMENTS = 1 << 17
 """Numbers that are worked on at a time: so many stay in a processor's cache."""
 FURTHEST = 50.0
 """How far one logit is moved at most: where all labels are alike, no bias is large enough."""
 MOST = 1 << 22
-"""Logits that the two constants are fitted on, at most: 1,400 samples of three members and 1,000 classes."""
+"""Logits that the two constants are fitted on, at most: 1,400 samples of three members and 1,000
+classes.
+"""
 STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
-"""Where the search for the two constants starts: the NLL of several members may have more than one valley."""
+"""Where the search for the two constants starts: the NLL of several members may have more than one
+valley.
+"""
 
 
 def jointly(
@@ -64,8 +71,12 @@ def shifted(logits: Logits, temperature: float, bias: float | None) -> Logits:
     return torch.cat([logits[..., :1], logits[..., 1:].double() + bias * temperature], dim=-1)
 
 
-def calibrated(logits: Logits, temperature: float = 1.0, joint: Any = None, bias: float | None = None) -> Probs:
-    """Probabilities by the joint calibration where there is one, else by temperature, and of one logit by a bias."""
+def calibrated(
+    logits: Logits, temperature: float = 1.0, joint: Any = None, bias: float | None = None
+) -> Probs:
+    """Probabilities by the joint calibration where there is one, else by temperature, and of one
+    logit by a bias.
+    """
 
     def one(rows: Logits) -> Probs:
         rows = shifted(rows, temperature, bias)
@@ -79,16 +90,22 @@ def calibrated(logits: Logits, temperature: float = 1.0, joint: Any = None, bias
 def uncertainties(
     logits: Logits, temperature: float = 1.0, joint: Any = None, bias: float | None = None
 ) -> tuple[Scores, Scores]:
-    """H(mean q_m) and mean H(q_m) of the calibrated members q_m, each at the temperature of the average."""
+    """H(mean q_m) and mean H(q_m) of the calibrated members q_m, each at the temperature of the
+    average.
+    """
     constants = (temperature, 1.0) if joint is None else (joint.aleatoric, joint.epistemic)
     each = jointly(shifted(logits, temperature, bias), *constants)
     return entropy(each.mean(dim=1)), entropy(each).mean(dim=1)
 
 
-def nll_of(logits: Logits, labels: Labels, temperature: float = 1.0, joint: Joint | None = None) -> float:
+def nll_of(
+    logits: Logits, labels: Labels, temperature: float = 1.0, joint: Joint | None = None
+) -> float:
     """`nll` of what is calibrated, without all of it at once."""
     pieces = zip(in_pieces(logits, CALIBRATED), in_pieces(labels, CALIBRATED), strict=True)
-    of_truth = [calibrated(rows, temperature, joint).gather(1, truth[:, None]) for rows, truth in pieces]
+    of_truth = [
+        calibrated(rows, temperature, joint).gather(1, truth[:, None]) for rows, truth in pieces
+    ]
     return nll(torch.cat(of_truth), torch.zeros_like(labels))
 
 
@@ -99,11 +116,15 @@ def fit_temperature(probs: Probs, labels: Labels) -> float:
 
 def temperature_of(logits: Logits, labels: Labels) -> float:
     """`fit_temperature` of what logits make, of which only the logarithms are held."""
-    return _temperature(by_pieces(lambda rows: mean_probs(rows).clamp_min_(TINY).log_(), logits, CALIBRATED), labels)
+    return _temperature(
+        by_pieces(lambda rows: mean_probs(rows).clamp_min_(TINY).log_(), logits, CALIBRATED), labels
+    )
 
 
 def _temperature(logs: Probs, labels: Labels) -> float:
-    """By golden-section search over ln T, in which the NLL is unimodal: ln Σ_c exp(ln p_c / T) − ln p_y / T."""
+    """By golden-section search over ln T, in which the NLL is unimodal: ln Σ_c exp(ln p_c / T) − ln
+    p_y / T.
+    """
     for piece in in_pieces(logs, CALIBRATED):
         piece -= piece.amax(dim=-1, keepdim=True)
     of_truth = logs.gather(1, labels[:, None])[:, 0]
@@ -131,13 +152,17 @@ def _temperature(logs: Probs, labels: Labels) -> float:
 
 
 def fit_joint(logits: Logits, labels: Labels) -> Joint:
-    """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from several starts."""
+    """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from
+    several starts.
+    """
     count = max(1, MOST // logits[0].numel())
     if len(logits) > count:
         rows = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))[:count]
         logits, labels = logits[rows], labels[rows]
     tried = ((1.0, 1.0), *(_descend(logits, labels, start) for start in STARTS))
-    aleatoric, epistemic = min(tried, key=lambda pair: nll(jointly(logits, *pair).mean(dim=1), labels))
+    aleatoric, epistemic = min(
+        tried, key=lambda pair: nll(jointly(logits, *pair).mean(dim=1), labels)
+    )
     return Joint(aleatoric=aleatoric, epistemic=epistemic)
 
 
@@ -147,7 +172,11 @@ def _descend(logits: Logits, labels: Labels, start: tuple[float, float]) -> tupl
         z, truth = logits.detach().double().clone(), labels.clone()
         point = torch.tensor(start, dtype=torch.float64).log().requires_grad_()
         optimizer = torch.optim.LBFGS(
-            [point], max_iter=100, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+            [point],
+            max_iter=100,
+            tolerance_grad=1e-9,
+            tolerance_change=1e-12,
+            line_search_fn="strong_wolfe",
         )
 
         def loss() -> torch.Tensor:
@@ -168,7 +197,9 @@ def log_odds(logits: Logits) -> Scores:
     return each[:, 1] - each[:, 0]
 
 
-def nll_of_shares(logits: Logits, shares: Scores, temperature: float = 1.0, bias: float = 0.0) -> float:
+def nll_of_shares(
+    logits: Logits, shares: Scores, temperature: float = 1.0, bias: float = 0.0
+) -> float:
     """Mean −s ln p − (1 − s) ln (1 − p) of what is calibrated."""
     odds = log_odds(shifted(logits, temperature, bias)) / temperature
     return float(_loss(odds, shares.double()))
@@ -185,12 +216,18 @@ def platt(logits: Logits, shares: Float[Tensor, " sample"]) -> tuple[float, floa
         z, truth = logits.detach().double().clone(), shares.double().clone()
         point = torch.zeros(2, dtype=torch.float64).requires_grad_()
         optimizer = torch.optim.LBFGS(
-            [point], max_iter=200, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+            [point],
+            max_iter=200,
+            tolerance_grad=1e-10,
+            tolerance_change=1e-14,
+            line_search_fn="strong_wolfe",
         )
 
         def loss() -> Tensor:
             optimizer.zero_grad()
-            moved = torch.cat([z[..., :1], z[..., 1:] + point[1].clamp(-FURTHEST, FURTHEST)], dim=-1)
+            moved = torch.cat(
+                [z[..., :1], z[..., 1:] + point[1].clamp(-FURTHEST, FURTHEST)], dim=-1
+            )
             value = _loss(log_odds(moved) / point[0].clamp(*bounds).exp(), truth)
             value.backward()  # type: ignore[no-untyped-call]
             return value

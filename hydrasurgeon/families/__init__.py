@@ -1,6 +1,7 @@
 """Model families by name; each is imported when it is first used.
 
-A family from outside takes part after `register(MyFamily())`, which must run before its checkpoints are opened.
+A family from outside takes part after `register(MyFamily())`, which must run before its checkpoints
+are opened.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
     from hydrasurgeon.families.base import Bare, Family
     from hydrasurgeon.files.manifest import Model
 
-# Under each name the families that share it, the general one first: the later ones are asked before it.
+# Under each name the families that share it, the general one first: the later ones are asked before
+# it.
 FAMILIES = {
-    "timm": ("hydrasurgeon.families.timm_vit.family:TimmViT", "hydrasurgeon.families.timm_eva.family:TimmEva"),
+    "timm": (
+        "hydrasurgeon.families.timm_vit.family:TimmViT",
+        "hydrasurgeon.families.timm_eva.family:TimmEva",
+    ),
     "transformers": (
         "hydrasurgeon.families.hf_encoder.family:HFEncoder",
         "hydrasurgeon.families.modernbert.family:ModernBert",
@@ -56,7 +61,9 @@ def _sharing(name: str) -> list[Family]:
         return [_OUTSIDE[name]]
     if name not in FAMILIES:
         supported = ", ".join((*FAMILIES, *_OUTSIDE))
-        raise CheckpointError(f"model family {name!r} is not supported", hint=f"Supported: {supported}.")
+        raise CheckpointError(
+            f"model family {name!r} is not supported", hint=f"Supported: {supported}."
+        )
     return [_made(place) for place in FAMILIES[name]]
 
 
@@ -92,7 +99,9 @@ def config_files() -> tuple[str, ...]:
 
 
 def family_of_bare(bare: Bare, *, config_file: str | None = None) -> Family:
-    """The family that is to identify a bare checkpoint: as `--arch` says, as its config says, or as its tensors say."""
+    """The family that is to identify a bare checkpoint: as `--arch` says, as its config says, or as
+    its tensors say.
+    """
     if bare.asked_family:
         candidates = _sharing(bare.asked_family)
     elif config_file is not None:

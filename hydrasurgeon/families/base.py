@@ -1,6 +1,8 @@
-"""What a model family is: facts as attributes, its weights as a table, and the few steps that only it knows.
+"""What a model family is: facts as attributes, its weights as a table, and the few steps that only
+it knows.
 
-All but `build`, `anatomy`, `transform`, `example` and `dropouts` work on names and shapes and never import torch.
+All but `build`, `anatomy`, `transform`, `example` and `dropouts` work on names and shapes and never
+import torch.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Bare:
 
 
 Usage = tuple[str, str, str]
-"""What a model card says of loading a directory without us: the library, the hub's name of the task, the code."""
+"""What a model card says of loading a directory without us: the library, the hub's name of the
+task, the code.
+"""
 USAGE = """
 import hydrasurgeon as hs
 
@@ -76,7 +80,9 @@ class Family(ABC):
     config_file: ClassVar[str] = "config.json"
     """The file in a directory that says which model it is."""
     needs_config: ClassVar[bool] = False
-    """Whether tensors alone do not tell the model: then the config beside a weight file is read too."""
+    """Whether tensors alone do not tell the model: then the config beside a weight file is read
+    too.
+    """
     weight_files: ClassVar[tuple[str, ...]] = (WEIGHTS,)
     """What weights are called in a directory; the first is what is written."""
     layout: ClassVar[tuple[str, ...]] = ()
@@ -92,7 +98,9 @@ class Family(ABC):
 
     @abstractmethod
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
-        """The model behind bare tensors, and what was assumed; CheckpointError when it cannot be told."""
+        """The model behind bare tensors, and what was assumed; CheckpointError when it cannot be
+        told.
+        """
 
     @abstractmethod
     def towers(self, model: Model) -> dict[str, Tower]:
@@ -105,7 +113,9 @@ class Family(ABC):
     # --- a family's own: torch ---
 
     @abstractmethod
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         """The family's own module with these heads; parameters on the meta device unless `fresh`."""
 
     def module(
@@ -121,7 +131,11 @@ class Family(ABC):
         from hydrasurgeon.anatomy.projections import resize
 
         built: Any = self.build(model, towers, kept, fresh=fresh)
-        table = {w.name: w for w in self.weights(model) if w.part == "mlp" and w.heads and w.group in kept}
+        table = {
+            w.name: w
+            for w in self.weights(model)
+            if w.part == "mlp" and w.heads and w.group in kept
+        }
         disk_name: Callable[[str], str] = getattr(built, "disk_name", lambda name: name)
         for name, part in built.named_modules():
             weight = table.get(disk_name(f"{name}.weight"))
@@ -150,15 +164,21 @@ class Family(ABC):
         return bare.config
 
     def recognises(self, bare: Bare) -> bool:
-        """Whether a bare checkpoint (or its config alone) is this family's rather than its namesake's."""
+        """Whether a bare checkpoint (or its config alone) is this family's rather than its
+        namesake's.
+        """
         return False
 
     def covers(self, model: Model) -> bool:
-        """Whether a recorded model is this family's rather than that of another with the same `name`."""
+        """Whether a recorded model is this family's rather than that of another with the same
+        `name`.
+        """
         return False
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
-        """ManifestError unless a recorded model is one this family has and its parts agree with each other."""
+        """ManifestError unless a recorded model is one this family has and its parts agree with
+        each other.
+        """
         from pydantic import ValidationError
 
         from hydrasurgeon.files.manifest import first_mistake
@@ -186,15 +206,21 @@ class Family(ABC):
     # --- files ---
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str] | None:
-        """Our name → the file's, for the tensors that belong to the model; None where files use our names."""
+        """Our name → the file's, for the tensors that belong to the model; None where files use our
+        names.
+        """
         return None
 
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
-        """The files in a directory that live data needs (a tokenizer's): they travel with the checkpoint."""
+        """The files in a directory that live data needs (a tokenizer's): they travel with the
+        checkpoint.
+        """
         return ()
 
     def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
-        """CheckpointError for companions that are not the ones the manifest speaks of, or say what they may not."""
+        """CheckpointError for companions that are not the ones the manifest speaks of, or say what
+        they may not.
+        """
         assert not files  # there are no companions
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
@@ -218,9 +244,15 @@ class Family(ABC):
     # --- live models and data ---
 
     def transform(
-        self, model: Model, augment: Mapping[str, Any] | None = None, *, files: Mapping[str, str] | None = None
+        self,
+        model: Model,
+        augment: Mapping[str, Any] | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
-        """Raw sample → model input; with `augment` the training transform. `files` are the companions."""
+        """Raw sample → model input; with `augment` the training transform. `files` are the
+        companions.
+        """
         from hydrasurgeon.families.transforms import eval_transform, train_transform
 
         if augment is not None:
@@ -234,5 +266,7 @@ class Family(ABC):
         return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
 
     def dropouts(self, module: nn.Module) -> Iterable[nn.Dropout]:
-        """The dropout of the layers' residual branches, which a recipe may set; not that of attention."""
+        """The dropout of the layers' residual branches, which a recipe may set; not that of
+        attention.
+        """
         return ()

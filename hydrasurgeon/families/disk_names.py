@@ -1,4 +1,6 @@
-"""A module whose parameters are called what files call them, whatever its library calls them in memory."""
+"""A module whose parameters are called what files call them, whatever its library calls them in
+memory.
+"""
 
 from __future__ import annotations
 

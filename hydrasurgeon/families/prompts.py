@@ -1,6 +1,8 @@
-"""Class names and prompt templates: what makes a classifier of a model with an image and a text tower.
+"""Class names and prompt templates: what makes a classifier of a model with an image and a text
+tower.
 
-A class is the mean of its prompts' normalised text features; logits are exp(logit_scale) · cos(image, class).
+A class is the mean of its prompts' normalised text features; logits are exp(logit_scale) ·
+cos(image, class).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from hydrasurgeon.files.manifest import Model
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# All prompts of all classes run through the text tower: ImageNet-21k with eighty templates has 1.7 million.
+# All prompts of all classes run through the text tower: ImageNet-21k with eighty templates has 1.7
+# million.
 MAX_PROMPTS = 2_000_000
 # Of a file of class names or templates.
 MAX_NAMES = 16 << 20
@@ -47,7 +50,9 @@ class NamedClasses(Family):
     named_classes = True
 
     @abstractmethod
-    def tokenizing(self, model: Model, files: Mapping[str, str]) -> Callable[[Sequence[str]], Tensor]:
+    def tokenizing(
+        self, model: Model, files: Mapping[str, str]
+    ) -> Callable[[Sequence[str]], Tensor]:
         """What makes token ids of texts."""
 
     def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
@@ -96,14 +101,21 @@ def check_prompts(model: Model, recorded: Prompts | None, where: str) -> None:
 def prompts(model: Model) -> list[str]:
     """The texts behind the classes: class after class, all templates each."""
     templates = model.config[KEY]["templates"]
-    return [template.replace("{label}", label) for label in model.labels or () for template in templates]
+    return [
+        template.replace("{label}", label) for label in model.labels or () for template in templates
+    ]
 
 
 def record_of(model: Model) -> dict[str, str]:
-    """Hashes of the class names and templates in use, for scores and reports; nothing for other models."""
+    """Hashes of the class names and templates in use, for scores and reports; nothing for other
+    models.
+    """
     if KEY not in model.config:
         return {}
-    return {"classes_sha256": _sha256(list(model.labels or ())), "templates_sha256": model.config[KEY]["sha256"]}
+    return {
+        "classes_sha256": _sha256(list(model.labels or ())),
+        "templates_sha256": model.config[KEY]["sha256"],
+    }
 
 
 def _sha256(texts: Sequence[str]) -> str:
@@ -141,5 +153,7 @@ def read_templates(entries: Sequence[str]) -> tuple[str, ...]:
         read += _lines(Path(entry), "--template") if os.path.isfile(entry) else [entry]
     for template in read:
         if "{label}" not in template:
-            raise UsageError(f"--template {template[:80]!r}: has no {{label}}", hint=f"For example {TEMPLATE!r}.")
+            raise UsageError(
+                f"--template {template[:80]!r}: has no {{label}}", hint=f"For example {TEMPLATE!r}."
+            )
     return tuple(read)

@@ -1,4 +1,6 @@
-"""What a file may say to a model family's library: typed records, parsed once; no other key reaches a library."""
+"""What a file may say to a model family's library: typed records, parsed once; no other key reaches
+a library.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from hydrasurgeon.errors import CheckpointError, HydraError
 
 # The bound on every size: the largest vocabulary in use, XLM-V's, has 901,629 words.
 Size = Annotated[int, Field(ge=1, le=1 << 20)]
-# Images are resized to such edges, so these are bounded for themselves: twice the largest that timm's ViTs read.
+# Images are resized to such edges, so these are bounded for themselves: twice the largest that
+# timm's ViTs read.
 Edge = Annotated[int, Field(ge=1, le=2_048)]
 # JSON has lists where Python has tuples.
 Pair = Edge | Annotated[tuple[Edge, Edge], Strict(False)]
@@ -30,7 +33,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class Settings(BaseModel):
     """A record of a file: no type is converted, no number is infinite, no key is unknown."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
     def written(self) -> dict[str, Any]:
         """What the file said, for the manifest: plain JSON, without defaults."""
@@ -51,7 +56,9 @@ class Images(Settings):
     input_size: Annotated[tuple[Size, Edge, Edge], Strict(False)]
     mean: Colours
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Strict(False)]
-    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = (
+        "bicubic"
+    )
     # The share of a resized image that is cut out: resizing is bounded by it too.
     crop_pct: Annotated[float, Field(ge=0.2, le=5)] | None = None
     crop_mode: Literal["center", "squash", "border"] | None = None
@@ -64,12 +71,18 @@ class Images(Settings):
             raise ValueError(f"mean and std must be {channels} numbers, one for each channel")
         return self
 
-    def check(self, channels: int, size: int | Iterable[int], where: str, error: type[HydraError]) -> None:
+    def check(
+        self, channels: int, size: int | Iterable[int], where: str, error: type[HydraError]
+    ) -> None:
         """Refuse images of another size or with other channels than the model reads."""
         reads = (channels, *((size, size) if isinstance(size, int) else size))
         if self.input_size != reads:
             made, read = ("×".join(map(str, each)) for each in (self.input_size, reads))
-            raise error(f"{where}: makes images of {made}, the model reads {read} (by its image size and channels)")
+            raise error(
+                f"{where}: makes images of {made}, the model reads {read} (by its image size "
+                "and "
+                "channels)"
+            )
 
 
 class Texts(Settings):
@@ -80,11 +93,17 @@ class Texts(Settings):
 
 
 def known(record: type[Settings], raw: object) -> Any:
-    """The entries of a library's config that `record` has fields for; what is no mapping as it is, for `parse`."""
-    return {key: raw[key] for key in record.names() if key in raw} if isinstance(raw, Mapping) else raw
+    """The entries of a library's config that `record` has fields for; what is no mapping as it is,
+    for `parse`.
+    """
+    return (
+        {key: raw[key] for key in record.names() if key in raw} if isinstance(raw, Mapping) else raw
+    )
 
 
-def parse(record: type[S], raw: object, where: str, *, error: type[HydraError] = CheckpointError) -> S:
+def parse(
+    record: type[S], raw: object, where: str, *, error: type[HydraError] = CheckpointError
+) -> S:
     """`raw` as a record; `where` names the file, and the key in it, in the error."""
     try:
         return record.model_validate(raw)
@@ -98,14 +117,20 @@ def parse(record: type[S], raw: object, where: str, *, error: type[HydraError] =
             elif isinstance(value, list | tuple) and isinstance(step, int) and step < len(value):
                 names.append(str(step))
                 value = value[step]
-        shown = f" (it is {repr(value)[:60]})" if names and not isinstance(value, Mapping | list | tuple) else ""
+        shown = (
+            f" (it is {repr(value)[:60]})"
+            if names and not isinstance(value, Mapping | list | tuple)
+            else ""
+        )
         why, hint = first["msg"].removeprefix("Value error, ") + shown, None
         if first["type"] == "missing":
             why = "is missing"
         elif first["type"] == "extra_forbidden":
             why = "is not a setting that is known here"
             hint = f"Known: {', '.join(record.names())}." if len(names) < 2 else None
-        raise error(f"{': '.join(filter(None, (where, '.'.join(names))))}: {why}", hint=hint) from failure
+        raise error(
+            f"{': '.join(filter(None, (where, '.'.join(names))))}: {why}", hint=hint
+        ) from failure
 
 
 def pair(size: Any) -> tuple[int, int]:

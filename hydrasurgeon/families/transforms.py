@@ -1,4 +1,6 @@
-"""Image preprocessing and augmentation through timm's transforms, from a data config as timm writes it."""
+"""Image preprocessing and augmentation through timm's transforms, from a data config as timm writes
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ def eval_transform(preprocess: Mapping[str, Any]) -> Callable[[Image.Image], Ten
     return made
 
 
-def train_transform(preprocess: Mapping[str, Any], augment: Mapping[str, Any]) -> Callable[[Image.Image], Tensor]:
-    """`augment`: random_resized_crop [lo, hi], hflip, rand_augment (timm's string), pad_crop; null for none."""
+def train_transform(
+    preprocess: Mapping[str, Any], augment: Mapping[str, Any]
+) -> Callable[[Image.Image], Tensor]:
+    """`augment`: random_resized_crop [lo, hi], hflip, rand_augment (timm's string), pad_crop; null
+    for none.
+    """
     from torchvision.transforms import Compose, RandomCrop
 
     crop = augment.get("random_resized_crop")
@@ -42,8 +48,16 @@ def train_transform(preprocess: Mapping[str, Any], augment: Mapping[str, Any]) -
     steps = [step for step in training if type(step).__name__ != "ColorJitter"]
     if not crop:
         # The crop of the evaluation takes the place of the random one.
-        sizing = [s for s in _transform(preprocess, is_training=False).transforms if type(s).__name__ in SIZING]
-        steps = [steps[0], *sizing, *(s for s in steps[1:] if not type(s).__name__.startswith("RandomResizedCrop"))]
+        sizing = [
+            s
+            for s in _transform(preprocess, is_training=False).transforms
+            if type(s).__name__ in SIZING
+        ]
+        steps = [
+            steps[0],
+            *sizing,
+            *(s for s in steps[1:] if not type(s).__name__.startswith("RandomResizedCrop")),
+        ]
     if augment.get("pad_crop"):
         shift = RandomCrop(preprocess["input_size"][1:], padding=augment["pad_crop"])
         steps.insert(1 + (0 if crop else len(sizing)), shift)

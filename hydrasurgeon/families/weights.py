@@ -1,4 +1,6 @@
-"""A family's weights as a table: name and shape of every tensor of the unpruned model, and what it is there for."""
+"""A family's weights as a table: name and shape of every tensor of the unpruned model, and what it
+is there for.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Tower
 
 Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "readout", "classifier"]
-"""A layer has norm, attention (q, k, v and their norms), output (W_O and its bias), mlp, and scale (LayerScale)."""
+"""A layer has norm, attention (q, k, v and their norms), output (W_O and its bias), mlp, and scale
+(LayerScale).
+"""
 
 QUERIES = HeadAxis(0)
 """Where q, k or v have their heads, and W_1 its neurons: rows."""
@@ -87,11 +91,16 @@ def rows_of(towers: Mapping[str, Tower], group: str) -> int:
 
 
 def output_of(weights: Mapping[str, Weight], group: str, layer: int) -> tuple[str, str | None]:
-    """The names of one layer's W_O, or W_2 where the group is one of neurons, and of its bias, where it has one."""
+    """The names of one layer's W_O, or W_2 where the group is one of neurons, and of its bias,
+    where it has one.
+    """
     (matrix,) = (
         w.name
         for w in weights.values()
-        if (w.group, w.layer) == (group, layer) and w.part in ("output", "mlp") and w.heads and w.heads.axis == OUT.axis
+        if (w.group, w.layer) == (group, layer)
+        and w.part in ("output", "mlp")
+        and w.heads
+        and w.heads.axis == OUT.axis
     )
     bias = matrix.removesuffix("weight") + "bias"
     return matrix, bias if bias in weights else None
@@ -107,7 +116,9 @@ def all_neurons(weights: Iterable[Weight]) -> dict[str, Layers]:
 
 
 def neuron_sizes(weights: Iterable[Weight]) -> dict[str, list[dict[str, int]]]:
-    """By group, for each layer, the numbers of one neuron: in matrices, which are multiplied, and in all."""
+    """By group, for each layer, the numbers of one neuron: in matrices, which are multiplied, and
+    in all.
+    """
     weights = list(weights)
     every = all_neurons(weights)
     sizes = {group: [{"macs": 0, "params": 0} for _ in rows] for group, rows in every.items()}

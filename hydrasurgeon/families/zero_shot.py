@@ -1,6 +1,7 @@
 """Modules of an image and a text tower as a classifier of class names.
 
-logits = exp(log_scale) · cos(image, class) + shift; the text tower that makes the classes is a part of the readout.
+logits = exp(log_scale) · cos(image, class) + shift; the text tower that makes the classes is a part
+of the readout.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class ZeroShot(DiskNamed):
     tokenize: Callable[[Sequence[str]], Tensor]
     """Texts → token ids, without the module: for worker processes too."""
     pairwise = False
-    """Whether every pair of an image and a text is a decision of its own (SigLIP), and not one among many."""
+    """Whether every pair of an image and a text is a decision of its own (SigLIP), and not one
+    among many.
+    """
 
     def __init__(self, model: nn.Module, classes: int) -> None:
         super().__init__()
@@ -105,7 +108,9 @@ class ZeroShot(DiskNamed):
         return tuple(part for part in parts if part is not None)
 
     def class_features(self) -> Tensor:
-        """One normalised row for each class, the mean over its prompts; kept for as long as nothing can change it."""
+        """One normalised row for each class, the mean over its prompts; kept for as long as nothing
+        can change it.
+        """
         parameters = [
             parameter
             for part in self.text_parts()
@@ -130,7 +135,9 @@ class ZeroShot(DiskNamed):
     def _encode_classes(self) -> Tensor:
         assert isinstance(self.texts, Tensor)
         return _mean(
-            torch.cat([self.text_features(some) for some in self.texts.split(CHUNK)]).unflatten(0, (self.classes, -1))
+            torch.cat([self.text_features(some) for some in self.texts.split(CHUNK)]).unflatten(
+                0, (self.classes, -1)
+            )
         )
 
     def prompted(self, features: Callable[[Stack], Tensor]) -> Prompted | None:
@@ -158,8 +165,10 @@ def images_in(inputs: Any) -> Tensor:
 
 
 def read_first(hidden: Tensor, at: Tensor, causal: Tensor | None) -> Stack:
-    """Embedded tokens with the one at which a text is read in front, in the mask too, so that the last layer can be
-    computed for it alone. Under a causal mask nothing behind it counts, and padding is left out."""
+    """Embedded tokens with the one at which a text is read in front, in the mask too, so that the
+    last layer can be computed for it alone. Under a causal mask nothing behind it counts, and
+    padding is left out.
+    """
     everywhere = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[:2])
     length = hidden.shape[1] if causal is None else int(at.max()) + 1
     order = everywhere[:, :length].clone()

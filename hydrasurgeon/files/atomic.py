@@ -1,9 +1,9 @@
 """Outputs: claimed before the work begins, written beside their place, and put there whole.
 
-One process at a time may write an output: it holds a lock on `.NAME.exclusive.lock` beside it, which the system lets go
-of when the process ends, however that ends. What is being written is called `.NAME.<random>.part`, a folder that is
-being replaced `.NAME.<random>.old`. Only who holds the lock writes such files, so those he meets are left over from a
-killed run.
+One process at a time may write an output: it holds a lock on `.NAME.exclusive.lock` beside it,
+which the system lets go of when the process ends, however that ends. What is being written is
+called `.NAME.<random>.part`, a folder that is being replaced `.NAME.<random>.old`. Only who holds
+the lock writes such files, so those he meets are left over from a killed run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _CLAIMS: ContextVar[contextlib.ExitStack | None] = ContextVar("claims", default=
 
 @contextlib.contextmanager
 def claims() -> Iterator[None]:
-    """Outputs that are claimed within the block, or in a function that it decorates, are held until it ends."""
+    """Outputs that are claimed within the block, or in a function that it decorates, are held until
+    it ends.
+    """
     with contextlib.ExitStack() as stack:
         token = _CLAIMS.set(stack)
         try:
@@ -44,7 +46,9 @@ def claims() -> Iterator[None]:
 
 
 def hold(path: Path, *, option: str) -> None:
-    """Make `path` this process's to write, until the enclosing `claims` end; refused while it is held."""
+    """Make `path` this process's to write, until the enclosing `claims` end; refused while it is
+    held.
+    """
     stack = _CLAIMS.get()
     assert stack is not None, "outputs are claimed inside `claims`"
     if not is_main_process():
@@ -69,49 +73,70 @@ def hold(path: Path, *, option: str) -> None:
 
 
 def named(out: str | Path) -> tuple[Path, bool]:
-    """`-o` as a path with its suffix, and whether it is a folder: a text that ends in a slash, or one that is there."""
+    """`-o` as a path with its suffix, and whether it is a folder: a text that ends in a slash, or
+    one that is there.
+    """
     path, text = Path(out), str(out)
     folder = text.endswith(("/", os.sep)) or os.path.isdir(path)
     if folder and path.suffix == SUFFIX:
-        raise OutputError(f"-o {text}: a directory's name may not end in {SUFFIX}", hint="Give another -o.")
+        raise OutputError(
+            f"-o {text}: a directory's name may not end in {SUFFIX}", hint="Give another -o."
+        )
     if not folder and path.suffix != SUFFIX:
         path = path.with_name(path.name + SUFFIX)
     return path, folder
 
 
 def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
-    """`-o` as a path: NAME.safetensors, NAME (suffix added) or a directory; claimed, refused when it exists."""
+    """`-o` as a path: NAME.safetensors, NAME (suffix added) or a directory; claimed, refused when
+    it exists.
+    """
     path, folder = named(out)
     path = real(path)
     if folder and (_within(Path(), path) or os.path.ismount(path)):
-        raise OutputError(f"-o {out}: this folder cannot be replaced as a whole", hint="Name a new folder.")
+        raise OutputError(
+            f"-o {out}: this folder cannot be replaced as a whole", hint="Name a new folder."
+        )
     beside = () if folder else (sidecar(path),)
     return claim(path, *beside, option="-o", force=force, inputs=inputs, folder=folder)
 
 
-def output_file(path: str | Path, *, option: str, force: bool, inputs: Iterable[object] = ()) -> Path:
+def output_file(
+    path: str | Path, *, option: str, force: bool, inputs: Iterable[object] = ()
+) -> Path:
     """A single file that an option names; claimed, refused when it exists."""
     return claim(real(Path(path)), option=option, force=force, inputs=inputs)
 
 
 def claim(
-    path: Path, *beside: Path, option: str, force: bool, inputs: Iterable[object] = (), folder: bool = False
+    path: Path,
+    *beside: Path,
+    option: str,
+    force: bool,
+    inputs: Iterable[object] = (),
+    folder: bool = False,
 ) -> Path:
-    """Keep others from writing `path` and what will lie beside it; refused where that is an input, or is there."""
+    """Keep others from writing `path` and what will lie beside it; refused where that is an input,
+    or is there.
+    """
     places = (path, *beside)
     check_folder(path)
     sources = [source for argument in inputs for source in _named(argument)]
     for place in places:
         wrong = _other_kind(place, folder=folder)
         if wrong is None and os.path.exists(place):
-            wrong = next((f"{s} is an input of this command" for s in sources if _overlap(place, s)), None)
+            wrong = next(
+                (f"{s} is an input of this command" for s in sources if _overlap(place, s)), None
+            )
         if wrong is not None:
             raise OutputError(f"{option} {place}: {wrong}", hint=f"Give another {option}.")
     hold(path, option=option)
     sweep(*places)
     taken = next((place for place in places if _is_taken(place)), None)
     if taken is not None and not force:
-        raise OutputError(f"{taken}: already exists", hint=f"Give --force to replace it, or another {option}.")
+        raise OutputError(
+            f"{taken}: already exists", hint=f"Give --force to replace it, or another {option}."
+        )
     return path
 
 
@@ -161,7 +186,9 @@ def _within(path: Path, folder: Path) -> bool:
 
 
 def _named(argument: object) -> Iterator[Path]:
-    """The files and folders that an argument names: checkpoints, and data as D, NAME=D, near:NAME=D, LIST@FOLDER."""
+    """The files and folders that an argument names: checkpoints, and data as D, NAME=D,
+    near:NAME=D, LIST@FOLDER.
+    """
     if isinstance(argument, (list, tuple)):
         for each in argument:
             yield from _named(each)
@@ -169,7 +196,11 @@ def _named(argument: object) -> Iterator[Path]:
         text = str(argument)
         specs = (text, text.partition("=")[2], text.rpartition("=")[2])
         for name in {part for spec in specs for part in (spec, spec.partition("@")[0])} - {""}:
-            paths = (Path(name), Path(name + SUFFIX), sidecar(Path(name.removesuffix(SUFFIX) + SUFFIX)))
+            paths = (
+                Path(name),
+                Path(name + SUFFIX),
+                sidecar(Path(name.removesuffix(SUFFIX) + SUFFIX)),
+            )
             yield from (path for path in paths if os.path.exists(path))
 
 
@@ -187,7 +218,9 @@ def sweep(*places: Path) -> None:
     with contextlib.suppress(OSError):  # what cannot be cleaned harms nobody
         for place in places:
             left = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}\.(part|old)")
-            for path in sorted(place.with_name(name) for name in os.listdir(place.parent) if left.fullmatch(name)):
+            for path in sorted(
+                place.with_name(name) for name in os.listdir(place.parent) if left.fullmatch(name)
+            ):
                 if path.suffix == ".old" and not os.path.lexists(place):
                     path.rename(place)
                 _remove(path)
@@ -215,8 +248,8 @@ def fill(path: Path, content: bytes) -> None:
 def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
     """Temporary names of files that take their places when the block succeeds.
 
-    `first` must be usable alone: the files beside it go before it is replaced and new ones come after it, so that at no
-    moment two stand side by side that do not belong together.
+    `first` must be usable alone: the files beside it go before it is replaced and new ones come
+    after it, so that at no moment two stand side by side that do not belong together.
     """
     places = (first, *beside)
     parts = tuple(_temporary(place, "part") for place in places)
@@ -227,7 +260,9 @@ def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
             place.unlink(missing_ok=True)
         for place, part in zip(places, parts, strict=True):
             os.replace(part, place)
-            left = f"{first.name} is whole and usable" + (", its sidecar is missing." if beside else ".")
+            left = f"{first.name} is whole and usable" + (
+                ", its sidecar is missing." if beside else "."
+            )
             _sync(first.parent)
         left = f"{first.name} is whole and usable."
     except OSError as error:

@@ -1,6 +1,8 @@
-"""The decision state of a manifest: what `calibrate` found, which tensors belong to it, and every OOD score there is.
+"""The decision state of a manifest: what `calibrate` found, which tensors belong to it, and every
+OOD score there is.
 
-Tensors are called `hydrasurgeon.decision.<member>.<part>`, float32, and count into the weights' hash like all others.
+Tensors are called `hydrasurgeon.decision.<member>.<part>`, float32, and count into the weights'
+hash like all others.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from hydrasurgeon.files.foreign import must
 PREFIX = "hydrasurgeon.decision."
 """What the names of a decision state's tensors begin with."""
 BESIDE = "decision.safetensors"
-"""Where they lie in a directory: other libraries load its weights, and refuse those that are not of their model."""
+"""Where they lie in a directory: other libraries load its weights, and refuse those that are not of
+their model.
+"""
 MAX_MEMBERS = 4096
 """Members that one state was fitted to: as many as a hydra may have."""
 MOST_FIRST = 2
@@ -45,8 +49,10 @@ FITTED: dict[str, tuple[str, Mapping[str, str]]] = {
     "nci": ("on_features:nci", {"mean": "width", "weight": "classes width"}),
     "mcm": ("on_features:mcm", {"classes": "classes width"}),
 }
-"""Scores that are fitted on features: `module:name` of `fit_name` and `score_name` in decision/scores, and the tensors
-of one member's fit with their dimensions; a new one is a file there and a line here."""
+"""Scores that are fitted on features: `module:name` of `fit_name` and `score_name` in
+decision/scores, and the tensors of one member's fit with their dimensions; a new one is a file
+there and a line here.
+"""
 ZERO_SHOT = ("mcm",)
 """Fitted scores that are for zero-shot classifiers alone."""
 OF_CLASSIFIERS = ("vim", "residual", "nci")
@@ -73,14 +79,20 @@ Member = Annotated[int, Field(ge=0, lt=MAX_MEMBERS)]
 class Record(BaseModel):
     """A part of a manifest."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 def _silent_of(*names: str) -> Any:
     """A serializer: files say nothing of these fields where they are None."""
 
     def said(self: Record, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if name not in names or value is not None}
+        return {
+            name: value
+            for name, value in handler(self).items()
+            if name not in names or value is not None
+        }
 
     return model_serializer(mode="wrap")(said)
 
@@ -131,7 +143,9 @@ class Limits(Record):
     yes: Unit
     """Of the samples answered yes, at most `risk` are not …"""
     no: Unit
-    """… and of the samples that are, at most `risk` are answered no; each with confidence 1 − delta."""
+    """… and of the samples that are, at most `risk` are answered no; each with confidence 1 −
+    delta.
+    """
     risk: Share
     delta: Share
     bounds: tuple[Unit, Unit]
@@ -163,7 +177,9 @@ class Ood(Record):
     id_flagged: Share
     """The fraction of samples like those of the calibration that is flagged at most, on average."""
     chosen_by: Literal["option", "ood", "perturbed", "default"]
-    """Whether it was asked for, or detected OOD data, or perturbed data, best; else nothing was there to choose by."""
+    """Whether it was asked for, or detected OOD data, or perturbed data, best; else nothing was
+    there to choose by.
+    """
     auroc: dict[str, float] = Field(default={}, max_length=100)
     """AUROC of each score it was chosen among."""
     width: int | None = Field(default=None, ge=1, le=1 << 20)
@@ -181,7 +197,10 @@ class Ood(Record):
                 bool(parts) == (self.width is not None) == bool(self.members),
                 f"{self.score}: width and members belong to a score that is fitted",
             ),
-            (sized == (self.size is not None), f"{self.score}: a size belongs to knn, vim and residual"),
+            (
+                sized == (self.size is not None),
+                f"{self.score}: a size belongs to knn, vim and residual",
+            ),
         )
         return self
 
@@ -191,10 +210,14 @@ CHOSEN = {"ood": {"auroc", "chosen_by", "id_flagged"}}
 
 
 class Gate(Record):
-    """Rows go on whose score, of the first members alone, lies from `low` to `high`; None: without that bound."""
+    """Rows go on whose score, of the first members alone, lies from `low` to `high`; None: without
+    that bound.
+    """
 
     score: Literal["msp", "entropy", "ood", "disagreement"]
-    """1 − max p and H(p) of the first members' mean; the state's OOD score; total variation between the first two."""
+    """1 − max p and H(p) of the first members' mean; the state's OOD score; total variation between
+    the first two.
+    """
     low: float | None = None
     high: float | None = None
 
@@ -222,8 +245,9 @@ class CascadeCost(Record):
 
 
 class Drop(Record):
-    """What the cascade loses against the hydra, in points (negative: gains), and the 95 % interval of a paired
-    bootstrap."""
+    """What the cascade loses against the hydra, in points (negative: gains), and the 95 % interval
+    of a paired bootstrap.
+    """
 
     drop: Points
     low: Points
@@ -236,7 +260,9 @@ class Drop(Record):
 
 
 class Cascade(Record):
-    """Members in order, the first of which answer every row, and what is promised of the answers that come of it."""
+    """Members in order, the first of which answer every row, and what is promised of the answers
+    that come of it.
+    """
 
     order: tuple[Member, ...] = Field(min_length=2, max_length=MAX_MEMBERS)
     """All members, as the file numbers them; the first `steps[0]` answer every row."""
@@ -262,8 +288,9 @@ class Cascade(Record):
     budget: float | None = Field(default=None, gt=0, le=1e6)
     """… cost at most."""
     drops: dict[Literal["accuracy", "micro_f1", "auroc", "fpr95", "cov5"], Drop]
-    """On validation samples that chose nothing; AUROC and FPR95 against the OOD sets, their mean. Many labels have
-    micro F1 instead of accuracy and coverage."""
+    """On validation samples that chose nothing; AUROC and FPR95 against the OOD sets, their mean.
+    Many labels have micro F1 instead of accuracy and coverage.
+    """
     certified: bool
     """Whether every interval lies below `max_drop`."""
     _silent = _silent_of("bias", "temperatures", "limits")
@@ -282,10 +309,19 @@ class Cascade(Record):
     def _whole(self) -> Cascade:
         first, last = self.steps
         expected = self.cost.first + self.shares[1] * self.cost.rest
-        kept = self.max_drop is not None and all(d.high <= self.max_drop for d in self.drops.values())
-        lost = ("accuracy", "auroc", "fpr95", "cov5") if self.temperatures is None else ("micro_f1", "auroc", "fpr95")
+        kept = self.max_drop is not None and all(
+            d.high <= self.max_drop for d in self.drops.values()
+        )
+        lost = (
+            ("accuracy", "auroc", "fpr95", "cov5")
+            if self.temperatures is None
+            else ("micro_f1", "auroc", "fpr95")
+        )
         must(
-            (sorted(self.order) == list(range(len(self.order))), f"order: not each of {len(self.order)} members once"),
+            (
+                sorted(self.order) == list(range(len(self.order))),
+                f"order: not each of {len(self.order)} members once",
+            ),
             (
                 1 <= first <= min(MOST_FIRST, len(self.order) - 1) and last == len(self.order),
                 f"steps: {first} and {last} of {len(self.order)} members",
@@ -302,7 +338,10 @@ class Cascade(Record):
                 math.isclose(self.cost.expected, expected, rel_tol=ROUNDING),
                 f"cost: expected is {self.cost.expected:g}, its parts make {expected:g}",
             ),
-            ((self.max_drop is None) != (self.budget is None), "either max_drop or budget says what was wanted"),
+            (
+                (self.max_drop is None) != (self.budget is None),
+                "either max_drop or budget says what was wanted",
+            ),
             (set(self.drops) == {*lost}, f"drops: of {', '.join(lost[:-1])} and {lost[-1]}"),
             (self.certified == kept, "certified: says other than the intervals of the drops"),
         )
@@ -326,8 +365,14 @@ class Seen(Record):
     @model_validator(mode="after")
     def _whole(self) -> Seen:
         must(
-            (sum(self.predicted) == self.rows, f"{sum(self.predicted)} predicted classes of {self.rows} samples"),
-            (self.unfamiliar + self.abstain <= self.rows, f"more is set aside than {self.rows} samples"),
+            (
+                sum(self.predicted) == self.rows,
+                f"{sum(self.predicted)} predicted classes of {self.rows} samples",
+            ),
+            (
+                self.unfamiliar + self.abstain <= self.rows,
+                f"more is set aside than {self.rows} samples",
+            ),
         )
         return self
 
@@ -368,23 +413,38 @@ class Decision(Record):
     def promised(self) -> dict[str, Any]:
         """What it keeps, as options of `calibrate`."""
         sets = self.conformal
-        return {"coverage": sets.coverage, "conformal": sets.method, "id_flagged": self.ood.id_flagged}
+        return {
+            "coverage": sets.coverage,
+            "conformal": sets.method,
+            "id_flagged": self.ood.id_flagged,
+        }
 
     @model_validator(mode="after")
     def _same_promises(self) -> Decision:
         """The cascade promises what the hydra does: other thresholds, for other answers."""
         if self.cascade is not None:
-            sets = [(each.conformal.method, each.conformal.coverage) for each in (self, self.cascade)]
+            sets = [
+                (each.conformal.method, each.conformal.coverage) for each in (self, self.cascade)
+            ]
             risks = [
                 [None if a is None else (a.risk, a.delta) for a in (each.abstain, each.limits)]
                 for each in (self, self.cascade)
             ]
-            labels = [None if each is None else len(each) for each in (self.temperatures, self.cascade.temperatures)]
+            labels = [
+                None if each is None else len(each)
+                for each in (self.temperatures, self.cascade.temperatures)
+            ]
             must(
                 (sets[0] == sets[1], "cascade: promises other prediction sets than the hydra"),
                 (risks[0] == risks[1], "cascade: promises another risk than the hydra"),
-                ((self.bias is None) == (self.cascade.bias is None), "cascade: a bias belongs to one logit"),
-                (labels[0] == labels[1], f"cascade: temperatures of {labels[1]} labels, the hydra has {labels[0]}"),
+                (
+                    (self.bias is None) == (self.cascade.bias is None),
+                    "cascade: a bias belongs to one logit",
+                ),
+                (
+                    labels[0] == labels[1],
+                    f"cascade: temperatures of {labels[1]} labels, the hydra has {labels[0]}",
+                ),
             )
         return self
 
@@ -399,4 +459,8 @@ def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
     _, parts = FITTED.get(ood.score, ("", {}))
     sizes = {"width": ood.width or 0, "size": ood.size or 0, "classes": classes}
     shapes = {part: tuple(sizes[d] for d in dims.split()) for part, dims in parts.items()}
-    return {stored_name(member, part): shape for member in range(len(ood.members)) for part, shape in shapes.items()}
+    return {
+        stored_name(member, part): shape
+        for member in range(len(ood.members))
+        for part, shape in shapes.items()
+    }

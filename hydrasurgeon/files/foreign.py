@@ -1,4 +1,6 @@
-"""Small files and JSON that someone else wrote: regular, bounded, UTF-8, strict; refused in one sentence otherwise."""
+"""Small files and JSON that someone else wrote: regular, bounded, UTF-8, strict; refused in one
+sentence otherwise.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from hydrasurgeon.errors import CheckpointError, DataError, HydraError, reason
 MAX_DEPTH = 32
 # Characters of a name.
 MAX_NAME = 500
-# Unicode's categories of control characters, lone surrogates (bytes that were not UTF-8) and ends of lines.
+# Unicode's categories of control characters, lone surrogates (bytes that were not UTF-8) and ends
+# of lines.
 UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
 
 Error = type[HydraError]
@@ -54,7 +57,9 @@ def readable(path: Path, error: Error = CheckpointError) -> Iterator[None]:
 
 
 def open_regular(path: Path, *, error: Error = CheckpointError) -> BufferedReader:
-    """The file open for reading; pipes, devices and directories are refused without waiting for them."""
+    """The file open for reading; pipes, devices and directories are refused without waiting for
+    them.
+    """
     try:
         with readable(path, error):
             # Opening a pipe that nobody writes to would wait for ever.
@@ -83,18 +88,22 @@ def read_json(path: Path, *, most: int, error: Error = CheckpointError) -> Any:
     return parse_json(read_bytes(path, most=most, error=error), str(path), most=most, error=error)
 
 
-def parse_json(content: bytes | str, where: str, *, most: int, error: Error = CheckpointError) -> Any:
+def parse_json(
+    content: bytes | str, where: str, *, most: int, error: Error = CheckpointError
+) -> Any:
     """The value behind a JSON text; `where` names the source in the error.
 
-    Stricter than the standard library: UTF-8, no key twice, no NaN or Infinity, no lone surrogates, and no more bytes
-    and nesting than the bounds.
+    Stricter than the standard library: UTF-8, no key twice, no NaN or Infinity, no lone surrogates,
+    and no more bytes and nesting than the bounds.
     """
     _check_size(content, where, most, error)
     text = content if isinstance(content, str) else utf8(content, where, error)
     if not text.strip():
         raise error(f"{where}: is empty")
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite
+        )
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
         deep = _is_deep(value)
@@ -123,7 +132,9 @@ def utf8(content: bytes, where: str, error: Error) -> str:
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        inner = (
+            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
+        )
         level = list(chain.from_iterable(inner))
     return bool(level)
 
@@ -147,18 +158,25 @@ def _finite(text: str) -> float:
 
 def is_name(text: str) -> bool:
     """Whether a name that a file gives is short, of one line, and fit to be written and shown."""
-    return 0 < len(text.strip()) <= len(text) <= MAX_NAME and not UNNAMEABLE & set(map(category, text))
+    return 0 < len(text.strip()) <= len(text) <= MAX_NAME and not UNNAMEABLE & set(
+        map(category, text)
+    )
 
 
 def portable(spec: str) -> str:
-    """A path, or LIST@ROOT of two, without the folders of this machine: what files record is the same everywhere."""
+    """A path, or LIST@ROOT of two, without the folders of this machine: what files record is the
+    same everywhere.
+    """
     return "@".join(Path(part).name if os.path.isabs(part) else part for part in spec.split("@"))
 
 
 def visible(text: object) -> str:
-    r"""Control characters, line breaks, bidirectional marks and the like as `\n`, `\x1b`, `\u202e`; the rest as it
-    is."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+    r"""Control characters, line breaks, bidirectional marks and the like as `\n`, `\x1b`, `\u202e`;
+    the rest as it is.
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)
+    )
 
 
 def code(text: object) -> str:

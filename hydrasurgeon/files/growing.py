@@ -1,6 +1,8 @@
-"""A file of lines that grows while a command works, and that a repeated command goes on with after a kill.
+"""A file of lines that grows while a command works, and that a repeated command goes on with after
+a kill.
 
-Lines lie in `NAME.partial`, below one that says what they belong to; the finished file takes its place whole.
+Lines lie in `NAME.partial`, below one that says what they belong to; the finished file takes its
+place whole.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Growing:
     """Lines that are kept as they come; `done` says how many were there already."""
 
     def __init__(self, place: Path, identity: Mapping[str, Any], *, step: int, force: bool) -> None:
-        """`identity` must be the same for lines that are gone on with; they come in steps of so many."""
+        """`identity` must be the same for lines that are gone on with; they come in steps of so
+        many.
+        """
         self.place = place
         self.partial = place.with_name(f"{place.name}.partial")
         self._state = Resumable(self.partial, identity, ("prediction", "hydrasurgeon.rows/1"))
@@ -101,7 +105,9 @@ def write_lines(file: IO[bytes], lines: Iterator[str]) -> None:
 def write_csv(
     columns: Sequence[str], spread: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Callable[[IO[bytes], Iterator[str]], None]:
-    """JSON lines as CSV with a header, each `spread` over the columns; what is not there as nothing."""
+    """JSON lines as CSV with a header, each `spread` over the columns; what is not there as
+    nothing.
+    """
 
     def write(file: IO[bytes], lines: Iterator[str]) -> None:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
@@ -126,7 +132,9 @@ KINDS = {"text": "string", "json": "string", "number": "float64", "whole": "int6
 
 
 def write_parquet(columns: Mapping[str, str]) -> Callable[[IO[bytes], Iterator[str]], None]:
-    """JSON lines as parquet, group by group; `columns` → text, number, whole, flag or json (as text)."""
+    """JSON lines as parquet, group by group; `columns` → text, number, whole, flag or json (as
+    text).
+    """
 
     def write(file: IO[bytes], lines: Iterator[str]) -> None:
         import pyarrow as pa
@@ -135,7 +143,10 @@ def write_parquet(columns: Mapping[str, str]) -> Callable[[IO[bytes], Iterator[s
         schema = pa.schema([(name, KINDS[kind]) for name, kind in columns.items()])
         with pq.ParquetWriter(file, schema) as table:
             while rows := [json.loads(line) for line in islice(lines, GROUP)]:
-                group = [{name: _typed(row.get(name), kind) for name, kind in columns.items()} for row in rows]
+                group = [
+                    {name: _typed(row.get(name), kind) for name, kind in columns.items()}
+                    for row in rows
+                ]
                 table.write_table(pa.Table.from_pylist(group, schema))
 
     return write

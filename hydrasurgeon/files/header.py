@@ -1,7 +1,7 @@
 """The header of a safetensors file: read once, checked whole, and trusted from then on.
 
-A file is 8 bytes of length, a JSON object of that length, and the tensors' bytes: in the header's order of
-offsets they cover the rest of the file exactly, without holes and without overlaps.
+A file is 8 bytes of length, a JSON object of that length, and the tensors' bytes: in the header's
+order of offsets they cover the rest of the file exactly, without holes and without overlaps.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class TensorInfo:
 
 
 def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
-    """The metadata and tensors of an open file; CheckpointError for whatever the format does not allow."""
+    """The metadata and tensors of an open file; CheckpointError for whatever the format does not
+    allow.
+    """
     size = os.fstat(file.fileno()).st_size
     with readable(path):
         prefix = file.read(8)
@@ -67,19 +69,31 @@ def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, 
             hint="The file is truncated or not safetensors: copy or convert it again.",
         )
     if not content.startswith(b"{"):
-        raise CheckpointError(f"{path}: not a safetensors file (no header where one must be)", hint=ONLY)
+        raise CheckpointError(
+            f"{path}: not a safetensors file (no header where one must be)", hint=ONLY
+        )
     entries = parse_json(content, f"{path} (safetensors header)", most=MAX_HEADER)
     try:
         metadata = entries.pop("__metadata__", {})
-        texts = isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
+        texts = isinstance(metadata, dict) and all(
+            isinstance(text, str) for text in metadata.values()
+        )
         must((texts, "__metadata__ is not a record of texts"))
         for name in (*metadata, *entries):
-            # Control characters would let two sets of names have one hash, and move a terminal's cursor.
+            # Control characters would let two sets of names have one hash, and move a terminal's
+            # cursor.
             plain = 0 < len(name) <= MAX_NAME and name.isprintable()
-            must((plain, f"{name[:40]!r} is not a name: 1 to {MAX_NAME} characters that can be printed"))
+            must(
+                (
+                    plain,
+                    f"{name[:40]!r} is not a name: 1 to {MAX_NAME} characters that can be printed",
+                )
+            )
         infos = {name: _info(name, entry, 8 + length) for name, entry in entries.items()}
     except ValueError as error:
-        raise CheckpointError(f"{path}: the safetensors header is damaged ({error})", hint=ONLY) from error
+        raise CheckpointError(
+            f"{path}: the safetensors header is damaged ({error})", hint=ONLY
+        ) from error
     _check_layout(infos.values(), 8 + length, size, path)
     return metadata, infos
 
@@ -90,9 +104,17 @@ def _info(name: str, entry: Any, data: int) -> TensorInfo:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     supported = isinstance(dtype, str) and dtype in ITEMSIZE
     must((supported, f"tensor {name} has dtype {str(dtype)[:40]!r}, which is not supported"))
-    bounded = _naturals(shape) and len(shape) <= MAX_RANK and math.prod(max(1, n) for n in shape) <= MAX_ELEMENTS
+    bounded = (
+        _naturals(shape)
+        and len(shape) <= MAX_RANK
+        and math.prod(max(1, n) for n in shape) <= MAX_ELEMENTS
+    )
     must((bounded, f"tensor {name} has no shape of at most {MAX_RANK} whole numbers"))
-    fits = _naturals(offsets) and len(offsets) == 2 and offsets[1] - offsets[0] == ITEMSIZE[dtype] * math.prod(shape)
+    fits = (
+        _naturals(offsets)
+        and len(offsets) == 2
+        and offsets[1] - offsets[0] == ITEMSIZE[dtype] * math.prod(shape)
+    )
     must((fits, f"tensor {name}: its data_offsets do not fit {dtype} of shape {shape}"))
     return TensorInfo(name, dtype, tuple(shape), data + offsets[0], offsets[1] - offsets[0])
 
@@ -107,9 +129,14 @@ def _check_layout(infos: Iterable[TensorInfo], at: int, size: int, path: Path) -
     wrong, hint = None, ONLY
     for info in sorted(infos, key=lambda info: (info.start, info.nbytes)):
         if info.start + info.nbytes > size:
-            wrong, hint = f"tensor {info.name} lies beyond the end of the file ({size} bytes)", TRUNCATED
+            wrong, hint = (
+                f"tensor {info.name} lies beyond the end of the file ({size} bytes)",
+                TRUNCATED,
+            )
         elif info.start != at:
-            wrong = f"tensor {info.name} " + ("overlaps the one before" if info.start < at else "has a gap before it")
+            wrong = f"tensor {info.name} " + (
+                "overlaps the one before" if info.start < at else "has a gap before it"
+            )
         if wrong is not None:
             break
         at += info.nbytes

@@ -27,19 +27,31 @@ def step(
     """One history entry; arguments that were not given are left out, paths are cut to names."""
     return Step(
         command=command,
-        args={key: _portable(value) for key, value in args.items() if value is not None and value is not False},
+        args={
+            key: _portable(value)
+            for key, value in args.items()
+            if value is not None and value is not False
+        },
         inputs=tuple(inputs),
         data=tuple(data),
         teachers=tuple(teachers),
         seed=seed,
-        versions={name: version for name in ("hydrasurgeon", "numpy", *uses) if (version := installed(name))},
+        versions={
+            name: version
+            for name in ("hydrasurgeon", "numpy", *uses)
+            if (version := installed(name))
+        },
     )
 
 
 def command_line(entry: Step) -> list[str]:
     """The words of the command that a step was."""
     names = [f"./{each.name}" if each.name.startswith("-") else each.name for each in entry.inputs]
-    words = [entry.command, *names, *(str(entry.args[key]) for key in POSITIONAL if key in entry.args)]
+    words = [
+        entry.command,
+        *names,
+        *(str(entry.args[key]) for key in POSITIONAL if key in entry.args),
+    ]
     for key, value in entry.args.items():
         if key not in POSITIONAL:
             words += typed(f"--{key.replace('_', '-')}", value)

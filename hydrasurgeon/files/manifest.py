@@ -50,7 +50,8 @@ LONG_LIST = re.compile(r"\[(?:\s*\d+,){16,}\s*\d+\s*\]")
 """Whole numbers one below the other."""
 
 FAMILY_NAMES = ["timm", "transformers", "open_clip"]
-"""The families that a model may be of: the format's own, and those that `families.register` adds."""
+"""The families that a model may be of: the format's own, and those that `families.register` adds.
+"""
 
 
 def _json(record: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +74,9 @@ def _family(name: object) -> str:
     return str(name)
 
 
-FamilyName = Annotated[str, PlainValidator(_family), WithJsonSchema({"enum": list(FAMILY_NAMES), "type": "string"})]
+FamilyName = Annotated[
+    str, PlainValidator(_family), WithJsonSchema({"enum": list(FAMILY_NAMES), "type": "string"})
+]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Index = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
@@ -85,12 +88,18 @@ TowerName = Annotated[str, Field(pattern="^(vision|text)$")]
 Inputs = Literal["text", "text_pair"]
 """What a model of texts reads: one, or two together."""
 Rows = tuple[tuple[Index, ...], ...]
-Neurons = tuple[Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_WIDTH)], ...], Field(min_length=1)], ...]
+Neurons = tuple[
+    Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_WIDTH)], ...], Field(min_length=1)], ...
+]
 """For each layer, the neurons of its MLP that stay."""
 ProblemName = Literal["single_label", "one_logit", "multi_label"]
-"""What logits mean: one of several classes; yes or no, by one logit; any number of labels, a logit each."""
+"""What logits mean: one of several classes; yes or no, by one logit; any number of labels, a logit
+each.
+"""
 Json = Annotated[dict[str, Any], AfterValidator(_json)]
-"""JSON values of a library's, a criterion's or a command's own: whoever reads one checks what it needs."""
+"""JSON values of a library's, a criterion's or a command's own: whoever reads one checks what it
+needs.
+"""
 
 
 def _usual(said: dict[str, Any]) -> ProblemName:
@@ -111,21 +120,32 @@ class Model(Record):
     problem: ProblemName = Field(default_factory=lambda said: _usual(said))
     """Absent from files of models that choose one of several classes."""
     inputs: Inputs | None = None
-    """What texts it was tuned or calibrated on; absent where that is not known, or it reads images."""
+    """What texts it was tuned or calibrated on; absent where that is not known, or it reads images.
+    """
 
     @model_validator(mode="after")
     def _as_many_labels_as_classes(self) -> Model:
         count = len(self.labels or ())
         must(
-            (self.labels is None or count == self.num_classes, f"{count} labels for {self.num_classes} classes"),
-            (self.problem != "one_logit" or self.num_classes == 1, f"one_logit: has {self.num_classes} classes"),
+            (
+                self.labels is None or count == self.num_classes,
+                f"{count} labels for {self.num_classes} classes",
+            ),
+            (
+                self.problem != "one_logit" or self.num_classes == 1,
+                f"one_logit: has {self.num_classes} classes",
+            ),
         )
         return self
 
     @model_serializer(mode="wrap")
     def _without_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Files of models that choose one class say nothing of other problems."""
-        return {name: value for name, value in handler(self).items() if (name, value) != ("problem", "single_label")}
+        return {
+            name: value
+            for name, value in handler(self).items()
+            if (name, value) != ("problem", "single_label")
+        }
 
     @property
     def choices(self) -> int:
@@ -169,7 +189,10 @@ class Score(Record):
     def _says_something(self) -> Score:
         order, trace = len(self.order or ()), len(self.trace or ())
         must(
-            (bool(self.values) or (self.values is None and self.order is not None), "a score needs values or an order"),
+            (
+                bool(self.values) or (self.values is None and self.order is not None),
+                "a score needs values or an order",
+            ),
             (self.trace is None or trace == order, f"a trace of {trace} for an order of {order}"),
         )
         return self
@@ -239,7 +262,10 @@ class _Manifest(Record):
             members, fusion = self.members or (), self.fusion
             whole = bool(members) and fusion is not None and self.kept is None
             must((whole, "a hydra needs members and a fusion record, and no kept heads"))
-            layers, trunk = next(iter(self.towers.values())).layers, 0 if fusion is None else fusion.trunk
+            layers, trunk = (
+                next(iter(self.towers.values())).layers,
+                0 if fusion is None else fusion.trunk,
+            )
             must((trunk <= layers, f"a trunk of {trunk} layers, the tower has {layers}"))
             selections = [(member.kept, member.kept_neurons) for member in members]
         else:
@@ -251,7 +277,11 @@ class _Manifest(Record):
             _check_neurons(neurons or {}, self.towers)
         if self.decision is not None:
             _check_decision(self.decision, len(selections), self.model.choices, self.history)
-        cut = any(len(row) != self.towers[t].heads for t, rows in (self.kept or {}).items() for row in rows)
+        cut = any(
+            len(row) != self.towers[t].heads
+            for t, rows in (self.kept or {}).items()
+            for row in rows
+        )
         whole = not cut and self.kept_neurons is None
         must((self.kind != "backbone" or whole, "a backbone keeps all its heads and neurons"))
         for name, score in self.scores.items():
@@ -284,9 +314,17 @@ class _Manifest(Record):
             if member["kept_neurons"] is None:
                 del member["kept_neurons"]
         return {
-            **{key: value for key, value in plain.items() if key not in optional or value is not None},
+            **{
+                key: value
+                for key, value in plain.items()
+                if key not in optional or value is not None
+            },
             "history": [
-                {key: value for key, value in entry.items() if value or key not in ("output", "teachers")}
+                {
+                    key: value
+                    for key, value in entry.items()
+                    if value or key not in ("output", "teachers")
+                }
                 for entry in plain["history"]
             ],
             "scores": {
@@ -322,10 +360,20 @@ ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
 def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None:
-    must((set(kept) == set(towers), f"kept heads speak of towers {sorted(kept)}, the model has {sorted(towers)}"))
+    must(
+        (
+            set(kept) == set(towers),
+            f"kept heads speak of towers {sorted(kept)}, the model has {sorted(towers)}",
+        )
+    )
     for name, rows in kept.items():
         layers, heads = towers[name].layers, towers[name].heads
-        must((len(rows) == layers, f"{name}: kept heads for {len(rows)} layers, the tower has {layers}"))
+        must(
+            (
+                len(rows) == layers,
+                f"{name}: kept heads for {len(rows)} layers, the tower has {layers}",
+            )
+        )
         for layer, row in enumerate(rows):
             holds = list(row) == sorted(set(row)) and all(head < heads for head in row)
             must((holds, f"{name} layer {layer}: {list(row)} are not sorted heads below {heads}"))
@@ -339,7 +387,9 @@ def _check_neurons(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> N
         must((rising, f"{name}: kept neurons are not in rising order"))
 
 
-def _check_decision(decision: Decision, members: int, classes: int, history: tuple[Step, ...]) -> None:
+def _check_decision(
+    decision: Decision, members: int, classes: int, history: tuple[Step, ...]
+) -> None:
     """The state is of these members, and a step says what it was fitted to."""
     standards, cascade = len(decision.ood.members), decision.cascade
     order = members if cascade is None else len(cascade.order)
@@ -348,11 +398,17 @@ def _check_decision(decision: Decision, members: int, classes: int, history: tup
     alike = each is None or len(each.temperatures) == len(each.thresholds) == classes
     made = [entry for entry in history if entry.command == "calibrate"]
     must(
-        (standards in (0, members), f"decision: an OOD score of {standards} members, there are {members}"),
+        (
+            standards in (0, members),
+            f"decision: an OOD score of {standards} members, there are {members}",
+        ),
         (order == members, f"decision: a cascade of {order} members, there are {members}"),
         (counts == classes, f"decision: counts of {counts} classes, there are {classes}"),
         (alike, f"decision: constants of other than {classes} labels"),
-        (bool(made) and len(made[-1].inputs) == 1, "decision: the history has no calibrate that it comes from"),
+        (
+            bool(made) and len(made[-1].inputs) == 1,
+            "decision: the history has no calibrate that it comes from",
+        ),
     )
 
 
@@ -381,7 +437,8 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
             hint="Upgrade hydrasurgeon." if newer else None,
         )
     try:
-        # From the text: in Python's own values a list could not be told from a tuple, which strict types do.
+        # From the text: in Python's own values a list could not be told from a tuple, which strict
+        # types do.
         record = HydraManifest if raw.get("kind") == "hydra" else SingleManifest
         return record.model_validate_json(text, strict=True)
     except ValidationError as error:

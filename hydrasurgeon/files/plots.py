@@ -1,4 +1,6 @@
-"""Pictures, where matplotlib is installed: no display, no global state, the same bytes for the same picture."""
+"""Pictures, where matplotlib is installed: no display, no global state, the same bytes for the same
+picture.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Interrupted work that goes on: what is kept of it says what it belongs to, and is believed only whole and for the
-same work.
+"""Interrupted work that goes on: what is kept of it says what it belongs to, and is believed only
+whole and for the same work.
 
-A state is a record of texts, with tensors where there are some; one of the texts is a hash over all the rest:
+A state is a record of texts, with tensors where there are some; one of the texts is a hash over all
+the rest:
 
     sha256 = sha256( Σ name · length · text · weights_sha256 )    over format, identity and position
 """
@@ -50,12 +51,22 @@ class Resumable:
         return {**texts, "sha256": content_hash(texts, weights)}
 
     def position(self, texts: Any, weights: str = "", *, most: int) -> Any:
-        """Where the work stood; ValueError for a record that is not whole, UsageError for one of other work."""
-        if not isinstance(texts, dict) or texts.keys() != TEXTS or not all(isinstance(t, str) for t in texts.values()):
+        """Where the work stood; ValueError for a record that is not whole, UsageError for one of
+        other work.
+        """
+        if (
+            not isinstance(texts, dict)
+            or texts.keys() != TEXTS
+            or not all(isinstance(t, str) for t in texts.values())
+        ):
             raise ValueError("it does not say what a state says")
         if texts[FORMAT] != self.work[1]:
-            raise ValueError(f"its format is {texts[FORMAT][:60]!r}; this version reads {self.work[1]}")
-        if texts["sha256"] != content_hash({k: v for k, v in texts.items() if k != "sha256"}, weights):
+            raise ValueError(
+                f"its format is {texts[FORMAT][:60]!r}; this version reads {self.work[1]}"
+            )
+        if texts["sha256"] != content_hash(
+            {k: v for k, v in texts.items() if k != "sha256"}, weights
+        ):
             raise ValueError("its content does not match its own hash")
         before = parse_json(texts["identity"], "identity", most=most)
         if not isinstance(before, dict):
@@ -64,7 +75,10 @@ class Resumable:
         if differing:
             more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
             raise UsageError(
-                f"{self.path}: an interrupted {self.work[0]} with another {', '.join(differing[:5])}{more}",
+                (
+                    f"{self.path}: an interrupted {self.work[0]} with another "
+                    f"{', '.join(differing[:5])}{more}"
+                ),
                 hint=f"Repeat the command that was interrupted. {self.remedy}",
             )
         return parse_json(texts["position"], "position", most=most)
@@ -105,7 +119,9 @@ def clear(path: Path, work: Work) -> None:
 
 
 def check_place(path: Path, work: Work, *, resume: bool, force: bool) -> bool:
-    """Whether there is a state to continue from; refused before the work where it, or something else, would be lost."""
+    """Whether there is a state to continue from; refused before the work where it, or something
+    else, would be lost.
+    """
     if not there(path):
         return False
     if not _is_state(path, work):
@@ -144,7 +160,9 @@ def _differences(before: Any, now: Any, name: str = "") -> list[str]:
     if type(before) is type(now) and isinstance(now, dict | list):
         a, b = (each if isinstance(each, dict) else dict(enumerate(each)) for each in (before, now))
         places = [(key, f"{name}.{key}" if name else str(key)) for key in {**b, **a}]
-        return [line for key, place in places for line in _differences(a.get(key), b.get(key), place)]
+        return [
+            line for key, place in places for line in _differences(a.get(key), b.get(key), place)
+        ]
     return [f"{name[:60]} ({_short(before)}, now {_short(now)})"]
 
 

@@ -36,9 +36,11 @@ def write_shards(
     most: int,
     others: Sequence[Entry] = (),
 ) -> None:
-    """The files that stand for `weights`, each of at most `most` bytes of tensors or of a single one.
+    """The files that stand for `weights`, each of at most `most` bytes of tensors or of a single
+    one.
 
-    The first carries the metadata, which knows the hash of all and of `others`: so it is written last.
+    The first carries the metadata, which knows the hash of all and of `others`: so it is written
+    last.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
 

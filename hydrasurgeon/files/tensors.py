@@ -1,7 +1,8 @@
 """Read and write safetensors one tensor at a time, hashing on the way, without torch.
 
-The weights' hash is a hash of hashes, so unchanged tensors are never hashed twice and several threads
-can share the work:  sha256( Σ name · dtype · shape · sha256(bytes) )  over the names in order.
+The weights' hash is a hash of hashes, so unchanged tensors are never hashed twice and several
+threads can share the work:  sha256( Σ name · dtype · shape · sha256(bytes) )  over the names in
+order.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, an
 Look = Callable[[str, Any], None]
 """What looks at a tensor's name and blocks on the way."""
 Entry = tuple[str, str, tuple[int, ...], str]
-"""What the weights' hash takes from a tensor: its name, dtype and shape, and the sha256 of its bytes."""
+"""What the weights' hash takes from a tensor: its name, dtype and shape, and the sha256 of its
+bytes.
+"""
 
-# Surgery only moves bytes, so every dtype is read as the unsigned integer of its width (numpy has no bfloat16).
+# Surgery only moves bytes, so every dtype is read as the unsigned integer of its width (numpy has
+# no bfloat16).
 CARRIER = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F8_E5M2": 0x7C, "F8_E4M3": 0x7F}
 """Bits of the exponent, which are all set in what is not finite (E4M3: its seven lower bits)."""
@@ -61,15 +65,21 @@ class TensorFile:
         (array,) = self.blocks(name, most=info.nbytes) if info.nbytes else (_empty(info, 0),)
         return array.reshape(info.shape)
 
-    def blocks(self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None) -> Iterator[Raw]:
-        """Elements `start` to `stop` as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other."""
+    def blocks(
+        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
+    ) -> Iterator[Raw]:
+        """Elements `start` to `stop` as flat arrays of at most `most` bytes (BLOCK_BYTES), one
+        behind the other.
+        """
         info = self.infos[name]
         width = ITEMSIZE[info.dtype]
         step = max(1, (most or BLOCK_BYTES) // width)
         end = math.prod(info.shape) if stop is None else stop
         with open_regular(self.path) as file, readable(self.path):
             if _stamp(file) != self._stamp:
-                raise CheckpointError(f"{self.path}: changed while it was read", hint="Run the command again.")
+                raise CheckpointError(
+                    f"{self.path}: changed while it was read", hint="Run the command again."
+                )
             file.seek(info.start + start * width)
             for at in range(start, end, step):
                 array = _empty(info, min(step, end - at))
@@ -100,7 +110,9 @@ class Tensors(Mapping[str, TensorInfo]):
         for file in self.files:
             if both := homes.keys() & file.infos:
                 name = min(both)
-                raise CheckpointError(f"{file.path}: tensor {name} is in {homes[name].path.name} too")
+                raise CheckpointError(
+                    f"{file.path}: tensor {name} is in {homes[name].path.name} too"
+                )
             homes |= dict.fromkeys(file.infos, file)
         pairs = {name: name for name in homes} if names is None else names
         self._home = {name: (homes[stored], stored) for name, stored in pairs.items()}
@@ -128,13 +140,19 @@ class Tensors(Mapping[str, TensorInfo]):
         file, stored = self._home[name]
         return file.read(stored)
 
-    def blocks(self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None) -> Iterator[Raw]:
-        """Elements `start` to `stop` as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other."""
+    def blocks(
+        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
+    ) -> Iterator[Raw]:
+        """Elements `start` to `stop` as flat arrays of at most `most` bytes (BLOCK_BYTES), one
+        behind the other.
+        """
         file, stored = self._home[name]
         return file.blocks(stored, start=start, stop=stop, most=most)
 
     def rows(self, name: str) -> Iterator[Raw]:
-        """The tensor as arrays of a few rows of its first dimension, one behind the other; a scalar is one row."""
+        """The tensor as arrays of a few rows of its first dimension, one behind the other; a scalar
+        is one row.
+        """
         shape = self[name].shape or (1,)
         row = self[name].nbytes // max(1, shape[0])
         most = max(1, BLOCK_BYTES // max(1, row)) * row
@@ -143,7 +161,10 @@ class Tensors(Mapping[str, TensorInfo]):
 
     def planned(self) -> list[Planned]:
         """All of them as they are, to be written elsewhere."""
-        return [Planned(name, info.dtype, info.shape, partial(self.blocks, name)) for name, info in self.items()]
+        return [
+            Planned(name, info.dtype, info.shape, partial(self.blocks, name))
+            for name, info in self.items()
+        ]
 
     def digests(self, look: Look | None = None) -> dict[str, str]:
         """sha256 of every tensor's bytes, at whose blocks `look` may look on."""
@@ -191,11 +212,16 @@ def from_float(values: NDArray[np.float64], dtype: str) -> Raw:
     if dtype == "BF16":
         bits = values.astype("f4").view("u4")
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("u2")
-    return values.astype({"F16": "f2", "F32": "f4", "F64": "f8"}[dtype]).view(CARRIER[ITEMSIZE[dtype]])
+    return values.astype({"F16": "f2", "F32": "f4", "F64": "f8"}[dtype]).view(
+        CARRIER[ITEMSIZE[dtype]]
+    )
 
 
 def weights_sha256(infos: Mapping[str, TensorInfo], digests: Mapping[str, str]) -> str:
-    return _combine((infos[name].name, infos[name].dtype, infos[name].shape, digests[name]) for name in sorted(infos))
+    return _combine(
+        (infos[name].name, infos[name].dtype, infos[name].shape, digests[name])
+        for name in sorted(infos)
+    )
 
 
 def _combine(entries: Iterable[Entry]) -> str:
@@ -227,10 +253,12 @@ def write_tensors(
     *,
     others: Sequence[Entry] = (),
 ) -> list[Entry]:
-    """Stream `planned` into a new file at `path` and fsync it; what the weights' hash takes from each tensor.
+    """Stream `planned` into a new file at `path` and fsync it; what the weights' hash takes from
+    each tensor.
 
-    `metadata` is asked twice: with None before the bytes are known, and with the hash after, which counts the
-    tensors of `others` files in; both answers must be equally long, since the second replaces the first in place.
+    `metadata` is asked twice: with None before the bytes are known, and with the hash after, which
+    counts the tensors of `others` files in; both answers must be equally long, since the second
+    replaces the first in place.
     """
     planned = sorted(planned, key=lambda plan: plan.name)
     offsets, at = {}, 0
@@ -241,7 +269,10 @@ def write_tensors(
     def header(sha256: str | None) -> bytes:
         entries = {
             "__metadata__": {"format": "pt", **metadata(sha256)},
-            **{p.name: {"dtype": p.dtype, "shape": list(p.shape), "data_offsets": offsets[p.name]} for p in planned},
+            **{
+                p.name: {"dtype": p.dtype, "shape": list(p.shape), "data_offsets": offsets[p.name]}
+                for p in planned
+            },
         }
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode()
         return text + b" " * (-len(text) % 8)
@@ -250,7 +281,11 @@ def write_tensors(
         first = header(None)
         if len(first) > MAX_HEADER:
             raise CheckpointError(
-                f"{path}: the header would have {len(first):,} bytes; a safetensors file may have {MAX_HEADER:,}",
+                (
+                    f"{path}: the header would have {len(first):,} bytes; a safetensors file may "
+                    "have "
+                    f"{MAX_HEADER:,}"
+                ),
                 hint="Write a directory (-o DIR/): there the texts lie beside the weights.",
             )
         file.write(struct.pack("<Q", len(first)) + first)
@@ -263,7 +298,9 @@ def write_tensors(
                 end = 8 + len(first) + offsets[part[0]][1]
                 assert file.tell() == end, f"{part[0]}: not {part[2]}"
         final = header(_combine(sorted((*others, *digests))))
-        assert len(final) == len(first), "the manifest changed its length while the weights were written"
+        assert len(final) == len(first), (
+            "the manifest changed its length while the weights were written"
+        )
         file.seek(8)
         file.write(final)
         file.flush()
@@ -313,6 +350,9 @@ def sound(blocks: Iterable[Raw], dtype: str, *, name: str, path: Path) -> Iterat
 
 def spoiled(name: str, path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path}: tensor {name} holds NaN or infinity: nothing that is computed with it means anything",
+        (
+            f"{path}: tensor {name} holds NaN or infinity: nothing that is computed with it means "
+            "anything"
+        ),
         hint="Start from a sound checkpoint; `hydrasurgeon verify` names all such tensors.",
     )

@@ -1,6 +1,7 @@
 """How predictions are read, and what a model answered, sample by sample, without the logits.
 
-Logits of [sample, member, class] are gone over once, some rows at a time; what stays are a few numbers for each sample.
+Logits of [sample, member, class] are gone over once, some rows at a time; what stays are a few
+numbers for each sample.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Conditions
 
 ELEMENTS = 1 << 20
-"""Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor."""
+"""Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor.
+"""
 Values = Float[Tensor, " sample"]
 
 
@@ -50,7 +52,12 @@ class Reading:
 
     @property
     def is_calibrated(self) -> bool:
-        return self.joint is not None or self.temperature != 1.0 or bool(self.bias) or self.labels is not None
+        return (
+            self.joint is not None
+            or self.temperature != 1.0
+            or bool(self.bias)
+            or self.labels is not None
+        )
 
     def probs(self, logits: Tensor) -> Tensor:
         if self.labels is not None:  # choices of one sample stand together
@@ -69,7 +76,9 @@ class Reading:
             return stored[kind]
         assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
-        return torch.cat([metrics.ood_score(rows, kind, at, self.problem) for (rows,) in in_pieces(logits)])
+        return torch.cat(
+            [metrics.ood_score(rows, kind, at, self.problem) for (rows,) in in_pieces(logits)]
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,9 @@ class Answers:
     mutual_information: Values
     disagreement: Values
     covered: Bool[Tensor, " sample"] | None = None
-    """Whether the prediction set holds the truth; None without a decision state that makes such sets."""
+    """Whether the prediction set holds the truth; None without a decision state that makes such
+    sets.
+    """
     set_size: Values | None = None
     yes: Values | None = None
     """The probability of yes, where yes or no is the answer."""
@@ -140,14 +151,20 @@ class Answered:
 
 def answered(predictions: Predictions, reading: Reading) -> Answered:
     """What one model said about the labelled set and the OOD sets."""
-    # Without OOD data there is nothing to detect by a score; a fitted one still says which samples are unfamiliar.
+    # Without OOD data there is nothing to detect by a score; a fitted one still says which samples
+    # are unfamiliar.
     kinds = reading.ood_scores if predictions.ood else ()
     of_id = kinds or reading.ood_scores[: reading.threshold is not None]
     return Answered(
         answers(predictions.logits, predictions.labels, reading, predictions.groups),
         {kind: reading.foreign(kind, predictions.logits, predictions.scores) for kind in of_id},
         tuple(
-            OodSet(s.name, s.group, None, {kind: reading.foreign(kind, s.logits, s.scores) for kind in kinds})
+            OodSet(
+                s.name,
+                s.group,
+                None,
+                {kind: reading.foreign(kind, s.logits, s.scores) for kind in kinds},
+            )
             for s in predictions.ood
         ),
         predictions.logits.shape[-1] if reading.problem is SINGLE else 2,
@@ -156,18 +173,26 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
     )
 
 
-def answers(logits: Logits, labels: Tensor, reading: Reading, groups: Tensor | None = None) -> Answers:
+def answers(
+    logits: Logits, labels: Tensor, reading: Reading, groups: Tensor | None = None
+) -> Answers:
     """Each sample's answer, as it is read."""
     joined: dict[str, Tensor] = {}
     done, each = 0, labels[0].numel() if len(labels) else 1
     for rows, truth in in_pieces(logits, labels):
         piece = _piece(rows, truth, reading)
-        # Made at once: small tensors kept from each piece would tear the memory that the next one could use.
-        joined = joined or {name: values.new_empty(labels.numel(), *values.shape[1:]) for name, values in piece.items()}
+        # Made at once: small tensors kept from each piece would tear the memory that the next one
+        # could use.
+        joined = joined or {
+            name: values.new_empty(labels.numel(), *values.shape[1:])
+            for name, values in piece.items()
+        }
         for name, values in piece.items():
             joined[name][done : done + len(values)] = values
         done += truth.numel()
-    return Answers(labels=reading.problem.truth(labels).flatten(), each=each, groups=groups, **joined)
+    return Answers(
+        labels=reading.problem.truth(labels).flatten(), each=each, groups=groups, **joined
+    )
 
 
 def in_pieces(logits: Logits, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -177,7 +202,11 @@ def in_pieces(logits: Logits, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _piece(logits: Logits, labels: Tensor, reading: Reading) -> dict[str, Tensor]:
-    logits, shares, labels = reading.problem.rows(logits), labels.flatten(), reading.problem.truth(labels).flatten()
+    logits, shares, labels = (
+        reading.problem.rows(logits),
+        labels.flatten(),
+        reading.problem.truth(labels).flatten(),
+    )
     probs = reading.probs(logits)
     confidence, predicted = probs.max(dim=-1)
     truth = torch.nn.functional.one_hot(labels, probs.shape[-1])

@@ -1,8 +1,10 @@
-"""`eval --assert`: limits that numbers of the report must keep, so that CI can hold a model to them.
+"""`eval --assert`: limits that numbers of the report must keep, so that CI can hold a model to
+them.
 
     [RESULT:]PATH OPERATOR NUMBER     id.ece<=0.02     ood.mnist.auroc>=0.9     hydra:cost.macs<2e9
 
-A path is the way to a number through a result of the JSON report; in lists it goes by name, in shifts by NAME:SEVERITY.
+A path is the way to a number through a result of the JSON report; in lists it goes by name, in
+shifts by NAME:SEVERITY.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def _numbers(value: Any, way: tuple[str, ...]) -> Iterator[tuple[str, float | No
         for at, entry in enumerate(value):
             name = entry.get("name", at) if isinstance(entry, dict) else at
             severity = entry.get("severity") if isinstance(entry, dict) else None
-            yield from _numbers(entry, (*way, f"{name}" if severity is None else f"{name}:{severity}"))
+            yield from _numbers(
+                entry, (*way, f"{name}" if severity is None else f"{name}:{severity}")
+            )
     elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         yield ".".join(way), value
 
@@ -92,7 +96,8 @@ def check_paths(assertions: Sequence[Assertion], names: Sequence[str]) -> None:
         leaves = _leaves(Result.model_fields[root].annotation)
         if each.result not in (None, *names):
             raise UsageError(
-                f"--assert {each.text}: no result is called {each.result}", hint=_choice(str(each.result), names)
+                f"--assert {each.text}: no result is called {each.result}",
+                hint=_choice(str(each.result), names),
             )
         # What stands in a dictionary goes by names that only the run knows.
         if rest and rest[-1] not in leaves and not {"ci", "scores"} & {*rest}:
@@ -136,4 +141,6 @@ def require(asserted: Sequence[Asserted]) -> None:
         details.append(f"{named}{each.assertion}, but {value}")
     if broken:
         verb = "does" if len(broken) == 1 else "do"
-        raise CheckFailed(f"{len(broken)} of {len(asserted)} assertions {verb} not hold", details=details)
+        raise CheckFailed(
+            f"{len(broken)} of {len(asserted)} assertions {verb} not hold", details=details
+        )

@@ -1,6 +1,8 @@
-"""Bootstrap intervals (Efron's percentiles, seeded): of a measure, and of what differs between two models.
+"""Bootstrap intervals (Efron's percentiles, seeded): of a measure, and of what differs between two
+models.
 
-Resamples are drawn and measured many at a time: rows [repeat, sample] give values [repeat] of each measure.
+Resamples are drawn and measured many at a time: rows [repeat, sample] give values [repeat] of each
+measure.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ TOGETHER = 1 << 20
 RISK = 0.05
 """The share of wrong answers that `cov5` allows."""
 NEGLIGIBLE = 5e-5
-"""What a difference must reach to be one: less reads +0.0000 wherever it is printed, and may be rounding."""
+"""What a difference must reach to be one: less reads +0.0000 wherever it is printed, and may be
+rounding.
+"""
 HIGHER = ("accuracy", "auroc")
 """Metrics of which more is better."""
 GROUPS = ("near", "far", "all")
@@ -43,7 +47,8 @@ def bootstrap(
     repeats: int = REPEATS,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """[low, high] of each measure over resamples with replacement, leaving out what came to nothing.
+    """[low, high] of each measure over resamples with replacement, leaving out what came to
+    nothing.
 
     `measure` takes the rows that were drawn of each kind of sample, of which there are `counts`.
     """
@@ -51,9 +56,13 @@ def bootstrap(
     some = max(1, min(repeats, TOGETHER // sum(counts)))
     drawn: dict[str, list[float]] = {}
     for start in range(0, repeats, some):
-        rows = [torch.randint(count, (min(some, repeats - start), count), generator=random) for count in counts]
+        rows = [
+            torch.randint(count, (min(some, repeats - start), count), generator=random)
+            for count in counts
+        ]
         for name, values in measure(*rows).items():
-            # As numbers: tensors this small would lie between large ones, and keep the heap from shrinking.
+            # As numbers: tensors this small would lie between large ones, and keep the heap from
+            # shrinking.
             drawn.setdefault(name, []).extend(values.tolist())
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     intervals = {}
@@ -69,7 +78,9 @@ def quality(inside: Answers, rows: Rows) -> dict[str, Values]:
     """Accuracy, Brier score, NLL and ECE of each resample."""
     rows = inside.choices(rows)
     gap, bins = inside.kept - inside.promised.double(), bins_of(inside.promised)
-    gaps = torch.zeros(len(rows), BINS + 1, dtype=torch.float64).scatter_add_(1, bins[rows], gap[rows])
+    gaps = torch.zeros(len(rows), BINS + 1, dtype=torch.float64).scatter_add_(
+        1, bins[rows], gap[rows]
+    )
     return {
         "accuracy": inside.correct.double()[rows].mean(dim=1),
         "brier": inside.brier.double()[rows].mean(dim=1),
@@ -79,11 +90,13 @@ def quality(inside: Answers, rows: Rows) -> dict[str, Values]:
 
 
 class Selective:
-    """Answers by their confidence, the surest first: what rows of them are worth then takes counting, not sorting.
+    """Answers by their confidence, the surest first: what rows of them are worth then takes
+    counting, not sorting.
 
-    AURC is the area under r(c), the share of wrong answers among the surest c (Geifman, Uziel, El-Yaniv, ICLR 2019);
-    AUGRC that under c · r(c), an average over all samples (Traub et al., NeurIPS 2024); cov5 the largest c with at most
-    `RISK`; mis_auroc P(a right answer is surer than a wrong one).
+    AURC is the area under r(c), the share of wrong answers among the surest c (Geifman, Uziel,
+    El-Yaniv, ICLR 2019); AUGRC that under c · r(c), an average over all samples (Traub et al.,
+    NeurIPS 2024); cov5 the largest c with at most `RISK`; mis_auroc P(a right answer is surer than
+    a wrong one).
     """
 
     def __init__(self, inside: Answers) -> None:
@@ -111,18 +124,24 @@ class Selective:
         among_first = spread(wrong / sizes.clamp_min(1), sizes).cumsum(1)
         gaps = spread(self.gaps.expand(len(rows), -1), counted(self.places[rows], len(self.gaps)))
         return {
-            "aece": torch.stack([part.sum(dim=1).abs() for part in gaps.tensor_split(BINS, dim=1)]).sum(dim=0) / n,
+            "aece": torch.stack(
+                [part.sum(dim=1).abs() for part in gaps.tensor_split(BINS, dim=1)]
+            ).sum(dim=0)
+            / n,
             "aurc": torch.trapezoid(among_first / torch.arange(1, n + 1)) / (n - 1),
             "augrc": torch.trapezoid(among_first / n) / (n - 1),
             "cov5": (allowed * answered).amax(dim=1).double() / n,
-            "mis_auroc": (right * (below + wrong / 2)).sum(dim=1) / (right.sum(dim=1) * wrong.sum(dim=1)),
+            "mis_auroc": (right * (below + wrong / 2)).sum(dim=1)
+            / (right.sum(dim=1) * wrong.sum(dim=1)),
         }
 
 
 def counted(places: Int[Tensor, "repeat sample"], count: int) -> Int[Tensor, "repeat place"]:
     """How often each resample has each of so many places."""
     shifted = places + torch.arange(len(places))[:, None] * count
-    return torch.bincount(shifted.flatten(), minlength=len(places) * count).reshape(len(places), count)
+    return torch.bincount(shifted.flatten(), minlength=len(places) * count).reshape(
+        len(places), count
+    )
 
 
 def spread(values: Tensor, counts: Int[Tensor, "repeat place"]) -> Float[Tensor, "repeat sample"]:
@@ -131,7 +150,9 @@ def spread(values: Tensor, counts: Int[Tensor, "repeat place"]) -> Float[Tensor,
 
 
 class Ranked:
-    """Scores of both kinds by their distinct values: what rows of them are worth then takes counting, not sorting."""
+    """Scores of both kinds by their distinct values: what rows of them are worth then takes
+    counting, not sorting.
+    """
 
     def __init__(self, id_scores: Tensor, ood_scores: Tensor) -> None:
         values, ranks = torch.cat([id_scores, ood_scores]).unique(return_inverse=True)
@@ -168,14 +189,21 @@ def ood_intervals(
     ranked = _ranked(row)
     if not ranked:
         return [], {}
-    groups = {group: [at for at, each in enumerate(row.foreign) if group in ("all", each.group)] for group in GROUPS}
+    groups = {
+        group: [at for at, each in enumerate(row.foreign) if group in ("all", each.group)]
+        for group in GROUPS
+    }
 
     def measure(rows: Rows, *of_sets: Rows) -> dict[str, Values]:
         sets = [each.metrics(rows, chosen) for each, chosen in zip(ranked, of_sets, strict=True)]
-        values = {f"{at}.{name}": value for at, each in enumerate(sets) for name, value in each.items()}
+        values = {
+            f"{at}.{name}": value for at, each in enumerate(sets) for name, value in each.items()
+        }
         for group, members in groups.items():
             for name in sets[0] if members else ():
-                values[f"{group}.{name}"] = torch.stack([sets[at][name] for at in members]).mean(dim=0)
+                values[f"{group}.{name}"] = torch.stack([sets[at][name] for at in members]).mean(
+                    dim=0
+                )
         return values
 
     intervals: dict[str, dict[str, Interval]] = {}
@@ -210,22 +238,33 @@ def is_paired(row: Answered, reference: Answered) -> bool:
 
 def same_foreign(row: Answered, reference: Answered) -> bool:
     """Whether both were shown as many samples of the same OOD sets."""
-    shapes = [[(s.name, len(s.scores[each.used])) for s in each.foreign] for each in (row, reference)]
+    shapes = [
+        [(s.name, len(s.scores[each.used])) for s in each.foreign] for each in (row, reference)
+    ]
     return bool(row.foreign) and shapes[0] == shapes[1]
 
 
-def compared(row: Answered, reference: Answered, *, level: float = 0.95, seed: int = 0) -> tuple[Difference, ...]:
+def compared(
+    row: Answered, reference: Answered, *, level: float = 0.95, seed: int = 0
+) -> tuple[Difference, ...]:
     """What differs from the reference, on resamples of the samples that both have answered for."""
     ranked = [_ranked(each) if same_foreign(row, reference) else [] for each in (row, reference)]
 
-    def measures(inside: Answers, sets: Sequence[Ranked], rows: Rows, of_sets: Sequence[Rows]) -> dict[str, Values]:
+    def measures(
+        inside: Answers, sets: Sequence[Ranked], rows: Rows, of_sets: Sequence[Rows]
+    ) -> dict[str, Values]:
         ood = [each.metrics(rows, chosen) for each, chosen in zip(sets, of_sets, strict=True)]
-        means = {name: torch.stack([each[name] for each in ood]).mean(dim=0) for name in ("auroc", "fpr95") if ood}
+        means = {
+            name: torch.stack([each[name] for each in ood]).mean(dim=0)
+            for name in ("auroc", "fpr95")
+            if ood
+        }
         return quality(inside, rows) | means
 
     def differences(rows: Rows, *of_sets: Rows) -> dict[str, Values]:
         mine, theirs = (
-            measures(each.inside, sets, rows, of_sets) for each, sets in zip((row, reference), ranked, strict=True)
+            measures(each.inside, sets, rows, of_sets)
+            for each, sets in zip((row, reference), ranked, strict=True)
         )
         return {name: mine[name] - theirs[name] for name in mine}
 

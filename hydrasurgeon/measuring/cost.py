@@ -1,7 +1,8 @@
 """What a model costs: parameters, multiply-adds of one sample; and a cascade, by its steps.
 
-Matrix products, convolutions and attention count, by formulas of our own: torch's own counter knows attention under
-some names only, and which name it runs under depends on torch's version, the device and the dtype.
+Matrix products, convolutions and attention count, by formulas of our own: torch's own counter knows
+attention under some names only, and which name it runs under depends on torch's version, the device
+and the dtype.
 
     expected = first + share · rest        of rows, the share that goes on
 """
@@ -34,13 +35,26 @@ from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import LiveModel
 from hydrasurgeon.runtime.hydra import Hydra
 
-LEFT_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
-"""Operator → where its left factor stands; each number of the result sums over the factor's last dimension."""
+LEFT_FACTOR = {
+    "mm": 0,
+    "bmm": 0,
+    "mv": 0,
+    "dot": 0,
+    "matmul": 0,
+    "linear": 0,
+    "addmm": 1,
+    "baddbmm": 1,
+    "addmv": 1,
+}
+"""Operator → where its left factor stands; each number of the result sums over the factor's last
+dimension.
+"""
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
 """torch's operators that convolve."""
 ATTENTION = ("scaled_dot_product_attention", "_scaled_dot_product_")
-"""How operators of attention begin; the first in inference mode. With gradients, the second is followed by what device,
-version and dtype choose. Written out as products, it counts as those."""
+"""How operators of attention begin; the first in inference mode. With gradients, the second is
+followed by what device, version and dtype choose. Written out as products, it counts as those.
+"""
 
 
 class MultiplyAdds(TorchDispatchMode):
@@ -56,9 +70,13 @@ class MultiplyAdds(TorchDispatchMode):
         attends = name.startswith(ATTENTION)
         if name in LEFT_FACTOR or name in CONVOLUTIONS or attends:
             result = func(*args, **kwargs)
-            if attends:  # q kᵀ and the maps times v: every query meets every key, whatever a mask then hides
+            if (
+                attends
+            ):  # q kᵀ and the maps times v: every query meets every key, whatever a mask then hides
                 query, key, value = args[:3]
-                self.count += prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+                self.count += (
+                    prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+                )
             elif name in LEFT_FACTOR:
                 self.count += result.numel() * args[LEFT_FACTOR[name]].shape[-1]
             else:
@@ -91,7 +109,8 @@ def tokens_of(inputs: Any) -> int | None:
 def macs(model: nn.Module, inputs: Any) -> int:
     """Multiply-adds of matrix products, convolutions and attention for one sample."""
     with without_padding(model):
-        # What each member computes once, a zero-shot model's class features, is no cost of a sample.
+        # What each member computes once, a zero-shot model's class features, is no cost of a
+        # sample.
         model(first_sample(inputs))
         with MultiplyAdds() as counter:
             model(first_sample(inputs))
@@ -162,11 +181,11 @@ def _counted(call: Any) -> tuple[Any, int]:
 
 @torch.inference_mode()
 def single_macs(model: Classifier, inputs: Any) -> int:
-    """Those of the single model that keeps all heads: of the hydra's first member, and of the heads and neurons that it
-    lost.
+    """Those of the single model that keeps all heads: of the hydra's first member, and of the heads
+    and neurons that it lost.
 
-    u heads of width d with g queries each, at t of T tokens of width E: u·d·((2gt + 2T)·E + 2g·t·T), as in
-    `planned_cost`, and distances.
+    u heads of width d with g queries each, at t of T tokens of width E: u·d·((2gt + 2T)·E +
+    2g·t·T), as in `planned_cost`, and distances.
     """
     hydra = model.module
     assert isinstance(hydra, Hydra)
@@ -207,7 +226,9 @@ def relative_macs(blocks: Sequence[Block], hidden: Tensor, tokens: int | None) -
 
 
 HELD = 4 * 2**30
-"""Bytes of weights that a table's models may take together to be timed in turn; `bench` knows no such limit."""
+"""Bytes of weights that a table's models may take together to be timed in turn; `bench` knows no
+such limit.
+"""
 ROUNDS = 5
 """Rounds in which a table's models are timed."""
 
@@ -257,7 +278,9 @@ class SideBySide:
         return self._count - 1
 
     def milliseconds(self) -> list[float | None]:
-        """Time of one batch for each model; None where the models are too large to be held together."""
+        """Time of one batch for each model; None where the models are too large to be held
+        together.
+        """
         if len(self._passes) < self._count:
             return [None] * self._count
         passes = {str(at): lambda _, run=each: run() for at, each in enumerate(self._passes)}
@@ -266,7 +289,9 @@ class SideBySide:
 
 @torch.inference_mode()
 def peak_bytes(model: nn.Module, inputs: Any) -> int:
-    """Weights, what a hydra holds in copies of them, and the most memory that one forward pass holds besides."""
+    """Weights, what a hydra holds in copies of them, and the most memory that one forward pass
+    holds besides.
+    """
     parameters = {p.data_ptr(): p.nbytes for p in (*model.parameters(), *model.buffers())}
     before, most = _copied(model), _peak_of_pass(model, inputs)
     if _copied(model) != before:  # what is settled once is no part of a pass

@@ -1,9 +1,10 @@
 """Whether answers are still those of the data that calibration saw.
 
-Unfamiliar inputs: the threshold is the k-th smallest of n validation scores, k = ⌈(n + 1)(1 − α)⌉, so that of N inputs
-like those X lie above it, X ~ BetaBinomial(N, n + 1 − k, k): the exact binomial test, with what n samples leave open
-about the threshold. Predicted classes: Pearson's χ² of two rows of counts, by permutations of who is in which row, for
-most classes are rare. Both hold for any number of answers, and together by Bonferroni.
+Unfamiliar inputs: the threshold is the k-th smallest of n validation scores, k = ⌈(n + 1)(1 − α)⌉,
+so that of N inputs like those X lie above it, X ~ BetaBinomial(N, n + 1 − k, k): the exact binomial
+test, with what n samples leave open about the threshold. Predicted classes: Pearson's χ² of two
+rows of counts, by permutations of who is in which row, for most classes are rare. Both hold for any
+number of answers, and together by Bonferroni.
 """
 
 from __future__ import annotations
@@ -71,20 +72,26 @@ class Drift:
         }
 
 
-def drift_of(answers: Seen, decision: Decision, labels: Sequence[str | int], *, alpha: float, seed: int = 0) -> Drift:
+def drift_of(
+    answers: Seen, decision: Decision, labels: Sequence[str | int], *, alpha: float, seed: int = 0
+) -> Drift:
     """The tests that the decision state has figures for."""
     promised, seen = decision.ood.id_flagged, decision.seen
     bound = alpha if seen is None else alpha / 2
     p = unfamiliar_p(answers.unfamiliar, answers.rows, promised, decision.certified)
     says = (
-        f"{answers.unfamiliar / answers.rows:.1%} of the inputs look unfamiliar, at most {promised:.1%} were promised"
+        f"{answers.unfamiliar / answers.rows:.1%} of the inputs look unfamiliar, at most "
+        f"{promised:.1%} were promised"
     )
     tests = [DriftTest("unfamiliar", "exact beta-binomial", p, p <= bound, says)]
     if seen is not None:
         p = classes_p(answers.predicted, seen.predicted, seed=seed)
         now, then = (np.array(each.predicted) / each.rows for each in (answers, seen))
         most = int(np.abs(now - then).argmax())
-        says = f"predicted classes shifted, most of all {labels[most]} from {then[most]:.1%} to {now[most]:.1%}"
+        says = (
+            f"predicted classes shifted, most of all {labels[most]} from {then[most]:.1%} to "
+            f"{now[most]:.1%}"
+        )
         tests.append(DriftTest("classes", "chi-square by permutation", p, p <= bound, says))
     return Drift(answers, seen, promised, alpha, tuple(tests))
 
@@ -112,12 +119,15 @@ def classes_p(one: Sequence[int], other: Sequence[int], *, seed: int) -> float:
     total, size = counts.sum(axis=0), int(counts[1].sum())
 
     def distance(drawn: NDArray[np.int64]) -> NDArray[np.float64]:
-        # χ² is this times a constant: each column's expected count is its total times the row's fraction.
+        # χ² is this times a constant: each column's expected count is its total times the row's
+        # fraction.
         return ((drawn - total * (size / total.sum())) ** 2 / total).sum(axis=-1)
 
     random, step = np.random.default_rng(seed), max(1, CELLS // len(total))
     least, as_far = float(distance(counts[1])) * (1 - 1e-9), 0
     for at in range(0, DRAWS, step):
-        drawn = random.multivariate_hypergeometric(total, size, size=min(step, DRAWS - at), method="marginals")
+        drawn = random.multivariate_hypergeometric(
+            total, size, size=min(step, DRAWS - at), method="marginals"
+        )
         as_far += int((distance(drawn) >= least).sum())
     return (as_far + 1) / (DRAWS + 1)

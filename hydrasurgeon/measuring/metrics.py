@@ -1,19 +1,20 @@
-"""Accuracy, calibration, OOD detection and diversity of member logits [sample, member, klass]; pure functions.
+"""Accuracy, calibration, OOD detection and diversity of member logits [sample, member, klass]; pure
+functions.
 
-Conventions are torch-uncertainty's, which the paper follows: probabilities (not logits) are averaged over
-the members; OOD samples are the positive class, with score 1 − max mean probability; Brier sums over the
-classes; calibration errors have 15 bins. Everything is computed in float64.
+Conventions are torch-uncertainty's, which the paper follows: probabilities (not logits) are
+averaged over the members; OOD samples are the positive class, with score 1 − max mean probability;
+Brier sums over the classes; calibration errors have 15 bins. Everything is computed in float64.
 
-Risk over coverage: with samples by falling confidence, r(k/n) is the share of wrong answers among the first k. Samples
-of equal confidence come in no order: each counts as wrong by their mean.
+Risk over coverage: with samples by falling confidence, r(k/n) is the share of wrong answers among
+the first k. Samples of equal confidence come in no order: each counts as wrong by their mean.
 
 Answers of yes or no, of one logit as a ranking and of many labels by label:
 
-    average precision   Σ (R_k − R_{k−1}) P_k over distinct probabilities; mAP its mean over labels that occur
-    MRR@10              mean over groups of 1 / the rank of the first yes, 0 behind rank 10
-    nDCG@10             mean over groups of Σ s_i / log₂(1 + rank i) over the same of the best order
-    micro, macro F1     2 TP / (2 TP + FP + FN) of all decisions; the mean over labels, 0 for one without any
-    exact match         the fraction of samples of which every label is right
+    average precision   Σ (R_k − R_{k−1}) P_k over distinct probabilities; mAP its mean over labels
+    that occur MRR@10              mean over groups of 1 / the rank of the first yes, 0 behind rank
+    10 nDCG@10             mean over groups of Σ s_i / log₂(1 + rank i) over the same of the best
+    order micro, macro F1     2 TP / (2 TP + FP + FN) of all decisions; the mean over labels, 0 for
+    one without any exact match         the fraction of samples of which every label is right
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ BINS = 15
 DIGITS = 12
 """Decimals of a score: sums in another order differ behind them, and would pass for a ranking."""
 POINTS, GRID = 200, 2000
-"""Points of SmoothECE's integral and of its grid, for wide kernels; narrow ones need 10 and 20 to a bandwidth."""
+"""Points of SmoothECE's integral and of its grid, for wide kernels; narrow ones need 10 and 20 to a
+bandwidth.
+"""
 NARROWEST = 0.001
 """Bandwidths below this are not looked for."""
 FLOOR = 0.0001
@@ -60,7 +63,9 @@ def accuracy(probs: Probs, labels: Labels) -> float:
 
 
 def ece(probs: Probs, labels: Labels) -> float:
-    """Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| over 15 equally wide bins [low, high), and one of a confidence of 1."""
+    """Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| over 15 equally wide bins [low, high), and one of a
+    confidence of 1.
+    """
     confidence, predicted = probs.max(dim=-1)
     return ece_of(confidence, predicted == labels)
 
@@ -85,7 +90,9 @@ def aece_of(confidence: Scores, correct: Tensor) -> float:
 
 
 def _calibration(confidence: Tensor, correct: Tensor, bins: Tensor) -> float:
-    gap = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(0, bins, correct.double() - confidence.double())
+    gap = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
+        0, bins, correct.double() - confidence.double()
+    )
     return float(gap.abs().sum() / len(confidence))
 
 
@@ -100,7 +107,9 @@ def auroc(id_scores: Scores, ood_scores: Scores) -> float | None:
 
 
 def fpr95(id_scores: Scores, ood_scores: Scores) -> float | None:
-    """Share of ID samples at or above the highest threshold that flags at least 95 % of OOD samples."""
+    """Share of ID samples at or above the highest threshold that flags at least 95 % of OOD
+    samples.
+    """
     if not len(id_scores) or not len(ood_scores):
         return None
     needed = math.ceil(0.95 * len(ood_scores) - 1e-9)
@@ -109,7 +118,9 @@ def fpr95(id_scores: Scores, ood_scores: Scores) -> float | None:
 
 
 def aupr(negative: Scores, positive: Scores) -> float | None:
-    """Average precision Σ (R_k − R_{k−1}) P_k over distinct thresholds, `positive` being the positive class."""
+    """Average precision Σ (R_k − R_{k−1}) P_k over distinct thresholds, `positive` being the
+    positive class.
+    """
     if not len(negative) or not len(positive):
         return None
     scores = torch.cat([negative, positive])
@@ -129,7 +140,9 @@ def disagreement(logits: Logits) -> float:
 
 
 def disagreements(logits: Logits) -> Scores:
-    """Disagreement of each sample, counted class by class: of n (n − 1) / 2 pairs, those of one class."""
+    """Disagreement of each sample, counted class by class: of n (n − 1) / 2 pairs, those of one
+    class.
+    """
     votes = logits.argmax(dim=-1)
     members = votes.shape[1]
     if members < 2:
@@ -139,7 +152,9 @@ def disagreements(logits: Logits) -> Scores:
     return 1 - (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
 
 
-def ood_score(logits: Logits, kind: str, temperature: float = 1.0, problem: Problem = SINGLE) -> Scores:
+def ood_score(
+    logits: Logits, kind: str, temperature: float = 1.0, problem: Problem = SINGLE
+) -> Scores:
     """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
     check_score(kind, tuple(problem.scores))
     return problem.score(kind, logits, temperature).round(decimals=DIGITS)
@@ -156,20 +171,26 @@ def ood_metrics(id_scores: Scores, ood_scores: Scores) -> dict[str, float | None
 
 
 def risks(confidence: Scores, correct: Tensor) -> Float[Tensor, " sample"]:
-    """The share of wrong answers among the first k, for each k; equally sure ones count by their mean."""
+    """The share of wrong answers among the first k, for each k; equally sure ones count by their
+    mean.
+    """
     ordered, order = confidence.double().sort(descending=True, stable=True)
     _, group, sizes = ordered.unique_consecutive(return_inverse=True, return_counts=True)
-    wrong = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, group, (~correct[order]).double())
+    wrong = torch.zeros(len(sizes), dtype=torch.float64).index_add_(
+        0, group, (~correct[order]).double()
+    )
     return (wrong / sizes)[group].cumsum(0) / torch.arange(1, len(ordered) + 1)
 
 
 def smooth_ece(confidence: Scores, correct: Tensor) -> float:
     """SmoothECE, the calibration error without bins (Błasiok, Nakkiran, ICLR 2024).
 
-        smECE_σ = ∫ |Σ_i K_σ(t, f_i) (f_i − y_i)| dt / ∫ Σ_i K_σ(t, f_i) dt        K_σ: Gaussian, reflected at 0 and 1
+        smECE_σ = ∫ |Σ_i K_σ(t, f_i) (f_i − y_i)| dt / ∫ Σ_i K_σ(t, f_i) dt        K_σ: Gaussian,
+        reflected at 0 and 1
 
-    at the smallest bandwidth σ with smECE_σ ≤ σ. Discretised as its authors' package does it: samples are spread over
-    the two nearest points of a grid, the grid is convolved, and the integral is taken over 200 points or more.
+    at the smallest bandwidth σ with smECE_σ ≤ σ. Discretised as its authors' package does it:
+    samples are spread over the two nearest points of a grid, the grid is convolved, and the
+    integral is taken over 200 points or more.
     """
     f = confidence.double().numpy()
     gap = f - correct.double().numpy()
@@ -194,7 +215,10 @@ def _at(f: Array, gap: Array, sigma: float) -> float:
     points = np.linspace(0, 1, max(POINTS, round(10 / sigma)))
     size = max(GRID, round(20 / sigma)) // 2 + 1
     error = np.interp(points, np.linspace(0, 1, size), _smoothed(f, gap, sigma, size))
-    density = np.interp(points, np.linspace(0, 1, size), _smoothed(f, np.ones_like(gap), sigma, size)) + FLOOR
+    density = (
+        np.interp(points, np.linspace(0, 1, size), _smoothed(f, np.ones_like(gap), sigma, size))
+        + FLOOR
+    )
     return float(np.abs(error).sum() / density.sum())
 
 
@@ -203,7 +227,9 @@ def _smoothed(f: Array, values: Array, sigma: float, size: int) -> Array:
     place = f * (size - 1)
     left = np.clip(place.astype(np.int64), 0, size - 2)
     share = place - left
-    grid = np.bincount(left, (1 - share) * values, size) + np.bincount(left + 1, share * values, size)
+    grid = np.bincount(left, (1 - share) * values, size) + np.bincount(
+        left + 1, share * values, size
+    )
     around = np.linspace(0, 1, size) - 0.5
     kernel = np.exp(-(around**2) / (2 * sigma**2)) / (math.sqrt(2 * math.pi) * sigma)
     mirrored = np.concatenate([grid[:0:-1], grid, grid[-2::-1]])
@@ -219,11 +245,16 @@ def _convolved(values: Array, kernel: Array) -> Array:
 
 
 def ranking(
-    yes: Float[Tensor, " sample"], truth: Float[Tensor, " sample"], groups: Int[Tensor, " sample"] | None
+    yes: Float[Tensor, " sample"],
+    truth: Float[Tensor, " sample"],
+    groups: Int[Tensor, " sample"] | None,
 ) -> dict[str, float | None]:
     """How well the probability of yes orders samples: all of them, and those of each group."""
     positive = truth >= YES
-    values = {"auroc": auroc(yes[~positive], yes[positive]), "ap": aupr(yes[~positive], yes[positive])}
+    values = {
+        "auroc": auroc(yes[~positive], yes[positive]),
+        "ap": aupr(yes[~positive], yes[positive]),
+    }
     if groups is None:
         return values
     queries = [(yes[groups == group], truth[groups == group]) for group in groups.unique()]
@@ -241,10 +272,14 @@ def reciprocal_rank(yes: Float[Tensor, " sample"], truth: Float[Tensor, " sample
 
 
 def ndcg(yes: Float[Tensor, " sample"], truth: Float[Tensor, " sample"]) -> float:
-    """Gains of the first ten as shares of the best order's; 0 where nothing can be gained. Equals share their gain."""
+    """Gains of the first ten as shares of the best order's; 0 where nothing can be gained. Equals
+    share their gain.
+    """
     truth = truth.double()
     best = _gain(truth.sort(descending=True).values)
-    _, group, sizes = yes.sort(descending=True).values.unique_consecutive(return_inverse=True, return_counts=True)
+    _, group, sizes = yes.sort(descending=True).values.unique_consecutive(
+        return_inverse=True, return_counts=True
+    )
     ordered = truth[yes.argsort(descending=True, stable=True)]
     mean = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, group, ordered) / sizes
     return _gain(mean[group]) / best if best > 0 else 0.0
@@ -256,14 +291,20 @@ def _gain(truth: Tensor) -> float:
 
 
 def labelling(
-    yes: Float[Tensor, "sample label"], said: Bool[Tensor, "sample label"], truth: Bool[Tensor, "sample label"]
+    yes: Float[Tensor, "sample label"],
+    said: Bool[Tensor, "sample label"],
+    truth: Bool[Tensor, "sample label"],
 ) -> dict[str, float | None]:
     """How well labels are found."""
     hits, errors = (said & truth).double().sum(dim=0), (said ^ truth).double().sum(dim=0)
     each = 2 * hits / (2 * hits + errors).clamp_min(1)
     whole = 2 * hits.sum() / (2 * hits.sum() + errors.sum()).clamp_min(1)
     precisions = [aupr(p[~t], p[t]) for p, t in zip(yes.T, truth.T, strict=True)]
-    occurring = [value for value, t in zip(precisions, truth.T, strict=True) if value is not None or bool(t.any())]
+    occurring = [
+        value
+        for value, t in zip(precisions, truth.T, strict=True)
+        if value is not None or bool(t.any())
+    ]
     return {
         "micro_f1": float(whole),
         "macro_f1": float(each.mean()),

@@ -1,7 +1,8 @@
-"""The predictions file: logits of one model on all data sets, as safetensors, so that metrics need no model.
+"""The predictions file: logits of one model on all data sets, as safetensors, so that metrics need
+no model.
 
-OOD scores that are no functions of the logits stand beside them; a method that gives nothing else on OOD data needs no
-logits there. Several files are a Deep Ensemble.
+OOD scores that are no functions of the logits stand beside them; a method that gives nothing else
+on OOD data needs no logits there. Several files are a Deep Ensemble.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class OodSet:
     group: Group
     logits: Float[Tensor, "sample member klass"] | None
     scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
-    """OOD scores that were given with the logits, by name; they come before what logits would give."""
+    """OOD scores that were given with the logits, by name; they come before what logits would give.
+    """
 
     def __len__(self) -> int:
         return len(next(iter(self.scores.values())) if self.logits is None else self.logits)
@@ -93,7 +95,11 @@ def write_predictions(predictions: Predictions, path: Path, *, data: str | None 
         tensors["groups"] = predictions.groups
     tensors |= {f"ood.{s.name}.logits": s.logits for s in predictions.ood if s.logits is not None}
     tensors |= {f"scores.{name}": values for name, values in predictions.scores.items()}
-    tensors |= {f"ood.{s.name}.scores.{name}": values for s in predictions.ood for name, values in s.scores.items()}
+    tensors |= {
+        f"ood.{s.name}.scores.{name}": values
+        for s in predictions.ood
+        for name, values in s.scores.items()
+    }
     for s in predictions.shift:
         key = f"shift.{_key(s.name, s.severity)}"
         tensors |= {f"{key}.logits": s.logits, f"{key}.labels": s.labels}
@@ -121,19 +127,25 @@ def _key(name: str, severity: int | None) -> str:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits` or `.scores.<score>`."""
+    """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits` or
+    `.scores.<score>`.
+    """
     file = _opened(path)
     about = _about(path, file)
     contents = _Contents(path, file, PROBLEMS[about.problem])
     logits = contents.logits("logits")
     if logits.shape[-1] == 1:
         contents = replace(contents, problem=PROBLEMS["one_logit"])
-    groups = dict(about.ood) | {name: "far" for name in contents.ood_names() if name not in dict(about.ood)}
+    groups = dict(about.ood) | {
+        name: "far" for name in contents.ood_names() if name not in dict(about.ood)
+    }
     shifts = []
     for name, severity in about.shift:
         key = f"shift.{_key(name, severity)}"
         shifted = contents.logits(f"{key}.logits", like=logits)
-        shifts.append(ShiftSet(name, severity, shifted, contents.labels(f"{key}.labels", of=shifted)))
+        shifts.append(
+            ShiftSet(name, severity, shifted, contents.labels(f"{key}.labels", of=shifted))
+        )
     return Predictions(
         name=about.name or path.name.removesuffix(".safetensors"),
         kind=about.kind,
@@ -148,20 +160,30 @@ def read_predictions(path: Path) -> Predictions:
     )
 
 
-def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> tuple[Outputs, Input]:
-    """Logits, `features` where there are some, and the labels that are wanted; with as many members, classes and
-    features as `like`. And what the file is called and hashes to."""
+def read_outputs(
+    path: Path, *, labelled: bool = False, like: Outputs | None = None
+) -> tuple[Outputs, Input]:
+    """Logits, `features` where there are some, and the labels that are wanted; with as many
+    members, classes and features as `like`. And what the file is called and hashes to.
+    """
     file = _opened(path)
     contents, tensors = _Contents(path, file), Tensors([file])
     logits = contents.logits("logits", like=None if like is None else like.logits)
     if logits.shape[-1] < 2:
         hint = "Of one logit z make two, 0 and z; of a probability p the logarithms of 1 - p and p."
-        raise DataError(f"{path}: logits of one class, which leave nothing to choose between", hint=hint)
+        raise DataError(
+            f"{path}: logits of one class, which leave nothing to choose between", hint=hint
+        )
     features = contents.features(logits) if "features" in file.infos else None
     outputs = Outputs(logits, features, contents.labels("labels", of=logits) if labelled else None)
-    widths = [None if each is None or each.features is None else each.features.shape[-1] for each in (outputs, like)]
+    widths = [
+        None if each is None or each.features is None else each.features.shape[-1]
+        for each in (outputs, like)
+    ]
     if like is not None and widths[0] != widths[1]:
-        width, expected = ("no features" if each is None else f"features of width {each}" for each in widths)
+        width, expected = (
+            "no features" if each is None else f"features of width {each}" for each in widths
+        )
         raise DataError(f"{path}: expected {expected}, as the other files have, found {width}")
     return outputs, Input(name=path.name, sha256=weights_sha256(tensors, tensors.digests()))
 
@@ -174,13 +196,21 @@ def is_predictions(spec: str | Path) -> bool:
 
 def read_answers(path: Path, samples: Samples) -> tuple[Tensor, Input]:
     """Logits for exactly these samples, in their order; DataError where they are for others."""
-    outputs, record = read_outputs(path, labelled="labels" in _opened(path).infos and samples.labels is not None)
+    outputs, record = read_outputs(
+        path, labelled="labels" in _opened(path).infos and samples.labels is not None
+    )
     data, rows = _about(path, _opened(path)).data, len(outputs.logits)
     alike = outputs.labels is None or outputs.labels.tolist() == np.asarray(samples.labels).tolist()
     if rows != len(samples) or not alike or data not in (None, samples.fingerprint()["sha256"]):
         raise DataError(
-            f"{path}: holds answers for {rows} other samples than the {len(samples)} of {samples.spec}",
-            hint="Write it with eval --predictions on the training data, with the same --limit and --seed.",
+            (
+                f"{path}: holds answers for {rows} other samples than the {len(samples)} of "
+                f"{samples.spec}"
+            ),
+            hint=(
+                "Write it with eval --predictions on the training data, with the same --limit "
+                "and --seed."
+            ),
         )
     return outputs.logits, record
 
@@ -209,7 +239,9 @@ def _opened(path: Path) -> TensorFile:
 
 def _named(text: str) -> str:
     if not is_name(text):
-        raise ValueError("is no name: it must be short, of one line, and without control characters")
+        raise ValueError(
+            "is no name: it must be short, of one line, and without control characters"
+        )
     return text
 
 
@@ -265,10 +297,14 @@ class _Contents:
 
     def scores(self, prefix: str, *, rows: int) -> dict[str, Float[Tensor, " sample"]]:
         """Finite, one for each of the `rows`."""
-        names = [name.removeprefix(prefix) for name in sorted(self.file.infos) if name.startswith(prefix)]
+        names = [
+            name.removeprefix(prefix) for name in sorted(self.file.infos) if name.startswith(prefix)
+        ]
         wanted = f"floating-point, one for each of {rows}"
         return {
-            name: self._finite(prefix + name, lambda shape: shape == (rows,) != (0,), wanted).double()
+            name: self._finite(
+                prefix + name, lambda shape: shape == (rows,) != (0,), wanted
+            ).double()
             for name in self._names(names, "a score")
         }
 
@@ -279,7 +315,9 @@ class _Contents:
                 raise DataError(f"{self.path}: {name[:80]!r} is no name of {of}")
         return list(dict.fromkeys(names))
 
-    def logits(self, name: str, *, like: Tensor | None = None) -> Float[Tensor, "sample member klass"]:
+    def logits(
+        self, name: str, *, like: Tensor | None = None
+    ) -> Float[Tensor, "sample member klass"]:
         """Finite, for one member or several; with as many members and classes as `like`."""
         wanted = "floating-point [sample, member, class]"
         logits = self._finite(name, lambda shape: len(shape) in (2, 3) and all(shape), wanted)
@@ -287,7 +325,8 @@ class _Contents:
         _, members, classes = logits.shape
         if like is not None and logits.shape[1:] != like.shape[1:]:
             raise DataError(
-                f"{self.path}: {name} has {members} members and {classes} classes, logits has {like.shape[1]} and"
+                f"{self.path}: {name} has {members} members and {classes} classes, logits has "
+                f"{like.shape[1]} and"
                 f" {like.shape[2]}"
             )
         return logits
@@ -297,14 +336,18 @@ class _Contents:
         rows, members, _ = logits.shape
         shapes = (rows, members) if members > 1 else (rows,), (rows, members)
         wanted = f"floating-point [{rows}, {members}, width]"
-        features = self._finite("features", lambda shape: shape[:-1] in shapes and shape[-1] > 0, wanted)
+        features = self._finite(
+            "features", lambda shape: shape[:-1] in shapes and shape[-1] > 0, wanted
+        )
         return features if features.dim() == 3 else features[:, None]
 
     def groups(self, rows: int) -> Int[Tensor, " sample"] | None:
         """Which query each row belongs to."""
         if "groups" not in self.file.infos:
             return None
-        self._checked("groups", ("I64",), lambda shape: shape == (rows,), f"int64, one for each of {rows}")
+        self._checked(
+            "groups", ("I64",), lambda shape: shape == (rows,), f"int64, one for each of {rows}"
+        )
         return torch.from_numpy(self.file.read("groups").view("<i8").copy())
 
     def labels(self, name: str, *, of: Tensor) -> Tensor:
@@ -312,7 +355,9 @@ class _Contents:
         info = self.file.infos.get(name)
         if self.problem is not SINGLE and info is not None and info.dtype in FLOATS:
             shape = (len(of),) if self.problem.name == "one_logit" else (len(of), of.shape[-1])
-            values = self._finite(name, lambda actual: actual == shape, f"floating-point {[*shape]}")
+            values = self._finite(
+                name, lambda actual: actual == shape, f"floating-point {[*shape]}"
+            )
             if not bool(((values >= 0) & (values <= 1)).all()):
                 raise DataError(f"{self.path}: {name} must lie between 0 and 1")
             return values
@@ -327,7 +372,8 @@ class _Contents:
         wrong = ((values < 0) | (values >= classes)).nonzero()[0]
         if len(wrong):
             raise DataError(
-                f"{self.path}: {name}: row {wrong[0]} has the label {values[wrong[0]]}; labels must lie in"
+                f"{self.path}: {name}: row {wrong[0]} has the label {values[wrong[0]]}; labels "
+                "must lie in"
                 f" 0-{classes - 1}"
             )
         return torch.from_numpy(values.astype("i8"))
@@ -336,10 +382,15 @@ class _Contents:
         """The dtype of a tensor that is there, and as it should be."""
         info = self.file.infos.get(name)
         if info is None:
-            hint = "Accuracy and calibration need logits, and the true class of each row; only OOD sets may have scores"
+            hint = (
+                "Accuracy and calibration need logits, and the true class of each row; only "
+                "OOD sets may have scores"
+            )
             raise DataError(f"{self.path}: tensor {name} is missing", hint=f"{hint} instead.")
         if info.dtype not in dtypes or not fits(info.shape):
-            raise DataError(f"{self.path}: {name} must be {wanted}, found {info.dtype} {info.shape}")
+            raise DataError(
+                f"{self.path}: {name} must be {wanted}, found {info.dtype} {info.shape}"
+            )
         return info.dtype
 
     def _finite(self, name: str, fits: Fits, wanted: str) -> Tensor:
@@ -362,12 +413,15 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
             if mine != _samples_of(other)[what]:
                 raise DataError(
                     f"--ensemble: {first_path} and {path} have other {what}",
-                    hint="Write both with eval --predictions on the same data, in the same order, with the same --limit"
+                    hint="Write both with eval --predictions on the same data, in the same order, "
+                    "with the same --limit"
                     " and --seed.",
                 )
     every = [predictions for _, predictions in files]
     if any(s.logits is None for p in every for s in p.ood):
-        raise DataError("--ensemble: the files hold scores without logits, of which no ensemble can be made")
+        raise DataError(
+            "--ensemble: the files hold scores without logits, of which no ensemble can be made"
+        )
     costs = [p.cost for p in every if p.cost is not None]
     cost = None
     if len(costs) == len(every):
@@ -382,9 +436,13 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
         groups=first.groups,
         logits=_joined([predictions.logits for predictions in every]),
         labels=first.labels,
-        ood=tuple(OodSet(s.name, s.group, _joined([sets[s.name] for sets in ood])) for s in first.ood),
+        ood=tuple(
+            OodSet(s.name, s.group, _joined([sets[s.name] for sets in ood])) for s in first.ood
+        ),
         shift=tuple(
-            ShiftSet(s.name, s.severity, _joined([sets[s.name, s.severity] for sets in shift]), s.labels)
+            ShiftSet(
+                s.name, s.severity, _joined([sets[s.name, s.severity] for sets in shift]), s.labels
+            )
             for s in first.shift
         ),
         cost=cost,

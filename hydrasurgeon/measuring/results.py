@@ -1,4 +1,6 @@
-"""The eval report, hydrasurgeon.eval/1: frozen records; and the conditions that a fair comparison holds alike."""
+"""The eval report, hydrasurgeon.eval/1: frozen records; and the conditions that a fair comparison
+holds alike.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Interval = tuple[float, float]
 
 
 class _Record(BaseModel):
-    """Fields that default to None are absent from the JSON where nothing was measured; others are null there."""
+    """Fields that default to None are absent from the JSON where nothing was measured; others are
+    null there.
+    """
 
     # What is not a number must have been refused before it gets here.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -24,7 +28,11 @@ class _Record(BaseModel):
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields = type(self).model_fields
-        return {name: value for name, value in handler(self).items() if value is not None or fields[name].is_required()}
+        return {
+            name: value
+            for name, value in handler(self).items()
+            if value is not None or fields[name].is_required()
+        }
 
 
 class SetAverage(_Record):
@@ -45,7 +53,9 @@ class IdResult(SetAverage):
     """The share that can be answered with at most 5 % of the answers wrong."""
     smece: float | None = None
     mis_auroc: float | None = None
-    """How well confidence tells right answers from wrong ones; absent where all are right, or all wrong."""
+    """How well confidence tells right answers from wrong ones; absent where all are right, or all
+    wrong.
+    """
     coverage: float | None = None
     """How often a prediction set of the decision state holds the true label."""
     set_size: float | None = None
@@ -100,7 +110,9 @@ class ShiftLevel(_Record):
 
 def level(shift: Sequence[ShiftResult | ShiftLevel]) -> ShiftLevel:
     """The mean over these sets, each counting the same."""
-    accuracy, brier = (sum(getattr(each, name) for each in shift) / len(shift) for name in ("accuracy", "brier"))
+    accuracy, brier = (
+        sum(getattr(each, name) for each in shift) / len(shift) for name in ("accuracy", "brier")
+    )
     return ShiftLevel(accuracy=accuracy, brier=brier, sets=len(shift))
 
 
@@ -111,8 +123,9 @@ class ShiftAverage(_Record):
     brier: float
     severities: dict[int, ShiftLevel]
     mce: float | None
-    """The mean over shifts of the errors at all severities, as a share of the first result's; None where that made
-    none."""
+    """The mean over shifts of the errors at all severities, as a share of the first result's; None
+    where that made none.
+    """
 
 
 class Diversity(_Record):
@@ -129,7 +142,9 @@ class Cost(_Record):
     macs: Count
     latency_ms: float | None
     tokens: Count | None = None
-    """Length of the text that `macs` are counted on, the first of the data set; absent without texts."""
+    """Length of the text that `macs` are counted on, the first of the data set; absent without
+    texts.
+    """
     expected_macs: int | None = None
     """Average over the data set for a cascade; absent where all members always run."""
 
@@ -147,7 +162,8 @@ class Result(_Record):
     cost: Cost | None
     """None when the result was computed from a predictions file that does not say."""
     sets: tuple[SetResult, ...] | None = None
-    """Every labelled data set, where there are several: `id`, and all else here, is of the first."""
+    """Every labelled data set, where there are several: `id`, and all else here, is of the first.
+    """
     sets_average: SetAverage | None = None
 
 
@@ -200,25 +216,44 @@ def unlike(model: Conditions, reference: Conditions) -> dict[str, str]:
     mine, theirs = model.provenance or Provenance(), reference.provenance or Provenance()
     both = model.provenance is not None and reference.provenance is not None
     if both and mine.steps != theirs.steps:
-        phrases["training"] = f"trained {_steps(mine)}, the reference {_steps(theirs, short=bool(mine.steps))}"
-    if both and {each.sha256 for each in mine.trained_on} != {each.sha256 for each in theirs.trained_on}:
-        phrases["training data"] = f"trained on {_named(mine.trained_on)}, the reference on {_named(theirs.trained_on)}"
-    if model.ood_score != reference.ood_score and None not in (model.ood_score, reference.ood_score):
-        phrases["OOD score"] = f"OOD by {visible(model.ood_score)}, the reference by {visible(reference.ood_score)}"
+        phrases["training"] = (
+            f"trained {_steps(mine)}, the reference {_steps(theirs, short=bool(mine.steps))}"
+        )
+    if both and {each.sha256 for each in mine.trained_on} != {
+        each.sha256 for each in theirs.trained_on
+    }:
+        phrases["training data"] = (
+            f"trained on {_named(mine.trained_on)}, the reference on {_named(theirs.trained_on)}"
+        )
+    if model.ood_score != reference.ood_score and None not in (
+        model.ood_score,
+        reference.ood_score,
+    ):
+        phrases["OOD score"] = (
+            f"OOD by {visible(model.ood_score)}, the reference by {visible(reference.ood_score)}"
+        )
     ours, others = mine.calibrated_on, theirs.calibrated_on
     if model.calibrated != reference.calibrated:
         phrases["calibration"] = (
-            "calibrated, the reference not" if model.calibrated else "not calibrated, the reference is"
+            "calibrated, the reference not"
+            if model.calibrated
+            else "not calibrated, the reference is"
         )
     elif ours is not None and others is not None and ours.sha256 != others.sha256:
-        phrases["calibration"] = f"calibrated on {_named([ours])}, the reference on {_named([others])}"
+        phrases["calibration"] = (
+            f"calibrated on {_named([ours])}, the reference on {_named([others])}"
+        )
     return phrases
 
 
 def _steps(provenance: Provenance, *, short: bool = False) -> str:
     if not provenance.steps:
         return "an unknown number of steps" if provenance.steps is None else "no steps on record"
-    return f"{provenance.steps:,}" if short else f"{provenance.steps:,} step{'' if provenance.steps == 1 else 's'}"
+    return (
+        f"{provenance.steps:,}"
+        if short
+        else f"{provenance.steps:,} step{'' if provenance.steps == 1 else 's'}"
+    )
 
 
 def _named(data: Sequence[DataRecord]) -> str:

@@ -1,4 +1,6 @@
-"""Predictions → one row of the report: how they are read, its result, and the answers that it was made of."""
+"""Predictions → one row of the report: how they are read, its result, and the answers that it was
+made of.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ from hydrasurgeon.measuring.results import (
 OOD_METRICS = ("auroc", "fpr95", "aupr", "aupr_id")
 """Metrics of OOD detection, which have means over data sets."""
 DIGITS = 12
-"""Decimals of a share of errors: what lies behind is left of sums of accuracies, and a share of it has no bound."""
+"""Decimals of a share of errors: what lies behind is left of sums of accuracies, and a share of it
+has no bound.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,9 @@ class Row:
         return replace(self, result=self.result.model_copy(update=changed))
 
 
-def ood_scores(wanted: str | None, state: State | None, name: str, problem: Problem = SINGLE) -> tuple[str, ...]:
+def ood_scores(
+    wanted: str | None, state: State | None, name: str, problem: Problem = SINGLE
+) -> tuple[str, ...]:
     """The scores that were asked for, the one in use first."""
     recorded = None if state is None else state.record.ood.score
     if wanted is None:
@@ -76,11 +82,14 @@ def ood_scores(wanted: str | None, state: State | None, name: str, problem: Prob
 
 
 def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
-    """The scores that were asked for of a predictions file, the one in use first: those it holds, and functions of its
-    logits."""
+    """The scores that were asked for of a predictions file, the one in use first: those it holds,
+    and functions of its logits.
+    """
     sets = predictions.ood
     held = [name for name in predictions.scores if all(name in each.scores for each in sets)]
-    on_logits = [] if any(each.logits is None for each in sets) else list(predictions.problem.scores)
+    on_logits = (
+        [] if any(each.logits is None for each in sets) else list(predictions.problem.scores)
+    )
     available = [*held, *(kind for kind in on_logits if kind not in held)]
     kinds = (wanted or "msp").split(",")
     if wanted == "all":
@@ -93,7 +102,10 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
                 else "does not hold this score of every set"
             )
             raise UsageError(
-                f"--ood-score {visible(kind)}: {source} {why}{did_you_mean(kind, available, visible)}",
+                (
+                    f"--ood-score {visible(kind)}: {source} "
+                    f"{why}{did_you_mean(kind, available, visible)}"
+                ),
                 hint=f"Available: {', '.join(map(visible, available)) or 'none'}.",
             )
     return tuple(dict.fromkeys(kinds))
@@ -130,7 +142,9 @@ def reading_of(
 def row_of(predictions: Predictions, reading: Reading) -> Row:
     """All metrics of one model."""
     row = answered(predictions, reading)
-    shift = tuple(shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift)
+    shift = tuple(
+        shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift
+    )
     ood, averages = _ood(row, reading)
     inside = row.inside
     return Row(
@@ -144,7 +158,8 @@ def row_of(predictions: Predictions, reading: Reading) -> Row:
             shift=shift,
             shift_average=averaged(shift),
             diversity=Diversity(
-                mi=float(inside.mutual_information.mean()), disagreement=float(inside.disagreement.mean())
+                mi=float(inside.mutual_information.mean()),
+                disagreement=float(inside.disagreement.mean()),
             ),
             cost=predictions.cost,
         ),
@@ -162,14 +177,22 @@ def _ood(
         of_sets, of_groups = ood_intervals(row, level=reading.ci, seed=reading.seed)
     ood = []
     for each, ci in zip(row.foreign, of_sets, strict=True):
-        others = {kind: metrics.auroc(row.scores[kind], each.scores[kind]) for kind in reading.ood_scores[1:]}
+        others = {
+            kind: metrics.auroc(row.scores[kind], each.scores[kind])
+            for kind in reading.ood_scores[1:]
+        }
         about = {"name": each.name, "group": each.group, "n": len(each.scores[row.used])}
         values = metrics.ood_metrics(row.scores[row.used], each.scores[row.used])
-        ood.append(OodResult.model_validate(about | values | {"scores": others or None, "ci": ci or None}))
+        ood.append(
+            OodResult.model_validate(about | values | {"scores": others or None, "ci": ci or None})
+        )
     averages: dict[Literal["near", "far", "all"], OodAverage] = {}
     for name in ("near", "far", "all"):
         if group := [o for o in ood if name in ("all", o.group)]:
-            means = {metric: sum(getattr(o, metric) for o in group) / len(group) for metric in OOD_METRICS}
+            means = {
+                metric: sum(getattr(o, metric) for o in group) / len(group)
+                for metric in OOD_METRICS
+            }
             averages[name] = OodAverage.model_validate(means | {"ci": of_groups.get(name)})
     return tuple(ood), averages
 
@@ -184,12 +207,17 @@ def summary(inside: Answers, reading: Reading) -> IdResult:
 
     n = inside.count
     whole = measures(torch.arange(n)[None])
-    values: dict[str, Any] = {name: float(value) for name, value in whole.items() if value.isfinite()}
+    values: dict[str, Any] = {
+        name: float(value) for name, value in whole.items() if value.isfinite()
+    }
     values |= {"n": n, "smece": metrics.smooth_ece(inside.promised, inside.kept)}
     if inside.yes is not None and inside.truth is not None:
         values |= worth(reading.problem, inside.yes, inside.truth, inside)
     if inside.covered is not None and inside.set_size is not None:
-        values |= {"coverage": float(inside.covered.double().mean()), "set_size": float(inside.set_size.mean())}
+        values |= {
+            "coverage": float(inside.covered.double().mean()),
+            "set_size": float(inside.set_size.mean()),
+        }
     if reading.ci is not None:
         values["ci"] = bootstrap(measures, n, level=reading.ci, seed=reading.seed)
     return IdResult.model_validate(values)
@@ -208,12 +236,17 @@ def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
     """A row on the data set called `first`, joined by results on others."""
     sets = (SetResult(name=first, **row.result.id.model_dump()), *others)
     mean = SetAverage(
-        **{name: sum(getattr(each, name) for each in sets) / len(sets) for name in SetAverage.model_fields}
+        **{
+            name: sum(getattr(each, name) for each in sets) / len(sets)
+            for name in SetAverage.model_fields
+        }
     )
     return row.but(sets=sets, sets_average=mean)
 
 
-def shifted(name: str, severity: int | None, logits: Tensor, labels: Tensor, reading: Reading) -> ShiftResult:
+def shifted(
+    name: str, severity: int | None, logits: Tensor, labels: Tensor, reading: Reading
+) -> ShiftResult:
     """What is left under one shift."""
     left = answers(logits, labels, reading)
     accuracy, brier = float(left.correct.double().mean()), float(left.brier.mean())
@@ -223,7 +256,9 @@ def shifted(name: str, severity: int | None, logits: Tensor, labels: Tensor, rea
 def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
     """Means by severity and over severities, of the sets that have one (paper, Tables 13 and 14)."""
     severities = sorted({s.severity for s in shift if s.severity is not None})
-    levels = {severity: level([s for s in shift if s.severity == severity]) for severity in severities}
+    levels = {
+        severity: level([s for s in shift if s.severity == severity]) for severity in severities
+    }
     if not levels:
         return None
     mean = level(list(levels.values()))
@@ -231,7 +266,9 @@ def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
 
 
 def with_mce(rows: Sequence[Row]) -> list[Row]:
-    """Every row with its corruption error, where it was measured under the same shifts as the first."""
+    """Every row with its corruption error, where it was measured under the same shifts as the
+    first.
+    """
     if not rows or rows[0].result.shift_average is None:
         return list(rows)
     first = _errors(rows[0].result)

@@ -37,7 +37,10 @@ def name_of(job: Sequence[Checkpoint], *, passes: int | None = None) -> str:
 
 def by_path(checkpoints: Sequence[Checkpoint], paths: Sequence[str | Path]) -> list[Checkpoint]:
     """Different checkpoints of one name are called by the paths they were given as."""
-    places = [(name_of([each]), Path(path).absolute()) for each, path in zip(checkpoints, paths, strict=True)]
+    places = [
+        (name_of([each]), Path(path).absolute())
+        for each, path in zip(checkpoints, paths, strict=True)
+    ]
     counts = Counter(name for name, _ in {*places})
     return [
         each if counts[name] == 1 else replace(each, alias=str(path).removesuffix(SUFFIX))
@@ -64,7 +67,9 @@ class How:
     def logits(self, models: Sequence[Any], samples: Any) -> tuple[Any, Any]:
         return logits_of(models, samples, self.run, skipped=self.skipped)
 
-    def scored(self, model: Any, samples: Any, fitted: EnsembleScore) -> tuple[Any, Any, dict[str, Any]]:
+    def scored(
+        self, model: Any, samples: Any, fitted: EnsembleScore
+    ) -> tuple[Any, Any, dict[str, Any]]:
         """Logits, labels and a score of the features, in one pass."""
         piece = collected([model], samples, self.run, features=True, skipped=self.skipped)
         assert piece.features is not None
@@ -84,13 +89,18 @@ class How:
 def predicted(
     sets: DataSets, answer: Callable[[Any, bool], tuple[Any, Any, dict[str, Any]]], **about: Any
 ) -> Predictions:
-    """What one model says of all sets; `answer` gives logits, labels and OOD scores, these where they are asked for."""
+    """What one model says of all sets; `answer` gives logits, labels and OOD scores, these where
+    they are asked for.
+    """
     logits, labels, scores = answer(sets.id, True)
     foreign = []
     for name, group, samples in sets.ood:
         outside, _, of_set = answer(samples, True)
         foreign.append(OodSet(name, group, outside, of_set))
-    shifted = [ShiftSet(name, severity, *answer(samples, False)[:2]) for name, severity, samples in sets.shift]
+    shifted = [
+        ShiftSet(name, severity, *answer(samples, False)[:2])
+        for name, severity, samples in sets.shift
+    ]
     return Predictions(
         logits=logits,
         labels=labels,
@@ -103,7 +113,9 @@ def predicted(
 
 
 def groups_in(samples: Samples, count: int) -> Tensor | None:
-    """A number for the query of each sample; None where nothing says so, or not all samples were read."""
+    """A number for the query of each sample; None where nothing says so, or not all samples were
+    read.
+    """
     groups = samples.groups
     if groups is None or len(groups) != count:
         return None
@@ -112,7 +124,9 @@ def groups_in(samples: Samples, count: int) -> Tensor | None:
     if alone is not None:
         raise DataError(
             f"{samples.spec}: row {alone} is alone in its group {groups[alone][:60]!r}",
-            hint="A query needs rows to order: give each two or more, or leave the column group out.",
+            hint=(
+                "A query needs rows to order: give each two or more, or leave the column group out."
+            ),
         )
     numbers = {group: number for number, group in enumerate(sizes)}
     return torch.tensor([numbers[group] for group in groups])

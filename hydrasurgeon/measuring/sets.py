@@ -1,4 +1,6 @@
-"""Several labelled data sets in one evaluation: one row per model, one column per data set (paper, Table 24)."""
+"""Several labelled data sets in one evaluation: one row per model, one column per data set (paper,
+Table 24).
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,25 @@ class LabelledSet:
     spec: str
     classes: str | None
 
-    def named(self, checkpoints: Sequence[Checkpoint], templates: Sequence[str]) -> list[Checkpoint]:
+    def named(
+        self, checkpoints: Sequence[Checkpoint], templates: Sequence[str]
+    ) -> list[Checkpoint]:
         """The checkpoints as classifiers of its classes, where they learn them by name."""
-        return [with_class_names(c, classes=self.classes, templates=templates, data=self.spec) for c in checkpoints]
+        return [
+            with_class_names(c, classes=self.classes, templates=templates, data=self.spec)
+            for c in checkpoints
+        ]
 
 
 Further = tuple[str, Any, list[Checkpoint]]
-"""A data set besides the first, opened: its name, its samples, and the checkpoints as classifiers of its classes."""
+"""A data set besides the first, opened: its name, its samples, and the checkpoints as classifiers
+of its classes.
+"""
 
 
-def labelled_sets(data: str | Sequence[str] | None, classes: str | Sequence[str] | None) -> list[LabelledSet]:
+def labelled_sets(
+    data: str | Sequence[str] | None, classes: str | Sequence[str] | None
+) -> list[LabelledSet]:
     """`D` or `NAME=D`, each with its own `NAME=CLASSES`, or the CLASSES that are given for all."""
     entries = [data] if isinstance(data, str) else list(data or ())
     pairs = [_name_of(text) for text in entries]
@@ -57,7 +68,9 @@ def labelled_sets(data: str | Sequence[str] | None, classes: str | Sequence[str]
         else:
             common.append(text)
     if len(common) > 1:
-        raise UsageError(f"--classes {common[1]}: {common[0]} is given already", hint="Write NAME=CLASSES.")
+        raise UsageError(
+            f"--classes {common[1]}: {common[0]} is given already", hint="Write NAME=CLASSES."
+        )
     shared = common[0] if common else None
     return [LabelledSet(name, spec, of_one.get(name, shared)) for name, spec in pairs]
 
@@ -70,7 +83,9 @@ def check_once(option: str, names: Sequence[str]) -> None:
 
 
 def _name_of(text: str) -> tuple[str, str]:
-    """`NAME=D`, or D under a name of its own: `torchvision:CIFAR100:test` is CIFAR100, `a/b.npz` is b."""
+    """`NAME=D`, or D under a name of its own: `torchvision:CIFAR100:test` is CIFAR100, `a/b.npz` is
+    b.
+    """
     match = NAMED.fullmatch(text)
     if match is not None and not os.path.exists(text):
         return match[1], match[2]
@@ -140,12 +155,25 @@ def check_same_classes(opened: Sequence[Checkpoint]) -> None:
         if problems[0] != problems[1]:
             what = f"{visible(first.name)} is {problems[0]}, {visible(other.name)} {problems[1]}"
             raise DataError(what, hint="Evaluate them one by one.")
-        check_classes(first.name, first.manifest.model.num_classes, other.name, other.manifest.model.num_classes)
-        for at, (mine, its) in enumerate(zip(labels or (), other.manifest.model.labels or (), strict=False)):
+        check_classes(
+            first.name,
+            first.manifest.model.num_classes,
+            other.name,
+            other.manifest.model.num_classes,
+        )
+        for at, (mine, its) in enumerate(
+            zip(labels or (), other.manifest.model.labels or (), strict=False)
+        ):
             if mine != its:
                 raise DataError(
-                    f"{visible(first.name)} calls class {at} {visible(mine)}, {visible(other.name)} {visible(its)}",
-                    hint="One table needs models of the same classes in the same order: evaluate them one by one.",
+                    (
+                        f"{visible(first.name)} calls class {at} {visible(mine)}, "
+                        f"{visible(other.name)} {visible(its)}"
+                    ),
+                    hint=(
+                        "One table needs models of the same classes in the same order: evaluate "
+                        "them one by one."
+                    ),
                 )
 
 
@@ -176,8 +204,13 @@ def open_sets(
 
     outside, shifts = [parse_ood(entry) for entry in ood], [parse_shift(entry) for entry in shift]
     check_once("--ood", [name for _, name, _ in outside])
-    check_once("--shift", [name if severity is None else f"{name}:{severity}" for name, severity, _ in shifts])
-    foreign = tuple((name, group, open_data(spec, limit=limit, seed=seed)) for group, name, spec in outside)
+    check_once(
+        "--shift",
+        [name if severity is None else f"{name}:{severity}" for name, severity, _ in shifts],
+    )
+    foreign = tuple(
+        (name, group, open_data(spec, limit=limit, seed=seed)) for group, name, spec in outside
+    )
     shifted = tuple((name, severity, labelled(spec)) for name, severity, spec in shifts)
     return DataSets(labelled(data), foreign, shifted, labelled(val) if val else None)
 
@@ -195,8 +228,9 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
 
 
 def parse_shift(text: str) -> tuple[str, int | None, str]:
-    """`NAME=D` or `NAME:SEVERITY=D`; any name, but severities are those that corruptions have, with which they are
-    averaged."""
+    """`NAME=D` or `NAME:SEVERITY=D`; any name, but severities are those that corruptions have, with
+    which they are averaged.
+    """
     from hydrasurgeon.data.corruptions.samples import SEVERITIES
 
     named, spec = _split(text)
@@ -208,7 +242,10 @@ def parse_shift(text: str) -> tuple[str, int | None, str]:
     if severity not in map(str, SEVERITIES):
         raise UsageError(
             f"--shift {text}: no such severity",
-            hint=f"Severities are 1 to {SEVERITIES[-1]}; what has none is given as {visible(name)}=D.",
+            hint=(
+                f"Severities are 1 to {SEVERITIES[-1]}; what has none is given as "
+                f"{visible(name)}=D."
+            ),
         )
     return name, int(severity), spec
 
@@ -232,7 +269,9 @@ def kind_read(manifest: Manifest) -> Literal["image", "text"]:
 def corruptions_in(
     corrupt: Sequence[str], shift: Sequence[str], opened: Sequence[Checkpoint]
 ) -> tuple[Corruption, ...]:
-    """What becomes of the samples that these models read; refused where `--shift` has one of that name."""
+    """What becomes of the samples that these models read; refused where `--shift` has one of that
+    name.
+    """
     if not corrupt or not opened:
         return ()
     from hydrasurgeon.data.corruptions import corruptions_of
@@ -241,13 +280,15 @@ def corruptions_in(
     names = {entry.partition("=")[0] for entry in shift}
     for name in (f"{each.name}:{each.severity}" for each in corruptions):
         if name in names:
-            raise UsageError(f"--corrupt {name}: --shift {name} is given too", hint="Call that one otherwise.")
+            raise UsageError(
+                f"--corrupt {name}: --shift {name} is given too", hint="Call that one otherwise."
+            )
     return corruptions
 
 
 def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
-    """Refuse a set that is another one over again, or holds all of the first; a warning for each that shares some with
-    the first.
+    """Refuse a set that is another one over again, or holds all of the first; a warning for each
+    that shares some with the first.
 
     With each set goes its option.
     """
@@ -261,18 +302,26 @@ def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
         if content in seen:
             raise DataError(f"{called}: holds the same samples as {seen[content]}", hint=rule)
         if count and first.shared_with(samples) == len(first):
-            raise DataError(f"{called}: holds all samples of {option} {visible(first.spec)}", hint=rule)
+            raise DataError(
+                f"{called}: holds all samples of {option} {visible(first.spec)}", hint=rule
+            )
         seen[content] = called
         if count:
-            notes.append(f"{called}: {_shared(count, samples, first)}; {rule[0].lower()}{rule[1:-1]}")
+            notes.append(
+                f"{called}: {_shared(count, samples, first)}; {rule[0].lower()}{rule[1:-1]}"
+            )
     return notes
 
 
 def _shared(count: int, samples: Samples, other: Samples) -> str:
-    return f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte"
+    return (
+        f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte"
+    )
 
 
-def in_samples(inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm: str) -> Iterator[str]:
+def in_samples(
+    inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm: str
+) -> Iterator[str]:
     """A warning for each OOD set that holds samples of the labelled set, and what harm that does."""
     for name, samples in foreign:
         count = samples.shared_with(inside)

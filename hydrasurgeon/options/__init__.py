@@ -1,2 +1,3 @@
-"""What every command can be told: one frozen record per command, from which the command line, the Python signature, the
-history and replay are made."""
+"""What every command can be told: one frozen record per command, from which the command line, the
+Python signature, the history and replay are made.
+"""

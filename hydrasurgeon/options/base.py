@@ -1,4 +1,6 @@
-"""A record of options, and what is made of it: a signature in Python, an entry of the history, a command line."""
+"""A record of options, and what is made of it: a signature in Python, an entry of the history, a
+command line.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.lookup import did_you_mean
 
-GROUPS = READ, CHOSEN, RUNS, WRITTEN = "What is read", "What is chosen", "How it runs", "What is written"
+GROUPS = READ, CHOSEN, RUNS, WRITTEN = (
+    "What is read",
+    "What is chosen",
+    "How it runs",
+    "What is written",
+)
 """The groups that options stand in, in the order of `--help`."""
 
 KINDS = CHECKPOINTS, LABELLED, UNLABELLED = "checkpoints", "labelled data", "data"
@@ -57,9 +64,9 @@ def option(
 ) -> Any:
     """A field that is an option.
 
-    `unset` says what holds where it is not given and its default does not say so; `flags` are its names where they are
-    not the field's; `recorded` options are kept in the history; a `repeatable` one
-    may be given several times on the command line.
+    `unset` says what holds where it is not given and its default does not say so; `flags` are its
+    names where they are not the field's; `recorded` options are kept in the history; a `repeatable`
+    one may be given several times on the command line.
     """
     about: dict[str, Any] = {
         "group": READ if group in KINDS else group,
@@ -74,14 +81,22 @@ def option(
 
 
 def argument(*, help: str, metavar: str, default: Any = ..., reads: str | None = None) -> Any:
-    """A field that has no `--name`: it stands first on the command line, and may come first in Python."""
-    return Field(default, description=help, json_schema_extra={"argument": True, "metavar": metavar, "reads": reads})
+    """A field that has no `--name`: it stands first on the command line, and may come first in
+    Python.
+    """
+    return Field(
+        default,
+        description=help,
+        json_schema_extra={"argument": True, "metavar": metavar, "reads": reads},
+    )
 
 
 class Options(BaseModel):
     """What a command can be told; the docstring of a subclass is the command's help."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
+    )
 
     requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Option → options of which it requires one."""
@@ -106,26 +121,42 @@ class Options(BaseModel):
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
-        chosen = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
-        for name, others in [pair for base in type(self).__mro__ for pair in vars(base).get("requires", {}).items()]:
+        chosen = {
+            name
+            for name, field in type(self).model_fields.items()
+            if getattr(self, name) != field.default
+        }
+        for name, others in [
+            pair for base in type(self).__mro__ for pair in vars(base).get("requires", {}).items()
+        ]:
             if name in chosen and not chosen & {*others}:
-                raise UsageError(f"{self.flag(name)} requires {' or '.join(map(self.flag, others))}")
+                raise UsageError(
+                    f"{self.flag(name)} requires {' or '.join(map(self.flag, others))}"
+                )
         for one, other in self.conflicts:
             if {one, other} <= chosen:
-                raise UsageError(f"{self.flag(one)} conflicts with {self.flag(other)}", hint="Give one of them.")
+                raise UsageError(
+                    f"{self.flag(one)} conflicts with {self.flag(other)}", hint="Give one of them."
+                )
         return self
 
     @property
     def sources(self) -> list[Any]:
         """What is read; no output may take its place."""
         fields = {name: about(field) for name, field in type(self).model_fields.items()}
-        read = [getattr(self, n) for n, said in fields.items() if said.get("argument") or said.get("group") == READ]
+        read = [
+            getattr(self, n)
+            for n, said in fields.items()
+            if said.get("argument") or said.get("group") == READ
+        ]
         return [value for value in read if isinstance(value, str | Path | tuple)]
 
     def reading(self, *kinds: str) -> list[str]:
         """What is read of these kinds, as it was given."""
         fields = type(self).model_fields.items()
-        values = [getattr(self, name) for name, field in fields if about(field).get("reads") in kinds]
+        values = [
+            getattr(self, name) for name, field in fields if about(field).get("reads") in kinds
+        ]
         lists = [value if isinstance(value, tuple) else (value,) for value in values]
         return [str(each) for value in lists for each in value if each is not None]
 
@@ -182,7 +213,11 @@ class Options(BaseModel):
     def recorded(self) -> dict[str, Any]:
         """What history keeps; `()` and the like say no more than None."""
         fields = self.ordered()
-        kept = {name: getattr(self, name) for name, field in fields.items() if about(field).get("recorded")}
+        kept = {
+            name: getattr(self, name)
+            for name, field in fields.items()
+            if about(field).get("recorded")
+        }
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in kept.items()
@@ -191,12 +226,17 @@ class Options(BaseModel):
 
     @classmethod
     def recalled(cls, args: Mapping[str, Any]) -> Self:
-        """The record of what history kept; ValueError where it holds what this command does not record."""
+        """The record of what history kept; ValueError where it holds what this command does not
+        record.
+        """
         fields = cls.model_fields
-        unknown = next((name for name in args if not about(fields.get(name, NOTHING)).get("recorded")), None)
+        unknown = next(
+            (name for name in args if not about(fields.get(name, NOTHING)).get("recorded")), None
+        )
         if unknown is not None:
             raise ValueError(f"{unknown}: is not an option that {cls.__name__.lower()} records")
-        # They become words of a shell script: nothing in them may end a line or speak to a terminal.
+        # They become words of a shell script: nothing in them may end a line or speak to a
+        # terminal.
         if not all(word.isprintable() for word in words(args, cls)):
             raise ValueError("holds control characters")
         # Inputs and outputs are not among the options; where they lie is said elsewhere.
@@ -217,13 +257,17 @@ class Options(BaseModel):
         parameters = [
             inspect.Parameter(
                 field.alias or name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD if name in names else inspect.Parameter.KEYWORD_ONLY,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD
+                if name in names
+                else inspect.Parameter.KEYWORD_ONLY,
                 default=_default(field),
                 annotation=field.annotation,
             )
             for name, field in cls.ordered().items()
         ]
-        parameters.sort(key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.default is not p.empty))
+        parameters.sort(
+            key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.default is not p.empty)
+        )
         return inspect.Signature(parameters)
 
 
@@ -239,7 +283,9 @@ def words(options: Mapping[str, Any], record: type[Options]) -> list[str]:
 
 
 def stage(record: type[Options]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """A function of a record, to be called with its fields; outputs that it claims are held until it returns."""
+    """A function of a record, to be called with its fields; outputs that it claims are held until
+    it returns.
+    """
 
     def decorated(function: Callable[..., Result]) -> Callable[..., Result]:
         @functools.wraps(function)

@@ -1,4 +1,6 @@
-"""Which columns of tables are read: named once, written behind every data set, so that files remember it."""
+"""Which columns of tables are read: named once, written behind every data set, so that files
+remember it.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,29 @@ def _roles(value: Any) -> Any:
     """ROLE=NAME texts as a mapping."""
     if value is None:
         return None
-    entries = value.items() if isinstance(value, Mapping) else (e.partition("=")[::2] for e in str(value).split(","))
+    entries = (
+        value.items()
+        if isinstance(value, Mapping)
+        else (e.partition("=")[::2] for e in str(value).split(","))
+    )
     columns = {str(role).strip(): str(name).strip() for role, name in entries}
     columns = {"label" if role == "labels" else role: name for role, name in columns.items()}
     for role, name in columns.items():
         if role not in ROLES or not name:
-            what = f"{role} is no role of a column{did_you_mean(role, ROLES)}" if role not in ROLES else "names none"
+            what = (
+                f"{role} is no role of a column{did_you_mean(role, ROLES)}"
+                if role not in ROLES
+                else "names none"
+            )
             hint = f"Write ROLE=NAME,ROLE=NAME; roles are {', '.join(ROLES)}."
             raise UsageError(f"--columns {role}={name}: {what}", hint=hint)
     return columns
 
 
 def named(spec: str, columns: Mapping[str, str]) -> str:
-    """A spec that says which columns of a table are read: `D#TEXT#LABEL`, or `D#ROLE,NAME#ROLE,NAME`."""
+    """A spec that says which columns of a table are read: `D#TEXT#LABEL`, or
+    `D#ROLE,NAME#ROLE,NAME`.
+    """
     if "#" in spec or not columns:
         return spec
     names = {role: quote(name, safe="").replace(".", "%2E") for role, name in columns.items()}
@@ -49,16 +61,27 @@ class Columns(Options):
     """Which columns of tables are read."""
 
     text_column: str | None = option(
-        None, metavar="NAME", unset="text or sentence", group=READ, help="The column of tables that holds the texts."
+        None,
+        metavar="NAME",
+        unset="text or sentence",
+        group=READ,
+        help="The column of tables that holds the texts.",
     )
     label_column: str | None = option(
-        None, metavar="NAME", unset="label or labels", group=READ, help="The column of tables that holds the labels."
+        None,
+        metavar="NAME",
+        unset="label or labels",
+        group=READ,
+        help="The column of tables that holds the labels.",
     )
     columns: Annotated[Mapping[str, str] | str | None, BeforeValidator(_roles)] = option(
         None,
         metavar="ROLE=NAME,…",
         group=READ,
-        help="Columns by what they hold: text, text_pair, label, image, group; text=premise,text_pair=hypothesis.",
+        help=(
+            "Columns by what they hold: text, text_pair, label, image, group; "
+            "text=premise,text_pair=hypothesis."
+        ),
     )
 
     @model_validator(mode="before")
@@ -66,7 +89,9 @@ class Columns(Options):
     def _named_columns(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Each data set says which of its columns are read: so do history, fingerprints and replay."""
         columns = dict(_roles(values.get("columns")) or {})
-        columns |= {role: values[f"{role}_column"] for role in PLACED if values.get(f"{role}_column")}
+        columns |= {
+            role: values[f"{role}_column"] for role in PLACED if values.get(f"{role}_column")
+        }
         fields = cls.model_fields if columns else {}
         changed = {}
         for name in fields.keys() & values.keys():
@@ -78,5 +103,9 @@ class Columns(Options):
                 for role, column in columns.items()
                 if kind == LABELLED or role not in OF_LABELLED or (role, name) == ("group", "data")
             }
-            changed[name] = named(value, there) if isinstance(value, str) else [named(each, there) for each in value]
+            changed[name] = (
+                named(value, there)
+                if isinstance(value, str)
+                else [named(each, there) for each in value]
+            )
         return values | changed

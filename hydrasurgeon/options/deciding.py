@@ -39,16 +39,22 @@ DROP = 0.5
 """Points that no measure of a cascade may lose, unless something else is asked for."""
 
 
-PREDICTIONS = "logits [sample, member, class], perhaps features [sample, member, width], as safetensors"
+PREDICTIONS = (
+    "logits [sample, member, class], perhaps features [sample, member, width], as safetensors"
+)
 """Help of predictions files."""
 
 
 class Answering(ClassNames, Bare, Run):
     """A checkpoint and its data; or, in their place, what any model answered."""
 
-    conflicts: ClassVar = tuple(("predictions", name) for name in ("checkpoint", "data", "arch", "classes", "limit"))
+    conflicts: ClassVar = tuple(
+        ("predictions", name) for name in ("checkpoint", "data", "arch", "classes", "limit")
+    )
 
-    checkpoint: PathLike | None = argument(reads=CHECKPOINTS, metavar="CKPT", help=CHECKPOINT, default=None)
+    checkpoint: PathLike | None = argument(
+        reads=CHECKPOINTS, metavar="CKPT", help=CHECKPOINT, default=None
+    )
     data: str | None
     predictions: PathLike | None = None
 
@@ -66,8 +72,9 @@ class Answering(ClassNames, Bare, Run):
 
 
 class CalibrateOptions(Answering, Output):
-    """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights; or, of any model's
-    predictions, in a file of their own."""
+    """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights;
+    or, of any model's predictions, in a file of their own.
+    """
 
     requires: ClassVar = {
         "delta": ("risk",),
@@ -101,31 +108,59 @@ class CalibrateOptions(Answering, Output):
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="OOD data to choose the OOD score and a cascade by, beside perturbed VAL; repeatable, needs no labels.",
+        help=(
+            "OOD data to choose the OOD score and a cascade by, beside perturbed VAL; "
+            "repeatable, needs no labels."
+        ),
     )
     predictions: PathLike | None = option(
-        None, metavar="F", group=READ, help=f"Instead of CKPT and VAL: any model's {PREDICTIONS}, with labels."
+        None,
+        metavar="F",
+        group=READ,
+        help=f"Instead of CKPT and VAL: any model's {PREDICTIONS}, with labels.",
     )
     fit_predictions: PathLike | None = option(
-        None, metavar="F", group=READ, help="Instead of TRAIN: predictions with features and labels."
+        None,
+        metavar="F",
+        group=READ,
+        help="Instead of TRAIN: predictions with features and labels.",
     )
     ood_predictions: Paths = option(
-        (), metavar="F", group=READ, help="Instead of --ood: predictions on OOD data, without labels; repeatable."
+        (),
+        metavar="F",
+        group=READ,
+        help="Instead of --ood: predictions on OOD data, without labels; repeatable.",
     )
     ood_score: str = option(
         "auto",
         metavar="auto|NAME",
         recorded=True,
-        help="msp, entropy, energy, max-logit, mi, gen, mds, rmds, maha++, vim, residual, knn, nci, mcm; or the best.",
+        help=(
+            "msp, entropy, energy, max-logit, mi, gen, mds, rmds, maha++, vim, residual, knn, "
+            "nci, mcm; or the best."
+        ),
     )
     coverage: float = option(
-        0.9, gt=0, lt=1, metavar="P", recorded=True, help="How often a prediction set holds the true label."
+        0.9,
+        gt=0,
+        lt=1,
+        metavar="P",
+        recorded=True,
+        help="How often a prediction set holds the true label.",
     )
     conformal: Literal["lac", "aps", "raps"] = option(
-        "lac", metavar="lac|aps|raps", recorded=True, help="How prediction sets are made; may be empty."
+        "lac",
+        metavar="lac|aps|raps",
+        recorded=True,
+        help="How prediction sets are made; may be empty.",
     )
     id_flagged: float = option(
-        0.05, gt=0, lt=1, metavar="P", recorded=True, help="Target false-positive rate on in-distribution data."
+        0.05,
+        gt=0,
+        lt=1,
+        metavar="P",
+        recorded=True,
+        help="Target false-positive rate on in-distribution data.",
     )
     risk: float | None = option(
         None,
@@ -144,7 +179,9 @@ class CalibrateOptions(Answering, Output):
         help=f"Probability that the --risk bound may fail; {DELTA:g} if not given.",
     )
     cascade: bool = option(
-        False, recorded=True, help="Let a hydra's first member answer what the others would not change."
+        False,
+        recorded=True,
+        help="Let a hydra's first member answer what the others would not change.",
     )
     max_drop: float | None = option(
         None,
@@ -152,7 +189,10 @@ class CalibrateOptions(Answering, Output):
         le=100,
         metavar="P",
         recorded=True,
-        help="Points of accuracy or micro F1, AUROC, FPR95 and coverage at 5 % risk that it may lose; else 0.5.",
+        help=(
+            "Points of accuracy or micro F1, AUROC, FPR95 and coverage at 5 % risk that it may "
+            "lose; else 0.5."
+        ),
     )
     budget: float | None = option(
         None,
@@ -183,15 +223,23 @@ class CalibrateOptions(Answering, Output):
 
 
 class PredictOptions(Answering, Force):
-    """Answer for every sample: label, prediction set, uncertainty, OOD score, or that the model abstains.
+    """Answer for every sample: label, prediction set, uncertainty, OOD score, or that the model
+    abstains.
 
     Interrupted, it goes on where it was when the command is repeated.
     """
 
-    requires: ClassVar = {"decision": ("predictions",), "predictions": ("decision",), "text_pair": ("text",)}
+    requires: ClassVar = {
+        "decision": ("predictions",),
+        "predictions": ("decision",),
+        "text_pair": ("text",),
+    }
     conflicts: ClassVar = (
         ("text", "data"),
-        *(("predictions", name) for name in ("text", "id_column", "keep_columns", "shard", "cascade")),
+        *(
+            ("predictions", name)
+            for name in ("text", "id_column", "keep_columns", "shard", "cascade")
+        ),
         *Answering.conflicts,
     )
 
@@ -201,7 +249,9 @@ class PredictOptions(Answering, Force):
         group=UNLABELLED,
         help="Data, labelled or not; - is stdin, a text in each line, or two with a tab between.",
     )
-    text: str | None = option(None, metavar="TEXT", group=READ, help="Instead of D: one text to answer for.")
+    text: str | None = option(
+        None, metavar="TEXT", group=READ, help="Instead of D: one text to answer for."
+    )
     text_pair: str | None = option(
         None, metavar="TEXT", group=READ, help="The second text, of a model that reads pairs."
     )
@@ -212,20 +262,29 @@ class PredictOptions(Answering, Force):
         None, metavar="G", group=READ, help=f"Instead of D: any model's {PREDICTIONS}."
     )
     id_column: str | None = option(
-        None, metavar="NAME", group=READ, help="Column that names the rows; `id` where there is one."
+        None,
+        metavar="NAME",
+        group=READ,
+        help="Column that names the rows; `id` where there is one.",
     )
     keep_columns: str | None = option(
         None, metavar="A,B", group=READ, help="Columns of the data to carry over into the answers."
     )
-    shard: str | None = option(None, metavar="I/N", group=READ, help="Only the Ith of N contiguous parts.")
+    shard: str | None = option(
+        None, metavar="I/N", group=READ, help="Only the Ith of N contiguous parts."
+    )
     top: int = option(5, ge=1, metavar="K", help="Most probable labels to list.")
     cascade: bool | None = option(
         None,
         flags=("--cascade/--no-cascade",),
-        help="By the checkpoint's cascade, or by all members; else by its cascade where it has one.",
+        help=(
+            "By the checkpoint's cascade, or by all members; else by its cascade where it has one."
+        ),
     )
     each: Callable[[str], None] | None = None
-    """Called with each row, a line of JSON, where there is no `out`; without both, the rows are returned."""
+    """Called with each row, a line of JSON, where there is no `out`; without both, the rows are
+    returned.
+    """
     out: PathLike | None = option(
         None,
         flags=("-o", "--out"),
@@ -236,32 +295,68 @@ class PredictOptions(Answering, Force):
 
 
 class ServeOptions(Checkpoint, ClassNames, Bare):
-    """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and /docs.
+    """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
+    /docs.
 
-    It has no authentication: put it behind what your site uses for that. SIGTERM stops it when what was taken is
-    answered.
+    It has no authentication: put it behind what your site uses for that. SIGTERM stops it when what
+    was taken is answered.
     """
 
-    host: str = option("127.0.0.1", metavar="H", group=RUNS, help="Address to listen at; 0.0.0.0 is every one.")
-    port: int = option(8000, ge=0, le=65535, metavar="N", group=RUNS, help="Port to listen at; 0 takes any free one.")
+    host: str = option(
+        "127.0.0.1", metavar="H", group=RUNS, help="Address to listen at; 0.0.0.0 is every one."
+    )
+    port: int = option(
+        8000,
+        ge=0,
+        le=65535,
+        metavar="N",
+        group=RUNS,
+        help="Port to listen at; 0 takes any free one.",
+    )
     cascade: bool | None = option(
         None,
         flags=("--cascade/--no-cascade",),
-        help="By the checkpoint's cascade, or by all members; else by its cascade where it has one.",
+        help=(
+            "By the checkpoint's cascade, or by all members; else by its cascade where it has one."
+        ),
     )
     top: int = option(5, ge=1, metavar="K", help="Most probable labels to list.")
-    batch_size: Batch = option(None, ge=1, metavar="N|auto", group=RUNS, help="Inputs in one pass, at most.")
-    wait: float = option(5.0, ge=0, le=10_000, metavar="MS", group=RUNS, help="How long a pass waits for more inputs.")
+    batch_size: Batch = option(
+        None, ge=1, metavar="N|auto", group=RUNS, help="Inputs in one pass, at most."
+    )
+    wait: float = option(
+        5.0,
+        ge=0,
+        le=10_000,
+        metavar="MS",
+        group=RUNS,
+        help="How long a pass waits for more inputs.",
+    )
     queue: int = option(
-        256, ge=1, le=1_000_000, metavar="N", group=RUNS, help="Inputs that may wait; more are refused with 429."
+        256,
+        ge=1,
+        le=1_000_000,
+        metavar="N",
+        group=RUNS,
+        help="Inputs that may wait; more are refused with 429.",
     )
     max_body: int = option(
-        32, ge=1, le=4096, metavar="MB", group=RUNS, help="Megabytes of a request; larger ones are refused with 413."
+        32,
+        ge=1,
+        le=4096,
+        metavar="MB",
+        group=RUNS,
+        help="Megabytes of a request; larger ones are refused with 413.",
     )
     device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where the model runs.")
-    dtype: Dtype = option("float32", metavar="TYPE", group=RUNS, help="float32, bfloat16 or float16.")
+    dtype: Dtype = option(
+        "float32", metavar="TYPE", group=RUNS, help="float32, bfloat16 or float16."
+    )
     answers: PathLike | None = option(
-        None, metavar="F.jsonl", group=WRITTEN, help="Append every answer, without its input, for `monitor`."
+        None,
+        metavar="F.jsonl",
+        group=WRITTEN,
+        help="Append every answer, without its input, for `monitor`.",
     )
     say: Callable[[str], None] = lambda _: None
     """Called with a line about what it does."""
@@ -276,12 +371,20 @@ class MonitorOptions(Force, Options):
     requires: ClassVar = {"force": ("report",)}
 
     answers: PathLike = argument(
-        reads=UNLABELLED, metavar="ANSWERS", help="A .jsonl file of `predict` or of `serve --answers`."
+        reads=UNLABELLED,
+        metavar="ANSWERS",
+        help="A .jsonl file of `predict` or of `serve --answers`.",
     )
     against: PathLike = option(
         metavar="CKPT", group=CHECKPOINTS, help="The calibrated checkpoint that gave the answers."
     )
     alpha: float = option(
-        0.01, ge=0.001, le=0.5, metavar="P", help="Probability of a false alarm, at most, where nothing drifted."
+        0.01,
+        ge=0.001,
+        le=0.5,
+        metavar="P",
+        help="Probability of a false alarm, at most, where nothing drifted.",
     )
-    report: PathLike | None = option(None, metavar="F", group=WRITTEN, help="Write an HTML page of it.")
+    report: PathLike | None = option(
+        None, metavar="F", group=WRITTEN, help="Write an HTML page of it."
+    )

@@ -7,7 +7,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hydrasurgeon.options.base import CHECKPOINTS, LABELLED, READ, RUNS, UNLABELLED, WRITTEN, PathLike, argument, option
+from hydrasurgeon.options.base import (
+    CHECKPOINTS,
+    LABELLED,
+    READ,
+    RUNS,
+    UNLABELLED,
+    WRITTEN,
+    PathLike,
+    argument,
+    option,
+)
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     OUT,
@@ -25,25 +35,38 @@ from hydrasurgeon.options.shared import (
     Texts,
 )
 
-Objective = Literal["avg", "acc", "nll", "ood", "msp", "entropy", "mi", "energy", "max-logit", "gen"]
-"""What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter; or an OOD score."""
+Objective = Literal[
+    "avg", "acc", "nll", "ood", "msp", "entropy", "mi", "energy", "max-logit", "gen"
+]
+"""What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter;
+or an OOD score.
+"""
 
 
 class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     """Measure how much each head matters, and write it into the manifest.
 
-    With --keep, taylor decides layer after layer: what a layer loses is off before the next is scored.
-    circuit finds the order in which heads can go; a killed search continues when the command is repeated.
+    With --keep, taylor decides layer after layer: what a layer loses is off before the next is
+    scored. circuit finds the order in which heads can go; a killed search continues when the
+    command is repeated.
     """
 
     method: str = option(
-        "taylor", metavar="M", recorded=True, help="taylor, fisher, headmap, magnitude, random, cahp or circuit."
+        "taylor",
+        metavar="M",
+        recorded=True,
+        help="taylor, fisher, headmap, magnitude, random, cahp or circuit.",
     )
     part: Literal["heads", "neurons"] = option(
-        "heads", recorded=True, help="What is scored: heads, or the neurons of the MLPs by taylor, fisher or magnitude."
+        "heads",
+        recorded=True,
+        help="What is scored: heads, or the neurons of the MLPs by taylor, fisher or magnitude.",
     )
     remove: int | None = option(
-        None, metavar="N", recorded=True, help="Heads a circuit's removal order holds; all but one if not given."
+        None,
+        metavar="N",
+        recorded=True,
+        help="Heads a circuit's removal order holds; all but one if not given.",
     )
     plot: PathLike | None = option(
         None, metavar="FILE", group=WRITTEN, help="cahp: draw its curve and clusters; .png or .svg."
@@ -73,29 +96,53 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
     requires: ClassVar = {"compensate": ("data",)}
 
     method: str | None = option(
-        None, metavar="M", recorded=True, help="Criterion; its scores come from the manifest or from --data."
+        None,
+        metavar="M",
+        recorded=True,
+        help="Criterion; its scores come from the manifest or from --data.",
     )
     sample: str | None = option(
-        None, metavar="N/P", recorded=True, help="Remove N of the first P heads in removal order, drawn by --seed."
+        None,
+        metavar="N/P",
+        recorded=True,
+        help="Remove N of the first P heads in removal order, drawn by --seed.",
     )
     mask: PathLike | None = option(
-        None, metavar="FILE", group=READ, recorded=True, help="Keep the heads of this manifest or JSON mask."
+        None,
+        metavar="FILE",
+        group=READ,
+        recorded=True,
+        help="Keep the heads of this manifest or JSON mask.",
     )
     rearrange: bool = option(
         False,
         recorded=True,
-        help="Let other heads of the same layers go, by how fisher says that heads matter together.",
+        help=(
+            "Let other heads of the same layers go, by how fisher says that heads matter together."
+        ),
     )
     neurons: float | None = option(
-        None, gt=0, le=1, metavar="SHARE", recorded=True, help="Neurons to keep of each MLP: 0.5 keeps half."
+        None,
+        gt=0,
+        le=1,
+        metavar="SHARE",
+        recorded=True,
+        help="Neurons to keep of each MLP: 0.5 keeps half.",
     )
     spread: Literal["even", "ranked"] = option(
-        "even", recorded=True, help="The same share of neurons in every layer, or on average: all layers ranked."
+        "even",
+        recorded=True,
+        help="The same share of neurons in every layer, or on average: all layers ranked.",
     )
     compensate: Literal["none", "mean", "lstsq"] = option(
-        "none", metavar="HOW", recorded=True, help="Repair without training, on --data: none, mean or lstsq."
+        "none",
+        metavar="HOW",
+        recorded=True,
+        help="Repair without training, on --data: none, mean or lstsq.",
     )
-    out: PathLike | None = option(None, flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+    out: PathLike | None = option(
+        None, flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT
+    )
 
     @property
     def repair(self) -> str | None:
@@ -107,7 +154,12 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
         dtype = None if self.dtype == "float32" else self.dtype
         mask = None if self.mask is None else Path(self.mask)
         spread = None if self.neurons is None else self.spread
-        return super().recorded() | {"compensate": self.repair, "dtype": dtype, "mask": mask, "spread": spread}
+        return super().recorded() | {
+            "compensate": self.repair,
+            "dtype": dtype,
+            "mask": mask,
+            "spread": spread,
+        }
 
 
 class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
@@ -136,44 +188,76 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         metavar="T",
         group=CHECKPOINTS,
         recorded=True,
-        help="Learn from these checkpoints too, from their mean, or from predictions files; repeatable.",
+        help=(
+            "Learn from these checkpoints too, from their mean, or from predictions files; "
+            "repeatable."
+        ),
     )
     alpha: float = option(
-        0.9, ge=0, le=1, metavar="X", recorded=True, help="How much teachers count; labels count the rest."
+        0.9,
+        ge=0,
+        le=1,
+        metavar="X",
+        recorded=True,
+        help="How much teachers count; labels count the rest.",
     )
     temperature: float = option(
-        1.0, gt=0, metavar="T", recorded=True, help="By what logits are divided where teachers are met."
+        1.0,
+        gt=0,
+        metavar="T",
+        recorded=True,
+        help="By what logits are divided where teachers are met.",
     )
     unlabelled: str | None = option(
-        None, metavar="D", group=UNLABELLED, recorded=True, help="More data, of which only the teachers say what it is."
+        None,
+        metavar="D",
+        group=UNLABELLED,
+        recorded=True,
+        help="More data, of which only the teachers say what it is.",
     )
     recipe: PathLike | None = option(
         None,
         metavar="NAME|FILE",
         unset="image or text, by the data",
         recorded=True,
-        help="imagenet, image, text, teach, scratch (init:), cifar100, sst2, lora, lit, demo, or a .toml file.",
+        help=(
+            "imagenet, image, text, teach, scratch (init:), cifar100, sst2, lora, lit, demo, or "
+            "a .toml file."
+        ),
     )
-    set: Pairs = option(None, metavar="KEY=VALUE", recorded=True, help="Override a field of the recipe; repeatable.")
+    set: Pairs = option(
+        None, metavar="KEY=VALUE", recorded=True, help="Override a field of the recipe; repeatable."
+    )
     freeze: Commas = option(
         None,
         repeatable=True,
         metavar="PART",
         recorded=True,
-        help="Parts that stay as they are, with commas: mlp, attention, norm, embedding, readout, classifier. "
+        help="Parts that stay as they are, with commas: mlp, attention, norm, embedding, readout, "
+        "classifier. "
         "Frozen MLPs make fusing exact.",
     )
     trunk_cache: Literal["auto", "off"] = option(
         "auto",
         group=RUNS,
         recorded=True,
-        help="Of a hydra: keep what its frozen trunk makes of inputs that are not perturbed, in bfloat16 on disk.",
+        help=(
+            "Of a hydra: keep what its frozen trunk makes of inputs that are not perturbed, in "
+            "bfloat16 on disk."
+        ),
     )
-    batch_size: int | None = option(None, ge=1, metavar="N", group=RUNS, recorded=True, help="Instead of the recipe's.")
+    batch_size: int | None = option(
+        None, ge=1, metavar="N", group=RUNS, recorded=True, help="Instead of the recipe's."
+    )
     save_every: int | None = option(
-        None, metavar="N", group=RUNS, help="Steps between resumable states; each epoch if not given."
+        None,
+        metavar="N",
+        group=RUNS,
+        help="Steps between resumable states; each epoch if not given.",
     )
-    resume: bool = option(False, group=RUNS, help="Continue an interrupted run of the same command.")
+    resume: bool = option(
+        False, group=RUNS, help="Continue an interrupted run of the same command."
+    )
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
 
     def recorded(self) -> dict[str, Any]:
@@ -184,81 +268,132 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
 
 
 class FuseOptions(ClassNames, Run, Output):
-    """Fuse members into one hydra that runs all of them in a single pass, or into one ordinary model: their mean."""
+    """Fuse members into one hydra that runs all of them in a single pass, or into one ordinary
+    model: their mean.
+    """
 
     requires: ClassVar = {"limit": ("check",)}
     conflicts: ClassVar = [("mean", "mlp")]
 
-    members: Paths = argument(reads=CHECKPOINTS, metavar="M1 M2 ...", help="Members of one backbone, two or more.")
+    members: Paths = argument(
+        reads=CHECKPOINTS, metavar="M1 M2 ...", help="Members of one backbone, two or more."
+    )
     mlp: Literal["average", "separate"] = option(
         "average", recorded=True, help="average (the paper's) or separate (exact)."
     )
     mean: bool = option(
         False,
         recorded=True,
-        help="Write one ordinary model of their mean weights: for several fine-tunings of one start.",
+        help=(
+            "Write one ordinary model of their mean weights: for several fine-tunings of one start."
+        ),
     )
-    check: str | None = option(None, metavar="D", group=LABELLED, help="Compare with the members on this data.")
+    check: str | None = option(
+        None, metavar="D", group=LABELLED, help="Compare with the members on this data."
+    )
     tolerance: float = option(
-        0.02, ge=0, metavar="X", help="Largest mean difference of a class probability that --check accepts."
+        0.02,
+        ge=0,
+        metavar="X",
+        help="Largest mean difference of a class probability that --check accepts.",
     )
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
 
 
 class BuildOptions(ClassNames, Bare, Run, Force):
-    """Make the most trustworthy classifier for a price: the checkpoint itself, a smaller one, or a hydra.
+    """Make the most trustworthy classifier for a price: the checkpoint itself, a smaller one, or a
+    hydra.
 
-    Several checkpoints are fine-tunings of one architecture, of which hydras of small members are made.
-    A killed build goes on when the command is repeated.
+    Several checkpoints are fine-tunings of one architecture, of which hydras of small members are
+    made. A killed build goes on when the command is repeated.
     """
 
     requires: ClassVar = {"teachers": ("tune",)}
 
     checkpoints: Paths = argument(
-        reads=CHECKPOINTS, metavar="CKPT...", help=f"{CHECKPOINT} One, or several of one architecture."
+        reads=CHECKPOINTS,
+        metavar="CKPT...",
+        help=f"{CHECKPOINT} One, or several of one architecture.",
     )
     data: str = option(
         metavar="TRAIN",
         group=LABELLED,
         help="Labelled training data: heads are scored, members repaired and tuned on it.",
     )
-    val: str = option(metavar="VAL", group=LABELLED, help="Labelled data by which members are chosen.")
+    val: str = option(
+        metavar="VAL", group=LABELLED, help="Labelled data by which members are chosen."
+    )
     ood: Texts = option(
-        (), metavar="D", group=UNLABELLED, help="OOD data by which members are chosen too; repeatable, needs no labels."
+        (),
+        metavar="D",
+        group=UNLABELLED,
+        help="OOD data by which members are chosen too; repeatable, needs no labels.",
     )
     budget: str = option(
-        "macs=1.5", metavar="UNIT=N[,N]", help="macs= or params=, times one model's, below 1 too; a list: the front."
+        "macs=1.5",
+        metavar="UNIT=N[,N]",
+        help="macs= or params=, times one model's, below 1 too; a list: the front.",
     )
     objective: Objective | None = option(
-        None, metavar="NAME", help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood."
+        None,
+        metavar="NAME",
+        help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood.",
     )
     members: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = option(
         "auto", metavar="auto|N", help="How many; auto: one to five."
     )
     max_drop: float = option(
-        0.5, ge=0, le=100, metavar="P", help="Points of accuracy that may be lost for better OOD detection."
+        0.5,
+        ge=0,
+        le=100,
+        metavar="P",
+        help="Points of accuracy that may be lost for better OOD detection.",
     )
     candidates: int = option(48, ge=1, metavar="N", help="Members that are tried.")
     criteria: str | None = option(
-        None, metavar="A,B", help="What candidates are pruned by: taylor, fisher, circuit-avg, cahp, …"
+        None,
+        metavar="A,B",
+        help="What candidates are pruned by: taylor, fisher, circuit-avg, cahp, …",
     )
-    search: Search = option("attribution", metavar="HOW", help="How circuits are searched: exact, fast or attribution.")
+    search: Search = option(
+        "attribution", metavar="HOW", help="How circuits are searched: exact, fast or attribution."
+    )
     score_limit: int = option(
-        1000, ge=1, metavar="N", group=RUNS, help="Samples of TRAIN that heads are scored, and members repaired, on."
+        1000,
+        ge=1,
+        metavar="N",
+        group=RUNS,
+        help="Samples of TRAIN that heads are scored, and members repaired, on.",
     )
     tune: str | None = option(
-        None, metavar="auto|RECIPE", help="Tune the chosen members too, and keep what is worth more; auto: taught."
+        None,
+        metavar="auto|RECIPE",
+        help="Tune the chosen members too, and keep what is worth more; auto: taught.",
     )
     teachers: str | None = option(
-        None, metavar="T,T|N", group=READ, help="Who teaches members: checkpoints, or N trained first; else their own."
+        None,
+        metavar="T,T|N",
+        group=READ,
+        help="Who teaches members: checkpoints, or N trained first; else their own.",
     )
-    calibrate: bool = option(True, flags=("--calibrate/--no-calibrate",), help="Fit a decision state at the end.")
+    calibrate: bool = option(
+        True, flags=("--calibrate/--no-calibrate",), help="Fit a decision state at the end."
+    )
     cache: PathLike | None = option(
-        None, metavar="DIR", group=WRITTEN, help="Scores and answers; NAME.build beside -o if not given."
+        None,
+        metavar="DIR",
+        group=WRITTEN,
+        help="Scores and answers; NAME.build beside -o if not given.",
     )
-    plot: PathLike | None = option(None, metavar="FILE", group=WRITTEN, help="Draw quality against cost, .png or .svg.")
-    dry_run: bool = option(False, group=RUNS, help="Choose, and print the commands as a script instead.")
-    out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=f"{OUT} A front: a folder.")
+    plot: PathLike | None = option(
+        None, metavar="FILE", group=WRITTEN, help="Draw quality against cost, .png or .svg."
+    )
+    dry_run: bool = option(
+        False, group=RUNS, help="Choose, and print the commands as a script instead."
+    )
+    out: PathLike = option(
+        flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=f"{OUT} A front: a folder."
+    )
 
     @property
     def paths(self) -> list[Path]:

@@ -1,5 +1,6 @@
-"""The commands that measure checkpoints, take them elsewhere and prove what they are: eval, bench, inspect, compare,
-probe, export, verify, replay."""
+"""The commands that measure checkpoints, take them elsewhere and prove what they are: eval, bench,
+inspect, compare, probe, export, verify, replay.
+"""
 
 from __future__ import annotations
 
@@ -53,16 +54,24 @@ class EvaluateOptions(Bare, Run, Force):
         "corrupt": ("checkpoints",),
     }
     conflicts: ClassVar = (
-        *(("cascade", name) for name in ("ensemble", "mc_dropout", "no_decision", "temperature", "card")),
+        *(
+            ("cascade", name)
+            for name in ("ensemble", "mc_dropout", "no_decision", "temperature", "card")
+        ),
         *(("cascade", name) for name in ("predictions", "predictions_in")),
         ("card", "ensemble"),
         ("card", "predictions_in"),
     )
 
-    checkpoints: Paths = argument(reads=CHECKPOINTS, metavar="CKPT...", help="Checkpoints to compare.", default=())
+    checkpoints: Paths = argument(
+        reads=CHECKPOINTS, metavar="CKPT...", help="Checkpoints to compare.", default=()
+    )
     data: Texts = option((), metavar="[NAME=]D", group=LABELLED, help=f"{DATA}; repeatable.")
     ood: Texts = option(
-        (), metavar="near:NAME=D", group=UNLABELLED, help="OOD data, near:NAME=D or far:NAME=D; repeatable."
+        (),
+        metavar="near:NAME=D",
+        group=UNLABELLED,
+        help="OOD data, near:NAME=D or far:NAME=D; repeatable.",
     )
     shift: Texts = option(
         (),
@@ -74,7 +83,8 @@ class EvaluateOptions(Bare, Run, Force):
         (),
         metavar="all|NAME[:S]",
         group=READ,
-        help="ImageNet-C's corruptions of the data, for texts typos and word_dropout, of severity S or all five; "
+        help="ImageNet-C's corruptions of the data, for texts typos and word_dropout, of severity "
+        "S or all five; "
         "repeatable.",
     )
     val: str | None = option(
@@ -87,7 +97,10 @@ class EvaluateOptions(Bare, Run, Force):
         (),
         metavar="[NAME=]A,B,…|FILE|data",
         group=READ,
-        help="CLIP: the class names, of all data sets or of one; else the recorded ones, else the data's; repeatable.",
+        help=(
+            "CLIP: the class names, of all data sets or of one; else the recorded ones, else the "
+            "data's; repeatable."
+        ),
     )
     template: Texts = option(
         (),
@@ -95,48 +108,87 @@ class EvaluateOptions(Bare, Run, Force):
         group=READ,
         help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
     )
-    predictions_in: Paths = option((), metavar="F", group=READ, help="Evaluate logits from such a file; repeatable.")
+    predictions_in: Paths = option(
+        (), metavar="F", group=READ, help="Evaluate logits from such a file; repeatable."
+    )
     ensemble: bool = option(
-        False, help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble."
+        False,
+        help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble.",
     )
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] | Literal["fit"] | None = option(
-        None, metavar="fit|T", help="Temperature of the averaged prediction; else the decision state's, or 1."
+        None,
+        metavar="fit|T",
+        help="Temperature of the averaged prediction; else the decision state's, or 1.",
     )
     ood_score: str | None = option(
         None,
         metavar="NAME,…|all",
-        help="msp, entropy, energy, max-logit, mi, gen, or what calibrate fitted, which is the default; else msp.",
+        help=(
+            "msp, entropy, energy, max-logit, mi, gen, or what calibrate fitted, which is the "
+            "default; else msp."
+        ),
     )
     no_decision: bool = option(False, help="Ignore decision states.")
-    cascade: bool = option(False, help="Measure each checkpoint's cascade, and the full hydra next to it.")
+    cascade: bool = option(
+        False, help="Measure each checkpoint's cascade, and the full hydra next to it."
+    )
     mc_dropout: int | None = option(
-        None, ge=1, le=1000, metavar="N", help="Run each model N times with its dropout on; the passes are its members."
+        None,
+        ge=1,
+        le=1000,
+        metavar="N",
+        help="Run each model N times with its dropout on; the passes are its members.",
     )
     ci: float | None = option(
-        None, gt=0, lt=1, metavar="P", help="Bootstrap confidence intervals of the metrics, of level P."
+        None,
+        gt=0,
+        lt=1,
+        metavar="P",
+        help="Bootstrap confidence intervals of the metrics, of level P.",
     )
-    reference: str | None = option(None, metavar="NAME", help="The result that reports compare with; else the first.")
+    reference: str | None = option(
+        None, metavar="NAME", help="The result that reports compare with; else the first."
+    )
     asserts: Texts = option(
         (),
         flags=("--assert",),
         metavar="[NAME:]PATH<=X",
         help='Exit 1 unless a number of the report keeps this limit, "id.ece<=0.02"; repeatable.',
     )
-    json_: PathLike | None = option(None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT)
+    json_: PathLike | None = option(
+        None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT
+    )
     html: PathLike | None = option(
-        None, metavar="F|-", group=WRITTEN, help="Write the report as one page that opens offline; - is stdout."
+        None,
+        metavar="F|-",
+        group=WRITTEN,
+        help="Write the report as one page that opens offline; - is stdout.",
     )
     no_examples: bool = option(
-        False, group=WRITTEN, help="Leave pictures and texts of the data out of the page, which shows at most 40."
+        False,
+        group=WRITTEN,
+        help="Leave pictures and texts of the data out of the page, which shows at most 40.",
     )
     markdown: PathLike | None = option(
-        None, metavar="F|-", group=WRITTEN, help="Write verdicts and tables as Markdown; - is stdout."
+        None,
+        metavar="F|-",
+        group=WRITTEN,
+        help="Write verdicts and tables as Markdown; - is stdout.",
     )
-    predictions: PathLike | None = option(None, metavar="F", group=WRITTEN, help="Write the logits as safetensors.")
+    predictions: PathLike | None = option(
+        None, metavar="F", group=WRITTEN, help="Write the logits as safetensors."
+    )
     log: str | None = option(
-        None, metavar="NAME[:PROJECT]", group=WRITTEN, help="Log a run for each result: wandb, mlflow or trackio."
+        None,
+        metavar="NAME[:PROJECT]",
+        group=WRITTEN,
+        help="Log a run for each result: wandb, mlflow or trackio.",
     )
-    card: bool = option(False, group=WRITTEN, help="Write each directory's own result into its model card, README.md.")
+    card: bool = option(
+        False,
+        group=WRITTEN,
+        help="Write each directory's own result into its model card, README.md.",
+    )
     push_to_hub: str | None = option(
         None,
         metavar="OWNER/NAME",
@@ -152,22 +204,37 @@ class BenchOptions(Bare, Device, Columns, Force):
     conflicts: ClassVar = (("cascade", "compile"),)
 
     checkpoints: Paths = argument(
-        reads=CHECKPOINTS, metavar="CKPT...", help="Checkpoints, as files, names, directories or hub ids."
+        reads=CHECKPOINTS,
+        metavar="CKPT...",
+        help="Checkpoints, as files, names, directories or hub ids.",
     )
     vs: Paths = option(
-        (), metavar="M1 M2 ...", group=CHECKPOINTS, help="Members, run one after another for comparison."
+        (),
+        metavar="M1 M2 ...",
+        group=CHECKPOINTS,
+        help="Members, run one after another for comparison.",
     )
     backbone: PathLike | None = option(
         None, metavar="CKPT", group=CHECKPOINTS, help="The single model that ratios refer to."
     )
-    data: str | None = option(None, metavar="D", group=UNLABELLED, help="Real samples instead of random inputs.")
-    cascade: bool = option(False, help="Time each checkpoint's cascade on --data, and the full hydra next to it.")
+    data: str | None = option(
+        None, metavar="D", group=UNLABELLED, help="Real samples instead of random inputs."
+    )
+    cascade: bool = option(
+        False, help="Time each checkpoint's cascade on --data, and the full hydra next to it."
+    )
     batch: str = option("1,4,16", metavar="N,N,…", group=RUNS, help="Batch sizes.")
     dtype: str = option("float32", metavar="T,T,…", group=RUNS, help="float32, bfloat16, float16.")
     compile: bool = option(False, group=RUNS, help="Measure under torch.compile.")
-    runs: int = option(7, ge=1, metavar="N", group=RUNS, help="Interleaved runs behind each median.")
-    json_: PathLike | None = option(None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT)
-    plot: PathLike | None = option(None, metavar="F", group=WRITTEN, help="A picture of it, as .png or .svg.")
+    runs: int = option(
+        7, ge=1, metavar="N", group=RUNS, help="Interleaved runs behind each median."
+    )
+    json_: PathLike | None = option(
+        None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT
+    )
+    plot: PathLike | None = option(
+        None, metavar="F", group=WRITTEN, help="A picture of it, as .png or .svg."
+    )
 
 
 class InspectOptions(Checkpoint, Bare):
@@ -175,16 +242,23 @@ class InspectOptions(Checkpoint, Bare):
 
 
 class CompareOptions(Options):
-    """Show how alike the heads of two checkpoints are: overlap by layer and in all, Jensen–Shannon divergence."""
+    """Show how alike the heads of two checkpoints are: overlap by layer and in all, Jensen–Shannon
+    divergence.
+    """
 
     a: PathLike = argument(
-        reads=CHECKPOINTS, metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest."
+        reads=CHECKPOINTS,
+        metavar="A",
+        help="A checkpoint, a hydra's member (FILE#0) or a manifest.",
     )
-    b: PathLike = argument(reads=CHECKPOINTS, metavar="B", help="Another one of the same architecture.")
+    b: PathLike = argument(
+        reads=CHECKPOINTS, metavar="B", help="Another one of the same architecture."
+    )
 
 
 class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
-    """Measure whether noise makes pruning worse, and which heads detect OOD data (Proposition 1, Appendix B).
+    """Measure whether noise makes pruning worse, and which heads detect OOD data (Proposition 1,
+    Appendix B).
 
     Without --keep or --remove, one head of three goes. Nothing is written but --json and --plot.
     """
@@ -203,28 +277,49 @@ class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         (),
         metavar="all|NAME[:S]",
         group=READ,
-        help="The noisy data: these corruptions of the data, each sample by one of them in turn; all if not given.",
+        help=(
+            "The noisy data: these corruptions of the data, each sample by one of them in turn; "
+            "all if not given."
+        ),
     )
-    shift: str | None = option(None, metavar="D", group=LABELLED, help="Labelled noisy data, instead of corruptions.")
+    shift: str | None = option(
+        None, metavar="D", group=LABELLED, help="Labelled noisy data, instead of corruptions."
+    )
     method: str = option(
         "taylor",
         metavar="M",
-        help="The criterion by which heads go, and are called important: recorded scores, or computed now.",
+        help=(
+            "The criterion by which heads go, and are called important: recorded scores, or "
+            "computed now."
+        ),
     )
     draws: int = option(
-        8, ge=1, le=10_000, metavar="N", group=RUNS, help="Random vectors behind the diagonals of Hessians."
+        8,
+        ge=1,
+        le=10_000,
+        metavar="N",
+        group=RUNS,
+        help="Random vectors behind the diagonals of Hessians.",
     )
-    json_: PathLike | None = option(None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT)
+    json_: PathLike | None = option(
+        None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT
+    )
     dtype: Literal["float32", "float64"] = option(
-        "float32", group=RUNS, help="float32 or float64: second derivatives in half precision are noise."
+        "float32",
+        group=RUNS,
+        help="float32 or float64: second derivatives in half precision are noise.",
     )
     plot: PathLike | None = option(
-        None, metavar="FILE", group=WRITTEN, help="Draw ID and OOD samples in the planes of heads, .png or .svg."
+        None,
+        metavar="FILE",
+        group=WRITTEN,
+        help="Draw ID and OOD samples in the planes of heads, .png or .svg.",
     )
 
 
 class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
-    """Write a model or a hydra for other runtimes (onnx, pt2), or with zeros for its own library (padded).
+    """Write a model or a hydra for other runtimes (onnx, pt2), or with zeros for its own library
+    (padded).
 
     Each is checked first.
     """
@@ -232,10 +327,14 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     requires: ClassVar = {"int8": ("check",), "ood": ("check",), "limit": ("check",)}
     conflicts: ClassVar = (("int8", "cascade"), ("check", "cascade"))
 
-    format: Literal["onnx", "pt2", "padded"] = option("onnx", recorded=True, help="onnx, pt2 or padded.")
+    format: Literal["onnx", "pt2", "padded"] = option(
+        "onnx", recorded=True, help="onnx, pt2 or padded."
+    )
     aot: bool = option(False, help="pt2: compiled for this machine (AOTInductor).")
     cascade: bool = option(False, help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
-    member: int | None = option(None, metavar="I", recorded=True, help="padded: which member of a hydra, from 0.")
+    member: int | None = option(
+        None, metavar="I", recorded=True, help="padded: which member of a hydra, from 0."
+    )
     int8: bool = option(False, help="onnx: weights in 8 bits, if answers stay as good.")
     check: str | None = option(
         None, metavar="D", group=LABELLED, help="onnx, pt2: labelled data to compare answers on."
@@ -247,9 +346,15 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
         help="--check: OOD data to be detected as well as before; repeatable.",
     )
     tolerance: float = option(
-        0.01, ge=0, le=1, metavar="X", help="--check: by how much accuracy, ECE and AUROC may be worse."
+        0.01,
+        ge=0,
+        le=1,
+        metavar="X",
+        help="--check: by how much accuracy, ECE and AUROC may be worse.",
     )
-    limit: int | None = option(None, ge=0, metavar="N", group=READ, help="Use a random N of the samples.")
+    limit: int | None = option(
+        None, ge=0, metavar="N", group=READ, help="Use a random N of the samples."
+    )
     out: PathLike | None = option(
         None,
         flags=("-o", "--out"),
@@ -262,31 +367,45 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
 class VerifyOptions(Checkpoint, Bare, Run):
     """Prove what can be proven about a checkpoint, and exit with 1 where something does not hold.
 
-    Without --parents: hashes, finite weights, members, the links of the history. With it: that pruned is the
-    masked parent and fused is the members, bit for bit and by their outputs.
+    Without --parents: hashes, finite weights, members, the links of the history. With it: that
+    pruned is the masked parent and fused is the members, bit for bit and by their outputs.
     """
 
-    requires: ClassVar = {"data": ("parents",), "public_key": ("signature",), "signature": ("public_key",)}
+    requires: ClassVar = {
+        "data": ("parents",),
+        "public_key": ("signature",),
+        "signature": ("public_key",),
+    }
 
     parents: PathLike | None = option(
-        None, metavar="DIR", group=READ, help="Compare it with what it was made from: files of this folder, by hash."
+        None,
+        metavar="DIR",
+        group=READ,
+        help="Compare it with what it was made from: files of this folder, by hash.",
     )
     data: str | None = option(
-        None, metavar="D", group=UNLABELLED, help="With --parents: compare outputs on this, not random inputs."
+        None,
+        metavar="D",
+        group=UNLABELLED,
+        help="With --parents: compare outputs on this, not random inputs.",
     )
     signature: PathLike | None = option(
         None, metavar="SIG", group=READ, help="Check this signature by OpenSSF model-signing."
     )
-    public_key: PathLike | None = option(None, metavar="F", group=READ, help="With --signature: the signer's key, PEM.")
+    public_key: PathLike | None = option(
+        None, metavar="F", group=READ, help="With --signature: the signer's key, PEM."
+    )
     dtype: Literal["float64", "float32"] = option(
         "float64", group=RUNS, help="float64 or float32: what outputs are compared in."
     )
 
 
 class ReplayOptions(Checkpoint):
-    """Run a checkpoint's whole history again, compare hash by hash, and exit with 1 where they differ.
+    """Run a checkpoint's whole history again, compare hash by hash, and exit with 1 where they
+    differ.
 
-    The same versions on the same processor give the same bytes; else the largest difference is reported.
+    The same versions on the same processor give the same bytes; else the largest difference is
+    reported.
     """
 
     requires: ClassVar = {"shell": ("dry_run",)}
@@ -297,12 +416,22 @@ class ReplayOptions(Checkpoint):
         group=READ,
         help="Where the backbone (found by its hash), data, recipes and masks lie.",
     )
-    fetch: bool = option(False, group=READ, help="Read models and data on the hub that the history names, too.")
+    fetch: bool = option(
+        False, group=READ, help="Read models and data on the hub that the history names, too."
+    )
     tolerance: float = option(0.0, metavar="T", help="Largest difference of a weight to accept.")
-    dry_run: bool = option(False, group=RUNS, help="Look for all files, show the commands, run nothing.")
-    shell: bool = option(False, group=RUNS, help="With --dry-run: print a shell script that does it.")
+    dry_run: bool = option(
+        False, group=RUNS, help="Look for all files, show the commands, run nothing."
+    )
+    shell: bool = option(
+        False, group=RUNS, help="With --dry-run: print a shell script that does it."
+    )
     device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where models run.")
     progress: Progress | None = None
     out: PathLike | None = option(
-        None, flags=("-o", "--out"), metavar="DIR", group=WRITTEN, help="Keep the files on the way in this new folder."
+        None,
+        flags=("-o", "--out"),
+        metavar="DIR",
+        group=WRITTEN,
+        help="Keep the files on the way in this new folder.",
     )

@@ -1,4 +1,6 @@
-"""What several commands can be told: how a model runs, how heads are chosen, how a checkpoint is written."""
+"""What several commands can be told: how a model runs, how heads are chosen, how a checkpoint is
+written.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,25 @@ Progress = Callable[[str, int, int], None]
 """What is being done, steps done, steps in all; of none in all it is a line to be said once."""
 LARGEST = 2**63 - 1
 """The largest number that fits into a manifest, and that torch and numpy take as a seed."""
-CHECKPOINT = "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
+CHECKPOINT = (
+    "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
+)
 """Help of CKPT."""
-DATA = "Labelled data: folder or .zip of images, .csv, .jsonl, .parquet, .npz, list, hf:…, torchvision:…, demo:…"
+DATA = (
+    "Labelled data: folder or .zip of images, .csv, .jsonl, .parquet, .npz, list, hf:…, "
+    "torchvision:…, demo:…"
+)
 """Help of labelled data."""
 OUT = "NAME.safetensors, or DIR/ for the family's own layout."
 """Help of --out."""
 
 
 def _number_or_auto(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19 else value
+    return (
+        int(value)
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19
+        else value
+    )
 
 
 def _batch(value: Any) -> Any:
@@ -147,7 +158,10 @@ class Output(Force):
         None,
         metavar="SIZE",
         group=WRITTEN,
-        help="Cut a directory's weights into files of at most 5GB, 500MB, …; transformers loads them so.",
+        help=(
+            "Cut a directory's weights into files of at most 5GB, 500MB, …; transformers loads "
+            "them so."
+        ),
     )
     push_to_hub: str | None = option(
         None,
@@ -155,13 +169,17 @@ class Output(Force):
         group=WRITTEN,
         help="Upload the result as a directory to this hub repository; uses the usual token.",
     )
-    private: bool = option(False, group=WRITTEN, help="With --push-to-hub: a new repository is private.")
+    private: bool = option(
+        False, group=WRITTEN, help="With --push-to-hub: a new repository is private."
+    )
 
 
 class Device(Options):
     """Where a model runs, how its progress is shown, and what random choices follow from."""
 
-    seed: int = option(0, ge=0, le=LARGEST, metavar="N", group=RUNS, help="Seed of every random choice.")
+    seed: int = option(
+        0, ge=0, le=LARGEST, metavar="N", group=RUNS, help="Seed of every random choice."
+    )
     device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where models run.")
     progress: Progress | None = None
 
@@ -202,7 +220,10 @@ class Run(Device, Columns):
         help="Samples in one pass.",
     )
     skip_bad: bool = option(
-        False, group=READ, recorded=True, help="Leave out images that cannot be read, and name them."
+        False,
+        group=READ,
+        recorded=True,
+        help="Leave out images that cannot be read, and name them.",
     )
 
     def tick(self, what: str, done: int, total: int) -> None:
@@ -215,7 +236,9 @@ class Scoring(Options):
     """Which heads are scored, on what, and how many go."""
 
     objective: str | None = option(
-        None, metavar="acc|ood|avg", help="What a circuit keeps: accuracy, OOD separability or their mean (avg)."
+        None,
+        metavar="acc|ood|avg",
+        help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
     )
     ood_score: str | None = option(
         None,
@@ -232,19 +255,33 @@ class Scoring(Options):
         help="OOD data for the objectives ood and avg; repeatable, needs no labels.",
     )
     search: Search | None = option(
-        None, metavar="exact|fast|attribution", unset="exact", recorded=True, help="How a circuit is searched."
+        None,
+        metavar="exact|fast|attribution",
+        unset="exact",
+        recorded=True,
+        help="How a circuit is searched.",
     )
     keep: Auto = option(
-        None, metavar="K|auto", recorded=True, help="Heads to keep in each layer; auto is cahp's own number."
+        None,
+        metavar="K|auto",
+        recorded=True,
+        help="Heads to keep in each layer; auto is cahp's own number.",
     )
     remove: int | None = option(
         None, metavar="N", recorded=True, help="Heads to remove in all, the lowest scores first."
     )
     layers: str | None = option(
-        None, metavar="A-B", unset="all", recorded=True, help="Remove heads from these layers only (6-11, or 0,2,5-7)."
+        None,
+        metavar="A-B",
+        unset="all",
+        recorded=True,
+        help="Remove heads from these layers only (6-11, or 0,2,5-7).",
     )
     tower: str | None = option(
-        None, metavar="TOWER", recorded=True, help="vision, text or both: where heads are scored and removed."
+        None,
+        metavar="TOWER",
+        recorded=True,
+        help="vision, text or both: where heads are scored and removed.",
     )
 
     @property

@@ -1,9 +1,11 @@
-"""Loss, gradient and Hessian with respect to the weights of heads, and what removing some of them changes (paper 3.2,
-B.1).
+"""Loss, gradient and Hessian with respect to the weights of heads, and what removing some of them
+changes (paper 3.2, B.1).
 
-With L the mean loss of the model's kind of problem, θ the weights of q, k, v and W_O, and δθ = −θ at the heads that go:
+With L the mean loss of the model's kind of problem, θ the weights of q, k, v and W_O, and δθ = −θ
+at the heads that go:
 
-    L(θ + δθ) − L(θ) = ∇Lᵀ δθ + ½ δθᵀ H δθ + …        diag(H) = E[v ⊙ Hv] for v of random signs (Hutchinson)
+    L(θ + δθ) − L(θ) = ∇Lᵀ δθ + ½ δθᵀ H δθ + …        diag(H) = E[v ⊙ Hv] for v of random signs
+    (Hutchinson)
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Weights:
     parameters: tuple[Tensor, ...]
     """q, k, v (in one or three) and W_O, site after site."""
     owners: tuple[Tensor, ...]
-    """For each parameter, the position of the head at its site, broadcast to the parameter's shape."""
+    """For each parameter, the position of the head at its site, broadcast to the parameter's shape.
+    """
     sites: tuple[Attention, ...]
 
     @classmethod
@@ -35,10 +38,15 @@ class Weights:
         """Layers that have no heads left have no weights either."""
         parts = []
         for site in (site for site in sites if site.heads):
-            heads, out = torch.arange(len(site.heads), device=site.out.weight.device), site.out.weight
+            heads, out = (
+                torch.arange(len(site.heads), device=site.out.weight.device),
+                site.out.weight,
+            )
             for project, size in zip(site.project, site.rows, strict=True):
                 weight, rows = project.weight, heads.repeat_interleave(size)
-                parts.append((weight, rows.repeat(len(weight) // len(rows))[:, None].expand_as(weight), site))
+                parts.append(
+                    (weight, rows.repeat(len(weight) // len(rows))[:, None].expand_as(weight), site)
+                )
             parts.append((out, heads.repeat_interleave(site.width)[None].expand_as(out), site))
         return cls(*(tuple(each) for each in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
@@ -47,7 +55,9 @@ class Weights:
         gone = set(heads)
         changes = []
         for parameter, owner, site in zip(self.parameters, self.owners, self.sites, strict=True):
-            goes = torch.tensor([Head(site.tower, site.layer, h) in gone for h in site.heads], device=owner.device)
+            goes = torch.tensor(
+                [Head(site.tower, site.layer, h) in gone for h in site.heads], device=owner.device
+            )
             changes.append(torch.where(goes[owner], -parameter.detach(), 0))
         return changes
 
@@ -79,8 +89,8 @@ def curvature(
 ) -> Curvature:
     """One pass: the graph of each batch's gradient serves every product with its Hessian.
 
-    Signs are drawn anew for each batch and draw, and alike for two data sets of as many batches: what their
-    Hessians have in common cancels in the difference.
+    Signs are drawn anew for each batch and draw, and alike for two data sets of as many batches:
+    what their Hessians have in common cancels in the difference.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -100,8 +110,13 @@ def curvature(
                 total.add_(slope.detach())
             along += dot(_product(slopes, parameters, removal), removal)
             for draw in range(draws):
-                signs = [torch.randint(0, 2, p.shape, generator=generator).mul_(2).sub_(1).to(p) for p in parameters]
-                for total, product, sign in zip(diagonal, _product(slopes, parameters, signs), signs, strict=True):
+                signs = [
+                    torch.randint(0, 2, p.shape, generator=generator).mul_(2).sub_(1).to(p)
+                    for p in parameters
+                ]
+                for total, product, sign in zip(
+                    diagonal, _product(slopes, parameters, signs), signs, strict=True
+                ):
                     total.add_(product * sign, alpha=1 / draws)
                     traces[draw] += (product * sign).double().sum().item()
     for parameter in parameters:
@@ -117,11 +132,16 @@ def curvature(
     )
 
 
-def _product(slopes: Sequence[Tensor], parameters: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
+def _product(
+    slopes: Sequence[Tensor], parameters: Sequence[Tensor], vectors: Sequence[Tensor]
+) -> list[Tensor]:
     """The Hessian times a vector: the gradient of gradient · vector."""
     total = sum((s * v).sum() for s, v in zip(slopes, vectors, strict=True))
     made = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
-    return [torch.zeros_like(p) if m is None else m.detach() for m, p in zip(made, parameters, strict=True)]
+    return [
+        torch.zeros_like(p) if m is None else m.detach()
+        for m, p in zip(made, parameters, strict=True)
+    ]
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
@@ -130,7 +150,9 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 @torch.no_grad()
 def loss_of(
-    model: Callable[[Any], Tensor], batches: Iterable[tuple[Any, Tensor]], losses: Callable[..., Tensor] = SINGLE.losses
+    model: Callable[[Any], Tensor],
+    batches: Iterable[tuple[Any, Tensor]],
+    losses: Callable[..., Tensor] = SINGLE.losses,
 ) -> float:
     """The mean loss."""
     total, samples = 0.0, 0
@@ -140,8 +162,12 @@ def loss_of(
     return total / samples
 
 
-def means_by_head(weights: Weights, values: Sequence[Tensor]) -> Mapping[tuple[str, int], list[float]]:
-    """(tower, layer) → the mean of `values`, one for each weight, over the weights of each head present."""
+def means_by_head(
+    weights: Weights, values: Sequence[Tensor]
+) -> Mapping[tuple[str, int], list[float]]:
+    """(tower, layer) → the mean of `values`, one for each weight, over the weights of each head
+    present.
+    """
     sums: dict[tuple[str, int], Tensor] = {}
     for value, owner, site in zip(values, weights.owners, weights.sites, strict=True):
         place = (site.tower, site.layer)
@@ -149,4 +175,6 @@ def means_by_head(weights: Weights, values: Sequence[Tensor]) -> Mapping[tuple[s
         parts = sums.setdefault(place, torch.zeros(2, len(site.heads), dtype=torch.float64))
         flat = value.detach().double().reshape(-1).cpu()
         parts.index_add_(1, owner.reshape(-1).cpu(), torch.stack([flat, torch.ones_like(flat)]))
-    return {place: (total / amounts.clamp(min=1)).tolist() for place, (total, amounts) in sums.items()}
+    return {
+        place: (total / amounts.clamp(min=1)).tolist() for place, (total, amounts) in sums.items()
+    }

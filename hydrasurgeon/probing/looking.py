@@ -1,4 +1,6 @@
-"""One model looked into: passes over clean, noisy and OOD data, the report they amount to, and its picture."""
+"""One model looked into: passes over clean, noisy and OOD data, the report they amount to, and its
+picture.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Head
 from hydrasurgeon.measuring.sets import in_samples, parse_ood
 from hydrasurgeon.options.measuring import ProbeOptions
-from hydrasurgeon.probing.curvature import Curvature, Weights, curvature, dot, loss_of, means_by_head
+from hydrasurgeon.probing.curvature import (
+    Curvature,
+    Weights,
+    curvature,
+    dot,
+    loss_of,
+    means_by_head,
+)
 from hydrasurgeon.probing.report import (
     Gradient,
     Hessian,
@@ -58,16 +67,23 @@ def look(
     noisy: Callable[[Samples], Samples],
     settings: dict[str, Any],
 ) -> tuple[ProbeReport, Planes]:
-    """Both halves of the report; `gone` are removed, `ranked` goes from the least to the most important."""
+    """Both halves of the report; `gone` are removed, `ranked` goes from the least to the most
+    important.
+    """
     clean, spoiled, foreign = _data(checkpoint, options, noisy)
     family, device = checkpoint.family, device_of(options.device)
     module = live_module(checkpoint).to(device=device, dtype=dtype_of(options.dtype))
     module.requires_grad_(False)
-    anatomy, transform = family.anatomy(module), family.transform(checkpoint.manifest.model, files=checkpoint.files)
+    anatomy, transform = (
+        family.anatomy(module),
+        family.transform(checkpoint.manifest.model, files=checkpoint.files),
+    )
 
     def passes(samples: Samples, what: str) -> Iterator[tuple[Any, Any, Any]]:
         """In the order of the samples: clean and noisy ones must meet in the same batches."""
-        loader = Batches(samples, transform, batch_size=options.batch_size or AT_ONCE, skip_bad=options.skip_bad)
+        loader = Batches(
+            samples, transform, batch_size=options.batch_size or AT_ONCE, skip_bad=options.skip_bad
+        )
         for done, batch in enumerate(loader, 1):
             labels = None if batch.labels is None else batch.labels.to(device)
             yield moved(batch.inputs, device, dtype_of(options.dtype)), labels, batch.index
@@ -76,19 +92,28 @@ def look(
     def moments(samples: Samples, what: str) -> dict[tuple[str, int], Moments]:
         shown = np.zeros(len(samples), dtype=bool)
         # Spread: of sorted data the first would show one class.
-        shown[np.linspace(0, len(samples) - 1, min(len(samples), POINTS)).round().astype(int)] = True
-        return head_moments(module, anatomy, ((inputs, at) for inputs, _, at in passes(samples, what)), shown)
+        shown[np.linspace(0, len(samples) - 1, min(len(samples), POINTS)).round().astype(int)] = (
+            True
+        )
+        return head_moments(
+            module, anatomy, ((inputs, at) for inputs, _, at in passes(samples, what)), shown
+        )
 
     losses, proofs = _proposition(checkpoint, module, passes, clean, spoiled, gone, options)
     notes: tuple[str, ...] = () if clean.note is None else (clean.note,)
-    notes += tuple(in_samples(clean, foreign, harm="what is the same in both makes every distance smaller"))
+    notes += tuple(
+        in_samples(clean, foreign, harm="what is the same in both makes every distance smaller")
+    )
     if losses.gap == 0 == losses.gap_pruned:
         notes += (
-            f"{spoiled.spec} costs the model exactly what {clean.spec} does: no noise, which shows nothing of"
+            f"{spoiled.spec} costs the model exactly what {clean.spec} does: no noise, which "
+            "shows nothing of"
             " Proposition 1",
         )
     most, least = ranked[: -SHOWN - 1 : -1], ranked[:SHOWN]
-    separation, planes, explained = _separation(checkpoint.manifest, moments, clean, foreign, (*most, *least))
+    separation, planes, explained = _separation(
+        checkpoint.manifest, moments, clean, foreign, (*most, *least)
+    )
     proposition = Proposition(
         method=method,
         removed=tuple(gone),
@@ -118,7 +143,9 @@ def _data(
     clean = open_data(str(options.data), limit=options.limit, seed=options.seed, model=about)
     spoiled = fit_classes(noisy(clean), about)
     named = [parse_ood(entry) for entry in options.ood]
-    foreign = [(name, open_data(spec, limit=options.limit, seed=options.seed)) for _, name, spec in named]
+    foreign = [
+        (name, open_data(spec, limit=options.limit, seed=options.seed)) for _, name, spec in named
+    ]
     widest = max(size.head_dim for size in checkpoint.manifest.towers.values())
     if foreign and len(clean) <= widest:
         raise DataError(
@@ -137,7 +164,9 @@ def _proposition(
     gone: Sequence[Head],
     options: ProbeOptions,
 ) -> tuple[Losses, dict[str, Any]]:
-    """Two passes with gradients, two without the heads that go; losses, and the conditions of Proposition 1."""
+    """Two passes with gradients, two without the heads that go; losses, and the conditions of
+    Proposition 1.
+    """
     sites = checkpoint.family.anatomy(module).sites
     weights = Weights.of(sites)
     removal, losses_of = weights.removal(gone), problem_of(checkpoint.manifest.model).losses
@@ -158,7 +187,10 @@ def _proposition(
     if not all(map(math.isfinite, measured)):
         raise SurgeryError(
             f"probe: losses or second derivatives of {checkpoint.name} are not finite",
-            hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the tensors), or the model overflows.",
+            hint=(
+                "Its weights hold NaN or infinity (`hydrasurgeon verify` names the tensors), or "
+                "the model overflows."
+            ),
         )
     losses = Losses(
         clean=plain.loss,
@@ -182,7 +214,9 @@ def _proposition(
     return losses, {"samples": plain.samples, "gradient": gradient, "hessian": hessian}
 
 
-def _hessian(manifest: SingleManifest, weights: Weights, plain: Curvature, spoiled: Curvature) -> Hessian:
+def _hessian(
+    manifest: SingleManifest, weights: Weights, plain: Curvature, spoiled: Curvature
+) -> Hessian:
     differences = [n - t for n, t in zip(spoiled.diagonal, plain.diagonal, strict=True)]
     draws = np.array(spoiled.means) - np.array(plain.means)
     by_head = means_by_head(weights, differences)
@@ -209,7 +243,9 @@ def _per_head(manifest: SingleManifest, rows: Mapping[tuple[str, int], Sequence[
             dict(zip(kept, rows.get((tower, layer), ()), strict=False))
             for layer, kept in enumerate(manifest.kept[tower])
         ]
-        numbers[tower] = tuple(tuple(row.get(h) for h in range(manifest.towers[tower].heads)) for row in layers)
+        numbers[tower] = tuple(
+            tuple(row.get(h) for h in range(manifest.towers[tower].heads)) for row in layers
+        )
     return numbers
 
 
@@ -220,7 +256,9 @@ def _separation(
     foreign: Sequence[tuple[str, Samples]],
     shown: Sequence[Head],
 ) -> tuple[tuple[Separation, ...], Planes, dict[str, tuple[float, ...]]]:
-    """For each OOD set the distances, and the planes of the heads shown with the variance that these explain."""
+    """For each OOD set the distances, and the planes of the heads shown with the variance that
+    these explain.
+    """
     inside = moments(clean, "heads on the data") if foreign else {}
     rows: list[Separation] = []
     planes: Planes = {}
@@ -235,13 +273,21 @@ def _separation(
                 samples=len(samples),
                 euclidean=_per_head(manifest, {place: pair[0] for place, pair in both.items()}),
                 mahalanobis=_per_head(manifest, {place: pair[1] for place, pair in both.items()}),
-                last_layer={"euclidean": float(np.mean(last[0])), "mahalanobis": float(np.mean(last[1]))},
+                last_layer={
+                    "euclidean": float(np.mean(last[0])),
+                    "mahalanobis": float(np.mean(last[1])),
+                },
             )
         )
         planes[name], shares = {}, []
         for head in shown:
-            place, at = (head.tower, head.layer), manifest.kept[head.tower][head.layer].index(head.number)
-            here, there, share = plane(*(np.stack(each[place].rows)[:, at] for each in (inside, outside)))
+            place, at = (
+                (head.tower, head.layer),
+                manifest.kept[head.tower][head.layer].index(head.number),
+            )
+            here, there, share = plane(
+                *(np.stack(each[place].rows)[:, at] for each in (inside, outside))
+            )
             planes[name][head] = here, there
             shares.append(share)
         explained[name] = tuple(shares)
@@ -255,7 +301,9 @@ SQUARE = 1.7
 
 
 def draw_probe(pictured: Pictured, planes: Planes, path: Path) -> None:
-    """The most important heads to the left, the least to the right; the same bytes for the same numbers."""
+    """The most important heads to the left, the least to the right; the same bytes for the same
+    numbers.
+    """
     import matplotlib
 
     down = math.ceil(max(len(pictured.most), len(pictured.least), 1) / ACROSS)
@@ -263,7 +311,12 @@ def draw_probe(pictured: Pictured, planes: Planes, path: Path) -> None:
         drawn = figure(2 * ACROSS * SQUARE + 0.4, (down * SQUARE + 0.6) * len(planes))
         parts = drawn.subfigures(len(planes), 1, squeeze=False)[:, 0]
         for part, (name, points) in zip(parts, planes.items(), strict=True):
-            halves = zip(part.subfigures(1, 2), ("most", "least"), (pictured.most, pictured.least), strict=True)
+            halves = zip(
+                part.subfigures(1, 2),
+                ("most", "least"),
+                (pictured.most, pictured.least),
+                strict=True,
+            )
             for half, title, heads in halves:
                 half.suptitle(f"{title} important heads by {pictured.method}; ID and {name}")
                 grid = half.subplots(down, ACROSS, squeeze=False).ravel()
@@ -271,8 +324,16 @@ def draw_probe(pictured: Pictured, planes: Planes, path: Path) -> None:
                     place.set_axis_off()
                 for place, entry in zip(grid, heads, strict=False):
                     head = Head(*entry)
-                    for rows, colour, marker, label in zip(points[head], ("C0", "C1"), "ox", ("ID", name), strict=True):
-                        look = {"s": 5, "c": colour, "marker": marker, "alpha": 0.6, "linewidths": 0.7}
+                    for rows, colour, marker, label in zip(
+                        points[head], ("C0", "C1"), "ox", ("ID", name), strict=True
+                    ):
+                        look = {
+                            "s": 5,
+                            "c": colour,
+                            "marker": marker,
+                            "alpha": 0.6,
+                            "linewidths": 0.7,
+                        }
                         place.scatter(rows[:, 0], rows[:, 1], label=label, **look)
                     place.set(title=f"layer {head.layer}, head {head.number}", xticks=[], yticks=[])
                 if heads:

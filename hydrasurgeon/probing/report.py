@@ -7,7 +7,8 @@ from typing import Any, Literal
 from hydrasurgeon.files.decided import Record
 
 PerHead = dict[str, tuple[tuple[float | None, ...], ...]]
-"""tower → [layer][head] of the original model; None for heads that are gone, or were not looked at."""
+"""tower → [layer][head] of the original model; None for heads that are gone, or were not looked at.
+"""
 Heads = tuple[tuple[str, int, int], ...]
 """(tower, layer, head)."""
 
@@ -90,7 +91,9 @@ class Pictured(Record):
     most: Heads
     least: Heads
     explained: dict[str, tuple[float, ...]]
-    """OOD set → for each of these heads, most before least, the share of variance in the picture's plane."""
+    """OOD set → for each of these heads, most before least, the share of variance in the picture's
+    plane.
+    """
 
 
 class ProbeReport(Record):

@@ -1,6 +1,7 @@
 """How far ID and OOD data lie apart in what each head hands to W_O (paper B.2).
 
-    d_Eucl = ‖c_ID − c_OOD‖        d_Mah = √((c_ID − c_OOD)ᵀ Σ⁻¹ (c_ID − c_OOD)),  Σ the covariance of ID
+    d_Eucl = ‖c_ID − c_OOD‖        d_Mah = √((c_ID − c_OOD)ᵀ Σ⁻¹ (c_ID − c_OOD)),  Σ the covariance
+    of ID
 
 at the token that the classifier reads, or the mean over real tokens where it reads them all.
 """
@@ -31,13 +32,17 @@ class Moments:
 
     count: int = 0
     shift: Doubles | None = None
-    """What is taken off before squares are summed: the first batch's mean, so that nothing is lost in rounding."""
+    """What is taken off before squares are summed: the first batch's mean, so that nothing is lost
+    in rounding.
+    """
     total: Doubles | float = 0.0
     squares: Doubles | float = 0.0
     rows: list[NDArray[np.float32]] = field(default_factory=list)
     """Vectors of the samples that a picture shows, [head, head_dim] each."""
 
-    def add(self, vectors: Float[Tensor, "batch head head_dim"], pictured: NDArray[np.bool_]) -> None:
+    def add(
+        self, vectors: Float[Tensor, "batch head head_dim"], pictured: NDArray[np.bool_]
+    ) -> None:
         values = vectors.double().cpu().numpy()
         if self.shift is None:
             self.shift = values.mean(axis=0)
@@ -65,7 +70,9 @@ class Moments:
 def head_moments(
     model: Any, anatomy: Anatomy, batches: Iterable[tuple[Any, Tensor]], pictured: NDArray[np.bool_]
 ) -> dict[tuple[str, int], Moments]:
-    """(tower, layer) → the moments of its heads, over one pass of (inputs, positions of the samples)."""
+    """(tower, layer) → the moments of its heads, over one pass of (inputs, positions of the
+    samples).
+    """
     sites = [block.attention for block in anatomy.blocks if block.attention.heads]
     seen: dict[tuple[str, int], Tensor] = {}
 
@@ -110,8 +117,12 @@ def distances(inside: Moments, outside: Moments) -> tuple[list[float], list[floa
     return euclidean.tolist(), np.sqrt(np.maximum(squared, 0)).tolist()
 
 
-def plane(inside: NDArray[np.float32], outside: NDArray[np.float32]) -> tuple[Doubles, Doubles, float]:
-    """Both sets' vectors on the first two principal components of all, and the share of variance these hold."""
+def plane(
+    inside: NDArray[np.float32], outside: NDArray[np.float32]
+) -> tuple[Doubles, Doubles, float]:
+    """Both sets' vectors on the first two principal components of all, and the share of variance
+    these hold.
+    """
     both = np.concatenate([inside, outside]).astype(np.float64)
     both -= both.mean(axis=0)
     _, sizes, axes = np.linalg.svd(both, full_matrices=False)

@@ -1,4 +1,6 @@
-"""What people see: tables, progress, errors. The only folder that prints, and the only one that knows rich."""
+"""What people see: tables, progress, errors. The only folder that prints, and the only one that
+knows rich.
+"""
 
 from hydrasurgeon.render.console import (
     as_json,
@@ -11,5 +13,24 @@ from hydrasurgeon.render.console import (
     show,
     writing,
 )
-from hydrasurgeon.render.described import benched, compared, evaluated, inspected, monitored, probed, replayed, verified
-from hydrasurgeon.render.made import built, calibrated, exported, finetuned, fused, predicted, pruned, scored, served
+from hydrasurgeon.render.described import (
+    benched,
+    compared,
+    evaluated,
+    inspected,
+    monitored,
+    probed,
+    replayed,
+    verified,
+)
+from hydrasurgeon.render.made import (
+    built,
+    calibrated,
+    exported,
+    finetuned,
+    fused,
+    predicted,
+    pruned,
+    scored,
+    served,
+)

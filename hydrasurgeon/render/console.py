@@ -35,11 +35,18 @@ Part = str | tuple[str, str]
 
 
 class Terminal(Console):
-    """rich's console without markup, emoji or highlighting, which leaves failures of its stream to us."""
+    """rich's console without markup, emoji or highlighting, which leaves failures of its stream to
+    us.
+    """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(
-            stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=width is None
+            stderr=stderr,
+            width=width,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=width is None,
         )
 
     def on_broken_pipe(self) -> NoReturn:
@@ -55,7 +62,9 @@ def _print(*texts: Text, stderr: bool = False) -> None:
 
 def width(*, stderr: bool = False) -> int | None:
     """Columns of the terminal that a stream is; a file or a pipe has no end of line to keep within."""
-    return Terminal(stderr=stderr).width if (sys.stderr if stderr else sys.stdout).isatty() else None
+    return (
+        Terminal(stderr=stderr).width if (sys.stderr if stderr else sys.stdout).isatty() else None
+    )
 
 
 def styled(*parts: Part) -> Text:
@@ -68,15 +77,18 @@ def styled(*parts: Part) -> Text:
 
 
 def show(*parts: Part, hang: int | None = None) -> None:
-    """A line of the result, on stdout; on a terminal it breaks between words and goes on `hang` columns from the
-    left."""
+    """A line of the result, on stdout; on a terminal it breaks between words and goes on `hang`
+    columns from the left.
+    """
     lines(folded(styled(*parts), width(), hang))
 
 
 def folded(line: Text, width: int | None, hang: int | None = None) -> list[Text]:
-    """The line in as many as it needs, all but the first indented: by `hang`, or two more than the first.
+    """The line in as many as it needs, all but the first indented: by `hang`, or two more than the
+    first.
 
-    A word or a `command` that is too long stays whole, so that it can be copied; the terminal breaks it.
+    A word or a `command` that is too long stays whole, so that it can be copied; the terminal
+    breaks it.
     """
     plain = line.plain
     if width is None or line.cell_len <= width:
@@ -124,7 +136,11 @@ def failed(error: HydraError) -> None:
 def as_json(value: Any) -> None:
     """Strict JSON in ASCII: no terminal, encoding or parser finds anything in it but JSON."""
     # json escapes everything else that is not printable.
-    raw(jsonlib.dumps(_strict(value), indent=1, allow_nan=False, default=str).replace("\x7f", r"\u007f"))
+    raw(
+        jsonlib.dumps(_strict(value), indent=1, allow_nan=False, default=str).replace(
+            "\x7f", r"\u007f"
+        )
+    )
 
 
 def _strict(value: Any) -> Any:
@@ -148,7 +164,9 @@ def notes(texts: Iterable[str]) -> None:
 
 
 def view(record: Callable[[Any], Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Makes a function that shows a result one that takes `json` and `quiet`: `record` is what JSON holds of it."""
+    """Makes a function that shows a result one that takes `json` and `quiet`: `record` is what JSON
+    holds of it.
+    """
 
     def made(shown: Callable[[Any], None]) -> Callable[..., None]:
         def view_of(result: Any, *, json: bool, quiet: bool = False) -> None:
@@ -172,7 +190,8 @@ def fields(*names: str) -> Callable[[Any], dict[str, Any]]:
 
 def prepare_streams() -> None:
     """Once in a process, before anything is opened or printed."""
-    # A closed descriptor would be the number of the next file opened: what is printed would land in a checkpoint.
+    # A closed descriptor would be the number of the next file opened: what is printed would land in
+    # a checkpoint.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -199,7 +218,8 @@ def writing(stream: TextIO) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Else what is buffered fails again when Python ends, with a message and an exit code of its own.
+        # Else what is buffered fails again when Python ends, with a message and an exit code of its
+        # own.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -210,7 +230,8 @@ def writing(stream: TextIO) -> Iterator[None]:
 PLAIN_EVERY_SECONDS = 10.0
 """Between two lines, where there is no terminal."""
 PACE_SECONDS = 600.0
-"""The time that is left is estimated from so long before: a step of a large model can take minutes."""
+"""The time that is left is estimated from so long before: a step of a large model can take minutes.
+"""
 NUMBERS = 34
 """Columns that the bar, the counts and the time take; the name gives way, never these."""
 
@@ -229,7 +250,13 @@ def progress(quiet: bool) -> Iterator[Tick | None]:
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Tick]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Terminal(stderr=True)
     columns = (
@@ -238,7 +265,9 @@ def _bar() -> Iterator[Tick]:
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS) as bar:
+    with Progress(
+        *columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS
+    ) as bar:
         task = bar.add_task("", total=None, visible=False)
 
         def tick(what: str, done: int, total: int) -> None:

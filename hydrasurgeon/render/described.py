@@ -1,4 +1,6 @@
-"""What a checkpoint is, what was proven about it, what its heads are like, and tables of what was measured."""
+"""What a checkpoint is, what was proven about it, what its heads are like, and tables of what was
+measured.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.heads import count
-from hydrasurgeon.render.console import Part, as_json, fields, lines, notes, raw, say, show, styled, view
+from hydrasurgeon.render.console import (
+    Part,
+    as_json,
+    fields,
+    lines,
+    notes,
+    raw,
+    say,
+    show,
+    styled,
+    view,
+)
 from hydrasurgeon.render.tables import Head, millions, picture, show_table, size
 from hydrasurgeon.report.columns import ABSENT, COST, brief, decimals_of, tokens
 
@@ -31,7 +44,11 @@ MARKS = {(True, True): "■", (True, False): "A", (False, True): "B", (False, Fa
 """How a head is drawn that A keeps, and B."""
 OVERLAP = ("A", "B", "both", "Jaccard", "share")
 """The columns of one comparison of two sets."""
-OUTCOMES = {True: ("holds", "green"), False: ("does not hold", "bold red"), None: ("not checked", "yellow")}
+OUTCOMES = {
+    True: ("holds", "green"),
+    False: ("does not hold", "bold red"),
+    None: ("not checked", "yellow"),
+}
 """How the outcome of a check is drawn."""
 MARK_CELLS = 15
 """As wide as the longest mark and a gap."""
@@ -39,7 +56,10 @@ MARK_CELLS = 15
 
 def _inspected(inspection: Inspection) -> dict[str, Any]:
     about = fields("parameters", "in_memory", "dtypes", "recorded", "note")(inspection)
-    return about | {"bytes": inspection.nbytes, "manifest": jsonlib.loads(inspection.manifest.to_json())}
+    return about | {
+        "bytes": inspection.nbytes,
+        "manifest": jsonlib.loads(inspection.manifest.to_json()),
+    }
 
 
 @view(_inspected)
@@ -54,9 +74,15 @@ def inspected(inspection: Inspection) -> None:
     if inspection.in_memory != inspection.parameters:
         copies = f" ({millions(inspection.in_memory)} at work, where members have copies of heads)"
     dtypes = ", ".join(inspection.dtypes)
-    show(f"  {millions(inspection.parameters)} parameters{copies}, {size(inspection.nbytes)} as {dtypes}")
+    show(
+        f"  {millions(inspection.parameters)} parameters{copies}, {size(inspection.nbytes)} as "
+        f"{dtypes}"
+    )
     for name, tower in manifest.towers.items():
-        show(f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim {tower.dim}")
+        show(
+            f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim "
+            f"{tower.dim}"
+        )
     if manifest.kind == "hydra":
         for i, member in enumerate(manifest.members):
             show(f"  member {i}: {count(member.kept)} heads, from {member.sha256[:12]}")
@@ -88,7 +114,10 @@ def compared(comparison: Comparison) -> None:
             name = f"{tower} {layer}" if len(comparison.layers) > 1 else f"layer {layer}"
             rows.append([name, marks, *_overlap(row["kept"]), *_overlap(row["removed"])])
     total = ["all", "", *_overlap(comparison.kept), *_overlap(comparison.removed)]
-    columns: list[Head] = ["", *((group, name) for group in ("kept", "removed") for name in OVERLAP)]
+    columns: list[Head] = [
+        "",
+        *((group, name) for group in ("kept", "removed") for name in OVERLAP),
+    ]
     rows.append([(cell, "bold") for cell in total])
     show_table("heads kept by both ■, by A or B only, by none ·", columns, rows, left=(0,))
     divergences = [
@@ -130,14 +159,26 @@ def monitored(result: Monitored) -> None:
         return ABSENT if each is None else f"{getattr(each, count) / each.rows:.3f}"
 
     promised = {"unfamiliar": f"≤ {result.drift.id_flagged:g}"}
-    rows = [[name, of(answers, name), of(seen, name), promised.get(name, "")] for name in ("unfamiliar", "abstain")]
+    rows = [
+        [name, of(answers, name), of(seen, name), promised.get(name, "")]
+        for name in ("unfamiliar", "abstain")
+    ]
     rows.append(
-        ["uncertainty", f"{answers.uncertainty:.3f}", ABSENT if seen is None else f"{seen.uncertainty:.3f}", ""]
+        [
+            "uncertainty",
+            f"{answers.uncertainty:.3f}",
+            ABSENT if seen is None else f"{seen.uncertainty:.3f}",
+            "",
+        ]
     )
     show_table(f"{answers.rows:,} answers", ["", "answers", "validation", "promised"], rows)
     for test in result.drift.tests:
         mark, style = ("drifted", "bold red") if test.drifted else ("no drift shown", "green")
-        show((mark.ljust(MARK_CELLS), style), f"{test.name}: {test.kind}, p = {test.p_value:.3g}", hang=MARK_CELLS)
+        show(
+            (mark.ljust(MARK_CELLS), style),
+            f"{test.name}: {test.kind}, p = {test.p_value:.3g}",
+            hang=MARK_CELLS,
+        )
     if result.path is not None:
         show("written ", (str(result.path), "bold"))
 
@@ -172,10 +213,13 @@ def probed(report: ProbeReport) -> None:
 
 
 def _proposition(about: Proposition) -> None:
-    """The losses, then the two conditions and the conclusion, each with its number and what to see it beside."""
+    """The losses, then the two conditions and the conclusion, each with its number and what to see
+    it beside.
+    """
     losses, gradient, hessian = about.losses, about.gradient, about.hessian
     show(
-        f"Proposition 1, {len(about.removed)} heads removed by {about.method}, {about.samples} samples of {about.clean}"
+        f"Proposition 1, {len(about.removed)} heads removed by {about.method}, {about.samples} "
+        f"samples of {about.clean}"
     )
     show(f"noisy: {about.noisy}")
     rows = [
@@ -192,10 +236,15 @@ def _proposition(about: Proposition) -> None:
         ("so the gap widens", losses.widens, f"{losses.gap_pruned - losses.gap:.4g}", ""),
     ]
     rows_shown: list[list[Part]] = [
-        [name, (OUTCOMES[holds][0], "bold"), value, beside] for name, holds, value, beside in conditions
+        [name, (OUTCOMES[holds][0], "bold"), value, beside]
+        for name, holds, value, beside in conditions
     ]
     show_table("conditions", ["", "value", "beside"], rows_shown, left=(0, 2))
-    over = "of 1 draw, which shows no error" if hessian.error is None else f"± over {about.draws} draws"
+    over = (
+        "of 1 draw, which shows no error"
+        if hessian.error is None
+        else f"± over {about.draws} draws"
+    )
     show(f"{over}; the mean diagonal is above 0 for {100 * hessian.positive_heads:.0f} % of heads")
 
 
@@ -257,7 +306,9 @@ def benched(benched: Benched) -> None:
     rows = []
     for contender in results:
         name = f"{contender.name} ({contender.kind})"
-        sizes = [metric.text(contender, decimals) for metric, decimals in zip(COST, digits, strict=False)]
+        sizes = [
+            metric.text(contender, decimals) for metric, decimals in zip(COST, digits, strict=False)
+        ]
         about = [name, *sizes, _times(contender.macs_ratio)]
         for point in contender.points:
             speed = [f"{point.throughput:.1f}", f"{point.peak_bytes / 1e6:.1f}"]
@@ -265,7 +316,9 @@ def benched(benched: Benched) -> None:
             rows.append([*about, point.dtype, str(point.batch), *times, *speed])
             about = [""] * len(about)
     heads = [("size", name) for name in (COST[0].brief, COST[1].brief, "of single")]
-    heads += [("speed", name) for name in ("dtype", "batch", "ms", "of single", "samples/s", "peak MB")]
+    heads += [
+        ("speed", name) for name in ("dtype", "batch", "ms", "of single", "samples/s", "peak MB")
+    ]
     show_table("", heads, rows)
     if note := tokens([contender.tokens for contender in results]):
         show(note)

@@ -37,7 +37,12 @@ COST = ("macs", "params")
 """Columns of cost of `build`."""
 
 
-@view(lambda r: fields("method", "notes")(r) | {"score": r.result.model_dump(mode="json", exclude_none=True)})
+@view(
+    lambda r: (
+        fields("method", "notes")(r)
+        | {"score": r.result.model_dump(mode="json", exclude_none=True)}
+    )
+)
 def scored(result: Scored) -> None:
     score = result.result
     notes(score.settings.get("notes", ()))
@@ -72,7 +77,8 @@ def _removals(method: str, result: Score) -> None:
     steps = list(zip(result.order or (), result.trace or (), strict=True))
     several = len({tower for (tower, _, _), _ in steps}) > 1
     entries = [
-        f"  {f'{tower} ' if several else ''}{layer}.{head} {score:.4f} " for (tower, layer, head), score in steps
+        f"  {f'{tower} ' if several else ''}{layer}.{head} {score:.4f} "
+        for (tower, layer, head), score in steps
     ]
     longest = max(map(len, entries), default=1)
     across = max(1, min(8, (width() or 8 * longest) // longest))
@@ -83,7 +89,8 @@ def _removals(method: str, result: Score) -> None:
 def _cahp(settings: Mapping[str, Any]) -> str:
     why = "the curve's knee" if settings["knee"] else "no knee, so the curve's highest point"
     return (
-        f"CAHP keeps {settings['count']} of {len(settings['points'])} heads from {len(settings['clusters'])} clusters; "
+        f"CAHP keeps {settings['count']} of {len(settings['points'])} heads from "
+        f"{len(settings['clusters'])} clusters; "
         f"its own number of clusters is {settings['automatic']} ({why})"
     )
 
@@ -93,7 +100,10 @@ def pruned(result: Pruned) -> None:
     manifest = result.manifest
     neurons = sum(len(row) for rows in (manifest.kept_neurons or {}).values() for row in rows)
     also = f", {neurons:,} neurons kept" if neurons else ""
-    show((str(result.path), "bold"), f": {result.removed} heads removed, {count(manifest.kept)} kept{also}")
+    show(
+        (str(result.path), "bold"),
+        f": {result.removed} heads removed, {count(manifest.kept)} kept{also}",
+    )
     picture(manifest.kept, manifest.towers)
     _pushed(result.hub)
 
@@ -105,7 +115,11 @@ TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 @view(lambda r: fields("notes", "hub")(r) | {name: getattr(r.trained, name) for name in TRAINED})
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
-    kept = "" if trained.kept_epoch is None else f", the weights after epoch {trained.kept_epoch:g}: least val nll"
+    kept = (
+        ""
+        if trained.kept_epoch is None
+        else f", the weights after epoch {trained.kept_epoch:g}: least val nll"
+    )
     ended = ", ended as it got no better" if trained.stopped_early else ""
     show((str(result.path), "bold"), f": {trained.steps} steps{ended}{kept}")
     _pushed(result.hub)
@@ -124,18 +138,27 @@ def _fused(result: Fused) -> dict[str, Any]:
 def fused(result: Fused) -> None:
     manifest, agreement = result.manifest, result.agreement
     saved = 1 - result.bytes_stored / result.bytes_members
-    what = f"{result.members} members" if manifest.fusion else f"the mean of {result.members} models"
-    less = f"{size(result.bytes_stored)} instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved)"
+    what = (
+        f"{result.members} members" if manifest.fusion else f"the mean of {result.members} models"
+    )
+    less = (
+        f"{size(result.bytes_stored)} instead of {size(result.bytes_members)} "
+        f"({100 * saved:.0f} % saved)"
+    )
     trunk = f", trunk of {manifest.fusion.trunk} layers" if manifest.fusion else ""
     show((str(result.path), "bold"), f": {what}, {less}{trunk}")
     if agreement:
         show(
             f"  against its members on {agreement.samples} samples: probabilities differ by"
-            f" {agreement.mean_difference:.2g} on average, {agreement.max_difference:.2g} at most; KL"
+            f" {agreement.mean_difference:.2g} on average, {agreement.max_difference:.2g} at "
+            "most; KL"
             f" {agreement.kl:.2g}"
         )
         if agreement.accuracy_members is not None and agreement.accuracy_fused is not None:
-            show(f"  accuracy {agreement.accuracy_members:.4f} unfused, {agreement.accuracy_fused:.4f} fused")
+            show(
+                f"  accuracy {agreement.accuracy_members:.4f} unfused, "
+                f"{agreement.accuracy_fused:.4f} fused"
+            )
     _pushed(result.hub)
 
 
@@ -174,7 +197,11 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
 def _choices(title: str, rows: Sequence[Choice]) -> None:
     measures = [name for name in WORTH if name in rows[0].worth]
     costs = [name for name in COST if name in rows[0].cost]
-    heads: list[Head] = ["members", *(WORTH[name][0] for name in measures), *(("x the backbone", n) for n in costs)]
+    heads: list[Head] = [
+        "members",
+        *(WORTH[name][0] for name in measures),
+        *(("x the backbone", n) for n in costs),
+    ]
     lines = []
     for row in rows:
         worth = [f"{row.worth[n] * WORTH[n][1]:.{WORTH[n][2]}f}" for n in measures]
@@ -183,7 +210,11 @@ def _choices(title: str, rows: Sequence[Choice]) -> None:
     show_table(title, heads, lines)
 
 
-@view(lambda result: fields("notes", "hub")(result) | {"decision": result.decision.model_dump(mode="json")})
+@view(
+    lambda result: (
+        fields("notes", "hub")(result) | {"decision": result.decision.model_dump(mode="json")}
+    )
+)
 def calibrated(result: Calibrated) -> None:
     for name in result.skipped:
         say(f"skipped: {name}")
@@ -224,7 +255,11 @@ def exported(done: Export) -> None:
     path = (str(done.path), "bold")
     if done.format == "padded":
         show(
-            path, f": all heads, zeros for those that are gone; differs by at most {done.max_difference:.2g} in float64"
+            path,
+            (
+                ": all heads, zeros for those that are gone; differs by at most "
+                f"{done.max_difference:.2g} in float64"
+            ),
         )
         return
     graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
@@ -235,7 +270,10 @@ def exported(done: Export) -> None:
     show(path, f"{graph}{opset}; {ran} differs from torch by at most {done.max_difference:.2g}")
     for what, compared in (("in int8", done.quantised), ("in the file", done.checked)):
         if compared is not None:
-            changes = [f"{name} {value:.4f} → {compared.after[name]:.4f}" for name, value in compared.before.items()]
+            changes = [
+                f"{name} {value:.4f} → {compared.after[name]:.4f}"
+                for name, value in compared.before.items()
+            ]
             show(f"  {what}: {', '.join(changes)}")
 
 

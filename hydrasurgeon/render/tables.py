@@ -1,4 +1,6 @@
-"""Tables that never cut a number: on a terminal that is too narrow, a block for each row. And heads as a picture."""
+"""Tables that never cut a number: on a terminal that is too narrow, a block for each row. And heads
+as a picture.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Head = str | tuple[str, str]
 def show_table(
     title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]], *, left: Collection[int] = ()
 ) -> None:
-    """Each row begins with what it is about, empty where it goes on with the row above; `left`: columns of words."""
+    """Each row begins with what it is about, empty where it goes on with the row above; `left`:
+    columns of words.
+    """
     if title:
         show((title, "bold"))
     pairs = [("", head) if isinstance(head, str) else head for head in heads]

@@ -1,4 +1,6 @@
-"""The charts of a report: calibration, OOD detection, selective prediction, shifts, and quality against cost."""
+"""The charts of a report: calibration, OOD detection, selective prediction, shifts, and quality
+against cost.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,18 @@ from hydrasurgeon.measuring.bootstrap import HIGHER
 from hydrasurgeon.measuring.metrics import BINS, bins_of, risks
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.report.columns import ARROWS, OOD, QUALITY, short, shown_name
-from hydrasurgeon.report.svg import RADIUS, WIDTH, Chart, Scale, colour, drawing, figure, number, text_of, ticks_of
+from hydrasurgeon.report.svg import (
+    RADIUS,
+    WIDTH,
+    Chart,
+    Scale,
+    colour,
+    drawing,
+    figure,
+    number,
+    text_of,
+    ticks_of,
+)
 from hydrasurgeon.report.verdicts import NAMES, Verdict, listed, macs_of
 
 Drawn = Sequence[tuple[int, str, Answered]]
@@ -22,17 +35,22 @@ Drawn = Sequence[tuple[int, str, Answered]]
 FIRST = 0.02
 """What a risk chart leaves out at its left: among the first few answers the risk jumps about."""
 LINES = 4
-"""OOD sets that have a line each in a histogram; of more, the near and the far ones have one line."""
+"""OOD sets that have a line each in a histogram; of more, the near and the far ones have one line.
+"""
 DIFFERENCE = 26
 """Height of one model among the differences."""
 FLAGGED = 0.05
-"""The fraction of in-distribution samples above the line that stands for a threshold where none was fitted."""
+"""The fraction of in-distribution samples above the line that stands for a threshold where none was
+fitted.
+"""
 POINTS = 160
 """Points of a curve; a chart has no pixels for more."""
 BARS = (8, 40)
 """Fewest and most bars of a histogram; bars of a few samples each show only noise."""
 TAIL = 0.005
-"""The fraction of samples at either end that a histogram may leave out: a few far ones would squeeze all others."""
+"""The fraction of samples at either end that a histogram may leave out: a few far ones would
+squeeze all others.
+"""
 
 Curve = list[tuple[float, float]]
 """Points of a line."""
@@ -57,7 +75,13 @@ def reliability(rows: Drawn) -> list[str]:
             chart.bar(place / 15, (place + 1) / 15, right, f"share c{at % 8}", tip)
             x, width = chart.x(place / 15) + 0.5, chart.x(1 / 15) - chart.x(0) - 1
             top = chart.y(max(sure, right))
-            chart.rect(f"gap {'sure' if sure > right else 'shy'}", x, top, width, chart.y(min(sure, right)) - top)
+            chart.rect(
+                f"gap {'sure' if sure > right else 'shy'}",
+                x,
+                top,
+                width,
+                chart.y(min(sure, right)) - top,
+            )
             # How many answers have this confidence, as a line of that length at the foot.
             chart.rect("count", x, chart.y.start - 3, width * count / most, 3)
         chart.ideal()
@@ -74,7 +98,9 @@ def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
         low, high, shares = bars_of([inside, *foreign.values()])
         threshold, flags = _threshold(row, {"in distribution": inside, **foreign})
         says = f"Scores by {row.used}, from {low:.3g} to {high:.3g}; higher for OOD. {flags}"
-        chart = Chart.of(f"OOD scores of {name}", says, x=(low, high), y=(0, 1.05 * max(map(max, shares))))
+        chart = Chart.of(
+            f"OOD scores of {name}", says, x=(low, high), y=(0, 1.05 * max(map(max, shares)))
+        )
         chart.axes(f"OOD score, {row.used}", "samples, %", percent="y")
         step = (high - low) / len(shares[0])
         for at, share in enumerate(shares[0]):
@@ -84,22 +110,37 @@ def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
                 chart.bar(left, left + step, share, "inside", tip)
         for which, (title, each) in enumerate(zip(foreign, shares[1:], strict=True)):
             # A step line: up and down at the edges of the bars.
-            points = [(low + (at + edge) * step, share) for at, share in enumerate(each) for edge in (0, 1)]
+            points = [
+                (low + (at + edge) * step, share)
+                for at, share in enumerate(each)
+                for edge in (0, 1)
+            ]
             chart.line(points, which, title)
         chart.rule(min(max(threshold, low), high), "" if row.threshold is None else "fitted", flags)
-        keys = [("inside", "in distribution"), *((f"c{at % 8}", short(title)) for at, title in enumerate(foreign))]
+        keys = [
+            ("inside", "in distribution"),
+            *((f"c{at % 8}", short(title)) for at, title in enumerate(foreign)),
+        ]
         keys.append(("line", "5 % of ID" if row.threshold is None else "threshold"))
-        legend = " ".join(f'<span><span class="key {kind}"></span>{text_of(title)}</span>' for kind, title in keys)
-        charts.append(figure(f"OOD scores: {name}", chart.svg(), note=f'<span class="legend">{legend}</span>'))
+        legend = " ".join(
+            f'<span><span class="key {kind}"></span>{text_of(title)}</span>' for kind, title in keys
+        )
+        charts.append(
+            figure(f"OOD scores: {name}", chart.svg(), note=f'<span class="legend">{legend}</span>')
+        )
     return charts
 
 
 def _threshold(row: Answered, sets: Mapping[str, Tensor]) -> tuple[float, str]:
-    """The fitted threshold, else the one that flags 5 % of the in-distribution samples, and how much of each set it
-    flags."""
+    """The fitted threshold, else the one that flags 5 % of the in-distribution samples, and how
+    much of each set it flags.
+    """
     inside = row.scores[row.used].double()
     threshold = float(inside.quantile(1 - FLAGGED)) if row.threshold is None else row.threshold
-    fractions = [f"{100 * float((each > threshold).double().mean()):.1f} % of {name}" for name, each in sets.items()]
+    fractions = [
+        f"{100 * float((each > threshold).double().mean()):.1f} % of {name}"
+        for name, each in sets.items()
+    ]
     what = "No threshold was fitted. One of" if row.threshold is None else "The fitted threshold,"
     return threshold, f"{what} {threshold:.3g} flags {listed(fractions)}."
 
@@ -109,9 +150,13 @@ def _foreign(row: Answered, groups: Mapping[str, str]) -> dict[str, Tensor]:
     sets = {each.name: each.scores[row.used] for each in row.foreign}
     if len(sets) <= LINES:
         return sets
-    members = {group: [sets[name] for name in sets if groups[name] == group] for group in ("near", "far")}
+    members = {
+        group: [sets[name] for name in sets if groups[name] == group] for group in ("near", "far")
+    }
     return {
-        f"{group} ({len(each)} set{'s' if len(each) > 1 else ''})": cat(each) for group, each in members.items() if each
+        f"{group} ({len(each)} set{'s' if len(each) > 1 else ''})": cat(each)
+        for group, each in members.items()
+        if each
     }
 
 
@@ -136,7 +181,9 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
 
 def risk_coverage(rows: Drawn, results: Sequence[Result]) -> str:
     """One chart: how many of the most confident answers are wrong."""
-    drawn = [(at, name, risk_curve(row.inside.confidence, row.inside.correct)) for at, name, row in rows]
+    drawn = [
+        (at, name, risk_curve(row.inside.confidence, row.inside.correct)) for at, name, row in rows
+    ]
     top = max(risk for _, _, points in drawn for share, risk in points if share >= FIRST)
     chart = Chart.of("Risk over coverage", "", x=(0, 1), y=(0, max(top * 1.08, 0.001)))
     chart.axes("answered, %", "wrong among them, %", percent="xy")
@@ -157,7 +204,9 @@ def severities(results: Sequence[Result]) -> list[str]:
         lines = []
         for at, result in enumerate(results):
             levels = {} if result.shift_average is None else result.shift_average.severities
-            points = [(float(severity), float(getattr(level, key))) for severity, level in levels.items()]
+            points = [
+                (float(severity), float(getattr(level, key))) for severity, level in levels.items()
+            ]
             lines.append((at, shown_name(result), [(0.0, float(getattr(result.id, key))), *points]))
         last = max(x for _, _, points in lines for x, _ in points)
         if not last:
@@ -167,12 +216,16 @@ def severities(results: Sequence[Result]) -> list[str]:
         top = max(every) + room
         limits = (max(min(every) - room, 0.0), min(top, 1.0) if percent else top)
         chart = Chart.of(f"{title} by severity", "", x=(0, last), y=limits)
-        chart.axes("severity of the shift", f"{title.lower()}{', %' if percent else ''}", percent=percent)
+        chart.axes(
+            "severity of the shift", f"{title.lower()}{', %' if percent else ''}", percent=percent
+        )
         for at, name, points in lines:
             chart.line(points, at, name)
             for severity, value in points:
                 chart.point(severity, value, at, f"{name}\nseverity {severity:.0f}: {value:.3f}")
-        ends = (f"{name} from {points[0][1]:.3f} to {points[-1][1]:.3f}" for _, name, points in lines)
+        ends = (
+            f"{name} from {points[0][1]:.3f} to {points[-1][1]:.3f}" for _, name, points in lines
+        )
         chart.says = f"{'; '.join(ends)}."
         charts.append(figure(f"{title} by severity", chart.svg()))
     return charts
@@ -180,7 +233,9 @@ def severities(results: Sequence[Result]) -> list[str]:
 
 def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
     """A chart for each of a few metrics: what is got for how many multiply-adds."""
-    spent = {at: macs for at, r in enumerate(results) if r.cost is not None and (macs := macs_of(r.cost))}
+    spent = {
+        at: macs for at, r in enumerate(results) if r.cost is not None and (macs := macs_of(r.cost))
+    }
     if len(spent) < 2:
         return []
     unit, label = spent.get(reference, 1e6), "multiply-adds, M"
@@ -188,14 +243,23 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
         label = f"multiply-adds, times those of {shown_name(results[reference])}"
         label = label if len(label) < 48 else "multiply-adds, times the reference's"
     chosen: list[tuple[str, str, str, Callable[[Result], float | None]]] = [
-        (m.name if m.key != "accuracy" else "Accuracy", m.better, "y" if m.key == "accuracy" else "", of)
+        (
+            m.name if m.key != "accuracy" else "Accuracy",
+            m.better,
+            "y" if m.key == "accuracy" else "",
+            of,
+        )
         for m in (QUALITY[0], QUALITY[2], QUALITY[3])
         for of in [lambda r, m=m: m.of(r.id)]
     ]
     chosen.append(("OOD AUROC", "higher", "y", lambda r: OOD[0].of(r.ood_average.get("all"))))
     charts = []
     for title, better, percent, of in chosen:
-        points = [(macs / unit, value, at) for at, macs in spent.items() if (value := of(results[at])) is not None]
+        points = [
+            (macs / unit, value, at)
+            for at, macs in spent.items()
+            if (value := of(results[at])) is not None
+        ]
         if len(points) < 2:
             continue
         low, high = min(y for _, y, _ in points), max(y for _, y, _ in points)
@@ -206,15 +270,24 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
         # A dot at next to no cost would lie upon the ticks.
         left = -0.06 * right if min(x for x, _, _ in points) < 0.06 * right else 0.0
         values = "; ".join(f"{shown_name(results[at])}: {x:.2f}, {y:.3f}" for x, y, at in points)
-        chart = Chart.of(f"{title} against cost", f"{values}.", x=(left, right * 1.08), y=(low, high))
+        chart = Chart.of(
+            f"{title} against cost", f"{values}.", x=(left, right * 1.08), y=(low, high)
+        )
         chart.axes(label, f"{title}{', %' if percent else ''}", percent=percent)
-        chart.numbered([(x, y, at, f"{shown_name(results[at])}\n{title} {y:.3f} for {x:.2f}") for x, y, at in points])
+        chart.numbered(
+            [
+                (x, y, at, f"{shown_name(results[at])}\n{title} {y:.3f} for {x:.2f}")
+                for x, y, at in points
+            ]
+        )
         charts.append(figure(f"{title}{ARROWS[better]} against cost", chart.svg()))
     return charts
 
 
 def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list[str]:
-    """A chart for each metric: every row's difference from the reference on one axis, better to the right."""
+    """A chart for each metric: every row's difference from the reference on one axis, better to the
+    right.
+    """
     charts = []
     metrics = dict.fromkeys(d.metric for _, verdict in verdicts for d in verdict.differences)
     for metric in metrics:
@@ -230,27 +303,39 @@ def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list
         for value, text in ticks_of(Scale(low, high, 0, 1), percent=False):
             place = number(x(value))
             pieces.append(f'<line class="grid" x1="{place}" x2="{place}" y1="2" y2="{height}"/>')
-            pieces.append(f'<text class="tick" x="{place}" y="{height + 14}" text-anchor="middle">{text}</text>')
+            pieces.append(
+                f'<text class="tick" x="{place}" y="{height + 14}" text-anchor="middle">{text}</text>'
+            )
         zero = number(x(0))
         pieces.append(f'<line class="zero" x1="{zero}" x2="{zero}" y1="2" y2="{height}"/>')
         for line, (at, name, d) in enumerate(rows):
             y = DIFFERENCE * line + 4 + DIFFERENCE // 2
             left, right, middle = (number(x(value)) for value in (d.low, d.high, d.value))
-            tip = f"{name}\n{NAMES[metric]} {d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}: {d.judgement}"
+            tip = (
+                f"{name}\n{NAMES[metric]} {d.value:+.4f}, between {d.low:+.4f} and "
+                f"{d.high:+.4f}: {d.judgement}"
+            )
             pieces.append(f'<circle class="dot {colour(at)}" cx="12" cy="{y}" r="{RADIUS}"/>')
-            pieces.append(f'<text class="in-dot" x="12" y="{y}" dy=".34em" text-anchor="middle">{at + 1}</text>')
+            pieces.append(
+                f'<text class="in-dot" x="12" y="{y}" dy=".34em" text-anchor="middle">{at + 1}</text>'
+            )
             pieces.append(
                 f'<g class="mark {d.judgement}" data-tip="{text_of(tip)}"><line x1="{left}" x2="{right}" y1="{y}"'
                 f' y2="{y}"/><circle cx="{middle}" cy="{y}" r="4"/></g>'
             )
         foot = height + 30
         pieces.append(f'<text class="tick" x="34" y="{foot}">← worse</text>')
-        pieces.append(f'<text class="tick" x="{WIDTH - 10}" y="{foot}" text-anchor="end">better →</text>')
+        pieces.append(
+            f'<text class="tick" x="{WIDTH - 10}" y="{foot}" text-anchor="end">better →</text>'
+        )
         says = "; ".join(
-            f"{name} {d.value:+.4f} between {d.low:+.4f} and {d.high:+.4f}, {d.judgement}" for _, name, d in rows
+            f"{name} {d.value:+.4f} between {d.low:+.4f} and {d.high:+.4f}, {d.judgement}"
+            for _, name, d in rows
         )
         title = f"{NAMES[metric]}{ARROWS['higher' if better else 'lower']}"
-        content = drawing(f"{title} less that of {reference}", f"{says}.", WIDTH, foot + 4, "".join(pieces))
+        content = drawing(
+            f"{title} less that of {reference}", f"{says}.", WIDTH, foot + 4, "".join(pieces)
+        )
         charts.append(figure(f"Δ {title}", content))
     return charts
 
@@ -260,13 +345,19 @@ def bins_of_confidence(
 ) -> list[tuple[float, float, int]]:
     """Confidence, accuracy and count of the bins of the ECE that hold anything."""
     bins = bins_of(confidence)
-    rows = torch.stack([confidence.double(), correct.double(), torch.ones_like(confidence, dtype=torch.float64)])
+    rows = torch.stack(
+        [confidence.double(), correct.double(), torch.ones_like(confidence, dtype=torch.float64)]
+    )
     sums = torch.zeros(3, BINS + 1, dtype=torch.float64).index_add_(1, bins, rows)
-    return [(sure / count, right / count, int(count)) for sure, right, count in sums.T.tolist() if count]
+    return [
+        (sure / count, right / count, int(count)) for sure, right, count in sums.T.tolist() if count
+    ]
 
 
 def bars_of(sets: Sequence[Tensor]) -> tuple[float, float, list[list[float]]]:
-    """Low and high end, and for each set the share of its samples in each of some equal steps between."""
+    """Low and high end, and for each set the share of its samples in each of some equal steps
+    between.
+    """
     # Rice's rule, for the smallest set.
     bars = min(max(round(2 * min(map(len, sets)) ** (1 / 3)), BARS[0]), BARS[1])
     ends = [_ends(values) for values in sets]
@@ -288,10 +379,15 @@ def _ends(values: Tensor) -> tuple[float, float]:
 
 
 def roc_curve(inside: Tensor, outside: Tensor) -> Curve:
-    """(share of ID samples flagged, share of OOD samples flagged), from nothing flagged to everything."""
+    """(share of ID samples flagged, share of OOD samples flagged), from nothing flagged to
+    everything.
+    """
     thresholds = torch.cat([inside, outside]).unique(sorted=True).flip(0)
     chosen = thresholds[_spread(len(thresholds))]
-    below = [torch.searchsorted(scores.sort().values, chosen).double() / len(scores) for scores in (inside, outside)]
+    below = [
+        torch.searchsorted(scores.sort().values, chosen).double() / len(scores)
+        for scores in (inside, outside)
+    ]
     return [(0.0, 0.0), *zip(*((1 - share).tolist() for share in below), strict=True)]
 
 

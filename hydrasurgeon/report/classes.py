@@ -54,7 +54,10 @@ class Classes:
         if most == least:
             return f"{len(present):,} classes of {most:,} samples each."
         ratio = f"{most / least:.1f} times as many"
-        return f"{len(present):,} classes of {least:,} to {most:,} samples, the largest {ratio} as the smallest."
+        return (
+            f"{len(present):,} classes of {least:,} to {most:,} samples, the largest {ratio} "
+            "as the smallest."
+        )
 
     def tables(self) -> list[Table]:
         """Accuracy by class, and the pairs that are confused most, both in the reference's order."""
@@ -66,18 +69,28 @@ class Classes:
         recalls = [_recall(row) for _, _, row in self.drawn]
         first = recalls[self.reference]
         order = sorted(order, key=lambda at: (first[at], at))
-        note = f"The {ROWS} of {len(order):,} classes that the reference answers worst." if len(order) > ROWS else ""
+        note = (
+            f"The {ROWS} of {len(order):,} classes that the reference answers worst."
+            if len(order) > ROWS
+            else ""
+        )
         order = order[:ROWS]
         total = len(self.first.labels)
         sizes = [int(counts[at]) for at in order]
         columns = [
             Column(SAMPLES, "", tuple(Cell(f"{n:,}", values=(n,)) for n in sizes)),
-            Column(FRACTION, "", tuple(Cell(f"{100 * n / total:.1f}", values=(100 * n / total,)) for n in sizes)),
+            Column(
+                FRACTION,
+                "",
+                tuple(Cell(f"{100 * n / total:.1f}", values=(100 * n / total,)) for n in sizes),
+            ),
         ]
         cells = [_ranked([recall.get(at) for recall in recalls]) for at in order]
         for at, (_, name, _) in enumerate(self.drawn):
             columns.append(Column(ACCURACY, ACCURACY.head, tuple(row[at] for row in cells), name))
-        return Table("Accuracy by class", tuple(map(self.name, order)), tuple(columns), note, "class")
+        return Table(
+            "Accuracy by class", tuple(map(self.name, order)), tuple(columns), note, "class"
+        )
 
     def _pairs(self) -> list[Table]:
         """None where the reference makes no mistake."""
@@ -86,9 +99,17 @@ class Classes:
         order = [pair for pair, _ in mistakes(confusions[self.reference])][:PAIRS]
         if not order:
             return []
-        columns = [Column(SAMPLES, "", tuple(Cell(f"{sizes[true]:,}", values=(sizes[true],)) for true, _ in order))]
+        columns = [
+            Column(
+                SAMPLES,
+                "",
+                tuple(Cell(f"{sizes[true]:,}", values=(sizes[true],)) for true, _ in order),
+            )
+        ]
         for (_, name, _), counts in zip(self.drawn, confusions, strict=True):
-            cells = tuple(Cell(f"{counts.get(pair, 0):,}", values=(counts.get(pair, 0),)) for pair in order)
+            cells = tuple(
+                Cell(f"{counts.get(pair, 0):,}", values=(counts.get(pair, 0),)) for pair in order
+            )
             columns.append(Column(CONFUSED, CONFUSED.head, cells, name))
         names = tuple(f"{self.name(true)} → {self.name(taken)}" for true, taken in order)
         note = "A class, and what it was taken for; samples are those of the class."
@@ -116,7 +137,9 @@ class Classes:
         for (true, taken), count in sorted(counts.items()):
             fraction, x, y = count / sizes[true], left + taken * step, true * step
             became = "right" if true == taken else f"taken for {self.name(taken)}"
-            tip = f"{self.name(true)}: {count:,} of {sizes[true]:,} {became}, {100 * fraction:.1f} %"
+            tip = (
+                f"{self.name(true)}: {count:,} of {sizes[true]:,} {became}, {100 * fraction:.1f} %"
+            )
             # The root shows a mistake of a few per cent beside a diagonal of nearly all.
             shape = (
                 f'rect x="{number(x + 0.5)}" y="{number(y + 0.5)}" width="{number(step - 1)}"'
@@ -130,20 +153,32 @@ class Classes:
         says = "No sample is answered wrongly."
         if wrong := mistakes(counts):
             (true, taken), most = wrong[0]
-            says = f"Most often, {self.name(true)} is taken for {self.name(taken)}: {most:,} of {sizes[true]:,}."
-        content = drawing(f"Confusion matrix of {name}", says, SIDE, SIDE - left + below, "".join(pieces))
+            says = (
+                f"Most often, {self.name(true)} is taken for {self.name(taken)}: {most:,} of "
+                f"{sizes[true]:,}."
+            )
+        content = drawing(
+            f"Confusion matrix of {name}", says, SIDE, SIDE - left + below, "".join(pieces)
+        )
         return figure(f"Confusion: {name}", content)
 
 
 def confused(answers: Answers) -> dict[tuple[int, int], int]:
     """How many samples of a class got each answer: {(class, answer): count}, of those that occur."""
-    pairs, counts = torch.stack([answers.labels, answers.predicted], dim=1).unique(dim=0, return_counts=True)
-    return {(true, taken): n for (true, taken), n in zip(pairs.tolist(), counts.tolist(), strict=True)}
+    pairs, counts = torch.stack([answers.labels, answers.predicted], dim=1).unique(
+        dim=0, return_counts=True
+    )
+    return {
+        (true, taken): n for (true, taken), n in zip(pairs.tolist(), counts.tolist(), strict=True)
+    }
 
 
 def mistakes(counts: Mapping[tuple[int, int], int]) -> list[tuple[tuple[int, int], int]]:
     """The pairs of different classes, those that are confused most first."""
-    return sorted((each for each in counts.items() if each[0][0] != each[0][1]), key=lambda each: (-each[1], each[0]))
+    return sorted(
+        (each for each in counts.items() if each[0][0] != each[0][1]),
+        key=lambda each: (-each[1], each[0]),
+    )
 
 
 def _recall(row: Answered) -> dict[int, float]:
@@ -160,4 +195,7 @@ def _ranked(values: Sequence[float | None]) -> list[Cell]:
     present = {text for text in texts if text != ABSENT}
     best = max(present, key=float) if len(present) > 1 else None
     ranks: list[Rank] = ["best" if text == best else "" for text in texts]
-    return [Cell(text, rank, values=(value,)) for text, rank, value in zip(texts, ranks, values, strict=True)]
+    return [
+        Cell(text, rank, values=(value,))
+        for text, rank, value in zip(texts, ranks, values, strict=True)
+    ]

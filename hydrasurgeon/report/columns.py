@@ -1,4 +1,5 @@
-"""The columns of every table of results: name, direction, digits, and the field that each is read from.
+"""The columns of every table of results: name, direction, digits, and the field that each is read
+from.
 
 The terminal, the page, Markdown, model cards and the README's tables are written from these.
 """
@@ -47,7 +48,9 @@ class Metric:
     brief: str = ""
     """Its name on a terminal; without one it is not shown there."""
     unit: float | None = None
-    """What it is divided by; a metric with a unit is a cost, with so many decimals that the least has three digits."""
+    """What it is divided by; a metric with a unit is a cost, with so many decimals that the least
+    has three digits.
+    """
     meaning: str = ""
     """What it measures, for the glossary."""
 
@@ -66,26 +69,52 @@ class Metric:
 
 QUALITY = (
     Metric(
-        "accuracy", "accuracy", "higher", "Acc", meaning="The fraction of samples whose most probable class is right."
+        "accuracy",
+        "accuracy",
+        "higher",
+        "Acc",
+        meaning="The fraction of samples whose most probable class is right.",
     ),
     Metric(
-        "brier", "Brier", "lower", "Brier", meaning="The mean squared distance of the probabilities from the truth."
+        "brier",
+        "Brier",
+        "lower",
+        "Brier",
+        meaning="The mean squared distance of the probabilities from the truth.",
     ),
     Metric(
-        "nll", "NLL", "lower", "NLL", meaning="Negative log-likelihood: the mean −log of the true class's probability."
+        "nll",
+        "NLL",
+        "lower",
+        "NLL",
+        meaning="Negative log-likelihood: the mean −log of the true class's probability.",
     ),
     Metric(
         "ece",
         "ECE",
         "lower",
         "ECE",
-        meaning="Expected calibration error: how far confidence is from accuracy, on average over 15 bins.",
+        meaning=(
+            "Expected calibration error: how far confidence is from accuracy, on average over "
+            "15 bins."
+        ),
     ),
-    Metric("aece", "aECE", "lower", "aECE", meaning="Adaptive ECE: the same over bins of equally many samples."),
+    Metric(
+        "aece",
+        "aECE",
+        "lower",
+        "aECE",
+        meaning="Adaptive ECE: the same over bins of equally many samples.",
+    ),
 )
 """What every labelled set is measured by."""
 ANSWERS = (
-    Metric("smece", "SmoothECE", "lower", meaning="Calibration error with a smooth kernel instead of bins."),
+    Metric(
+        "smece",
+        "SmoothECE",
+        "lower",
+        meaning="Calibration error with a smooth kernel instead of bins.",
+    ),
     Metric(
         "aurc",
         "AURC",
@@ -96,23 +125,81 @@ ANSWERS = (
         "cov5",
         "coverage at 5 % risk",
         "higher",
-        meaning="The fraction of samples that can be answered with at most 5 % of the answers wrong.",
+        meaning=(
+            "The fraction of samples that can be answered with at most 5 % of the answers wrong."
+        ),
     ),
-    Metric("coverage", "set coverage", "", "covered", meaning="How often the prediction set holds the true class."),
-    Metric("set_size", "set size", "", "set size", meaning="Classes in a prediction set, on average."),
-    Metric("auroc", "AUROC of yes", "higher", "AUROC", meaning="How often a yes has a higher probability than a no."),
-    Metric("ap", "average precision", "higher", "AP", meaning="Area under the precision-recall curve of yes."),
-    Metric("mrr10", "MRR@10", "higher", "MRR@10", meaning="1 / the rank of a query's first yes, on average."),
-    Metric("ndcg10", "nDCG@10", "higher", "nDCG@10", meaning="Discounted gain of the first ten, as part of the best."),
-    Metric("micro_f1", "micro F1", "higher", "micro F1", meaning="F1 of all label decisions together."),
-    Metric("macro_f1", "macro F1", "higher", "macro F1", meaning="The mean over labels of their F1."),
-    Metric("map", "mAP", "higher", "mAP", meaning="The mean over labels of their average precision."),
-    Metric("exact_match", "exact match", "higher", "exact", meaning="Samples of which every label is right."),
+    Metric(
+        "coverage",
+        "set coverage",
+        "",
+        "covered",
+        meaning="How often the prediction set holds the true class.",
+    ),
+    Metric(
+        "set_size", "set size", "", "set size", meaning="Classes in a prediction set, on average."
+    ),
+    Metric(
+        "auroc",
+        "AUROC of yes",
+        "higher",
+        "AUROC",
+        meaning="How often a yes has a higher probability than a no.",
+    ),
+    Metric(
+        "ap",
+        "average precision",
+        "higher",
+        "AP",
+        meaning="Area under the precision-recall curve of yes.",
+    ),
+    Metric(
+        "mrr10",
+        "MRR@10",
+        "higher",
+        "MRR@10",
+        meaning="1 / the rank of a query's first yes, on average.",
+    ),
+    Metric(
+        "ndcg10",
+        "nDCG@10",
+        "higher",
+        "nDCG@10",
+        meaning="Discounted gain of the first ten, as part of the best.",
+    ),
+    Metric(
+        "micro_f1", "micro F1", "higher", "micro F1", meaning="F1 of all label decisions together."
+    ),
+    Metric(
+        "macro_f1", "macro F1", "higher", "macro F1", meaning="The mean over labels of their F1."
+    ),
+    Metric(
+        "map", "mAP", "higher", "mAP", meaning="The mean over labels of their average precision."
+    ),
+    Metric(
+        "exact_match",
+        "exact match",
+        "higher",
+        "exact",
+        meaning="Samples of which every label is right.",
+    ),
 )
 """What the first labelled set is measured by besides."""
 DIVERSITY = (
-    Metric("mi", "MI", "", "MI", meaning="Mutual information between answer and member: how far members are apart."),
-    Metric("disagreement", "disagreement", "", "DI", meaning="How often two members name different classes."),
+    Metric(
+        "mi",
+        "MI",
+        "",
+        "MI",
+        meaning="Mutual information between answer and member: how far members are apart.",
+    ),
+    Metric(
+        "disagreement",
+        "disagreement",
+        "",
+        "DI",
+        meaning="How often two members name different classes.",
+    ),
 )
 """How members differ: more of it is neither good nor bad by itself."""
 COST = (
@@ -123,7 +210,10 @@ COST = (
         "lower",
         "MACs M",
         1e6,
-        meaning="Multiplications with an addition for one sample: matrix products, convolutions, attention.",
+        meaning=(
+            "Multiplications with an addition for one sample: matrix products, convolutions, "
+            "attention."
+        ),
     ),
     Metric(
         "expected_macs",
@@ -135,24 +225,36 @@ COST = (
     ),
     Metric("latency_ms", "time, ms", "lower", "ms", 1),
 )
-"""What a model costs; `expected_macs` is a cascade's, which does not run all its members on each sample."""
+"""What a model costs; `expected_macs` is a cascade's, which does not run all its members on each
+sample.
+"""
 OOD = (
     Metric(
         "auroc",
         "AUROC",
         "higher",
         "AUROC",
-        meaning="How often an OOD sample has a higher OOD score than an in-distribution one; 0.5 is chance.",
+        meaning=(
+            "How often an OOD sample has a higher OOD score than an in-distribution one; 0.5 "
+            "is chance."
+        ),
     ),
     Metric(
         "fpr95",
         "FPR95",
         "lower",
         "FPR95",
-        meaning="The fraction of in-distribution samples flagged by the threshold that flags 95 % of the OOD samples.",
+        meaning=(
+            "The fraction of in-distribution samples flagged by the threshold that flags 95 % "
+            "of the OOD samples."
+        ),
     ),
     Metric(
-        "aupr", "AUPR", "higher", "AUPR", meaning="Area under the precision-recall curve, OOD samples as positives."
+        "aupr",
+        "AUPR",
+        "higher",
+        "AUPR",
+        meaning="Area under the precision-recall curve, OOD samples as positives.",
     ),
 )
 """What an OOD set is detected by."""
@@ -172,9 +274,15 @@ SHIFT = (
 WORDS = {
     "ID": "In-distribution: data like the training data.",
     "OOD": "Out-of-distribution: data unlike the training data; near resembles it, far does not.",
-    "OOD score": "A number for each sample, higher for OOD; AUROC, FPR95 and AUPR say how well it separates the two.",
+    "OOD score": (
+        "A number for each sample, higher for OOD; AUROC, FPR95 and AUPR say how well it "
+        "separates the two."
+    ),
     "threshold": "Samples whose OOD score is above it are flagged as OOD; calibrate fits it.",
-    "calibrated": "Of the answers given with some confidence, that fraction is right; calibrate fits what that takes.",
+    "calibrated": (
+        "Of the answers given with some confidence, that fraction is right; calibrate "
+        "fits what that takes."
+    ),
     "confidence": "The probability of the most probable class.",
     "coverage": "The fraction of samples that are answered, the most confident first.",
     "risk": "The fraction of the given answers that are wrong.",
@@ -212,8 +320,9 @@ class Column:
 
     @property
     def width(self) -> float:
-        """About how many pixels it takes in a browser: of its longest word, or of its longest interval, which is
-        smaller."""
+        """About how many pixels it takes in a browser: of its longest word, or of its longest
+        interval, which is smaller.
+        """
         ends = [0.8 * (len(cell.low) + len(cell.high) + 3) for cell in self.cells if cell.low]
         words = [min(len(word), NARROW) for word in self.head.split()]
         return PADDING + CHARACTER * max([*words, *(len(cell.text) for cell in self.cells), *ends])
@@ -234,15 +343,21 @@ class Table:
 
     def groups(self) -> list[tuple[str, int]]:
         """The groups of neighbours, and how many columns each has."""
-        return [(group, len(list(each))) for group, each in groupby(column.group for column in self.columns)]
+        return [
+            (group, len(list(each)))
+            for group, each in groupby(column.group for column in self.columns)
+        ]
 
     def parts(self, width: float) -> list[Table]:
         """The same in tables of this many pixels at most, where groups allow it."""
-        width -= min(max(NAMES[0], PADDING + CHARACTER * max(map(len, self.names), default=0)), NAMES[1])
+        width -= min(
+            max(NAMES[0], PADDING + CHARACTER * max(map(len, self.names), default=0)), NAMES[1]
+        )
         parts: list[list[Column]] = [[]]
         for group, neighbours in groupby(self.columns, key=lambda column: column.group):
             block = list(neighbours)
-            # Columns without a heading in common may be torn apart, and those that have no room together must be.
+            # Columns without a heading in common may be torn apart, and those that have no room
+            # together must be.
             torn = not group or sum(column.width for column in block) > width
             for some in [[each] for each in block] if torn else [block]:
                 if parts[-1] and sum(column.width for column in (*parts[-1], *some)) > width:
@@ -256,24 +371,33 @@ class Table:
         ]
 
     def csv(self) -> str:
-        """The table for a spreadsheet or pandas: numbers with six digits, the ends of an interval in columns of their
-        own."""
+        """The table for a spreadsheet or pandas: numbers with six digits, the ends of an interval
+        in columns of their own.
+        """
         heads, columns = [self.of], [list(self.names)]
         for column in self.columns:
             name = f"{column.group} {column.title or column.metric.name}".strip()
-            ends = ("", " low", " high")[: max((len(cell.values) for cell in column.cells), default=0) or 1]
+            ends = ("", " low", " high")[
+                : max((len(cell.values) for cell in column.cells), default=0) or 1
+            ]
             heads += [name + end for end in ends]
             for at in range(len(ends)):
-                values = [cell.values[at] if at < len(cell.values) else None for cell in column.cells]
+                values = [
+                    cell.values[at] if at < len(cell.values) else None for cell in column.cells
+                ]
                 columns.append(["" if value is None else f"{value:.6g}" for value in values])
         return csv_of([heads, *zip(*columns, strict=True)])
 
 
 def csv_of(rows: Iterable[Iterable[str]]) -> str:
-    """Comma-separated values; a name that a spreadsheet would take for a formula gets an apostrophe."""
+    """Comma-separated values; a name that a spreadsheet would take for a formula gets an
+    apostrophe.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(["'" * bool(FORMULA.match(cell)) + visible(cell) for cell in row] for row in rows)
+    writer.writerows(
+        ["'" * bool(FORMULA.match(cell)) + visible(cell) for cell in row] for row in rows
+    )
     return text.getvalue()
 
 
@@ -290,7 +414,9 @@ def short(text: str, widest: int = WIDEST) -> str:
 
 
 def tables(results: Sequence[Result]) -> list[Table]:
-    """In-distribution quality, cost, OOD detection, then data sets and shifts where there are several."""
+    """In-distribution quality, cost, OOD detection, then data sets and shifts where there are
+    several.
+    """
     mean = _free("mean", (each.name for r in results for each in r.sets or ()))
     average = _free("mean", (s.name for r in results for s in r.shift))
     by_set = [{**{s.name: s for s in r.sets or ()}, mean: r.sets_average} for r in results]
@@ -304,13 +430,21 @@ def tables(results: Sequence[Result]) -> list[Table]:
     }
     notes = {"Cost": tokens([None if r.cost is None else r.cost.tokens for r in results])}
     names = tuple(map(shown_name, results))
-    return [Table(title, names, tuple(each), notes.get(title, "")) for title, each in made.items() if each]
+    return [
+        Table(title, names, tuple(each), notes.get(title, ""))
+        for title, each in made.items()
+        if each
+    ]
 
 
 def brief(results: Sequence[Result]) -> list[Table]:
     """The same for a terminal: what has a brief name, OOD sets and shifts by their averages."""
     averages = [
-        {group: each for group, each in r.ood_average.items() if group != "all" or len(r.ood_average) > 2}
+        {
+            group: each
+            for group, each in r.ood_average.items()
+            if group != "all" or len(r.ood_average) > 2
+        }
         for r in results
     ]
     sets = [{**{s.name: s for s in r.sets or ()}, " mean": r.sets_average} for r in results]
@@ -346,7 +480,11 @@ def columns(metrics: Iterable[Metric], records: Sequence[Any], group: str = "") 
 def _grouped(metrics: Sequence[Metric], rows: Sequence[Mapping[Any, Any]]) -> list[Column]:
     """Columns for each group of records; in each row the same names may be missing."""
     groups = dict.fromkeys(name for row in rows for name in row)
-    return [column for group in groups for column in columns(metrics, [row.get(group) for row in rows], group)]
+    return [
+        column
+        for group in groups
+        for column in columns(metrics, [row.get(group) for row in rows], group)
+    ]
 
 
 def _cells(metric: Metric, records: Sequence[Any]) -> tuple[Cell, ...]:
@@ -354,7 +492,9 @@ def _cells(metric: Metric, records: Sequence[Any]) -> tuple[Cell, ...]:
     values = [metric.of(record) for record in records]
     decimals = decimals_of(values) if metric.unit else DECIMALS
     texts = [ABSENT if value is None else f"{value:.{decimals}f}" for value in values]
-    numbers = sorted({float(text) for text in texts if text != ABSENT}, reverse=metric.better == "higher")
+    numbers = sorted(
+        {float(text) for text in texts if text != ABSENT}, reverse=metric.better == "higher"
+    )
     # Of two numbers the second best is the worst.
     places: tuple[Rank, ...] = ("best", "second") if len(numbers) > 2 else ("best",)
     ranks = dict(zip(numbers, places, strict=False)) if metric.better and len(numbers) > 1 else {}
@@ -376,14 +516,22 @@ def decimals_of(values: Sequence[float | None]) -> int:
 def tokens(lengths: Sequence[int | None]) -> str:
     """How long the text is whose multiply-adds a table shows."""
     present = sorted({length for length in lengths if length is not None})
-    return f"Multiply-adds are of one text of {' or '.join(map(str, present))} tokens." if present else ""
+    return (
+        f"Multiply-adds are of one text of {' or '.join(map(str, present))} tokens."
+        if present
+        else ""
+    )
 
 
 def _ood(result: Result) -> dict[str, Any]:
     """OOD sets by name, then the means of groups of several."""
     sets = {f"{each.name} ({each.group})": each for each in result.ood}
-    counts = {group: sum(group in ("all", o.group) for o in result.ood) for group in result.ood_average}
-    return sets | {f"mean, {group}": each for group, each in result.ood_average.items() if counts[group] > 1}
+    counts = {
+        group: sum(group in ("all", o.group) for o in result.ood) for group in result.ood_average
+    }
+    return sets | {
+        f"mean, {group}": each for group, each in result.ood_average.items() if counts[group] > 1
+    }
 
 
 def _free(title: str, taken: Iterable[str]) -> str:

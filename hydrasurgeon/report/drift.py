@@ -15,17 +15,26 @@ CLASSES = 20
 """Classes that are listed at most: those that shifted most."""
 
 
-def page(drift: Drift, labels: Sequence[str | int], *, name: str, source: str, notes: Sequence[str]) -> str:
+def page(
+    drift: Drift, labels: Sequence[str | int], *, name: str, source: str, notes: Sequence[str]
+) -> str:
     """The verdict, its tests, and what changed."""
     answers, seen = drift.answers, drift.validation
-    classes = [(visible(str(label)), n, n / answers.rows) for label, n in zip(labels, answers.predicted, strict=True)]
+    classes = [
+        (visible(str(label)), n, n / answers.rows)
+        for label, n in zip(labels, answers.predicted, strict=True)
+    ]
     before = [None] * len(classes) if seen is None else [n / seen.rows for n in seen.predicted]
     rows = [(*each, then) for each, then in zip(classes, before, strict=True) if each[1] or then]
     rows.sort(key=lambda row: -abs(row[2] - (row[3] or 0.0)))
     style = Markup(part("style.css"))
-    environment = Environment(autoescape=True, finalize=shown, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment = Environment(
+        autoescape=True, finalize=shown, undefined=StrictUndefined, keep_trailing_newline=True
+    )
     return environment.from_string(part("drift.html.j2")).render(
-        policy=Markup(f"default-src 'none'; style-src '{digest(style)}'; base-uri 'none'; form-action 'none'"),
+        policy=Markup(
+            f"default-src 'none'; style-src '{digest(style)}'; base-uri 'none'; form-action 'none'"
+        ),
         style=style,
         drift=drift,
         classes=rows[:CLASSES],

@@ -1,5 +1,6 @@
-"""Samples that are worth a look: the surest mistakes, the most unfamiliar and the least sure, as small pictures or cut
-texts."""
+"""Samples that are worth a look: the surest mistakes, the most unfamiliar and the least sure, as
+small pictures or cut texts.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +59,19 @@ class Examples:
     samples: tuple[Example, ...]
 
 
-def examples_of(rows: Sequence[tuple[int, Answered]], samples: Samples, names: Sequence[str]) -> tuple[Examples, ...]:
+def examples_of(
+    rows: Sequence[tuple[int, Answered]], samples: Samples, names: Sequence[str]
+) -> tuple[Examples, ...]:
     """Of each of these rows, which answered for all samples that can be read, some of each kind."""
     rows = rows[:MODELS]
     orders = [(at, row, kind, order) for at, row in rows for kind, order in _orders(row).items()]
     count = min(EACH, MOST // max(1, len(orders)))
     answered = len(rows[0][1].inside.labels) if rows else 0
-    places = range(answered) if answered == len(samples) else [i for i in range(len(samples)) if _is_read(samples, i)]
+    places = (
+        range(answered)
+        if answered == len(samples)
+        else [i for i in range(len(samples)) if _is_read(samples, i)]
+    )
     groups = []
     for at, row, kind, order in orders:
         made = tuple(_example(row, i, samples, places[i], names) for i in order[:count].tolist())
@@ -78,14 +85,17 @@ def _orders(row: Answered) -> dict[str, Tensor]:
     orders = {"surest mistakes": wrong[confidence[wrong].argsort(descending=True, stable=True)]}
     # By msp the most unfamiliar are the least sure.
     if row.scores and row.used != "msp":
-        orders[f"most unfamiliar, by {row.used}"] = row.scores[row.used].argsort(descending=True, stable=True)
+        orders[f"most unfamiliar, by {row.used}"] = row.scores[row.used].argsort(
+            descending=True, stable=True
+        )
     return {**orders, "least sure": confidence.argsort(stable=True)}
 
 
 def _example(row: Answered, i: int, samples: Samples, place: int, names: Sequence[str]) -> Example:
     inside, called = row.inside, samples.name(place)
     truth, answer = (
-        names[at] if at < len(names) else str(at) for at in (int(inside.labels[i]), int(inside.predicted[i]))
+        names[at] if at < len(names) else str(at)
+        for at in (int(inside.labels[i]), int(inside.predicted[i]))
     )
     more = ""
     if row.scores:

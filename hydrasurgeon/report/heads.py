@@ -1,4 +1,6 @@
-"""Which heads a model keeps, a row for each layer and a map for each tower; of a hydra, a stripe for each member."""
+"""Which heads a model keeps, a row for each layer and a map for each tower; of a hydra, a stripe
+for each member.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,42 @@ CELL, GAP = 20, 3
 LEFT, TOP = 30, 36
 """Room for the numbers of layers and the name of the tower."""
 STRIPES = 6
-"""Members that have stripes of their own; of more, a head is the darker the more of them keep it."""
+"""Members that have stripes of their own; of more, a head is the darker the more of them keep it.
+"""
 FITS, TEXT, CHARACTER = 330, 11.5, 0.62
-"""Width that a map is shown at where it is wider, size of its text, and how wide a character of it is; the wider the
-map, the larger its text."""
+"""Width that a map is shown at where it is wider, size of its text, and how wide a character of it
+is; the wider the map, the larger its text.
+"""
 
 
 def head_maps(name: str, manifest: Manifest) -> str:
     """The towers of one model side by side."""
-    keeps = [member.kept for member in manifest.members] if manifest.kind == "hydra" else [manifest.kept]
+    keeps = (
+        [member.kept for member in manifest.members]
+        if manifest.kind == "hydra"
+        else [manifest.kept]
+    )
     maps = []
     for tower, about in manifest.towers.items():
         kept = [rows.get(tower, ()) for rows in keeps]
         maps.append(_map(name, tower, about.layers, about.heads, kept))
     note = ""
     if manifest.kind == "hydra":
-        shared = f", the first {manifest.fusion.trunk} layers shared" if manifest.fusion.trunk else ""
+        shared = (
+            f", the first {manifest.fusion.trunk} layers shared" if manifest.fusion.trunk else ""
+        )
         note = f"{len(keeps)} members{shared}"
     return figure(name, f'<div class="towers">{"".join(maps)}</div>', note=text_of(note))
 
 
-def _map(name: str, tower: str, layers: int, heads: int, kept: list[tuple[tuple[int, ...], ...]]) -> str:
+def _map(
+    name: str, tower: str, layers: int, heads: int, kept: list[tuple[tuple[int, ...], ...]]
+) -> str:
     step = CELL + GAP
-    sizes = [[len(member[layer]) if layer < len(member) else 0 for member in kept] for layer in range(layers)]
+    sizes = [
+        [len(member[layer]) if layer < len(member) else 0 for member in kept]
+        for layer in range(layers)
+    ]
     counts = [_counts(row) for row in sizes]
     big = LEFT + heads * step > FITS
     text = TEXT * max(1.0, (LEFT + heads * step) / FITS * 1.25)

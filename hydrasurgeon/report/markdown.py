@@ -1,4 +1,6 @@
-"""Tables as Markdown: the best bold, the second best underlined; the report, and the model card's section."""
+"""Tables as Markdown: the best bold, the second best underlined; the report, and the model card's
+section.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from hydrasurgeon.report.page import Material
 
 def markdown(material: Material) -> str:
     """The verdicts as a list, then each table."""
-    listed = [f"- **{v.head}**: {code(v.name)}. {plain(v.sentence)} {v.cost}".rstrip() for v in material.verdicts]
+    listed = [
+        f"- **{v.head}**: {code(v.name)}. {plain(v.sentence)} {v.cost}".rstrip()
+        for v in material.verdicts
+    ]
     listed += [f"- Note: {plain(note)}" for note in material.notes]
     results = [row.result for row in material.rows]
     parts = ["\n".join(listed)] if listed else []
@@ -23,7 +28,10 @@ def markdown(material: Material) -> str:
 
 def results_table(results: Table, names: Iterable[str]) -> str:
     """A row for each result, under these names."""
-    heads = [(f"{c.group}: " if c.group.strip() else "") + (c.title or c.metric.head) for c in results.columns]
+    heads = [
+        (f"{c.group}: " if c.group.strip() else "") + (c.title or c.metric.head)
+        for c in results.columns
+    ]
     rows = [[name, *map(_marked, cells)] for name, cells in zip(names, results.rows, strict=True)]
     return table(["", *map(plain, heads)], rows)
 

@@ -1,6 +1,8 @@
-"""The report as one HTML file that opens anywhere: no library, no network, a style and a few lines of script.
+"""The report as one HTML file that opens anywhere: no library, no network, a style and a few lines
+of script.
 
-A policy in its head names these two by their hashes: a browser runs nothing else, whatever a name in the report holds.
+A policy in its head names these two by their hashes: a browser runs nothing else, whatever a name
+in the report holds.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ from hydrasurgeon.measuring.results import Report, Result, unlike
 from hydrasurgeon.measuring.rows import Row
 from hydrasurgeon.report import charts
 from hydrasurgeon.report.classes import Classes
-from hydrasurgeon.report.columns import NARROW, WIDEST, WORDS, Table, csv_of, short, shown_name, tables
+from hydrasurgeon.report.columns import (
+    NARROW,
+    WIDEST,
+    WORDS,
+    Table,
+    csv_of,
+    short,
+    shown_name,
+    tables,
+)
 from hydrasurgeon.report.examples import Examples
 from hydrasurgeon.report.heads import STRIPES, head_maps
 from hydrasurgeon.report.svg import colour
@@ -62,7 +73,13 @@ class Material:
     @property
     def numbered(self) -> list[tuple[int, Verdict]]:
         """Verdicts with the numbers of their rows."""
-        return list(zip([at for at in range(len(self.rows)) if at != self.reference], self.verdicts, strict=True))
+        return list(
+            zip(
+                [at for at in range(len(self.rows)) if at != self.reference],
+                self.verdicts,
+                strict=True,
+            )
+        )
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -71,15 +88,23 @@ class Material:
         for row in (row for at, row in enumerate(self.rows) if at != self.reference):
             differences, conditions = None, {}
             if is_paired(row.answers, reference.answers):
-                differences = compared(row.answers, reference.answers, level=self.level, seed=self.seed)
+                differences = compared(
+                    row.answers, reference.answers, level=self.level, seed=self.seed
+                )
                 conditions = unlike(row.answers.conditions, reference.answers.conditions)
-            made.append(verdict(row.result, reference.result, differences, level=self.level, unlike=conditions))
+            made.append(
+                verdict(
+                    row.result, reference.result, differences, level=self.level, unlike=conditions
+                )
+            )
         return made
 
 
 def document(material: Material) -> str:
     """The whole file."""
-    environment = Environment(autoescape=True, finalize=shown, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment = Environment(
+        autoescape=True, finalize=shown, undefined=StrictUndefined, keep_trailing_newline=True
+    )
     style, script = (Markup(part(name)) for name in ("style.css", "script.js"))
     sources = f"img-src data:; style-src '{digest(style)}'; script-src '{digest(script)}'"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
@@ -127,7 +152,10 @@ def document(material: Material) -> str:
 
 def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
     """What is drawn, by section."""
-    drawn = [(at, name, row.answers) for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))]
+    drawn = [
+        (at, name, row.answers)
+        for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))
+    ]
     detecting = [row for row in drawn if row[2].foreign]
     classes = Classes(drawn, material.reference, material.classes)
     members = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]
@@ -170,7 +198,9 @@ def _parts(of: Iterable[Table]) -> list[Table]:
 
 def _untimed(of: Table) -> Table:
     """Without times, which are others in the next run: the page of the same inputs is the same."""
-    return replace(of, columns=tuple(column for column in of.columns if column.metric.key != "latency_ms"))
+    return replace(
+        of, columns=tuple(column for column in of.columns if column.metric.key != "latency_ms")
+    )
 
 
 def _csv(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
@@ -191,9 +221,13 @@ def _facts(material: Material) -> dict[str, Any]:
     """How it was measured."""
     settings = {**material.report.settings, **material.facts}
     facts = {
-        key.replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        key.replace("_", " "): ", ".join(map(str, value))
+        if isinstance(value, list | tuple)
+        else str(value)
         for key, value in settings.items()
         if value not in (None, [], (), False)
     }
-    facts["intervals"] = f"paired bootstrap over samples, {100 * material.level:.4g} %, seed {material.seed}"
+    facts["intervals"] = (
+        f"paired bootstrap over samples, {100 * material.level:.4g} %, seed {material.seed}"
+    )
     return facts

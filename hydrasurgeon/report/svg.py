@@ -1,5 +1,6 @@
-"""Small charts as SVG: axes, lines, bars and marks, coloured by the page's style sheet and told in words to who cannot
-see them."""
+"""Small charts as SVG: axes, lines, bars and marks, coloured by the page's style sheet and told in
+words to who cannot see them.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     if span <= 0 or not math.isfinite(span):
         return [low]
     size = 10 ** math.floor(math.log10(span / count))
-    step = min((size * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - count))
+    step = min(
+        (size * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - count)
+    )
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [at * step for at in range(first, last + 1)]
@@ -114,19 +117,29 @@ class Chart:
         self.x = replace(self.x, start=left)
         for value, text in steps:
             at = number(self.y(value))
-            self.pieces.append(f'<line class="grid" x1="{left}" x2="{number(self.x.end)}" y1="{at}" y2="{at}"/>')
-            self.pieces.append(f'<text class="tick" x="{left - 6}" y="{at}" dy=".32em" text-anchor="end">{text}</text>')
+            self.pieces.append(
+                f'<line class="grid" x1="{left}" x2="{number(self.x.end)}" y1="{at}" y2="{at}"/>'
+            )
+            self.pieces.append(
+                f'<text class="tick" x="{left - 6}" y="{at}" dy=".32em" text-anchor="end">{text}</text>'
+            )
         for value, text in ticks_of(self.x, percent="x" in percent):
             at = number(self.x(value))
-            self.pieces.append(f'<line class="grid" y1="{TOP}" y2="{number(self.y.start)}" x1="{at}" x2="{at}"/>')
+            self.pieces.append(
+                f'<line class="grid" y1="{TOP}" y2="{number(self.y.start)}" x1="{at}" x2="{at}"/>'
+            )
             y = number(self.y.start + 15)
-            self.pieces.append(f'<text class="tick" x="{at}" y="{y}" text-anchor="middle">{text}</text>')
+            self.pieces.append(
+                f'<text class="tick" x="{at}" y="{y}" text-anchor="middle">{text}</text>'
+            )
         middle, across = (number((axis.start + axis.end) / 2) for axis in (self.x, self.y))
         for place, label in (
             (f'x="{middle}" y="{HEIGHT - 8}"', x_label),
             (f'transform="rotate(-90 11 {across})" x="11" y="{across}"', y_label),
         ):
-            self.pieces.append(f'<text class="axis" {place} text-anchor="middle">{text_of(label)}</text>')
+            self.pieces.append(
+                f'<text class="axis" {place} text-anchor="middle">{text_of(label)}</text>'
+            )
 
     def line(self, points: Sequence[tuple[float, float]], at: int, tip: str) -> None:
         """A curve of row `at`, with a broad invisible one around it that is easy to point at."""
@@ -143,11 +156,17 @@ class Chart:
         self.pieces.append(mark(shape, tip, kind=f"mark dot {colour(at)}"))
 
     def numbered(self, points: Sequence[tuple[float, float, int, str]]) -> None:
-        """Dots exactly where they are; the numbers of their rows stand beside them, where there is room."""
+        """Dots exactly where they are; the numbers of their rows stand beside them, where there is
+        room.
+        """
         places = [(self.x(a), self.y(b)) for a, b, _, _ in points]
         # Where dots lie upon each other, any of them says what all of them do.
         tips = [
-            "\n".join(tip for place, (*_, tip) in zip(places, points, strict=True) if math.dist(place, mine) < DOT)
+            "\n".join(
+                tip
+                for place, (*_, tip) in zip(places, points, strict=True)
+                if math.dist(place, mine) < DOT
+            )
             for mine in places
         ]
         for (x, y), (_, _, at, _), tip in zip(places, points, tips, strict=True):
@@ -156,7 +175,11 @@ class Chart:
         taken = list(places)
         for (x, y), (_, _, at, _) in zip(places, points, strict=True):
             beside = [(x + dx, y + dy) for dx, dy in BESIDE]
-            free = [spot for spot in beside if all(math.dist(spot, other) >= 2 * DOT + 2 for other in taken)]
+            free = [
+                spot
+                for spot in beside
+                if all(math.dist(spot, other) >= 2 * DOT + 2 for other in taken)
+            ]
             taken.append((free or beside)[0])
             place = "x={} y={}".format(*(f'"{number(at)}"' for at in taken[-1]))
             self.pieces.append(
@@ -215,6 +238,9 @@ def ticks_of(scale: Scale, *, percent: bool) -> list[tuple[float, str]]:
     step = abs(values[1] - values[0]) * factor if len(values) > 1 else 1.0
     most = max(abs(value) for value in values) * factor
     if not 1e-4 <= step < 1e6 or most >= 1e6:
-        return [(value, f"{factor * value:.4g}".replace("e+0", "e").replace("e-0", "e-")) for value in values]
+        return [
+            (value, f"{factor * value:.4g}".replace("e+0", "e").replace("e-0", "e-"))
+            for value in values
+        ]
     digits = next(d for d in range(8) if abs(round(step, d) - step) < 1e-6 * step or d == 7)
     return [(value, f"{factor * value + 0.0:.{digits}f}") for value in values]

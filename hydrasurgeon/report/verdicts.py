@@ -25,7 +25,9 @@ NAMES = {
 LEVEL = 0.01
 """By how much costs may differ and be called the same."""
 FEWEST = 20
-"""Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is too narrow."""
+"""Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is
+too narrow.
+"""
 NAMED = 3
 """Models of one verdict that the headline names; of more it says how many."""
 JUDGED = {
@@ -63,19 +65,31 @@ def verdict(
     level: float,
     unlike: Mapping[str, str],
 ) -> Verdict:
-    """None: the two did not answer for the same samples, so that nothing can be told of their difference."""
+    """None: the two did not answer for the same samples, so that nothing can be told of their
+    difference.
+    """
     name, other = shown_name(result), shown_name(reference)
     cost = cost_words(result, reference)
     if differences is None:
-        why = f"It did not answer for the samples that {other} answered for, so the two are not compared."
+        why = (
+            f"It did not answer for the samples that {other} answered for, so the two are not "
+            "compared."
+        )
         return Verdict(name, "unknown", why, cost)
     if result.id.n < FEWEST:
-        why = f"{result.id.n:,} sample{'' if result.id.n == 1 else 's'} cannot tell it from {other}: a comparison"
+        why = (
+            f"{result.id.n:,} sample{'' if result.id.n == 1 else 's'} cannot tell it from "
+            f"{other}: a comparison"
+        )
         return Verdict(name, "unknown", f"{why} takes {FEWEST} at least.", cost)
     if any(o.n < FEWEST for o in result.ood):
         differences = [d for d in differences if d.metric not in ("auroc", "fpr95")]
-    better, worse, equal = ([d for d in differences if d.judgement == j] for j in ("better", "worse", "equal"))
-    word: Word = "mixed" if better and worse else "better" if better else "worse" if worse else "equal"
+    better, worse, equal = (
+        [d for d in differences if d.judgement == j] for j in ("better", "worse", "equal")
+    )
+    word: Word = (
+        "mixed" if better and worse else "better" if better else "worse" if worse else "equal"
+    )
     level_in = listed([NAMES[d.metric] for d in equal])
     parts = []
     if better:
@@ -94,7 +108,9 @@ def verdict(
 
 def _told(differences: Iterable[Difference]) -> str:
     words = "{} ({}, between {} and {})"
-    return listed([words.format(NAMES[d.metric], *map(signed, (d.value, d.low, d.high))) for d in differences])
+    return listed(
+        [words.format(NAMES[d.metric], *map(signed, (d.value, d.low, d.high))) for d in differences]
+    )
 
 
 def signed(value: float) -> str:
@@ -121,7 +137,10 @@ def cost_words(result: Result, reference: Result) -> str:
         return "Its cost is not known." if mine is None else ""
     parts = []
     # A time is another one in the next minute: it stands in the table, no verdict rests on it.
-    pairs = {"multiply-adds": (macs_of(mine), macs_of(theirs)), "parameters": (mine.params, theirs.params)}
+    pairs = {
+        "multiply-adds": (macs_of(mine), macs_of(theirs)),
+        "parameters": (mine.params, theirs.params),
+    }
     for what, (value, base) in pairs.items():
         if value and base:
             ratio = value / base
@@ -138,9 +157,18 @@ def headline(verdicts: Sequence[Verdict], reference: str) -> list[tuple[str, str
     for word, (_, judgement) in JUDGED.items():
         of_word = [v for v in verdicts if v.word == word]
         if of_word:
-            subject = listed([short(v.name) for v in of_word]) if len(of_word) <= NAMED else f"{len(of_word)} models"
+            subject = (
+                listed([short(v.name) for v in of_word])
+                if len(of_word) <= NAMED
+                else f"{len(of_word)} models"
+            )
             before = "; " if parts else f"Compared with {short(reference)}: "
-            parts.append((f"{before}{subject} {'is' if len(of_word) == 1 else 'are'} {judgement}", _unlike(of_word)))
+            parts.append(
+                (
+                    f"{before}{subject} {'is' if len(of_word) == 1 else 'are'} {judgement}",
+                    _unlike(of_word),
+                )
+            )
     return parts
 
 
@@ -162,7 +190,12 @@ def _unlike(verdicts: Sequence[Verdict]) -> str:
 def figures(result: Result) -> str:
     """The reference's own figures in a sentence."""
     i = result.id
-    quality = [f"Accuracy {i.accuracy:.3f}", f"Brier score {i.brier:.3f}", f"NLL {i.nll:.3f}", f"ECE {i.ece:.3f}"]
+    quality = [
+        f"Accuracy {i.accuracy:.3f}",
+        f"Brier score {i.brier:.3f}",
+        f"NLL {i.nll:.3f}",
+        f"ECE {i.ece:.3f}",
+    ]
     if "all" in result.ood_average:
         quality.append(f"OOD AUROC {result.ood_average['all'].auroc:.3f}")
     return f"{listed(quality)}."
@@ -172,14 +205,21 @@ def spent(result: Result) -> str:
     """What the reference costs; empty where that is not known."""
     if result.cost is None:
         return ""
-    return f"{amount(result.cost.macs)} multiply-adds for one sample, {amount(result.cost.params)} parameters."
+    return (
+        f"{amount(result.cost.macs)} multiply-adds for one sample, "
+        f"{amount(result.cost.params)} parameters."
+    )
 
 
 def decided(row: Answered) -> str:
     """Whether its answers are calibrated, and by what it detects OOD samples."""
     of = row.conditions
     data = None if of.provenance is None else of.provenance.calibrated_on
-    calibrated = f"yes, on {data.spec} ({data.rows:,} samples)" if of.calibrated and data is not None else "yes"
+    calibrated = (
+        f"yes, on {data.spec} ({data.rows:,} samples)"
+        if of.calibrated and data is not None
+        else "yes"
+    )
     parts = [f"Calibrated: {calibrated if of.calibrated else 'no'}"]
     if row.scores:
         threshold = "no threshold" if row.threshold is None else f"threshold {row.threshold:.3g}"

@@ -1,7 +1,8 @@
 """The layers of M members as batched products: one launch where there would be M.
 
-Parameters that each member has for itself lie side by side in one tensor, of which the members' own become views; only
-where members keep different numbers of heads are rows copied, and filled up with heads that are all zero.
+Parameters that each member has for itself lie side by side in one tensor, of which the members' own
+become views; only where members keep different numbers of heads are rows copied, and filled up with
+heads that are all zero.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from jaxtyping import Float
 from torch import Tensor, fx, nn
 from torch.nn.functional import layer_norm, linear, pad
 
-from hydrasurgeon.anatomy.layers import after_attention, attention_input, layer_bias, merge, mixed, placed, split_heads
+from hydrasurgeon.anatomy.layers import (
+    after_attention,
+    attention_input,
+    layer_bias,
+    merge,
+    mixed,
+    placed,
+    split_heads,
+)
 from hydrasurgeon.anatomy.parts import Attention, Block
 from hydrasurgeon.anatomy.projections import Biased
 from hydrasurgeon.runtime.shared_heads import Place, Watch
@@ -34,13 +43,17 @@ class CannotGroup(Exception):
 
 
 class Grouped:
-    """Layers of all members; what they are made of is settled once and `holds` until parameters are replaced."""
+    """Layers of all members; what they are made of is settled once and `holds` until parameters are
+    replaced.
+    """
 
     def __init__(self, stacks: Sequence[Sequence[Block]], tokens: Sequence[int | None]) -> None:
         beside = _SideBySide()
         # Inference tensors could not be trained afterwards.
         with torch.inference_mode(False), torch.no_grad():
-            self._layers = [_Layer(blocks, reads, beside) for blocks, reads in zip(stacks, tokens, strict=True)]
+            self._layers = [
+                _Layer(blocks, reads, beside) for blocks, reads in zip(stacks, tokens, strict=True)
+            ]
         self.holds = Watch(beside.used, beside.copied)
         self.copies = beside.copies
 
@@ -50,7 +63,9 @@ class Grouped:
         bias: Tensor | None,
         attended: Float[Tensor, "member batch token embed"] | None = None,
     ) -> Float[Tensor, "member batch token embed"]:
-        """`bias` is alike for all members and heads; `attended` is the first attention's output where known."""
+        """`bias` is alike for all members and heads; `attended` is the first attention's output
+        where known.
+        """
         batch = x.shape[1]
         if bias is not None and bias.shape[0] > 1:
             bias = bias.repeat(len(x), 1, 1, 1)
@@ -70,14 +85,20 @@ class _SideBySide:
         self.copies: list[Tensor] = []
         self._tied: set[int] = set()
 
-    def __call__(self, modules: Sequence[nn.Module], name: str, filled: Filled | None = None) -> Tensor | None:
-        """What all members share, as it is; otherwise [member, …], if need be of copies `filled` to one size."""
+    def __call__(
+        self, modules: Sequence[nn.Module], name: str, filled: Filled | None = None
+    ) -> Tensor | None:
+        """What all members share, as it is; otherwise [member, …], if need be of copies `filled` to
+        one size.
+        """
         held = [module._parameters.get(name) for module in modules]
         if all(p is None for p in held) and all(name in module._parameters for module in modules):
             return None
         parameters = [p for p in held if isinstance(p, nn.Parameter)]
         if len(parameters) < len(modules):
-            raise CannotGroup(f"{name} of {type(modules[0]).__name__} is no parameter of all members")
+            raise CannotGroup(
+                f"{name} of {type(modules[0]).__name__} is no parameter of all members"
+            )
         places = [(module._parameters, name) for module in modules]
         ids = {id(p) for p in parameters}
         alike = len({(p.shape, p.dtype, p.device) for p in parameters}) == 1
@@ -110,7 +131,9 @@ class _SideBySide:
 
 
 def _lying(parameters: Sequence[Tensor]) -> Tensor | None:
-    """[member, …] of parameters that lie in one storage at even distances, as a part of a hydra finds them."""
+    """[member, …] of parameters that lie in one storage at even distances, as a part of a hydra
+    finds them.
+    """
     first, *others = parameters
     offsets = [p.storage_offset() for p in parameters]
     step = offsets[1] - offsets[0]
@@ -135,7 +158,9 @@ class _Layer:
         )
         self.attention = _Attention([block.attention for block in blocks], tokens, beside)
 
-    def __call__(self, x: MemberRows, batch: int, bias: Tensor | None, attended: MemberRows | None) -> MemberRows:
+    def __call__(
+        self, x: MemberRows, batch: int, bias: Tensor | None, attended: MemberRows | None
+    ) -> MemberRows:
         if attended is None:
             attended = self.attention(attention_input(self, x), batch, bias)
         if attended.shape[1] != x.shape[1]:
@@ -148,7 +173,9 @@ def _first_tokens(x: MemberRows, batch: int, tokens: int) -> MemberRows:
 
 
 class _Attention:
-    """Multi-head attention of all members; one that keeps fewer heads than another gets silent ones."""
+    """Multi-head attention of all members; one that keeps fewer heads than another gets silent
+    ones.
+    """
 
     def __init__(self, sites: Sequence[Attention], tokens: int | None, beside: _SideBySide) -> None:
         self.site = first = sites[0]
@@ -166,14 +193,22 @@ class _Attention:
             return torch.cat((parts, lacking), dim=1).view(blocks * most, *rest)
 
         self.project = [
-            _Product([site.project[i] for site in sites], beside, partial(more_rows, size), partial(more_rows, size))
+            _Product(
+                [site.project[i] for site in sites],
+                beside,
+                partial(more_rows, size),
+                partial(more_rows, size),
+            )
             for i, size in enumerate(first.rows)
         ]
         if blocks == 3 and tokens is not None:
             whole = self.project[0]
             self.project = [whole.outputs(0, width), whole.outputs(width, 3 * width)]
         self.out = _Product(
-            [site.out for site in sites], beside, lambda w: pad(w, (0, width - w.shape[1])), Tensor.clone
+            [site.out for site in sites],
+            beside,
+            lambda w: pad(w, (0, width - w.shape[1])),
+            Tensor.clone,
         )
         self.q_norm = _together([site.q_norm for site in sites], beside, dims=5)
         self.k_norm = _together([site.k_norm for site in sites], beside, dims=5)
@@ -187,7 +222,9 @@ class _Attention:
         first, *others = self.project
         packed = (3,) if not others else (1, 2) if len(others) == 1 else (1, 1, 1)
         made = zip([first(asking), *(product(x) for product in others)], packed, strict=True)
-        q, k, v = (part for projected, parts in made for part in self._heads(projected, batch, parts))
+        q, k, v = (
+            part for projected, parts in made for part in self._heads(projected, batch, parts)
+        )
         # Norms may differ between members: [member, batch, head, token, head_dim].
         if self.normed:
             q, k = (
@@ -220,7 +257,9 @@ class _Product:
         self.weight: Tensor = weight if weight.dim() == 2 else weight.mT
         if isinstance(linears[0], Biased):
             assert filled_bias is not None
-            bias: Tensor | None = beside.biases([each for each in linears if isinstance(each, Biased)], filled_bias)
+            bias: Tensor | None = beside.biases(
+                [each for each in linears if isinstance(each, Biased)], filled_bias
+            )
         else:
             bias = beside(linears, "bias", filled_bias)
         self.bias = bias if bias is None or bias.dim() == 1 else bias[:, None]
@@ -256,10 +295,14 @@ def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) 
             owner, _, name = str(node.target).rpartition(".")
             stored[node] = _aligned(beside([m.get_submodule(owner) for m in modules], name), dims)
         elif node.op == "call_module":
-            step = _leaf([m.get_submodule(str(node.target)) for m in modules], beside, dims, _halves(node))
+            step = _leaf(
+                [m.get_submodule(str(node.target)) for m in modules], beside, dims, _halves(node)
+            )
             steps.append((node, step))
         elif _alike_for_all(node):
-            call: Any = node.target if node.op == "call_function" else getattr(Tensor, str(node.target))
+            call: Any = (
+                node.target if node.op == "call_function" else getattr(Tensor, str(node.target))
+            )
             steps.append((node, call))
         elif node.op == "output" and isinstance(node.args[0], fx.Node) and source is not None:
             result = node.args[0]
@@ -271,7 +314,11 @@ def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) 
 
 
 def _run(
-    steps: Sequence[tuple[fx.Node, Step]], stored: Mapping[fx.Node, Tensor], source: fx.Node, result: fx.Node, x: Any
+    steps: Sequence[tuple[fx.Node, Step]],
+    stored: Mapping[fx.Node, Tensor],
+    source: fx.Node,
+    result: fx.Node,
+    x: Any,
 ) -> Any:
     """What a part makes of `x`, step by step."""
     values: dict[fx.Node, Any] = {**stored, source: x}
@@ -282,7 +329,9 @@ def _run(
 
 
 def _alike_for_all(node: fx.Node) -> bool:
-    """Whether a call does to [member, …] what it does to one member's: it looks at single numbers, or halves rows."""
+    """Whether a call does to [member, …] what it does to one member's: it looks at single numbers,
+    or halves rows.
+    """
     if node.op == "call_method" and node.target in ELEMENTWISE_METHODS:
         return True
     if node.op == "call_method":
@@ -293,7 +342,9 @@ def _alike_for_all(node: fx.Node) -> bool:
     if node.target is getattr:
         return bool(node.args[1] == "dtype")
     halves = node.target is operator.getitem
-    return node.target in ELEMENTWISE or (halves and all(each.target == "chunk" for each in node.all_input_nodes))
+    return node.target in ELEMENTWISE or (
+        halves and all(each.target == "chunk" for each in node.all_input_nodes)
+    )
 
 
 ELEMENTWISE = {
@@ -336,9 +387,12 @@ def _halves(node: fx.Node) -> int:
 
 
 def _widened(linears: Sequence[nn.Linear], beside: _SideBySide, halves: int) -> _Product:
-    """A linear of members whose MLPs have different widths: neurons of zeros, which W_2 does not read, make them
-    equal."""
-    rows, columns = (max(size) for size in zip(*(each.weight.shape for each in linears), strict=True))
+    """A linear of members whose MLPs have different widths: neurons of zeros, which W_2 does not
+    read, make them equal.
+    """
+    rows, columns = (
+        max(size) for size in zip(*(each.weight.shape for each in linears), strict=True)
+    )
 
     def wider(values: Tensor) -> Tensor:
         parts = values.unflatten(0, (halves, -1))

@@ -1,9 +1,10 @@
-"""Cascaded inference of a hydra: the trunk once, its first members, and only rows that are still open go on to the
-others.
+"""Cascaded inference of a hydra: the trunk once, its first members, and only rows that are still
+open go on to the others.
 
-What the first members start from is kept, so that the others go on from it with a smaller batch. A gate without bounds
-is the hydra itself, in one pass; where nearly all recent rows went on, one pass of all members is less work than two,
-and the gate is asked afterwards: rows that it stops still get their first members' answers.
+What the first members start from is kept, so that the others go on from it with a smaller batch. A
+gate without bounds is the hydra itself, in one pass; where nearly all recent rows went on, one pass
+of all members is less work than two, and the gate is asked afterwards: rows that it stops still get
+their first members' answers.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from hydrasurgeon.runtime.features import LiveModel, Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
 
 MOSTLY = 0.8
-"""Where a larger share of the recent rows went on, all members run as one: the gate then tells only which answers
-stand."""
+"""Where a larger share of the recent rows went on, all members run as one: the gate then tells only
+which answers stand.
+"""
 RECENT = 64
 """Rows that make up a recent share: one batch of a server, or so many requests of one row."""
 
@@ -77,7 +79,11 @@ def said(model: LiveModel, inputs: Any, read: Reading | None = None) -> list[Sai
         return [Said(torch.arange(count), every, whole.logits, whole.features)]
     started = hydra.start(inputs)
     together = run(hydra.finish, started) if hydra.going_on > MOSTLY else None
-    first = run(hydra.part(cascade.starters).finish, started) if together is None else together.among(cascade.starters)
+    first = (
+        run(hydra.part(cascade.starters).finish, started)
+        if together is None
+        else together.among(cascade.starters)
+    )
     looked_at = None if first.features is None else first.features.float().cpu()
     going = lets(cascade.gate, gate_scores(state, cascade, _precise(first.logits), looked_at))
     went, stopped = going.nonzero()[:, 0], (~going).nonzero()[:, 0]
@@ -88,7 +94,10 @@ def said(model: LiveModel, inputs: Any, read: Reading | None = None) -> list[Sai
     if len(went):
         rows = went.to(device)
         if together is None:
-            more = run(hydra.part(cascade.followers).finish, started if len(went) == count else started.at(rows))
+            more = run(
+                hydra.part(cascade.followers).finish,
+                started if len(went) == count else started.at(rows),
+            )
             whole = _beside(first.at(rows), more, cascade.order)
         else:
             whole = together.at(rows)
@@ -104,7 +113,11 @@ def _precise(logits: Tensor) -> Tensor:
 def mean_probs(parts: Sequence[Said], problem: Problem = SINGLE) -> Float[Tensor, "batch klass"]:
     """Probabilities: the mean over the members that ran."""
     probs = torch.cat([problem.probs(part.logits.float()).mean(dim=1) for part in parts])
-    return probs if len(parts) == 1 else probs[torch.cat([part.rows for part in parts]).argsort().to(probs.device)]
+    return (
+        probs
+        if len(parts) == 1
+        else probs[torch.cat([part.rows for part in parts]).argsort().to(probs.device)]
+    )
 
 
 class Cascading(nn.Module):

@@ -45,10 +45,11 @@ class Classifier(LiveModel):
     def predict(self, inputs: Item | Sequence[Item], *, cascade: bool | None = None) -> Answers: ...
     @torch.inference_mode()
     def predict(self, inputs: Any, *, cascade: bool | None = None) -> Probabilities | Answers:
-        """Answers to a text or picture, a list of them, or the data at a path; by the decision state if there is one.
+        """Answers to a text or picture, a list of them, or the data at a path; by the decision
+        state if there is one.
 
-        Of prepared tensors: class probabilities without a decision, the mean over the members', with `cascade` over
-        those that its gate let run.
+        Of prepared tensors: class probabilities without a decision, the mean over the members',
+        with `cascade` over those that its gate let run.
 
         >>> answers = hs.load("ready").predict(["bag.png", "boot.png"])
         >>> answers
@@ -61,13 +62,17 @@ class Classifier(LiveModel):
         model = self.manifest.model
         if isinstance(inputs, Tensor | Mapping):
             parts = said(self, inputs) if cascade and rows_in(inputs) else [self._whole(inputs)]
-            return Probabilities.of(mean_probs(parts, problem_of(model)), parts, model.labels, model.problem)
+            return Probabilities.of(
+                mean_probs(parts, problem_of(model)), parts, model.labels, model.problem
+            )
         ids, answered = self._read(inputs, cascade)
         begun = [{"id": each} for each in ids]
         return Answers(rows_of(answered, begun, names=model.labels, top=TOP, problem=model.problem))
 
     @torch.inference_mode()
-    def decide(self, inputs: Prepared | Item | Sequence[Item], *, cascade: bool | None = None) -> Decisions:
+    def decide(
+        self, inputs: Prepared | Item | Sequence[Item], *, cascade: bool | None = None
+    ) -> Decisions:
         """Answers, prediction sets, uncertainties and OOD scores, as tensors that print themselves.
 
         By the state's cascade, unless `cascade` is False.
@@ -77,11 +82,15 @@ class Classifier(LiveModel):
         """
         if self.state is None:
             raise CheckpointError(
-                f"{self.name}: has no decision state", hint="Run `hydrasurgeon calibrate` on it first."
+                f"{self.name}: has no decision state",
+                hint="Run `hydrasurgeon calibrate` on it first.",
             )
         ids, answered = self._read(inputs, cascade)
         return Decisions(
-            **vars(answered), ids=ids, names=self.manifest.model.labels, problem=self.manifest.model.problem
+            **vars(answered),
+            ids=ids,
+            names=self.manifest.model.labels,
+            problem=self.manifest.model.problem,
         )
 
     @torch.inference_mode()
@@ -90,14 +99,20 @@ class Classifier(LiveModel):
         state, count = self.state, rows_in(inputs)
         if cascade is None:
             cascade = state is not None and state.record.cascade is not None
-        with reading(self) if count and state is not None and state.fitted is not None else nullcontext() as read:
+        with (
+            reading(self)
+            if count and state is not None and state.fitted is not None
+            else nullcontext() as read
+        ):
             if cascade and count:
                 parts = [part.on_cpu() for part in said(self, inputs, read)]
                 answered: Prediction = decided_in_steps(*cascade_in(self), parts)
             else:
                 whole = self._whole(inputs, read).on_cpu()
                 logits = problem_of(self.manifest.model).choices(whole.logits)
-                answered = undecided(logits) if state is None else decide(state, logits, whole.features)
+                answered = (
+                    undecided(logits) if state is None else decide(state, logits, whole.features)
+                )
         if not torch.isfinite(answered.probs).all():
             hint = "The model overflows: use --dtype float32, or start from a sound one."
             raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
@@ -107,7 +122,9 @@ class Classifier(LiveModel):
         """What all members say."""
         count, members = rows_in(inputs), self.members
         logits = torch.zeros(0, members, self.manifest.model.num_classes)
-        features: Tensor | None = torch.zeros(0, members, (self.state and self.state.record.ood.width) or 0)
+        features: Tensor | None = torch.zeros(
+            0, members, (self.state and self.state.record.ood.width) or 0
+        )
         if count:
             logits, features = (self(inputs), None) if read is None else read(inputs)
         return Said(torch.arange(count), tuple(range(members)), logits, features)
@@ -117,9 +134,15 @@ class Classifier(LiveModel):
         if isinstance(inputs, Tensor | Mapping):
             return range(rows_in(inputs)), self.answered(inputs, cascade=cascade)
         need_classes(self.manifest, self.name)
-        samples, weight = in_memory(inputs, getattr(self.transform, "kind", "image")), next(self.parameters())
+        samples, weight = (
+            in_memory(inputs, getattr(self.transform, "kind", "image")),
+            next(self.parameters()),
+        )
         batches = Batches(samples, self.transform, batch_size=None)
-        each = [self.answered(moved(batch.inputs, weight.device, weight.dtype), cascade=cascade) for batch in batches]
+        each = [
+            self.answered(moved(batch.inputs, weight.device, weight.dtype), cascade=cascade)
+            for batch in batches
+        ]
         answered = joined(each or [self.answered(torch.zeros(0))])
         return [samples.name(i) for i in range(len(samples))], answered
 
@@ -138,7 +161,9 @@ def load(
     >>> hs.load("backbone").members
     1
     """
-    opened = with_class_names(open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template)
+    opened = with_class_names(
+        open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
+    )
     opened.digests()
     return as_classifier(opened, device=device, dtype=dtype)
 
@@ -149,19 +174,27 @@ def as_classifier(
     """The live model of an opened checkpoint; `lean` runs a single one as hydras run their members."""
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
-    module = _hydra(checkpoint, manifest) if manifest.kind == "hydra" else live_module(as_single(checkpoint))
+    module = (
+        _hydra(checkpoint, manifest)
+        if manifest.kind == "hydra"
+        else live_module(as_single(checkpoint))
+    )
     family = checkpoint.family
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
     transform = family.transform(manifest.model, files=checkpoint.files)
-    model = Classifier(module, manifest, transform, name=checkpoint.name, state=state_in(checkpoint))
+    model = Classifier(
+        module, manifest, transform, name=checkpoint.name, state=state_in(checkpoint)
+    )
     return model.to(device=target, dtype=precision).eval()
 
 
 def live_module(checkpoint: Single) -> nn.Module:
     """The family's own module of a backbone or member, with its weights in float32 on the CPU."""
     manifest = checkpoint.manifest
-    module = checkpoint.family.module(manifest.model, manifest.towers, checkpoint.kept, files=checkpoint.files)
+    module = checkpoint.family.module(
+        manifest.model, manifest.towers, checkpoint.kept, files=checkpoint.files
+    )
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
     state = {
@@ -175,28 +208,44 @@ def live_module(checkpoint: Single) -> nn.Module:
 
 def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
     """M modules that share the parameters the file stores once, run as one."""
-    return Hydra(members_of(checkpoint, manifest), checkpoint.family.anatomy, trunk=manifest.fusion.trunk)
+    return Hydra(
+        members_of(checkpoint, manifest), checkpoint.family.anatomy, trunk=manifest.fusion.trunk
+    )
 
 
 def members_of(
-    checkpoint: Checkpoint, manifest: HydraManifest, *, shares: Callable[[str], bool] = lambda name: True
+    checkpoint: Checkpoint,
+    manifest: HydraManifest,
+    *,
+    shares: Callable[[str], bool] = lambda name: True,
 ) -> list[nn.Module]:
-    """The members' modules; of what the file stores once they have one parameter, if a tensor `shares` it."""
+    """The members' modules; of what the file stores once they have one parameter, if a tensor
+    `shares` it.
+    """
     family = checkpoint.family
     # Two members that read the same rows of the same stored tensors get the same parameter.
     shared: dict[Source, nn.Parameter] = {}
     modules = []
     for member, sources in zip(
-        manifest.members, member_sources(manifest, checkpoint.weights, checkpoint.tensors), strict=True
+        manifest.members,
+        member_sources(manifest, checkpoint.weights, checkpoint.tensors),
+        strict=True,
     ):
         kept = selection(member, checkpoint.weights)
         module = family.module(manifest.model, manifest.towers, kept, files=checkpoint.files)
         state = {}
         for name, source in sources.items():
             if source not in shared:
-                raw, dtype = source.read(checkpoint.tensors), checkpoint.tensors[source.stored].dtype
-                shared[source] = nn.Parameter(to_weights(raw, dtype, name=source.stored, path=checkpoint.path))
-            state[name] = shared[source] if shares(name) else nn.Parameter(shared[source].detach().clone())
+                raw, dtype = (
+                    source.read(checkpoint.tensors),
+                    checkpoint.tensors[source.stored].dtype,
+                )
+                shared[source] = nn.Parameter(
+                    to_weights(raw, dtype, name=source.stored, path=checkpoint.path)
+                )
+            state[name] = (
+                shared[source] if shares(name) else nn.Parameter(shared[source].detach().clone())
+            )
         assign(module, state, checkpoint.path)
         modules.append(module)
     return modules
@@ -208,7 +257,8 @@ def assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     if missing or unexpected:
         name = (missing or unexpected)[0]
         raise CheckpointError(
-            f"{path}: tensor {name} {'is missing' if missing else 'does not belong to the architecture'}"
+            f"{path}: tensor {name} "
+            f"{'is missing' if missing else 'does not belong to the architecture'}"
         )
 
 
@@ -228,5 +278,8 @@ def state_of(record: Decision, tensors: Tensors, path: Path) -> State:
         return to_weights(tensors.read(name), "F32", name=name, path=path)
 
     parts = FITTED[ood.score][1]
-    fits = tuple({part: read(stored_name(member, part)) for part in parts} for member in range(len(ood.members)))
+    fits = tuple(
+        {part: read(stored_name(member, part)) for part in parts}
+        for member in range(len(ood.members))
+    )
     return State(record, EnsembleScore(ood.score, fits, ood.members))

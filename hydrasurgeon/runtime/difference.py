@@ -1,4 +1,6 @@
-"""How far two models' outputs are apart: a pruned one and its masked parent, a hydra and its members."""
+"""How far two models' outputs are apart: a pruned one and its masked parent, a hydra and its
+members.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
-"""What rounding may amount to, as a share of the largest output (or of 1): sums run in another order."""
+"""What rounding may amount to, as a share of the largest output (or of 1): sums run in another
+order.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,15 @@ class Inputs:
             with torch.random.fork_rng():
                 torch.manual_seed(run.seed)
                 # Made on the CPU: the same inputs whatever the device.
-                inputs = family_of(facts).example(facts, run.limit or 4, device=torch.device("cpu"), dtype=dtype)
+                inputs = family_of(facts).example(
+                    facts, run.limit or 4, device=torch.device("cpu"), dtype=dtype
+                )
             yield moved(inputs, device, dtype)
             return
         samples = open_data(self.data, limit=run.limit, seed=run.seed)
-        batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
+        batches = Batches(
+            samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad
+        )
         for done, batch in enumerate(batches, 1):
             yield moved(batch.inputs, device, dtype)
             run.tick(samples.spec, done, len(batches))
@@ -91,7 +99,11 @@ def masked_difference(child: Single, parent: Single, inputs: Inputs) -> Differen
     return inputs.difference(pruned, masked)
 
 
-def fused_difference(hydra: Checkpoint, members: Sequence[Checkpoint], inputs: Inputs) -> Difference:
+def fused_difference(
+    hydra: Checkpoint, members: Sequence[Checkpoint], inputs: Inputs
+) -> Difference:
     """Between a hydra and its members, each run by itself."""
     alone = [inputs.open(member) for member in members]
-    return inputs.difference(inputs.open(hydra), lambda batch: torch.cat([model(batch) for model in alone], dim=1))
+    return inputs.difference(
+        inputs.open(hydra), lambda batch: torch.cat([model(batch) for model in alone], dim=1)
+    )

@@ -43,7 +43,9 @@ class MonteCarlo(nn.Module):
 
 
 def dropping(module: nn.Module) -> Iterator[nn.Module]:
-    """Layers that drop, and those that hand such a layer's chance on to fused attention while they train."""
+    """Layers that drop, and those that hand such a layer's chance on to fused attention while they
+    train.
+    """
     for part in module.modules():
         held = any(isinstance(child, nn.Dropout) and child.p > 0 for child in part.children())
         chance = getattr(part, "attention_dropout", getattr(part, "dropout_prob", 0.0))
@@ -52,11 +54,16 @@ def dropping(module: nn.Module) -> Iterator[nn.Module]:
             yield part
 
 
-def sampled(checkpoint: Checkpoint, passes: int, *, seed: int, device: str, dtype: str) -> Classifier:
+def sampled(
+    checkpoint: Checkpoint, passes: int, *, seed: int, device: str, dtype: str
+) -> Classifier:
     """A single model with its own dropout on; refused where it has none."""
     if checkpoint.manifest.kind == "hydra":
         raise SurgeryError(
-            f"{checkpoint.name}: --mc-dropout takes a single model, and a hydra has members of its own",
+            (
+                f"{checkpoint.name}: --mc-dropout takes a single model, and a hydra has members of "
+                "its own"
+            ),
             hint="Leave --mc-dropout out, or give the model the hydra was made from.",
         )
     model = as_classifier(checkpoint, device=device, dtype=dtype)

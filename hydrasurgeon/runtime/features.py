@@ -1,7 +1,9 @@
-"""What the classifier of each member reads: the features behind its logits, out of the same forward pass.
+"""What the classifier of each member reads: the features behind its logits, out of the same forward
+pass.
 
-For a linear classifier its input, and its weight and bias (of a distilled model both, side by side); for a zero-shot
-one the normalised image features, and the class features times the scale. logits = features @ weightᵀ + bias.
+For a linear classifier its input, and its weight and bias (of a distilled model both, side by
+side); for a zero-shot one the normalised image features, and the class features times the scale.
+logits = features @ weightᵀ + bias.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from hydrasurgeon.runtime.hydra import Hydra
 
 
 class LiveModel(nn.Module):
-    """Any checkpoint as one kind of module: logits are [batch, member, class]; a single model has one member."""
+    """Any checkpoint as one kind of module: logits are [batch, member, class]; a single model has
+    one member.
+    """
 
     def __init__(
         self,
@@ -74,12 +78,17 @@ def classifiers(model: LiveModel) -> list[Linear]:
         if isinstance(parts[0], nn.Linear):
             # Several classifiers answer by their mean, each for features of its own.
             weights = [part.weight.detach().double().cpu() / len(parts) for part in parts]
-            biases = [part.bias.detach().double().cpu() / len(parts) for part in parts if part.bias is not None]
+            biases = [
+                part.bias.detach().double().cpu() / len(parts)
+                for part in parts
+                if part.bias is not None
+            ]
             bias = torch.zeros(len(weights[0]), dtype=torch.float64)
             made.append(Linear(torch.cat(weights, dim=1), sum(biases, bias)))
             continue
         compare, classes = parts[0].compare, parts[0].class_features()
-        # Of a linear function, the constant is what it gives for nothing, the slope what it adds for each unit.
+        # Of a linear function, the constant is what it gives for nothing, the slope what it adds
+        # for each unit.
         bias = compare(torch.zeros_like(classes[:1]), classes)[0]
         unit = torch.eye(classes.shape[-1], dtype=classes.dtype, device=classes.device)
         made.append(Linear((compare(unit, classes) - bias).T.double().cpu(), bias.double().cpu()))
@@ -87,7 +96,9 @@ def classifiers(model: LiveModel) -> list[Linear]:
 
 
 def last_layers(model: LiveModel) -> list[list[Any]]:
-    """What each member classifies with: its last linear layer (two, with distillation), or the zero-shot module."""
+    """What each member classifies with: its last linear layer (two, with distillation), or the
+    zero-shot module.
+    """
     classes = model.manifest.model.num_classes
     if classes == 0:
         raise SurgeryError(
@@ -99,9 +110,13 @@ def last_layers(model: LiveModel) -> list[list[Any]]:
         if hasattr(module, "class_features"):
             return [module]
         reads = [part for part in anatomy().readout_parts if isinstance(part, nn.Module)]
-        # A distilled model has two classifiers side by side; others may have a hidden layer before the last.
+        # A distilled model has two classifiers side by side; others may have a hidden layer before
+        # the last.
         side_by_side = [part for part in reads if _answers(part, classes)]
-        return side_by_side or [part for each in reads for part in each.modules() if _answers(part, classes)][-1:]
+        return (
+            side_by_side
+            or [part for each in reads for part in each.modules() if _answers(part, classes)][-1:]
+        )
 
     if not isinstance(model.module, Hydra):
         return [of_member(model.module, lambda: model.anatomy)]
@@ -120,7 +135,9 @@ class Reading:
         self.model = model
         self._read: dict[int, list[Tensor]] = {}
 
-    def __call__(self, inputs: Any) -> tuple[Float[Tensor, "batch member klass"], Float[Tensor, "batch member width"]]:
+    def __call__(
+        self, inputs: Any
+    ) -> tuple[Float[Tensor, "batch member klass"], Float[Tensor, "batch member width"]]:
         return self.of(self.model, inputs)
 
     def of(
@@ -140,13 +157,17 @@ class Reading:
 
 @contextlib.contextmanager
 def reading(model: LiveModel) -> Iterator[Reading]:
-    """Within the block the model can be asked for features too; its weights and outputs stay as they are."""
+    """Within the block the model can be asked for features too; its weights and outputs stay as
+    they are.
+    """
     reader = Reading(model)
 
     def listen(part: Any, number: int) -> Callable[[], None]:
         """Note what a part is given; what ends it."""
         if isinstance(part, nn.Linear):
-            return part.register_forward_pre_hook(lambda _, arguments: reader.note(number, arguments[0])).remove
+            return part.register_forward_pre_hook(
+                lambda _, arguments: reader.note(number, arguments[0])
+            ).remove
         compare = part.compare
 
         def noting(images: Tensor, classes: Tensor) -> Tensor:

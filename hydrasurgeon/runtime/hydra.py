@@ -1,10 +1,10 @@
 """The fused runtime: M members in one forward pass (paper section 4.2).
 
-The trunk runs once on the plain batch, and in the first layer where only the kept heads differ, queries, keys and
-values are computed for their union. From there members go on stacked (`batched`, best where one leaves the device
-idle) or apart (one after the other; training and compilation too), and compute the same. Where the classifier
-looks at the first tokens only, the last layer computes keys and values for all tokens and everything else
-for those few.
+The trunk runs once on the plain batch, and in the first layer where only the kept heads differ,
+queries, keys and values are computed for their union. From there members go on stacked (`batched`,
+best where one leaves the device idle) or apart (one after the other; training and compilation too),
+and compute the same. Where the classifier looks at the first tokens only, the last layer computes
+keys and values for all tokens and everything else for those few.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ Mode = Literal["auto", "stacked", "apart"]
 Biases = Sequence[Tensor | None]
 """One for each member: paddings are alike, tuned tables of relative positions are not."""
 
-# Numbers in one member's hidden states (batch × token × embed) from which it fills the device, so that stacking only
-# costs copies. The CPU's comes from benchmarks/modes.py, run on two cores; the other is a guess.
+# Numbers in one member's hidden states (batch × token × embed) from which it fills the device, so
+# that stacking only costs copies. The CPU's comes from benchmarks/modes.py, run on two cores; the
+# other is a guess.
 FULL = {"cpu": 2**18, "cuda": 2**22}
 
 
@@ -51,7 +52,9 @@ class Started:
 
 
 class Hydra(nn.Module):
-    """M modules of one family that share parameters where they are equal; `trunk` leading layers run once."""
+    """M modules of one family that share parameters where they are equal; `trunk` leading layers
+    run once.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,9 @@ class Hydra(nn.Module):
         # How many leading tokens each layer must hand on; None: all of them.
         self._tokens: list[int | None] = [None] * len(self._parting)
         self._tokens[-1:] = [anatomies[0].reads] * len(self._tokens[-1:])
-        self._union = SharedHeads.where(stacks[trunk]) if self._one_embed and self._parting else None
+        self._union = (
+            SharedHeads.where(stacks[trunk]) if self._one_embed and self._parting else None
+        )
         self._grouped: Grouped | None = None
         self._can_group = True
         self._parts: dict[tuple[int, ...], Hydra] = {}
@@ -133,7 +138,8 @@ class Hydra(nn.Module):
             stacks = [anatomy.embed(started.inputs) for anatomy in self.anatomies]
             parted, biases = [s.hidden for s in stacks], [s.bias for s in stacks]
         grouped = self._in_groups(biases) if self._stacks(parted[0]) else None
-        # The gathered rows of the union are no parameters: training and what records it go the plain way.
+        # The gathered rows of the union are no parameters: training and what records it go the
+        # plain way.
         union = None if torch.is_grad_enabled() or captured() else self._union
         first = None if union is None else union(parted[0], biases[0], self._tokens[0])
         if grouped is None:
@@ -145,12 +151,17 @@ class Hydra(nn.Module):
         """Every member's answer to inputs of its own."""
         self._forget_where_recorded()
         stacks = [
-            start.stack or anatomy.embed(start.inputs) for anatomy, start in zip(self.anatomies, starts, strict=True)
+            start.stack or anatomy.embed(start.inputs)
+            for anatomy, start in zip(self.anatomies, starts, strict=True)
         ]
-        return self._apart([stack.hidden for stack in stacks], [stack.bias for stack in stacks], None)
+        return self._apart(
+            [stack.hidden for stack in stacks], [stack.bias for stack in stacks], None
+        )
 
     def _forget_where_recorded(self) -> None:
-        """Keep nothing that was made of parameters that a step may move: fused AdamW leaves no trace of writing."""
+        """Keep nothing that was made of parameters that a step may move: fused AdamW leaves no
+        trace of writing.
+        """
         if torch.is_grad_enabled() and not captured():
             for hydra in (self, *self._parts.values()):
                 hydra._grouped = None
@@ -165,7 +176,9 @@ class Hydra(nn.Module):
     def _apart(
         self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
     ) -> list[Float[Tensor, "batch klass"]]:
-        """Member after member; `first` are the attention outputs of the first layer where already known."""
+        """Member after member; `first` are the attention outputs of the first layer where already
+        known.
+        """
         logits = []
         for i, anatomy in enumerate(self.anatomies):
             hidden, layers = parted[i], list(zip(self._own[i], self._tokens, strict=True))

@@ -1,4 +1,6 @@
-"""Classifiers over samples, each decoded once: logits and features by batch, or all in the order of the samples."""
+"""Classifiers over samples, each decoded once: logits and features by batch, or all in the order of
+the samples.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,16 @@ def pieces(
     features: bool = False,
     skipped: list[str] | None = None,
 ) -> Iterator[tuple[Tensor, Outputs]]:
-    """Batch by batch, in float32 on the CPU, with the rows' places; features are those of the first model."""
+    """Batch by batch, in float32 on the CPU, with the rows' places; features are those of the first
+    model.
+    """
     first = next(models[0].parameters())
     batches = Batches(
-        samples, models[0].transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad
+        samples,
+        models[0].transform,
+        batch_size=run.batch_size,
+        order=by_length(samples),
+        skip_bad=run.skip_bad,
     )
     with reading(models[0]) if features else nullcontext() as read:
         for done, batch in enumerate(batches, 1):
@@ -62,7 +70,8 @@ def collected(
         read[index] = True
         for name, values in vars(piece).items():
             if values is not None:
-                # Each row goes to its place at once: pieces that wait to be joined would take the memory twice.
+                # Each row goes to its place at once: pieces that wait to be joined would take the
+                # memory twice.
                 if name not in whole:
                     whole[name] = values.new_empty(len(samples), *values.shape[1:])
                 whole[name][index] = values
@@ -76,12 +85,16 @@ def collected(
 def logits_of(
     models: Sequence[Classifier], samples: Samples, run: Run, *, skipped: list[str] | None = None
 ) -> tuple[Float[Tensor, "sample member klass"], Int[Tensor, " sample"] | None]:
-    """Logits of all models side by side (a hydra contributes all its members), and the labels if there are any."""
+    """Logits of all models side by side (a hydra contributes all its members), and the labels if
+    there are any.
+    """
     outputs = collected(models, samples, run, skipped=skipped)
     return outputs.logits, outputs.labels
 
 
-def check_finite(logits: Float[Tensor, "sample member klass"], models: Sequence[Classifier], samples: Samples) -> None:
+def check_finite(
+    logits: Float[Tensor, "sample member klass"], models: Sequence[Classifier], samples: Samples
+) -> None:
     """Refuse NaN and infinity: no measure of them means anything."""
     parts = [logits] if len(models) == 1 else logits.split([m.members for m in models], dim=1)
     for model, part in zip(models, parts, strict=True):
@@ -90,5 +103,9 @@ def check_finite(logits: Float[Tensor, "sample member klass"], models: Sequence[
             raise CheckpointError(
                 f"{model.name}: its logits hold NaN or infinity for samples of {samples.spec}",
                 hint="The model overflows"
-                + (" in half precision: use --dtype float32." if half else ": start from a sound one."),
+                + (
+                    " in half precision: use --dtype float32."
+                    if half
+                    else ": start from a sound one."
+                ),
             )

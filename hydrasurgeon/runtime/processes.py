@@ -1,4 +1,6 @@
-"""One process or several that split the samples: small results travel between them, nothing else does."""
+"""One process or several that split the samples: small results travel between them, nothing else
+does.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ import torch.distributed as dist
 from hydrasurgeon.files.processes import local_rank, process_count
 
 REST = 0.1
-"""Seconds in which gloo's threads free what they sent, for which they want Python's lock. Else the end of a group may
-wait for ever (torch below 2.8), or the end of the process abort."""
+"""Seconds in which gloo's threads free what they sent, for which they want Python's lock. Else the
+end of a group may wait for ever (torch below 2.8), or the end of the process abort.
+"""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class LoadedBackbone:
-    """The parameters of a backbone or member, once, for any number of models that keep some of its heads."""
+    """The parameters of a backbone or member, once, for any number of models that keep some of its
+    heads.
+    """
 
     def __init__(self, checkpoint: Single, *, device: str = "auto", dtype: str = "float32") -> None:
         self.checkpoint = checkpoint
@@ -28,15 +30,23 @@ class LoadedBackbone:
         self.device, self.dtype = device_of(device), dtype_of(dtype)
         names = set(self._empty(self.manifest.kept).state_dict())
         self.parameters = {
-            name: self._parameter(name, checkpoint.tensors.read(name)) for name in checkpoint.tensors if name in names
+            name: self._parameter(name, checkpoint.tensors.read(name))
+            for name in checkpoint.tensors
+            if name in names
         }
-        # Models that keep the same heads of a layer share their rows for as long as one of them lives.
-        self._cut: WeakValueDictionary[tuple[str, tuple[int, ...]], nn.Parameter] = WeakValueDictionary()
+        # Models that keep the same heads of a layer share their rows for as long as one of them
+        # lives.
+        self._cut: WeakValueDictionary[tuple[str, tuple[int, ...]], nn.Parameter] = (
+            WeakValueDictionary()
+        )
 
     def module(self, kept: Kept, repaired: Mapping[str, Raw] | None = None) -> nn.Module:
-        """The family's own module that `prune` would write for these heads, `repaired` tensors included."""
+        """The family's own module that `prune` would write for these heads, `repaired` tensors
+        included.
+        """
         parameters = dict(self.parameters)
-        # Inference tensors would be of no use to hydras, which watch what they have gathered rows from.
+        # Inference tensors would be of no use to hydras, which watch what they have gathered rows
+        # from.
         with torch.inference_mode(False):
             parameters |= self._cuts(kept)
             parameters |= {n: self._parameter(n, raw) for n, raw in (repaired or {}).items()}
@@ -55,7 +65,12 @@ class LoadedBackbone:
             cut = self._cut.get((name, row))
             if cut is None:
                 head_dim = rows_of(self.manifest.towers, tower)
-                rows = take_heads(self.parameters[name].detach(), positions(present, row), spec=axis, head_dim=head_dim)
+                rows = take_heads(
+                    self.parameters[name].detach(),
+                    positions(present, row),
+                    spec=axis,
+                    head_dim=head_dim,
+                )
                 cut = self._cut[name, row] = nn.Parameter(rows.contiguous())
             cuts[name] = cut
         return cuts
@@ -63,7 +78,10 @@ class LoadedBackbone:
     def _empty(self, kept: Kept) -> nn.Module:
         manifest = self.manifest
         return self.checkpoint.family.module(
-            manifest.model, manifest.towers, {**self.checkpoint.kept, **kept}, files=self.checkpoint.files
+            manifest.model,
+            manifest.towers,
+            {**self.checkpoint.kept, **kept},
+            files=self.checkpoint.files,
         )
 
     def _parameter(self, name: str, raw: Raw) -> nn.Parameter:

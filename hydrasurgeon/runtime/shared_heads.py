@@ -1,4 +1,6 @@
-"""Heads of the same weights that several members use: stored once, rows picked for each, for as long as they stay."""
+"""Heads of the same weights that several members use: stored once, rows picked for each, for as
+long as they stay.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from hydrasurgeon.anatomy.layers import Hidden, layer_bias, merge, mixed, placed, silent, split_heads
+from hydrasurgeon.anatomy.layers import (
+    Hidden,
+    layer_bias,
+    merge,
+    mixed,
+    placed,
+    silent,
+    split_heads,
+)
 from hydrasurgeon.anatomy.parts import Block
 from hydrasurgeon.anatomy.projections import Biased
 from hydrasurgeon.heads import HeadAxis, positions, take_heads
@@ -18,14 +28,20 @@ _Gathered = tuple[Sequence[tuple[Tensor, Tensor | None]], Sequence[Tensor]]
 
 
 class SharedHeads:
-    """The first layer in which members differ: one input, so a head that several keep runs once for all."""
+    """The first layer in which members differ: one input, so a head that several keep runs once for
+    all.
+    """
 
     def __init__(self, blocks: Sequence[Block], heads: Sequence[int]) -> None:
         self.norm = blocks[0].norm1 if blocks[0].prenorm else nn.Identity()
         self.sites = [block.attention for block in blocks]
         self.heads = heads
         projections = [part for site in self.sites for part in site.project]
-        self._sources = [(p._parameters, name) for p in projections for name, _ in p.named_parameters(recurse=False)]
+        self._sources = [
+            (p._parameters, name)
+            for p in projections
+            for name, _ in p.named_parameters(recurse=False)
+        ]
         self._sources += [place for p in projections if isinstance(p, Biased) for place in p.places]
         self._known: tuple[Watch, _Gathered | None] | None = None
 
@@ -40,7 +56,9 @@ class SharedHeads:
         worth = len(heads) < sum(len(site.heads) for site in sites)
         return cls(blocks, heads) if worth and sites[0].relative is None and same(norms) else None
 
-    def __call__(self, hidden: Hidden, bias: Tensor | None, tokens: int | None) -> list[Hidden] | None:
+    def __call__(
+        self, hidden: Hidden, bias: Tensor | None, tokens: int | None
+    ) -> list[Hidden] | None:
         """Each member's attention output; None where members disagree on a head they share."""
         gathered = self._gathered()
         if gathered is None:
@@ -66,14 +84,18 @@ class SharedHeads:
     def copies(self) -> list[Tensor]:
         """The rows gathered, once they are."""
         gathered = None if self._known is None else self._known[1]
-        return [] if gathered is None else [r for rows in gathered[0] for r in rows if r is not None]
+        return (
+            [] if gathered is None else [r for rows in gathered[0] for r in rows if r is not None]
+        )
 
     def forget(self) -> None:
         """Gather anew the next time."""
         self._known = None
 
     def _gathered(self) -> _Gathered | None:
-        """What `_gather` found, kept while its sources stay: members that are tuned may come to disagree."""
+        """What `_gather` found, kept while its sources stay: members that are tuned may come to
+        disagree.
+        """
         if self._known is None or not self._known[0]:
             with torch.inference_mode(False), torch.no_grad():
                 self._known = Watch((), self._sources), self._gather()
@@ -87,13 +109,22 @@ class SharedHeads:
         places = [positions(self.heads, site.heads) for site in self.sites]
 
         def union(i: int, name: str) -> Tensor:
-            """The rows of one q/k/v parameter, each head's taken from the first member that keeps it."""
+            """The rows of one q/k/v parameter, each head's taken from the first member that keeps
+            it.
+            """
             each = [
-                take_heads(getattr(site.project[i], name), [site.heads.index(head)], spec=spec, head_dim=first.rows[i])
+                take_heads(
+                    getattr(site.project[i], name),
+                    [site.heads.index(head)],
+                    spec=spec,
+                    head_dim=first.rows[i],
+                )
                 for head in self.heads
                 for site in (owners[head],)
             ]
-            return torch.cat([rows.unflatten(0, (spec.blocks, -1)) for rows in each], dim=1).flatten(0, 1)
+            return torch.cat(
+                [rows.unflatten(0, (spec.blocks, -1)) for rows in each], dim=1
+            ).flatten(0, 1)
 
         products: list[tuple[Tensor, Tensor | None]] = []
         for i, project in enumerate(first.project):
@@ -103,7 +134,9 @@ class SharedHeads:
                 for rows, parameter in ((weight, mine.weight), (bias, mine.bias)):
                     if rows is None or parameter is None:
                         continue
-                    if not torch.equal(take_heads(rows, at, spec=spec, head_dim=first.rows[i]), parameter):
+                    if not torch.equal(
+                        take_heads(rows, at, spec=spec, head_dim=first.rows[i]), parameter
+                    ):
                         return None
             products.append((weight, bias))
         return products, [torch.tensor(at, device=first.out.weight.device) for at in places]
@@ -124,7 +157,9 @@ Place = tuple[dict[str, Any], str]
 
 
 class Watch:
-    """Whether parameters still are what something was made of: not replaced and, where `copied`, not written to."""
+    """Whether parameters still are what something was made of: not replaced and, where `copied`,
+    not written to.
+    """
 
     def __init__(self, used: Sequence[Place], copied: Sequence[Place] = ()) -> None:
         self._used, self._copied = list(used), list(copied)
@@ -144,7 +179,9 @@ def _version(parameter: Tensor) -> int:
 
 
 def captured() -> bool:
-    """Whether operations are being recorded, to be run elsewhere with other weights, or transformed."""
+    """Whether operations are being recorded, to be run elsewhere with other weights, or
+    transformed.
+    """
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None

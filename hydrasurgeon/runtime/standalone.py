@@ -17,7 +17,15 @@ from hydrasurgeon.files import decided
 from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.decided import MAX_MEMBERS, shapes_of
 from hydrasurgeon.files.foreign import parse_json
-from hydrasurgeon.files.manifest import HEADER_KEY, MAX_BYTES, UNKNOWN, Record, Sha256, Step, first_mistake
+from hydrasurgeon.files.manifest import (
+    HEADER_KEY,
+    MAX_BYTES,
+    UNKNOWN,
+    Record,
+    Sha256,
+    Step,
+    first_mistake,
+)
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256, write_tensors
 from hydrasurgeon.runtime.classifier import state_of
 from hydrasurgeon.runtime.tensors import plan_tensors
@@ -54,7 +62,11 @@ class Decision:
         path = Path(path)
         file = TensorFile(path)
         text = file.metadata.get(HEADER_KEY)
-        raw = None if text is None else parse_json(text, str(path), most=MAX_BYTES, error=ManifestError)
+        raw = (
+            None
+            if text is None
+            else parse_json(text, str(path), most=MAX_BYTES, error=ManifestError)
+        )
         if text is None or not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ManifestError(f"{path}: is not a decision file (format {FORMAT})", hint=AGAIN)
         try:
@@ -67,7 +79,9 @@ class Decision:
         fits = len(record.ood.members) in (0, header.members) and record.cascade is None
         fits = fits and (record.seen is None or len(record.seen.predicted) == header.classes)
         if actual != shapes or len(tensors) != len(shapes) or not fits:
-            raise Disagreement(f"{path}: its tensors are not those of the decision that it describes", hint=AGAIN)
+            raise Disagreement(
+                f"{path}: its tensors are not those of the decision that it describes", hint=AGAIN
+            )
         if weights_sha256(tensors, tensors.digests()) != header.weights_sha256:
             raise Disagreement(f"{path}: the decision belongs to other tensors", hint=AGAIN)
         return cls(state_of(record, tensors, path), header.classes, header.members, path.name)
@@ -90,8 +104,9 @@ class Decision:
             write_tensors(part, plan_tensors(self.state.tensors()), header)
 
     def decide(self, logits: Any, features: Any = None) -> Decisions:
-        """What it makes of logits, [sample, class] or [sample, member, class], and features, [sample, width] or
-        [sample, member, width]; arrays or tensors."""
+        """What it makes of logits, [sample, class] or [sample, member, class], and features,
+        [sample, width] or [sample, member, width]; arrays or tensors.
+        """
         width = self.state.record.ood.width
         said = self._checked("logits", logits, self.classes)
         if width is None:
@@ -99,7 +114,8 @@ class Decision:
         if features is None:
             score = self.state.record.ood.score
             raise DataError(
-                f"{self.name}: its OOD score, {score}, requires features", hint="Give them with the logits."
+                f"{self.name}: its OOD score, {score}, requires features",
+                hint="Give them with the logits.",
             )
         read = self._checked("features", features, width)
         if len(read) != len(said):
@@ -107,7 +123,9 @@ class Decision:
         return self._decided(said, read)
 
     def _decided(self, logits: Tensor, features: Tensor | None) -> Decisions:
-        return Decisions(**vars(decide(self.state, logits, features)), ids=range(len(logits)), names=None)
+        return Decisions(
+            **vars(decide(self.state, logits, features)), ids=range(len(logits)), names=None
+        )
 
     def _checked(self, what: str, values: Any, width: int) -> Tensor:
         """As decisions are taken: float32 on the CPU, [sample, member, width], finite."""
@@ -115,7 +133,9 @@ class Decision:
         tensor = tensor[:, None] if tensor.dim() == 2 else tensor
         if tensor.shape[1:] != (self.members, width):
             expected = f"expected [sample, {self.members}, {width}]"
-            raise DataError(f"{self.name}: {what} of shape {[*torch.as_tensor(values).shape]}, {expected}")
+            raise DataError(
+                f"{self.name}: {what} of shape {[*torch.as_tensor(values).shape]}, {expected}"
+            )
         if len(broken := (~tensor.isfinite()).flatten(1).any(dim=1).nonzero()):
             raise DataError(f"{self.name}: row {int(broken[0])} of {what} holds NaN or infinity")
         return tensor

@@ -30,7 +30,9 @@ SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
 
 def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
     """Raw safetensors bytes (as unsigned integers) → tensor of their own dtype."""
-    contiguous = np.ascontiguousarray(array).reshape(array.shape)  # numpy makes a vector of a scalar
+    contiguous = np.ascontiguousarray(array).reshape(
+        array.shape
+    )  # numpy makes a vector of a scalar
     return torch.from_numpy(contiguous).view(TORCH[dtype])
 
 
@@ -52,7 +54,11 @@ def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
 def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    why = "torch sees no CUDA device" if name.startswith("cuda") and not torch.cuda.is_available() else "not a device"
+    why = (
+        "torch sees no CUDA device"
+        if name.startswith("cuda") and not torch.cuda.is_available()
+        else "not a device"
+    )
     try:
         device = torch.device(name)
         if device.type != "cuda" or torch.cuda.is_available():
@@ -63,7 +69,12 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    dtypes = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float64": torch.float64,
+    }
     if name not in dtypes:
         raise UsageError(f"--dtype {name}: not known", hint=f"Use one of {', '.join(dtypes)}.")
     return dtypes[name]
@@ -73,6 +84,8 @@ def plan_tensors(tensors: Mapping[str, Tensor]) -> list[Planned]:
     """Tensors by name, as they will be written."""
 
     def plan(name: str, tensor: Tensor) -> Planned:
-        return Planned(name, SAFETENSORS[tensor.dtype], tuple(tensor.shape), lambda: [to_raw(tensor)[0]])
+        return Planned(
+            name, SAFETENSORS[tensor.dtype], tuple(tensor.shape), lambda: [to_raw(tensor)[0]]
+        )
 
     return [plan(name, tensor) for name, tensor in tensors.items()]

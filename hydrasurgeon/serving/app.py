@@ -1,4 +1,6 @@
-"""A server: its routes, the batches that requests are answered in, what it counts for Prometheus, and OpenAPI."""
+"""A server: its routes, the batches that requests are answered in, what it counts for Prometheus,
+and OpenAPI.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,14 @@ class Full(Exception):
 class Batcher:
     """Inputs wait here for `answer`, which one thread calls with at most `batch` of them."""
 
-    def __init__(self, answer: Callable[[list[Any]], list[Row]], *, batch: int, wait: float, size: int) -> None:
+    def __init__(
+        self, answer: Callable[[list[Any]], list[Row]], *, batch: int, wait: float, size: int
+    ) -> None:
         self.answer, self.batch, self.wait, self.size = answer, batch, wait, size
         self.taken = 0
-        """Places that are held, of `size`: one for each input of the requests that are not answered yet."""
+        """Places that are held, of `size`: one for each input of the requests that are not answered
+        yet.
+        """
         self.queue: asyncio.Queue[tuple[Any, asyncio.Future[Row]]] = asyncio.Queue()
         self.thread = ThreadPoolExecutor(1)
 
@@ -67,12 +73,16 @@ class Batcher:
                 waiting.append(self.queue.get_nowait())
             outcomes: Sequence[Row | Exception]
             try:
-                outcomes = await loop.run_in_executor(self.thread, self.answer, [sample for sample, _ in waiting])
+                outcomes = await loop.run_in_executor(
+                    self.thread, self.answer, [sample for sample, _ in waiting]
+                )
             except Exception as error:  # whatever it is, those who wait must hear of it
                 outcomes = [error] * len(waiting)
             for (_, answer), outcome in zip(waiting, outcomes, strict=True):
                 if not answer.cancelled():
-                    answer.set_exception(outcome) if isinstance(outcome, Exception) else answer.set_result(outcome)
+                    answer.set_exception(outcome) if isinstance(
+                        outcome, Exception
+                    ) else answer.set_result(outcome)
 
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -91,7 +101,9 @@ class Counts:
             return kind(f"hydrasurgeon_{name}", what, labels, registry=registry, **more)
 
         self.requests = named(Counter, "requests", "Requests by status.", "status")
-        self.seconds = named(Histogram, "request_seconds", "Latency of answered requests.", buckets=SECONDS)
+        self.seconds = named(
+            Histogram, "request_seconds", "Latency of answered requests.", buckets=SECONDS
+        )
         self.waiting = named(Gauge, "waiting", "Inputs that wait or are being answered.")
         self.batches = named(Histogram, "batch_size", "Inputs in one pass.", buckets=SIZES)
         self.inputs = named(Counter, "inputs", "Inputs that were answered.")
@@ -99,7 +111,9 @@ class Counts:
         self.unfamiliar = named(Counter, "unfamiliar", "Inputs that looked out-of-distribution.")
         self.went_on = named(Counter, "went_on", "Inputs that all members answered.")
         self.uncertainty = named(Summary, "uncertainty", "Total uncertainty of answers, in nats.")
-        self.predicted = named(Counter, "predicted", "Most probable classes, or labels that hold.", "label")
+        self.predicted = named(
+            Counter, "predicted", "Most probable classes, or labels that hold.", "label"
+        )
 
     def add(self, rows: Sequence[dict[str, Any]], members: int) -> None:
         """Count the answers of one pass of a model with so many members."""
@@ -155,7 +169,9 @@ class Service:
                     sent = await inputs_of(body, self.reads, batcher.size)
                 with batcher.places(len(sent) - 1):
                     self.counts.waiting.set(batcher.taken)
-                    prepared = asyncio.to_thread(lambda: [(each.id, each.prepared(self.transform)) for each in sent])
+                    prepared = asyncio.to_thread(
+                        lambda: [(each.id, each.prepared(self.transform)) for each in sent]
+                    )
                     return await batcher.rows(await prepared)
         finally:
             async with asyncio.timeout(PATIENCE):
@@ -174,10 +190,14 @@ class Service:
             raise
         except Full:
             status = 429
-            raise HTTPException(429, "too many inputs are waiting; come again", {"Retry-After": "1"}) from None
+            raise HTTPException(
+                429, "too many inputs are waiting; come again", {"Retry-After": "1"}
+            ) from None
         except TimeoutError:
             status = 408
-            raise HTTPException(408, f"the body did not come within {PATIENCE:.0f} seconds") from None
+            raise HTTPException(
+                408, f"the body did not come within {PATIENCE:.0f} seconds"
+            ) from None
         except ClientDisconnect:
             status = 499
             return {}  # nobody reads it
@@ -212,7 +232,11 @@ def app_of(service: Service, *, columns: Mapping[str, str], name: str) -> FastAP
         yield  # until the last request that was taken is answered
         work.cancel()
 
-    app = FastAPI(title="hydrasurgeon", description=f"Answers of {name}, as `predict` writes them.", lifespan=running)
+    app = FastAPI(
+        title="hydrasurgeon",
+        description=f"Answers of {name}, as `predict` writes them.",
+        lifespan=running,
+    )
     app.post("/v1/predict", **_described(service.reads, columns))(service.predict)
     app.get("/health")(service.health)
     app.get("/ready")(service.ready)
@@ -222,7 +246,9 @@ def app_of(service: Service, *, columns: Mapping[str, str], name: str) -> FastAP
 
 def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:
     """What OpenAPI says of requests, which we read ourselves, and of answers."""
-    content = {"type": "string"} if reads == "text" else {"type": "string", "contentEncoding": "base64"}
+    content = (
+        {"type": "string"} if reads == "text" else {"type": "string", "contentEncoding": "base64"}
+    )
     second = {SECOND: content} if reads == "text" else {}
     named = {
         "type": "object",
@@ -233,16 +259,34 @@ def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:
     body = {"type": "object", "required": ["inputs"], "properties": {"inputs": inputs}}
     part = {"type": "string"} if reads == "text" else {"type": "string", "format": "binary"}
     form = {"type": "object", "additionalProperties": part}
-    row = {"type": "object", "properties": {column: TYPES[kind] for column, kind in columns.items()}}
+    row = {
+        "type": "object",
+        "properties": {column: TYPES[kind] for column, kind in columns.items()},
+    }
     answers = {"type": "object", "properties": {"answers": {"type": "array", "items": row}}}
     refused = {"type": "object", "properties": {"detail": {"type": "string"}}}
-    why = {400: "not JSON", 413: "too large", 415: "another type", 422: "no such inputs", 429: "too many are waiting"}
+    why = {
+        400: "not JSON",
+        413: "too large",
+        415: "another type",
+        422: "no such inputs",
+        429: "too many are waiting",
+    }
     return {
         "openapi_extra": {
-            "requestBody": {"required": True, "content": {JSON: {"schema": body}, FORM: {"schema": form}}}
+            "requestBody": {
+                "required": True,
+                "content": {JSON: {"schema": body}, FORM: {"schema": form}},
+            }
         },
         "responses": {
-            200: {"description": "An answer for each input, in order.", "content": {JSON: {"schema": answers}}},
-            **{code: {"description": text, "content": {JSON: {"schema": refused}}} for code, text in why.items()},
+            200: {
+                "description": "An answer for each input, in order.",
+                "content": {JSON: {"schema": answers}},
+            },
+            **{
+                code: {"description": text, "content": {JSON: {"schema": refused}}}
+                for code, text in why.items()
+            },
         },
     }

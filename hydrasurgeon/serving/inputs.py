@@ -1,4 +1,6 @@
-"""What a request may bring: texts or pictures of bounded size; all else is refused with a status and one message."""
+"""What a request may bring: texts or pictures of bounded size; all else is refused with a status
+and one message.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ class Input:
     def prepared(self, transform: Callable[[Any], Any]) -> Any:
         """As the model's batches are made of it; pictures are decoded now."""
         if not isinstance(self.content, bytes):
-            wanted, sent = getattr(transform, "inputs", None), "text" if isinstance(self.content, str) else SECOND
+            wanted, sent = (
+                getattr(transform, "inputs", None),
+                "text" if isinstance(self.content, str) else SECOND,
+            )
             if wanted not in (None, sent):
                 raise HTTPException(422, f"{self.where}: the model was tuned on {READS[wanted]}")
             return transform(self.content)
@@ -74,14 +79,19 @@ class Bounded(Request):
 
 
 async def inputs_of(request: Request, reads: str, most: int) -> list[Input]:
-    """The inputs of a request, at most so many, for a model that reads texts (`text`) or pictures (`image`)."""
+    """The inputs of a request, at most so many, for a model that reads texts (`text`) or pictures
+    (`image`).
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == JSON:
         sent = _listed(await request.body(), reads)
     elif kind == FORM:
         async with request.form(max_files=most + 1, max_fields=most + 1) as form:
             parts = [part for _, part in form.multi_items()]
-            sent = [Input(f"part {at}", at, await _part(part, reads, at)) for at, part in enumerate(parts)]
+            sent = [
+                Input(f"part {at}", at, await _part(part, reads, at))
+                for at, part in enumerate(parts)
+            ]
     else:
         raise HTTPException(415, f"the content type is not {JSON} or {FORM}")
     if not sent:
@@ -90,7 +100,9 @@ async def inputs_of(request: Request, reads: str, most: int) -> list[Input]:
         raise HTTPException(413, f"{len(sent):,} inputs; at most {most:,} are taken in one request")
     for each in sent:
         if not isinstance(each.content, bytes) and len("".join(each.content)) > MAX_CHARACTERS:
-            raise HTTPException(413, f"{each.where}: a text of more than {MAX_CHARACTERS:,} characters")
+            raise HTTPException(
+                413, f"{each.where}: a text of more than {MAX_CHARACTERS:,} characters"
+            )
     return sent
 
 
@@ -99,15 +111,18 @@ def _listed(body: bytes, reads: str) -> list[Input]:
         content = parse_json(body, "the body", most=len(body), error=DataError)
     except DataError as error:
         raise HTTPException(400, error.message) from error
-    entries = content.get("inputs") if isinstance(content, dict) and set(content) == {"inputs"} else None
+    entries = (
+        content.get("inputs") if isinstance(content, dict) and set(content) == {"inputs"} else None
+    )
     if not isinstance(entries, list):
         raise HTTPException(422, BODY)
     return [_entry(entry, reads, at) for at, entry in enumerate(entries)]
 
 
 def _entry(entry: Any, reads: str, at: int) -> Input:
-    """A text or a picture in base64, alone or as {"text": …} or {"image": …} with its "id"; a pair as {"text": …,
-    "text_pair": …}."""
+    """A text or a picture in base64, alone or as {"text": …} or {"image": …} with its "id"; a pair
+    as {"text": …, "text_pair": …}.
+    """
     where = f"inputs[{at}]"
     fields = dict(entry) if isinstance(entry, dict) else {reads: entry}
     content, name = fields.get(reads), fields.get("id", at)
@@ -131,5 +146,7 @@ async def _part(part: UploadFile | str, reads: str, at: int) -> str | bytes:
     """A file of the form is a picture, a field is a text."""
     if isinstance(part, str) != (reads == "text"):
         sent, wanted = ("a field", "files") if isinstance(part, str) else ("a file", "fields")
-        raise HTTPException(422, f"part {at}: is {sent} of the form; the model reads {reads}s, which are {wanted}")
+        raise HTTPException(
+            422, f"part {at}: is {sent} of the form; the model reads {reads}s, which are {wanted}"
+        )
     return part if isinstance(part, str) else await part.read()

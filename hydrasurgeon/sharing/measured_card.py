@@ -1,5 +1,6 @@
-"""`eval --card`: a checkpoint's own result in its model card, between markers, as the hub's model-index, and as an
-entry for its leaderboards."""
+"""`eval --card`: a checkpoint's own result in its model card, between markers, as the hub's
+model-index, and as an entry for its leaderboards.
+"""
 
 from __future__ import annotations
 
@@ -39,24 +40,38 @@ class Claimed:
     repository: str | None
 
     def write(
-        self, results: Sequence[Result], data: Mapping[str, DataRecord], settings: Mapping[str, Any], *, bars: bool
+        self,
+        results: Sequence[Result],
+        data: Mapping[str, DataRecord],
+        settings: Mapping[str, Any],
+        *,
+        bars: bool,
     ) -> tuple[tuple[Path, ...], str | None]:
-        """Put each checkpoint's result into its card, and upload it; what was written, and the address.
+        """Put each checkpoint's result into its card, and upload it; what was written, and the
+        address.
 
         `data` says under which heading each set was used.
         """
         written: list[Path] = []
         for path, result in zip(self.cards, results, strict=False):
             if path is not None:
-                write_text(path, with_measured(path.read_text(encoding="utf-8"), result, data, settings))
+                write_text(
+                    path, with_measured(path.read_text(encoding="utf-8"), result, data, settings)
+                )
                 written.append(path)
                 # Of a part of the samples no leaderboard is made.
-                entry = None if settings["limit"] is not None else leaderboard_entry(result, next(iter(data.values())))
+                entry = (
+                    None
+                    if settings["limit"] is not None
+                    else leaderboard_entry(result, next(iter(data.values())))
+                )
                 if entry is not None:
                     written.append(write_entry(path.parent, entry))
         if self.repository is None or not written or not is_main_process():
             return tuple(written), None
-        manifest = next(each.manifest for each, card in zip(self.opened, self.cards, strict=False) if card)
+        manifest = next(
+            each.manifest for each, card in zip(self.opened, self.cards, strict=False) if card
+        )
         return tuple(written), publish_card(written, manifest, at=self.repository, bars=bars)
 
 
@@ -83,7 +98,9 @@ def _card(checkpoint: Checkpoint) -> Path | None:
     return None
 
 
-def with_measured(card: str, result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:
+def with_measured(
+    card: str, result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]
+) -> str:
     """The card with this result, and no other, between its markers."""
     place = _place(card)
     assert place is not None
@@ -93,15 +110,20 @@ def with_measured(card: str, result: Result, data: Mapping[str, DataRecord], set
 
 
 def _place(card: str) -> tuple[int, int] | None:
-    """Where the text between the markers begins and ends; a marker has a line to itself, which no name has."""
+    """Where the text between the markers begins and ends; a marker has a line to itself, which no
+    name has.
+    """
     start = card.find(f"\n{BEGIN}\n")
-    # The first end behind it: what people write further down, perhaps with a copy of the section, is theirs.
+    # The first end behind it: what people write further down, perhaps with a copy of the section,
+    # is theirs.
     end = card.find(f"\n{END}\n", start)
     return None if start < 0 or end < 0 else (start + len(f"\n{BEGIN}"), end + len("\n"))
 
 
 def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:
-    """One result as Markdown: the report's tables with a line for each data set, and what it was measured on."""
+    """One result as Markdown: the report's tables with a line for each data set, and what it was
+    measured on.
+    """
     parts: list[str] = []
     for each in tables([result]):
         rows: dict[str, dict[str, str]] = {}
@@ -109,7 +131,10 @@ def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[s
             if column.metric.key != "latency_ms":  # another time on every machine
                 rows.setdefault(column.group, {})[column.metric.head] = column.cells[0].text
         heads = list(dict.fromkeys(head for row in rows.values() for head in row))
-        lines = [[code(name or each.names[0]), *(row.get(h, ABSENT) for h in heads)] for name, row in rows.items()]
+        lines = [
+            [code(name or each.names[0]), *(row.get(h, ABSENT) for h in heads)]
+            for name, row in rows.items()
+        ]
         parts += [table([each.title, *heads], lines), *filter(None, [each.note])]
     parts += ["\n".join(_seen(data)), _how(settings, decided=result.id.coverage is not None)]
     return "\n\n".join(parts)
@@ -121,18 +146,29 @@ def _seen(data: Mapping[str, DataRecord]) -> Iterable[str]:
 
 
 def _how(settings: Mapping[str, Any], *, decided: bool) -> str:
-    """How it was measured; of several checkpoints in one run, some may have a decision state and others not."""
+    """How it was measured; of several checkpoints in one run, some may have a decision state and
+    others not.
+    """
     state: dict[str, Any] = dict.fromkeys(("temperature", "ood_score"), "of the decision state")
     if not decided:
         state = {"temperature": 1.0, "ood_score": "msp"}
-    read = {key: other if settings[key] == "decision" else settings[key] for key, other in state.items()}
-    facts = [f"temperature {read['temperature']}", f"OOD score {read['ood_score']} (OOD is the positive class)"]
-    facts += [f"{name} {settings[name]}" for name in ("limit", "seed") if settings[name] is not None]
+    read = {
+        key: other if settings[key] == "decision" else settings[key] for key, other in state.items()
+    }
+    facts = [
+        f"temperature {read['temperature']}",
+        f"OOD score {read['ood_score']} (OOD is the positive class)",
+    ]
+    facts += [
+        f"{name} {settings[name]}" for name in ("limit", "seed") if settings[name] is not None
+    ]
     return f"By `hydrasurgeon eval`: {', '.join(facts)}, {settings['dtype']}."
 
 
 def _indexed(card: str, result: Result, data: DataRecord, *, part: bool) -> str:
-    """The card whose front matter gives the result in the hub's words; what others measured stays there."""
+    """The card whose front matter gives the result in the hub's words; what others measured stays
+    there.
+    """
     import yaml  # type: ignore[import-untyped]
     from huggingface_hub import EvalResult, ModelCard
 
@@ -165,16 +201,19 @@ def _indexed(card: str, result: Result, data: DataRecord, *, part: bool) -> str:
 
 
 def leaderboard_entry(result: Result, data: DataRecord) -> dict[str, Any] | None:
-    """The accuracy in the format that the hub's leaderboards read; None where the data are not on the hub.
+    """The accuracy in the format that the hub's leaderboards read; None where the data are not on
+    the hub.
 
-    One entry is one number on one task of one data set (https://huggingface.co/docs/hub/eval-results), so calibration
-    and OOD detection stay in the card. The hub shows it where the data set is registered as a benchmark.
+    One entry is one number on one task of one data set
+    (https://huggingface.co/docs/hub/eval-results), so calibration and OOD detection stay in the
+    card. The hub shows it where the data set is registered as a benchmark.
     """
     match = SPEC.fullmatch(data.spec)
     if match is None:
         return None
     notes = (
-        f"accuracy in %, {data.rows} samples of {match['split']}, sha256 {data.sha256}; hydrasurgeon eval,"
+        f"accuracy in %, {data.rows} samples of {match['split']}, sha256 {data.sha256}; "
+        "hydrasurgeon eval,"
         f" {result.members} member{'s' if result.members > 1 else ''}"
     )
     return {

@@ -1,6 +1,8 @@
-"""Captured graphs → ONNX, by torch's own exporter, also with weights in 8 bits; onnxruntime runs what was written.
+"""Captured graphs → ONNX, by torch's own exporter, also with weights in 8 bits; onnxruntime runs
+what was written.
 
-A cascade is two graphs: `first` answers every row and says which go on, `rest` answers those with all members.
+A cascade is two graphs: `first` answers every row and says which go on, `rest` answers those with
+all members.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ from hydrasurgeon.sharing.program import (
 OPSET = 18
 """The version of ONNX's operators that is written: the oldest that torch's exporter has."""
 SILENCE = "ORT_DISABLE_TELEMETRY"
-"""Since 1.29 onnxruntime's Linux builds report sessions, with names and hashes of the models, to their maker unless
-this is set when it is first imported."""
+"""Since 1.29 onnxruntime's Linux builds report sessions, with names and hashes of the models, to
+their maker unless this is set when it is first imported.
+"""
 
 
 def to_onnx(model: Classifier) -> Exported:
@@ -56,9 +59,14 @@ def to_onnx(model: Classifier) -> Exported:
 
 
 def written(
-    program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], facts: Mapping[str, str]
+    program: torch.export.ExportedProgram,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    facts: Mapping[str, str],
 ) -> tuple[bytes, Run]:
-    """The graph as a file that says what the labels and thresholds are, and of which weights; and what runs it."""
+    """The graph as a file that says what the labels and thresholds are, and of which weights; and
+    what runs it.
+    """
     import onnx
 
     with silent(), torch.no_grad():
@@ -123,12 +131,16 @@ def in_onnxruntime(content: bytes, outputs: Sequence[str]) -> Run:
 
 
 def to_int8(made: Exported) -> Exported:
-    """Products with float32 weights in int8 (dynamic quantisation); what decides, in float64, stays as it is."""
+    """Products with float32 weights in int8 (dynamic quantisation); what decides, in float64, stays
+    as it is.
+    """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     proto = onnx.load_from_string(made.content)
-    precise = {each.name for each in proto.graph.initializer if each.data_type != onnx.TensorProto.FLOAT}
+    precise = {
+        each.name for each in proto.graph.initializer if each.data_type != onnx.TensorProto.FLOAT
+    }
     untouched = [node.name for node in proto.graph.node if precise & set(node.input)]
     with tempfile.TemporaryDirectory() as folder, silent():
         source, target = Path(folder) / "whole.onnx", Path(folder) / "int8.onnx"
@@ -160,7 +172,9 @@ class _Step(nn.Module):
         self._read = read
         self.state, self.cascade = cascade_in(model)
 
-    def answers(self, members: Sequence[int], logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
+    def answers(
+        self, members: Sequence[int], logits: Tensor, features: Tensor | None
+    ) -> dict[str, Tensor]:
         state = step_state(self.state, self.cascade, members)
         return dict(zip(DECIDED, (logits, *decided(state, logits, features)), strict=True))
 
@@ -169,7 +183,9 @@ class _First(_Step):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         hydra: Any = self.model.module
         started = hydra.start(inputs if "input_ids" in inputs else inputs["pixel_values"])
-        logits, features = logits_and_features(self._read, hydra.part(self.cascade.starters).finish, started)
+        logits, features = logits_and_features(
+            self._read, hydra.part(self.cascade.starters).finish, started
+        )
         with ExactNumbers():
             scores = gate_scores(self.state, self.cascade, logits.double(), features)
             going = lets(self.cascade.gate, scores)
@@ -192,7 +208,9 @@ class _Rest(_Step):
         else:
             named = {name: inputs[name] for name in names_of(self.model) if name in inputs}
             started = Started(named or inputs["pixel_values"], None)
-        logits, features = logits_and_features(self._read, hydra.part(self.cascade.followers).finish, started)
+        logits, features = logits_and_features(
+            self._read, hydra.part(self.cascade.followers).finish, started
+        )
         # Members as the file numbers them: place i of the whole is place back[i] of the order.
         order = list(self.cascade.order)
         back = [order.index(member) for member in range(len(order))]
@@ -203,7 +221,9 @@ class _Rest(_Step):
 
 
 def two_graphs(model: Classifier) -> tuple[Exported, Exported]:
-    """Both graphs, each proven to give torch's outputs; what they answer together is what `decide` answers."""
+    """Both graphs, each proven to give torch's outputs; what they answer together is what `decide`
+    answers.
+    """
     _, cascade = cascade_in(model)
     if cascade.gate.everything:
         raise SurgeryError(
@@ -231,14 +251,21 @@ def _carried(inputs: Mapping[str, Tensor], early: Mapping[str, Tensor]) -> dict[
 def _exported(step: _Step, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> Exported:
     tokens: dict[str, tuple[int, ...]] = dict.fromkeys(names_of(step.model), (1,))
     if "bias" in inputs:  # a text's: every token, or every pair of them
-        tokens |= {"hidden": (1,), "bias": tuple(axis for axis in (2, 3) if inputs["bias"].shape[axis] == LENGTH)}
-    axes = {name: dict.fromkeys((0, *tokens.get(name, ())), torch.export.Dim.DYNAMIC) for name in inputs}
+        tokens |= {
+            "hidden": (1,),
+            "bias": tuple(axis for axis in (2, 3) if inputs["bias"].shape[axis] == LENGTH),
+        }
+    axes = {
+        name: dict.fromkeys((0, *tokens.get(name, ())), torch.export.Dim.DYNAMIC) for name in inputs
+    }
     program = captured(step, (dict(inputs),), (axes,))
     content, run = written(program, [*inputs], outputs, about(step.model))
     return Exported(content, (*inputs,), outputs, run, float("nan"))
 
 
-def _differences(files: Sequence[Exported], steps: Sequence[_Step], model: Classifier) -> Iterator[Tensor]:
+def _differences(
+    files: Sequence[Exported], steps: Sequence[_Step], model: Classifier
+) -> Iterator[Tensor]:
     """Difference in each output of both graphs."""
     for batch, length in CHECKED:
         inputs = sample(model, batch=batch, length=length)

@@ -1,4 +1,5 @@
-"""Where a result goes: a file or a directory that is this command's to write, and a repository of the hub.
+"""Where a result goes: a file or a directory that is this command's to write, and a repository of
+the hub.
 
 What is uploaded is the family's directory layout, as one commit.
 """
@@ -47,7 +48,11 @@ class Target:
     """Whether the progress of an upload is shown."""
 
     def save(
-        self, planned: Sequence[Planned], manifest: Callable[[str], ManifestT], *, files: Mapping[str, str]
+        self,
+        planned: Sequence[Planned],
+        manifest: Callable[[str], ManifestT],
+        *,
+        files: Mapping[str, str],
     ) -> ManifestT:
         """Write weights, manifest and companions, all or nothing."""
         return save(self.path, planned, manifest, files=files, shard=self.shard)
@@ -65,11 +70,20 @@ class Target:
             again = "Repeat the command with --force."
         else:
             mask = sidecar(path)
-            again = f"Push it with `hydrasurgeon prune {path} --mask {mask} -o DIR/ --push-to-hub {name}`."
+            again = (
+                f"Push it with `hydrasurgeon prune {path} --mask {mask} -o DIR/ --push-to-hub "
+                f"{name}`."
+            )
         with _weights(path, manifest) as weights:
             content = {**{file: text.encode() for file, text in texts.items()}, **weights}
             address = _commit(
-                name, content, manifest.history[-1].command, path, again, bars=self.bars, private=self.private
+                name,
+                content,
+                manifest.history[-1].command,
+                path,
+                again,
+                bars=self.bars,
+                private=self.private,
             )
         if path.is_dir():
             write_text(path / CARD, texts[CARD])  # here and there alike
@@ -77,11 +91,15 @@ class Target:
 
 
 def claimed(arguments: Output, out: str | Path, *, bars: bool = False) -> Target:
-    """`-o`, held until the command ends, and the repository; refused before any work if either cannot be written."""
+    """`-o`, held until the command ends, and the repository; refused before any work if either
+    cannot be written.
+    """
     name = arguments.push_to_hub
     repository = None if name is None else _checked(name, private=arguments.private)
     path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    return Target(path, shard_size(arguments.max_shard_size, path), repository, arguments.private, bars)
+    return Target(
+        path, shard_size(arguments.max_shard_size, path), repository, arguments.private, bars
+    )
 
 
 def card_repository(name: str | None, cards: Sequence[Path | None]) -> str | None:
@@ -91,7 +109,8 @@ def card_repository(name: str | None, cards: Sequence[Path | None]) -> str | Non
     count = len([card for card in cards if card is not None])
     if count != 1:
         raise UsageError(
-            f"--push-to-hub {name}: eval uploads one model card, there are {count}", hint="Give one directory in a run."
+            f"--push-to-hub {name}: eval uploads one model card, there are {count}",
+            hint="Give one directory in a run.",
         )
     return _checked(name, private=False, exists=True)
 
@@ -105,7 +124,9 @@ def _checked(name: str, *, private: bool, exists: bool = False) -> str:
     option = f"--push-to-hub {name}"
     if get_token() is None:
         raise UsageError("--push-to-hub: there is no token for the hub", hint=LOGIN)
-    with _refused(UsageError, option, "Nothing was done; without --push-to-hub the work needs no hub."):
+    with _refused(
+        UsageError, option, "Nothing was done; without --push-to-hub the work needs no hub."
+    ):
         api, wrong = HfApi(), None
         try:
             validate_repo_id(name)
@@ -119,12 +140,17 @@ def _checked(name: str, *, private: bool, exists: bool = False) -> str:
         except HFValidationError:
             wrong = "not a repository name"
         if wrong is not None or name.count("/") != 1:
-            raise UsageError(f"{option}: {wrong or 'not a repository name'}", hint="Write OWNER/NAME of another one.")
+            raise UsageError(
+                f"{option}: {wrong or 'not a repository name'}",
+                hint="Write OWNER/NAME of another one.",
+            )
     return name
 
 
 def publish_card(written: Sequence[Path], manifest: Manifest, *, at: str, bars: bool) -> str:
-    """Upload a directory's model card and what else `eval --card` wrote there; the repository's address."""
+    """Upload a directory's model card and what else `eval --card` wrote there; the repository's
+    address.
+    """
     card = next(path for path in written if path.name == CARD)
     text = _card_on_hub(card.read_text(encoding="utf-8"), manifest, at)
     names: dict[str, Path] = {path.relative_to(card.parent).as_posix(): path for path in written}
@@ -141,15 +167,30 @@ def _card_on_hub(card: str, manifest: Manifest, name: str) -> str:
 
 
 def _commit(
-    at: str, content: Mapping[str, Any], what: str, written: Path, again: str, *, bars: bool, private: bool = False
+    at: str,
+    content: Mapping[str, Any],
+    what: str,
+    written: Path,
+    again: str,
+    *,
+    bars: bool,
+    private: bool = False,
 ) -> str:
     """Upload files (their paths or bytes, by name) as one commit; the repository's address."""
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )  # type: ignore[attr-defined]
 
     api = HfApi()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_refused(OutputError, f"{at}: was not uploaded, but {written} is written and stays", again))
+        stack.enter_context(
+            _refused(
+                OutputError, f"{at}: was not uploaded, but {written} is written and stays", again
+            )
+        )
         if not bars and not are_progress_bars_disabled():
             disable_progress_bars()
             stack.callback(enable_progress_bars)

@@ -1,4 +1,5 @@
-"""A pruned model with zeros for the heads that are gone: its own library loads it as if nothing had been cut.
+"""A pruned model with zeros for the heads that are gone: its own library loads it as if nothing had
+been cut.
 
 A head whose values and columns of W_O are zero adds nothing, whatever it attends to.
 """
@@ -26,12 +27,17 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
 TOLERANCE = 1e-9
-"""Largest difference of any output from the pruned model's in float64; only the order of sums differs."""
+"""Largest difference of any output from the pruned model's in float64; only the order of sums
+differs.
+"""
 
 
-def padded(opened: Checkpoint, member: int | None) -> tuple[list[Planned], Callable[[str], SingleManifest], float]:
-    """A pruned model, or one member of a hydra, as a whole model, and how far its answers are from the pruned one's in
-    float64; CheckFailed where that is more than rounding."""
+def padded(
+    opened: Checkpoint, member: int | None
+) -> tuple[list[Planned], Callable[[str], SingleManifest], float]:
+    """A pruned model, or one member of a hydra, as a whole model, and how far its answers are from
+    the pruned one's in float64; CheckFailed where that is more than rounding.
+    """
     opened = undecided(opened)
     kept, arrays = _member(opened, member)
     towers, axes = opened.manifest.towers, head_axes(opened.weights.values())
@@ -42,18 +48,29 @@ def padded(opened: Checkpoint, member: int | None) -> tuple[list[Planned], Calla
         if name in axes:
             group, layer, spec = axes[name]
             count = len(every[group][layer])
-            array = put_heads(array, kept[group][layer], count, spec=spec, head_dim=rows_of(towers, group))
+            array = put_heads(
+                array, kept[group][layer], count, spec=spec, head_dim=rows_of(towers, group)
+            )
         planned.append(Planned(name, dtype, tuple(array.shape), partial(list, [array])))
         weights[name] = to_weights(array, dtype, name=name, path=opened.path)
     model = opened.manifest.model
-    entry = step("export", args={"format": "padded", "member": member}, inputs=[opened.record(opened.digests())])
+    entry = step(
+        "export",
+        args={"format": "padded", "member": member},
+        inputs=[opened.record(opened.digests())],
+    )
     module = opened.family.module(model, towers, heads, files=opened.files)
     assign(module, weights, opened.path)
 
     def manifest(sha256: str) -> SingleManifest:
         history = (*opened.manifest.history, entry.wrote(sha256))
         return SingleManifest(
-            kind="backbone", model=model, towers=towers, kept=heads, weights_sha256=sha256, history=history
+            kind="backbone",
+            model=model,
+            towers=towers,
+            kept=heads,
+            weights_sha256=sha256,
+            history=history,
         )
 
     whole_model = Classifier(module, manifest("0" * 64), lambda sample: sample).double().eval()
@@ -71,13 +88,16 @@ def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, 
             else f"a {manifest.kind}, not a hydra"
         )
         hint = f"Give --member 0 to {count - 1}." if count else "Leave out --member."
-        raise UsageError(f"{'' if member is None else f'--member {member}: '}{opened.name} is {what}", hint=hint)
+        raise UsageError(
+            f"{'' if member is None else f'--member {member}: '}{opened.name} is {what}", hint=hint
+        )
     if manifest.kind != "hydra" or member is None:
         names = {name: tensors[name].dtype for name in tensors if name in opened.weights}
         return opened.kept, {name: (tensors.read(name), dtype) for name, dtype in names.items()}
     sources = member_sources(manifest, opened.weights, tensors)[member]
     return selection(manifest.members[member], opened.weights), {
-        name: (source.read(tensors), tensors[source.stored].dtype) for name, source in sources.items()
+        name: (source.read(tensors), tensors[source.stored].dtype)
+        for name, source in sources.items()
     }
 
 
@@ -95,7 +115,8 @@ def _difference(opened: Checkpoint, model: Classifier, member: int) -> float:
         worst = torch.maximum(worst, (model(inputs)[:, 0] - right).abs().max())
     if not float(worst) <= TOLERANCE:
         raise CheckFailed(
-            f"export: with zeros for its heads the model differs by {float(worst):.3g} in float64; allowed is"
+            f"export: with zeros for its heads the model differs by {float(worst):.3g} in "
+            "float64; allowed is"
             f" {TOLERANCE:g}",
             hint="Nothing was written: this architecture mixes its heads, and cannot be padded.",
         )

@@ -1,7 +1,8 @@
-"""A classifier as one graph of torch.export: batch and text length stay free, and what `decide` computes is in it.
+"""A classifier as one graph of torch.export: batch and text length stay free, and what `decide`
+computes is in it.
 
-With a decision state the graph goes on where `decide` does, in float64 as there: the same functions are captured. A
-file made of the graph must give torch's outputs before it is kept.
+With a decision state the graph goes on where `decide` does, in float64 as there: the same functions
+are captured. A file made of the graph must give torch's outputs before it is kept.
 """
 
 from __future__ import annotations
@@ -35,19 +36,34 @@ from hydrasurgeon.runtime.hydra import Hydra
 OUTPUTS = ("logits", "probs")
 """Names of what an exported model gives."""
 DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
-"""Outputs of a model with a decision state: calibrated probabilities, their entropy, and whether the score is above its
-threshold."""
+"""Outputs of a model with a decision state: calibrated probabilities, their entropy, and whether
+the score is above its threshold.
+"""
 METADATA = "hydrasurgeon."
 """How the keys begin under which a file tells labels, thresholds and weights."""
 TORCH = (2, 9)
 """The oldest torch that captures every family."""
 BATCH, LENGTH = 2, 7
-"""Batch size and text length of the inputs that the graph is captured with; neither becomes part of it."""
+"""Batch size and text length of the inputs that the graph is captured with; neither becomes part of
+it.
+"""
 CHECKED = ((1, 5), (3, 11))
 """Batch sizes and text lengths on which a file must give torch's outputs."""
 TOLERANCE = 1e-4
 """Largest difference from torch's outputs, relative where they are above 1."""
-ARITHMETIC = {"add", "sub", "mul", "div", "gt", "ge", "le", "pow", "clamp_min", "__rsub__", "__rdiv__"}
+ARITHMETIC = {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "gt",
+    "ge",
+    "le",
+    "pow",
+    "clamp_min",
+    "__rsub__",
+    "__rdiv__",
+}
 """The operations of a tensor with a number that decisions are made of."""
 
 
@@ -74,7 +90,8 @@ class _Graph(nn.Module):
         if isinstance(module, Hydra):
             logits: Tensor = module(inputs)
             return logits
-        # Layer by layer, as the fused runtime runs: libraries build masks in ways that a capture would freeze.
+        # Layer by layer, as the fused runtime runs: libraries build masks in ways that a capture
+        # would freeze.
         return run(self.model.anatomy, inputs)[:, None]
 
 
@@ -83,11 +100,15 @@ class _Texts(_Graph):
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        return self.answers(inputs if token_type_ids is None else {**inputs, "token_type_ids": token_type_ids})
+        return self.answers(
+            inputs if token_type_ids is None else {**inputs, "token_type_ids": token_type_ids}
+        )
 
 
 def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
-    """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in float64."""
+    """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in
+    float64.
+    """
     with ExactNumbers():
         record, logits = state.record, yes_or_no(logits)
         total, _ = uncertainties(logits, record.temperature, record.joint, record.bias)
@@ -96,14 +117,21 @@ def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tens
 
 
 class ExactNumbers(TorchFunctionMode):
-    """Within the block numbers that meet float64 tensors are such tensors: ONNX's exporter rounds plain ones to
-    float32."""
+    """Within the block numbers that meet float64 tensors are such tensors: ONNX's exporter rounds
+    plain ones to float32.
+    """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if getattr(func, "__name__", "") in ARITHMETIC and args[0].dtype == torch.float64:
-            args = [torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args]
+            args = [
+                torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args
+            ]
         return func(*args, **(kwargs or {}))
 
 
@@ -123,23 +151,37 @@ class Exported:
     """Largest difference of any output from torch's, over two batch sizes."""
 
 
-Writer = Callable[[torch.export.ExportedProgram, Sequence[str], Sequence[str], Mapping[str, str]], tuple[bytes, Run]]
-"""Graph, names of its inputs and outputs, and what the file says of itself → the file, and what runs it."""
+Writer = Callable[
+    [torch.export.ExportedProgram, Sequence[str], Sequence[str], Mapping[str, str]],
+    tuple[bytes, Run],
+]
+"""Graph, names of its inputs and outputs, and what the file says of itself → the file, and what
+runs it.
+"""
 
 
 def exported(model: Classifier, write: Writer, runtime: str) -> Exported:
-    """A file with a dynamic batch (and text length), once `runtime` has given torch's outputs with it."""
+    """A file with a dynamic batch (and text length), once `runtime` has given torch's outputs with
+    it.
+    """
     inputs = sample(model, batch=BATCH, length=LENGTH)
     text, outputs = "input_ids" in inputs, OUTPUTS if model.state is None else DECIDED
     with settled(model) as read:
         graph = (_Texts if text else _Graph)(model, read).eval()
         axes = dict.fromkeys((0, 1) if text else (0,), torch.export.Dim.DYNAMIC)
         content, run = write(
-            captured(graph, (*inputs.values(),), (axes,) * len(inputs)), (*inputs,), outputs, about(model)
+            captured(graph, (*inputs.values(),), (axes,) * len(inputs)),
+            (*inputs,),
+            outputs,
+            about(model),
         )
         try:
-            worst = float(_differences(model, graph, run, outputs).max())  # unlike Python's max, this one keeps NaN
-        except Exception as error:  # each runtime has an exception of its own for every kind of failure
+            worst = float(
+                _differences(model, graph, run, outputs).max()
+            )  # unlike Python's max, this one keeps NaN
+        except (
+            Exception
+        ) as error:  # each runtime has an exception of its own for every kind of failure
             raise CheckFailed(
                 f"export: {runtime} cannot run the result ({str(error).splitlines()[0]})",
                 hint="Nothing was written; upgrade it, or report the model.",
@@ -148,7 +190,9 @@ def exported(model: Classifier, write: Writer, runtime: str) -> Exported:
     return Exported(content, (*inputs,), outputs, run, worst)
 
 
-def captured(module: nn.Module, arguments: tuple[Any, ...], axes: Any) -> torch.export.ExportedProgram:
+def captured(
+    module: nn.Module, arguments: tuple[Any, ...], axes: Any
+) -> torch.export.ExportedProgram:
     """A module's graph, in which the sizes of `axes` stay free."""
     _check_torch()
     with torch.no_grad():
@@ -162,18 +206,26 @@ def _check_torch() -> None:
     installed = torch.__version__.partition("+")[0]
     if tuple(int(part) for part in installed.split(".")[:2]) < TORCH:
         raise MissingDependency(
-            f"export needs torch {'.'.join(map(str, TORCH))} or newer for a graph; this is {installed}",
+            (
+                f"export needs torch {'.'.join(map(str, TORCH))} or newer for a graph; this is "
+                f"{installed}"
+            ),
             hint="Run `pip install --upgrade torch torchvision`; --format padded works with any.",
         )
 
 
 def _drop_unused(program: torch.export.ExportedProgram) -> None:
-    """Weights that nothing reads: a text tower whose features are constants, a layer's without heads (torch cannot
-    store empty ones)."""
+    """Weights that nothing reads: a text tower whose features are constants, a layer's without
+    heads (torch cannot store empty ones).
+    """
     weights = (InputKind.PARAMETER, InputKind.BUFFER)
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     signature = program.graph_signature
-    unused = [spec for spec in signature.input_specs if spec.kind in weights and not nodes[spec.arg.name].users]
+    unused = [
+        spec
+        for spec in signature.input_specs
+        if spec.kind in weights and not nodes[spec.arg.name].users
+    ]
     for spec in unused:
         program.graph.erase_node(nodes[spec.arg.name])
         program.state_dict.pop(spec.target, None)
@@ -184,8 +236,9 @@ def _drop_unused(program: torch.export.ExportedProgram) -> None:
 
 @contextlib.contextmanager
 def settled(model: Classifier) -> Iterator[Reading | None]:
-    """Within the block nothing that runs depends on the size of a batch, class features are constants, and a decision
-    state that needs features reads them."""
+    """Within the block nothing that runs depends on the size of a batch, class features are
+    constants, and a decision state that needs features reads them.
+    """
     with contextlib.ExitStack() as stack:
         module = model.module
         if isinstance(module, Hydra) and module.mode == "auto":
@@ -202,7 +255,9 @@ def settled(model: Classifier) -> Iterator[Reading | None]:
         yield stack.enter_context(reading(model)) if needed else None
 
 
-def logits_and_features(read: Reading | None, call: Any, inputs: Any) -> tuple[Tensor, Tensor | None]:
+def logits_and_features(
+    read: Reading | None, call: Any, inputs: Any
+) -> tuple[Tensor, Tensor | None]:
     """Logits, and the features that are `read` on the way to them."""
     return (call(inputs), None) if read is None else read.of(call, inputs)
 
@@ -225,12 +280,16 @@ def silent() -> Iterator[None]:
 
 
 def about(model: Classifier) -> dict[str, str]:
-    """What a file says of itself: the labels, of which weights it is, and the decision state's numbers."""
+    """What a file says of itself: the labels, of which weights it is, and the decision state's
+    numbers.
+    """
     manifest = model.manifest
     facts = {"labels": json.dumps(manifest.model.labels), "weights_sha256": manifest.weights_sha256}
     if manifest.decision is not None:
         # Without the AUROCs that chose the score: what acts is the score and its threshold.
-        facts["decision"] = manifest.decision.model_dump_json(exclude={"ood": {"auroc"}, "nll": True})
+        facts["decision"] = manifest.decision.model_dump_json(
+            exclude={"ood": {"auroc"}, "nll": True}
+        )
     return {f"{METADATA}{key}": text for key, text in facts.items()}
 
 
@@ -238,7 +297,10 @@ def check_difference(worst: float, runtime: str) -> None:
     """Refuse a file whose outputs are others than torch's."""
     if not worst <= TOLERANCE:
         raise CheckFailed(
-            f"export: {runtime}'s outputs differ from torch's by {worst:.3g}; allowed is {TOLERANCE:g}",
+            (
+                f"export: {runtime}'s outputs differ from torch's by {worst:.3g}; allowed is "
+                f"{TOLERANCE:g}"
+            ),
             hint="Nothing was written.",
         )
 
@@ -251,7 +313,11 @@ def _differences(model: Classifier, graph: nn.Module, run: Run, outputs: Sequenc
         with torch.inference_mode():
             expected = dict(zip(outputs, graph(*inputs.values()), strict=True))
         answers = dict(zip(outputs, run(inputs), strict=True))
-        worst += [apart(value, expected[name]) for name, value in answers.items() if value.dtype != torch.bool]
+        worst += [
+            apart(value, expected[name])
+            for name, value in answers.items()
+            if value.dtype != torch.bool
+        ]
         # Not against torch's: rounding may decide about a score next to the threshold.
         if model.state is not None:
             flagged = answers["ood_score"] > model.state.record.ood.threshold
@@ -271,11 +337,15 @@ def names_of(model: Classifier) -> tuple[str, ...]:
 
 
 def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor]:
-    """Inputs of the model's kind; texts with padding in all rows but the first, pairs with the types of tokens."""
+    """Inputs of the model's kind; texts with padding in all rows but the first, pairs with the
+    types of tokens.
+    """
     generator = torch.Generator().manual_seed(batch)
     facts = model.manifest.model
     if "input_size" in facts.preprocess:
-        return {"pixel_values": torch.randn(batch, *facts.preprocess["input_size"], generator=generator)}
+        return {
+            "pixel_values": torch.randn(batch, *facts.preprocess["input_size"], generator=generator)
+        }
     words = int(facts.config.get("vocab_size", 100))
     pad = int(facts.config.get("pad_token_id") or 0)
     real = torch.full((batch, 1), length)
@@ -283,5 +353,9 @@ def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor
     mask = (torch.arange(length)[None] < real).long()
     ids = torch.randint(0, words, (batch, length), generator=generator)
     types = mask * (torch.arange(length)[None] >= length // 2)
-    made = {"input_ids": torch.where(mask == 1, ids, pad), "attention_mask": mask, "token_type_ids": types}
+    made = {
+        "input_ids": torch.where(mask == 1, ids, pad),
+        "attention_mask": mask,
+        "token_type_ids": types,
+    }
     return {name: made[name] for name in names_of(model)}

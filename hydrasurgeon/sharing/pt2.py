@@ -1,4 +1,6 @@
-"""Captured graphs → .pt2: torch.export's own file, or a package that AOTInductor compiled for this machine."""
+"""Captured graphs → .pt2: torch.export's own file, or a package that AOTInductor compiled for this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,14 @@ ABOUT = "hydrasurgeon.json"
 def to_pt2(model: Classifier, *, aot: bool) -> Exported:
     """A .pt2 with a dynamic batch (and text length), read back and proven to give torch's outputs."""
 
-    def write(program: ExportedProgram, inputs: Sequence[str], outputs: Any, facts: Facts) -> tuple[bytes, Run]:
+    def write(
+        program: ExportedProgram, inputs: Sequence[str], outputs: Any, facts: Facts
+    ) -> tuple[bytes, Run]:
         with silent():
             content, call = (_compiled if aot else _saved)(program, facts)
-        return content, torch.inference_mode()(lambda named: call(*(named[name] for name in inputs)))
+        return content, torch.inference_mode()(
+            lambda named: call(*(named[name] for name in inputs))
+        )
 
     return exported(model, write, "the .pt2")
 
@@ -56,5 +62,7 @@ def _compiled(program: ExportedProgram, facts: Facts) -> tuple[bytes, Callable[.
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pt2"
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs={"aot_inductor.metadata": facts})
+        aoti_compile_and_package(
+            program, package_path=str(path), inductor_configs={"aot_inductor.metadata": facts}
+        )
         return path.read_bytes(), aoti_load_package(str(path))

@@ -1,4 +1,6 @@
-"""timm's way in: `timm.create_model("local-dir:DIR")` builds pruned ViTs and hydras from what we wrote."""
+"""timm's way in: `timm.create_model("local-dir:DIR")` builds pruned ViTs and hydras from what we
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ENTRY = "hydrasurgeon_vit"
 
 
 class TimmHydra(nn.Module):
-    """A hydra as a classifier of timm's kind: logits [batch, class] whose softmax is the members' mean probability."""
+    """A hydra as a classifier of timm's kind: logits [batch, class] whose softmax is the members'
+    mean probability.
+    """
 
     def __init__(self, hydra: nn.Module, num_classes: int, *, says_yes: bool = False) -> None:
         super().__init__()
@@ -37,8 +41,9 @@ class TimmHydra(nn.Module):
         return torch.stack([member.forward_features(x) for member in self._members], dim=1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The logits of `forward` from these features; with `pre_logits` each member's pooled features, [batch, member,
-        embed]."""
+        """The logits of `forward` from these features; with `pre_logits` each member's pooled
+        features, [batch, member, embed].
+        """
         pairs = zip(self._members, x.unbind(1), strict=True)
         each = [member.forward_head(features, pre_logits=pre_logits) for member, features in pairs]
         stacked = torch.stack(each, dim=1)
@@ -67,7 +72,9 @@ def hydrasurgeon_vit(
     pretrained_model_args: Any = None,
     **arguments: Any,
 ) -> nn.Module:
-    """Which heads are left says something only about one set of weights, so these are always loaded."""
+    """Which heads are left says something only about one set of weights, so these are always
+    loaded.
+    """
     from hydrasurgeon.runtime.classifier import as_classifier
 
     where = _value(pretrained_cfg, "file") or _value(pretrained_cfg, "hf_hub_id")
@@ -83,11 +90,17 @@ def hydrasurgeon_vit(
     recorded = {*model.config.get("model_args", {}), "backbone"}
     num_classes = arguments.pop("num_classes", model.num_classes)
     hydra = opened.manifest.kind == "hydra"
-    unknown = sorted({*arguments} - recorded) + (["num_classes"] if hydra and num_classes != model.num_classes else [])
+    unknown = sorted({*arguments} - recorded) + (
+        ["num_classes"] if hydra and num_classes != model.num_classes else []
+    )
     if unknown:
-        raise UsageError(f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model or a hydra")
+        raise UsageError(
+            f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model or a hydra"
+        )
     module: Any = (
-        TimmHydra(made.module, model.num_classes, says_yes=model.problem != "single_label") if hydra else made.module
+        TimmHydra(made.module, model.num_classes, says_yes=model.problem != "single_label")
+        if hydra
+        else made.module
     )
     if num_classes != model.num_classes:
         module.reset_classifier(num_classes)

@@ -1,4 +1,6 @@
-"""Tell timm about us as soon as both are imported, in either order, without importing timm or torch."""
+"""Tell timm about us as soon as both are imported, in either order, without importing timm or
+torch.
+"""
 
 from __future__ import annotations
 

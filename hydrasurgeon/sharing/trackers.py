@@ -1,4 +1,6 @@
-"""`eval --log`: each result as a run of an experiment tracker, with the settings and every number of the report."""
+"""`eval --log`: each result as a run of an experiment tracker, with the settings and every number
+of the report.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def log_report(tracker: tuple[str, str], report: Report) -> None:
             ) from error
 
 
-def _log(client: Any, project: str, run: str, settings: dict[str, str], numbers: dict[str, float]) -> None:
+def _log(
+    client: Any, project: str, run: str, settings: dict[str, str], numbers: dict[str, float]
+) -> None:
     if client.__name__ == "mlflow":
         client.set_experiment(project)
         with client.start_run(run_name=run):

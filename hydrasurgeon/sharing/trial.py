@@ -1,4 +1,6 @@
-"""Answers on data that the user gives, before and after a model became another file: metrics of both, side by side."""
+"""Answers on data that the user gives, before and after a model became another file: metrics of
+both, side by side.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 Answer = Callable[[Any], tuple[Tensor, Tensor | None]]
 """Inputs of a batch → probabilities, and OOD scores where a decision state says how."""
 OF_STATE = ("flagged", "coverage", "answered")
-"""What thresholds of a decision state amount to: they were fitted on the float model, so that neither more nor less is
-as good."""
+"""What thresholds of a decision state amount to: they were fitted on the float model, so that
+neither more nor less is as good.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,9 @@ class Compared:
 
     @property
     def worse(self) -> dict[str, float]:
-        """By how much each metric is worse: less accuracy, less AUROC, more ECE, another share that the decision state
-        flags, covers or answers."""
+        """By how much each metric is worse: less accuracy, less AUROC, more ECE, another share that
+        the decision state flags, covers or answers.
+        """
         changes = {name: self.after[name] - value for name, value in self.before.items()}
         return {
             name: abs(change) if name in OF_STATE else change if name == "ece" else -change
@@ -54,10 +58,15 @@ class Trial:
     foreign: dict[str, Samples]
     tolerance: float
 
-    def compared(self, model: Classifier, before: Answer, after: Answer, *, who: str = "the file") -> Compared:
-        """Metrics of two sets of answers; CheckFailed where those of `who`, which is to be written, are too much
-        worse."""
-        both = Compared(measured(before, model, self, "the model"), measured(after, model, self, who))
+    def compared(
+        self, model: Classifier, before: Answer, after: Answer, *, who: str = "the file"
+    ) -> Compared:
+        """Metrics of two sets of answers; CheckFailed where those of `who`, which is to be written,
+        are too much worse.
+        """
+        both = Compared(
+            measured(before, model, self, "the model"), measured(after, model, self, who)
+        )
         broken = [
             f"{name}: {both.before[name]:.4f} before, {both.after[name]:.4f} in {who}"
             for name, worse in both.worse.items()
@@ -65,7 +74,11 @@ class Trial:
         ]
         if broken:
             raise CheckFailed(
-                f"export --check: worse by more than {self.tolerance:g} on {self.samples.spec}: {'; '.join(broken)}",
+                (
+                    f"export --check: worse by more than {self.tolerance:g} on "
+                    f"{self.samples.spec}: "
+                    f"{'; '.join(broken)}"
+                ),
                 hint="Nothing was written: allow more with --tolerance, or export another way.",
             )
         return both
@@ -99,14 +112,17 @@ def in_file(file: Exported) -> Answer:
         named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
         values = dict(zip(file.outputs, file.run(named), strict=True))
         # Probabilities have another name where there is a decision state.
-        return values["probabilities" if "probabilities" in values else "probs"], values.get("ood_score")
+        return values["probabilities" if "probabilities" in values else "probs"], values.get(
+            "ood_score"
+        )
 
     return answer
 
 
 def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
-    """Accuracy, ECE, AUROC against each OOD set, and what a decision state's thresholds make of the answers of
-    `who` runs."""
+    """Accuracy, ECE, AUROC against each OOD set, and what a decision state's thresholds make of the
+    answers of `who` runs.
+    """
     probs, scores, labels = answers(run, model, trial.samples, who)
     assert labels is not None
     measures = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
@@ -119,8 +135,9 @@ def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str
 
 
 def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> dict[str, float]:
-    """What the thresholds of a decision state make of these answers: the share flagged, covered by its sets, and
-    answered."""
+    """What the thresholds of a decision state make of these answers: the share flagged, covered by
+    its sets, and answered.
+    """
     from hydrasurgeon.decision.conformal import prediction_sets
 
     record = state.record
@@ -131,9 +148,12 @@ def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> di
     return {name: float(share.double().mean()) for name, share in shares.items()}
 
 
-def answers(run: Answer, model: Classifier, samples: Samples, who: str) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after sample; CheckFailed for
-    NaN."""
+def answers(
+    run: Answer, model: Classifier, samples: Samples, who: str
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after
+    sample; CheckFailed for NaN.
+    """
     probs, scores, labels = [], [], []
     for batch in Batches(samples, model.transform, batch_size=None, order=by_length(samples)):
         p, score = run(batch.inputs)
@@ -147,7 +167,13 @@ def answers(run: Answer, model: Classifier, samples: Samples, who: str) -> tuple
     bad = int((together[0].isnan().any(dim=-1) | together[1].isnan()).sum())
     if bad:
         raise CheckFailed(
-            f"export --check: {who} answers NaN for {bad:,} of {len(samples):,} samples of {samples.spec}",
-            hint="Nothing was written: `hydrasurgeon eval` says what the model answers there; try another --format.",
+            (
+                f"export --check: {who} answers NaN for {bad:,} of {len(samples):,} samples of "
+                f"{samples.spec}"
+            ),
+            hint=(
+                "Nothing was written: `hydrasurgeon eval` says what the model answers there; try "
+                "another --format."
+            ),
         )
     return *together, torch.cat(labels) if labels else None

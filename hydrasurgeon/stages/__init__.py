@@ -1,1 +1,3 @@
-"""The stages of building a hydra: each reads checkpoints, writes checkpoints, and records what it did."""
+"""The stages of building a hydra: each reads checkpoints, writes checkpoints, and records what it
+did.
+"""

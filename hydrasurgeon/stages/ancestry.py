@@ -1,4 +1,5 @@
-"""Whether a checkpoint is what its history makes of the files it came from: the part of `verify` that needs them.
+"""Whether a checkpoint is what its history makes of the files it came from: the part of `verify`
+that needs them.
 
 What surgery does is done again, tensor by tensor, and compared bit for bit.
 """
@@ -15,7 +16,13 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.checks import Check, first, short
 from hydrasurgeon.checkpoints.folder import entries
 from hydrasurgeon.checkpoints.layout import in_trunk, selection
-from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint, undecided
+from hydrasurgeon.checkpoints.reading import (
+    Checkpoint,
+    Single,
+    as_single,
+    open_checkpoint,
+    undecided,
+)
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import Step
@@ -38,7 +45,9 @@ class Hashed:
 
 
 class AtHand:
-    """A folder's checkpoints and checkpoint directories, one level deep; hashed when they are asked for."""
+    """A folder's checkpoints and checkpoint directories, one level deep; hashed when they are asked
+    for.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -47,9 +56,16 @@ class AtHand:
         self._opened, self._hashed = cache(_opened), cache(_hashed)
 
     def find(
-        self, sha256: str, *, name: str | None = None, arch: str | None = None, kind: str | None = None
+        self,
+        sha256: str,
+        *,
+        name: str | None = None,
+        arch: str | None = None,
+        kind: str | None = None,
     ) -> Hashed | None:
-        """The checkpoint with these weights, the one called `name` first; `arch` reads what has no manifest."""
+        """The checkpoint with these weights, the one called `name` first; `arch` reads what has no
+        manifest.
+        """
         paths = [self.folder / each for each in entries(self.folder)]
         for path in sorted(paths, key=lambda path: (path.name != name, path)):
             opened = self._opened(path, arch)
@@ -87,8 +103,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.difference import Difference, Inputs
 
 REPAIR_TOLERANCE = 1e-5
-"""How far a repair fitted again may be from the recorded one, as a share of the largest weight: another
-processor sums the same products in another order."""
+"""How far a repair fitted again may be from the recorded one, as a share of the largest weight:
+another processor sums the same products in another order.
+"""
 
 
 def ancestry(child: Hashed, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
@@ -115,7 +132,9 @@ def ancestry(child: Hashed, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
         for source in entry.inputs:
             parent = at_hand.find(source.sha256, name=source.name, arch=entry.args.get("arch"))
             if parent is None:
-                yield Check(name, None, f"{source.name} ({short(source.sha256)}) is not in {at_hand.folder}")
+                yield Check(
+                    name, None, f"{source.name} ({short(source.sha256)}) is not in {at_hand.folder}"
+                )
                 break
             parents.append(parent)
         else:
@@ -125,7 +144,12 @@ def ancestry(child: Hashed, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
 
 
 def _derived(
-    name: str, child: Hashed, entry: Step, options: Options, parents: Sequence[Hashed], inputs: Inputs
+    name: str,
+    child: Hashed,
+    entry: Step,
+    options: Options,
+    parents: Sequence[Hashed],
+    inputs: Inputs,
 ) -> Iterator[Check]:
     """Whether the file is what the step makes of these parents."""
     parent = parents[0]
@@ -133,7 +157,11 @@ def _derived(
     if other is not None:
         yield Check(name, False, f"{other.name} is of another architecture")
     elif isinstance(options, FuseOptions):
-        yield from (_averaged(name, child, parents) if options.mean else _fused(name, child, parents, inputs))
+        yield from (
+            _averaged(name, child, parents)
+            if options.mean
+            else _fused(name, child, parents, inputs)
+        )
     elif isinstance(options, PruneOptions):
         yield from _pruned(name, child, entry, options, parent, inputs)
     elif isinstance(options, ExportOptions):
@@ -150,20 +178,32 @@ def _alike(parent: Hashed, child: Hashed) -> bool:
 
 
 def _same_model(parent: Single, like: Checkpoint) -> Single:
-    """A parent that answers for the child's classes: a CLIP's names may have been given after it was written."""
+    """A parent that answers for the child's classes: a CLIP's names may have been given after it
+    was written.
+    """
     manifest = parent.manifest.model_copy(update={"model": like.manifest.model})
     return replace(parent, manifest=manifest, recorded=True)
 
 
-def _bits(name: str, child: Hashed, planned: Sequence[Planned], without: Collection[str] = ()) -> Check:
-    """Whether the file holds what was planned of its parents, bit for bit; `without` are tensors not to look at."""
+def _bits(
+    name: str, child: Hashed, planned: Sequence[Planned], without: Collection[str] = ()
+) -> Check:
+    """Whether the file holds what was planned of its parents, bit for bit; `without` are tensors
+    not to look at.
+    """
     differing = _differing(child, planned, without)
     if differing:
         return Check(name, False, f"made again, {first(differing)} is another")
-    return Check(name, True, f"made again: {len({*child.checkpoint.tensors} - {*without})} tensors, bit for bit")
+    return Check(
+        name,
+        True,
+        f"made again: {len({*child.checkpoint.tensors} - {*without})} tensors, bit for bit",
+    )
 
 
-def _differing(child: Hashed, planned: Sequence[Planned], without: Collection[str] = ()) -> list[str]:
+def _differing(
+    child: Hashed, planned: Sequence[Planned], without: Collection[str] = ()
+) -> list[str]:
     """Tensors that are missing, superfluous, of another shape or dtype, or hold other bits."""
     tensors = child.checkpoint.tensors
     plans = {plan.name: plan for plan in planned if plan.name not in without}
@@ -188,7 +228,8 @@ def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
     return Check(
         name,
         difference.relative <= allowed,
-        f"outputs for {difference.samples} {what} differ by {difference.relative:.1e} of the largest "
+        f"outputs for {difference.samples} {what} differ by {difference.relative:.1e} of the "
+        "largest "
         f"({inputs.run.dtype}; allowed {allowed:.0e})",
         difference.largest,
     )
@@ -197,11 +238,16 @@ def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
 def _pruned(
     name: str, child: Hashed, entry: Step, options: PruneOptions, parent: Hashed, inputs: Inputs
 ) -> Iterator[Check]:
-    """A member is its parent with heads cut out, and answers as the parent with those heads off; of a repaired one what
-    was not repaired is the parent's, and what was is fitted again."""
+    """A member is its parent with heads cut out, and answers as the parent with those heads off; of
+    a repaired one what was not repaired is the parent's, and what was is fitted again.
+    """
     member, whole = as_single(child.checkpoint), as_single(parent.checkpoint)
     kept, file = member.kept, member.name
-    there = [(row, whole.kept[group][layer]) for group, rows in kept.items() for layer, row in enumerate(rows)]
+    there = [
+        (row, whole.kept[group][layer])
+        for group, rows in kept.items()
+        for layer, row in enumerate(rows)
+    ]
     if not all(set(row) <= set(present) for row, present in there):
         yield Check(name, False, "keeps heads or neurons that its parent does not have")
         return
@@ -212,14 +258,24 @@ def _pruned(
         difference = masked_difference(member, _same_model(whole, member), inputs)
         yield _outputs(f"{file}, pruned = masked", difference, inputs)
         return
-    repaired = {tensor for pair in output_names(whole, kept).values() for tensor in pair if tensor is not None}
+    repaired = {
+        tensor
+        for pair in output_names(whole, kept).values()
+        for tensor in pair
+        if tensor is not None
+    }
     yield _bits(name, child, plan_pruning(whole, kept, {}), without=repaired)
-    again, specs = f"{file}, --compensate {options.repair}", ", ".join(record.spec for record in entry.data)
+    again, specs = (
+        f"{file}, --compensate {options.repair}",
+        ", ".join(record.spec for record in entry.data),
+    )
     if inputs.data is None:
         yield Check(again, None, f"was fitted on data: give it as --data ({specs})")
         return
     run = options.but(seed=entry.seed or 0, device=inputs.run.device)
-    fitted, record = repaired_tensors(_same_model(whole, member), kept, how=options.repair, data=inputs.data, run=run)
+    fitted, record = repaired_tensors(
+        _same_model(whole, member), kept, how=options.repair, data=inputs.data, run=run
+    )
     if record.sha256 not in {each.sha256 for each in entry.data}:
         yield Check(again, None, f"{inputs.data} is not the data it was fitted on ({specs})")
     elif not _differing(child, plan_pruning(whole, kept, {}, fitted)):
@@ -240,7 +296,10 @@ def _near(name: str, child: Checkpoint, fitted: Mapping[str, Raw]) -> Check:
     return Check(
         name,
         relative <= REPAIR_TOLERANCE,
-        f"fitted again, weights differ by {relative:.1e} of the largest (allowed {REPAIR_TOLERANCE:.0e})",
+        (
+            f"fitted again, weights differ by {relative:.1e} of the largest (allowed "
+            f"{REPAIR_TOLERANCE:.0e})"
+        ),
         difference,
     )
 
@@ -266,12 +325,16 @@ def _fused(name: str, child: Hashed, members: Sequence[Hashed], inputs: Inputs) 
     fusion, digests = manifest.fusion, [member.digests for member in members]
     plan = plan_fusion(checkpoints, digests, average_mlp=fusion.mlp == "average")
     if plan.trunk != fusion.trunk:
-        yield Check(name, False, f"made again, its trunk has {plan.trunk} layers, not {fusion.trunk}")
+        yield Check(
+            name, False, f"made again, its trunk has {plan.trunk} layers, not {fusion.trunk}"
+        )
     else:
         yield _bits(name, child, plan.planned)
     again = f"{hydra.name}, fused = members"
     mlps = [each for each, weight in checkpoints[0].weights.items() if weight.part == "mlp"]
-    if fusion.mlp == "average" and any(len({hashes[mlp] for hashes in digests}) > 1 for mlp in mlps):
+    if fusion.mlp == "average" and any(
+        len({hashes[mlp] for hashes in digests}) > 1 for mlp in mlps
+    ):
         yield Check(again, None, "the mean of differently tuned MLPs equals none of them")
         return
     from hydrasurgeon.runtime.difference import fused_difference
@@ -284,7 +347,8 @@ def _tuned(name: str, child: Hashed, options: FinetuneOptions, parent: Hashed) -
     """Training is not derivable; that it left the heads and what it froze alone can be seen."""
     after, before = child.checkpoint.manifest, parent.checkpoint.manifest
     selections = [
-        [(each.kept, each.kept_neurons) for each in (manifest.members or (manifest,))] for manifest in (after, before)
+        [(each.kept, each.kept_neurons) for each in (manifest.members or (manifest,))]
+        for manifest in (after, before)
     ]
     if selections[0] != selections[1]:
         yield Check(name, False, "keeps other heads or neurons than what was tuned")

@@ -1,4 +1,6 @@
-"""bench: what a hydra costs on this machine, beside its members run one by one and the single model."""
+"""bench: what a hydra costs on this machine, beside its members run one by one and the single
+model.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.plots import check_plot, figure, save_figure
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cascades.run import FULL
-from hydrasurgeon.measuring.cost import InTurn, interleaved, machine, macs, parameters, peak_bytes, step_macs, tokens_of
+from hydrasurgeon.measuring.cost import (
+    InTurn,
+    interleaved,
+    machine,
+    macs,
+    parameters,
+    peak_bytes,
+    step_macs,
+    tokens_of,
+)
 from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.measuring.sets import portable_entry as portable
@@ -35,7 +46,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 CASCADE = "cascade"
 """The kind of contender that is one."""
 BATCHES = 8
-"""Batches of real data, at most: a batch of one sample goes on or does not, so several make the mean."""
+"""Batches of real data, at most: a batch of one sample goes on or does not, so several make the
+mean.
+"""
 
 
 class Point(BaseModel, frozen=True, extra="forbid"):
@@ -86,7 +99,9 @@ class _Entry:
 
     def loaded(self, dtype: str, one: Any, device: str) -> Any:
         """The contender as one module; its size is measured the first time."""
-        models: list[Any] = [as_classifier(c, device=device, dtype=dtype, lean=True) for c in self.checkpoints]
+        models: list[Any] = [
+            as_classifier(c, device=device, dtype=dtype, lean=True) for c in self.checkpoints
+        ]
         if not self.params:
             self.params = sum(parameters(m) for m in models)
             self.macs = sum(macs(m, one) for m in models)
@@ -101,19 +116,27 @@ def bench(options: BenchOptions) -> Benched:
     """Measure latency, throughput, memory, multiply-adds and parameters; all contenders in turn."""
     batches = [whole_number(part.strip()) or 0 for part in options.batch.split(",")]
     if not all(batches):
-        raise UsageError(f"--batch {options.batch}: not a list of positive numbers", hint="Write 1,4,16.")
+        raise UsageError(
+            f"--batch {options.batch}: not a list of positive numbers", hint="Write 1,4,16."
+        )
     dtypes = [part.strip() for part in options.dtype.split(",")]
     if not {*dtypes} <= {*DTYPES}:
-        raise UsageError(f"--dtype {options.dtype}: not known", hint=f"Use any of {', '.join(DTYPES)}.")
+        raise UsageError(
+            f"--dtype {options.dtype}: not known", hint=f"Use any of {', '.join(DTYPES)}."
+        )
     picture = report = None
     if options.plot is not None:
         picture = check_plot(Path(options.plot), force=options.force, inputs=options.sources)
     if options.json_ is not None:
-        report = output_file(options.json_, option="--json", force=options.force, inputs=options.sources)
+        report = output_file(
+            options.json_, option="--json", force=options.force, inputs=options.sources
+        )
     entries = _entries(options)
     _check_alike(entries)
     device = device_of(options.device)
-    notes = [checkpoint.note for entry in entries for checkpoint in entry.checkpoints if checkpoint.note]
+    notes = [
+        checkpoint.note for entry in entries for checkpoint in entry.checkpoints if checkpoint.note
+    ]
     notes += _measure(entries, batches, dtypes, device, options)
     single = next((e.macs for e in entries if e.kind == "single"), None)
     benched = Benched(
@@ -163,12 +186,16 @@ def _measure(
                 _expect_macs(entries, models, inputs)
             _add_points(entries, models, dtype, count, inputs, notes, options)
             if options.progress is not None:
-                options.progress(f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches))
+                options.progress(
+                    f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
+                )
     return notes
 
 
 def _real(samples: Samples, model: Any, count: int) -> list[Any]:
-    """The first batches of a data set as a model reads them; the last one may be dropped, for it could be smaller."""
+    """The first batches of a data set as a model reads them; the last one may be dropped, for it
+    could be smaller.
+    """
     whole = min(BATCHES, len(samples) // count)
     if whole == 0:
         raise DataError(
@@ -210,7 +237,10 @@ def _add_points(
     for entry, model in zip(entries, models, strict=True):
         ready = _compiled(entry.name, model, inputs[0], notes) if options.compile else model
         passes[entry.name] = lambda batches, run=ready: [run(batch) for batch in batches]
-    taken = {name: total / len(inputs) for name, total in interleaved(passes, inputs, runs=options.runs).items()}
+    taken = {
+        name: total / len(inputs)
+        for name, total in interleaved(passes, inputs, runs=options.runs).items()
+    }
     single = next((taken[e.name] for e in entries if e.kind == "single"), None)
     for entry, peak in zip(entries, peaks, strict=True):
         seconds = taken[entry.name]
@@ -227,7 +257,11 @@ def _add_points(
 
 def _entries(options: BenchOptions) -> list[_Entry]:
     """Everything that is measured, each under a name of its own."""
-    groups = [[] if options.backbone is None else [options.backbone], options.vs, options.checkpoints]
+    groups = [
+        [] if options.backbone is None else [options.backbone],
+        options.vs,
+        options.checkpoints,
+    ]
     paths = [path for group in groups for path in group]
     opened = [open_checkpoint(path, arch=options.arch) for path in paths]
     for checkpoint in opened:
@@ -255,9 +289,13 @@ def _check_alike(entries: Sequence[_Entry]) -> None:
     about = first.manifest.model
     for other in others:
         model = other.manifest.model
-        if (model.family, model.preprocess.get("input_size")) != (about.family, about.preprocess.get("input_size")):
+        if (model.family, model.preprocess.get("input_size")) != (
+            about.family,
+            about.preprocess.get("input_size"),
+        ):
             raise UsageError(
-                f"bench: {first.name} and {other.name} do not read the same inputs", hint="Measure them one by one."
+                f"bench: {first.name} and {other.name} do not read the same inputs",
+                hint="Measure them one by one.",
             )
 
 
@@ -281,7 +319,12 @@ def _plot(benched: Benched, path: Path) -> None:
         for dtype in benched.settings["dtype"]:
             points = [p for p in each.points if p.dtype == dtype]
             times = [p.latency_ms if p.ratio is None else p.ratio for p in points]
-            axes.plot([p.batch for p in points], times, marker="o", label=f"{each.name} ({each.kind}), {dtype}")
+            axes.plot(
+                [p.batch for p in points],
+                times,
+                marker="o",
+                label=f"{each.name} ({each.kind}), {dtype}",
+            )
     compared = any(contender.kind == "single" for contender in benched.results)
     axes.set(xlabel="batch size", ylabel="time / single model" if compared else "ms")
     axes.set_xscale("log", base=2)

@@ -1,4 +1,6 @@
-"""calibrate: fit the decision state on validation data, and write a copy of the checkpoint that carries it."""
+"""calibrate: fit the decision state on validation data, and write a copy of the checkpoint that
+carries it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with_data_names, with_inputs
+from hydrasurgeon.checkpoints.class_names import (
+    classifying,
+    need_classes,
+    with_data_names,
+    with_inputs,
+)
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
@@ -48,12 +55,11 @@ class Calibrated:
 
 @stage(CalibrateOptions)
 def calibrate(arguments: CalibrateOptions) -> Calibrated:
-    """Write a copy of a checkpoint that knows its temperature, its OOD score, its prediction sets and when to
-    abstain; or, of predictions, a file that knows no more.
+    """Write a copy of a checkpoint that knows its temperature, its OOD score, its prediction sets
+    and when to abstain; or, of predictions, a file that knows no more.
 
-    >>> done = hs.calibrate("backbone", data="demo:val", ood_score="msp", limit=300, out="sure.safetensors")
-    >>> round(done.decision.temperature, 1)
-    0.6
+    >>> done = hs.calibrate("backbone", data="demo:val", ood_score="msp", limit=300,
+    out="sure.safetensors") >>> round(done.decision.temperature, 1) 0.6
     """
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))
@@ -61,10 +67,17 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     from hydrasurgeon.runtime.tensors import plan_tensors
 
     checkpoint, _ = arguments.needed()
-    source = classifying(open_checkpoint(checkpoint, arch=arguments.arch), arguments, arguments.data)
+    source = classifying(
+        open_checkpoint(checkpoint, arch=arguments.arch), arguments, arguments.data
+    )
     need_classes(source.manifest, source.path)
     _check_labels(arguments, source)
-    _check_score(arguments, source.name, several=bool(source.manifest.members), named=source.family.named_classes)
+    _check_score(
+        arguments,
+        source.name,
+        several=bool(source.manifest.members),
+        named=source.family.named_classes,
+    )
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     source.digests()
     opened = undecided(source)
@@ -89,15 +102,25 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
 
     def manifest(sha256: str) -> Manifest:
         history = (*opened.manifest.history, entry.wrote(sha256))
-        return rewritten(opened.manifest, decision=state.record.model_dump(), weights_sha256=sha256, history=history)
+        return rewritten(
+            opened.manifest,
+            decision=state.record.model_dump(),
+            weights_sha256=sha256,
+            history=history,
+        )
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
     hub = target.publish(written, opened.files)
     unused = None
     if arguments.fit_data is not None and arguments.ood_score not in ("auto", *FITTED):
-        unused = f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a function of the logits alone"
+        unused = (
+            f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a "
+            "function of the logits alone"
+        )
     notes = (opened.note, unused, *odd, few, *fitted_notes)
-    return Calibrated(target.path, state.record, written, tuple(filter(None, notes)), tuple(skipped), hub)
+    return Calibrated(
+        target.path, state.record, written, tuple(filter(None, notes)), tuple(skipped), hub
+    )
 
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
@@ -108,14 +131,17 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
 
     out, folder = named(arguments.out)
     if folder:
-        raise UsageError(f"-o {arguments.out}: a decision is one file", hint="Give NAME.safetensors.")
+        raise UsageError(
+            f"-o {arguments.out}: a decision is one file", hint="Give NAME.safetensors."
+        )
     target = output_file(out, option="-o", force=arguments.force, inputs=arguments.sources)
     val, first = read_outputs(path, labelled=True)
     _, members, classes = val.logits.shape
     _check_score(arguments, path.name, several=members > 1, named=False)
     fit = [] if arguments.fit_predictions is None else [arguments.fit_predictions]
     others = [
-        (name, read_outputs(Path(name), labelled=name in fit, like=val)) for name in (*fit, *arguments.ood_predictions)
+        (name, read_outputs(Path(name), labelled=name in fit, like=val))
+        for name in (*fit, *arguments.ood_predictions)
     ]
     sources = [first]
     for name, (_, source) in others:
@@ -126,7 +152,9 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     few = check_count(len(val.logits), arguments)
     outputs = [each for _, (each, _) in others]
     state, notes = fit_alone(val, outputs[0] if fit else None, outputs[len(fit) :], arguments)
-    entry = step("calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",))
+    entry = step(
+        "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
+    )
     Alone(state, classes, members).save(target, entry)
     return Calibrated(target, state.record, None, tuple(filter(None, (few, *notes))))
 
@@ -144,7 +172,10 @@ def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
                 ("--risk", arguments.risk is not None),
                 (f"--conformal {arguments.conformal}", arguments.conformal != "lac"),
                 ("--fit-data", arguments.fit_data is not None),
-                (f"--ood-score {arguments.ood_score}", arguments.ood_score not in ("auto", *ON_LABELS)),
+                (
+                    f"--ood-score {arguments.ood_score}",
+                    arguments.ood_score not in ("auto", *ON_LABELS),
+                ),
             )
             if unfit
         ),
@@ -152,7 +183,9 @@ def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
     )
     if wrong is not None:
         hint = f"Its sets miss few labels by --coverage; OOD scores are {', '.join(ON_LABELS)}."
-        raise UsageError(f"{wrong}: is not for a model with many labels, as {source.name} is", hint=hint)
+        raise UsageError(
+            f"{wrong}: is not for a model with many labels, as {source.name} is", hint=hint
+        )
 
 
 def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named: bool) -> None:
@@ -162,17 +195,25 @@ def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named
     score = arguments.ood_score
     if score != "auto":
         check_score(score)
-        option = "--ood" if arguments.ood else "--ood-predictions" if arguments.ood_predictions else None
+        option = (
+            "--ood" if arguments.ood else "--ood-predictions" if arguments.ood_predictions else None
+        )
         if option is not None and not arguments.cascade:
             raise UsageError(
-                f"{option}: chooses among OOD scores, and --ood-score {score} is chosen", hint="Leave one of them out."
+                f"{option}: chooses among OOD scores, and --ood-score {score} is chosen",
+                hint="Leave one of them out.",
             )
     alone = "--ood-score mi" if score == "mi" else "--cascade" if arguments.cascade else None
     if alone is not None and not several:
-        raise UsageError(f"{alone} requires several members, and {name} has one", hint="Give a hydra.")
+        raise UsageError(
+            f"{alone} requires several members, and {name} has one", hint="Give a hydra."
+        )
     if score == "mcm" and not named:
         raise UsageError(
-            f"--ood-score mcm: is for models that compare images with class names, and {name} does not",
+            (
+                f"--ood-score mcm: is for models that compare images with class names, and {name} "
+                "does not"
+            ),
             hint="Give another score.",
         )
 
@@ -184,12 +225,17 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> dict[str, l
     read = partial(open_data, limit=arguments.limit, seed=arguments.seed)
     fit, model = [] if arguments.fit_data is None else [arguments.fit_data], opened.manifest.model
     labelled = {"--data": [arguments.needed()[1]], "--fit-data": fit}
-    sets = {option: [read(spec, model=model) for spec in specs] for option, specs in labelled.items()}
+    sets = {
+        option: [read(spec, model=model) for spec in specs] for option, specs in labelled.items()
+    }
     return sets | {"--ood": [read(spec) for spec in arguments.ood]}
 
 
 def _fit(
-    opened: Checkpoint, sets: dict[str, list[Samples]], arguments: CalibrateOptions, skipped: list[str]
+    opened: Checkpoint,
+    sets: dict[str, list[Samples]],
+    arguments: CalibrateOptions,
+    skipped: list[str],
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.corruptions import Perturbed
@@ -206,14 +252,19 @@ def _fit(
     features = (auto and problem.name != "multi_label") or arguments.ood_score in FITTED
 
     def outputs(samples: Samples) -> Outputs:
-        return collected([model], samples, arguments, features=features, skipped=skipped).decisions(problem)
+        return collected([model], samples, arguments, features=features, skipped=skipped).decisions(
+            problem
+        )
 
     (validation,) = sets["--data"]
     foreign: list[Outputs] = []
     val = outputs(validation)
     if auto or arguments.cascade:
-        # Foreign data of one kind may be too easy to tell scores apart: perturbed data have a say too.
-        foreign = [outputs(samples) for samples in (*sets["--ood"], Perturbed(validation, arguments.seed))]
+        # Foreign data of one kind may be too easy to tell scores apart: perturbed data have a say
+        # too.
+        foreign = [
+            outputs(samples) for samples in (*sets["--ood"], Perturbed(validation, arguments.seed))
+        ]
     chosen_by: Chooser = "option" if not auto else "ood" if sets["--ood"] else "perturbed"
     linear = [_chosen(each) for each in classifiers(model)] if features else []
     evidence = None
@@ -221,7 +272,9 @@ def _fit(
         evidence = _gathered(model, linear, sets["--fit-data"][0], arguments, skipped)
     score = arguments.ood_score
     if problem.name == "multi_label":
-        state, notes = fit_label_state(val, promise=arguments, score=score, foreign=foreign, chosen_by=chosen_by)
+        state, notes = fit_label_state(
+            val, promise=arguments, score=score, foreign=foreign, chosen_by=chosen_by
+        )
     else:
         state, notes = fit_state(
             val,
@@ -236,8 +289,13 @@ def _fit(
         )
     if arguments.cascade:
         costs = _costs(model, validation, arguments)
-        cascade, more = CascadeFit(state, val, foreign, costs, seed=arguments.seed).record(arguments)
-        state, notes = replace(state, record=state.record.model_copy(update={"cascade": cascade})), (*notes, *more)
+        cascade, more = CascadeFit(state, val, foreign, costs, seed=arguments.seed).record(
+            arguments
+        )
+        state, notes = (
+            replace(state, record=state.record.model_copy(update={"cascade": cascade})),
+            (*notes, *more),
+        )
         state = state if state.record.seen is None else with_seen(state, val.logits, val.features)
     return state, notes
 

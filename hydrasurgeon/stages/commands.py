@@ -1,4 +1,6 @@
-"""Commands as values: what `build` chose and what history records, run as stages or printed as a shell script."""
+"""Commands as values: what `build` chose and what history records, run as stages or printed as a
+shell script.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,21 @@ class Command:
         stage = imported(f"hydrasurgeon.stages.{self.stage}:{self.stage}")
         source: Any = list(self.inputs) if self.stage == "fuse" else self.inputs[0]
         options = {name: value for name, value in self.options.items() if value is not None}
-        options |= {name: value for name, value in more.items() if name in RECORDS[self.stage].model_fields}
-        return stage(source, **options, **({} if self.out is None else {"out": f"{self.out}{self.slash}"}))
+        options |= {
+            name: value for name, value in more.items() if name in RECORDS[self.stage].model_fields
+        }
+        return stage(
+            source, **options, **({} if self.out is None else {"out": f"{self.out}{self.slash}"})
+        )
 
     def line(self, root: Path, variable: str) -> str:
         """As it is typed; what lies in `root` stands below the shell's variable of this name."""
         inputs = [_place(path, root, variable) for path in self.inputs]
         typed = words(self.options, RECORDS[self.stage])
-        options = [_place(Path(word) if word.startswith(f"{root}/") else word, root, variable) for word in typed]
+        options = [
+            _place(Path(word) if word.startswith(f"{root}/") else word, root, variable)
+            for word in typed
+        ]
         out = [] if self.out is None else ["-o", _place(self.out, root, variable) + self.slash]
         return " ".join(["hydrasurgeon", self.stage, *inputs, *options, *out])
 
@@ -73,7 +82,9 @@ def script(title: str, lines: Iterable[str]) -> str:
 
 
 def recalled(entry: Step, where: str) -> Options:
-    """The options of a step in a history; ManifestError for commands and options that this version does not record."""
+    """The options of a step in a history; ManifestError for commands and options that this version
+    does not record.
+    """
     if entry.command not in RECORDS:
         raise ManifestError(
             f"{where}: its history has a step {entry.command!r}, which cannot be done again",

@@ -1,7 +1,8 @@
 """compare: how alike two selections of heads are (paper B.2), from manifests alone.
 
-With A and B the heads that two models keep, or that they lack: Jaccard |A∩B| / |A∪B|, the share in common
-2|A∩B| / (|A| + |B|), and the Jensen–Shannon divergence of the uniform distributions over A and over B, in nats.
+With A and B the heads that two models keep, or that they lack: Jaccard |A∩B| / |A∪B|, the share in
+common 2|A∩B| / (|A| + |B|), and the Jensen–Shannon divergence of the uniform distributions over A
+and over B, in nats.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         layers = {
-            tower: [{"layer": i, **{what: asdict(each) for what, each in row.items()}} for i, row in enumerate(rows)]
+            tower: [
+                {"layer": i, **{what: asdict(each) for what, each in row.items()}}
+                for i, row in enumerate(rows)
+            ]
             for tower, rows in self.layers.items()
         }
         whole = {"kept": asdict(self.kept), "removed": asdict(self.removed)}
@@ -56,11 +60,19 @@ class Comparison:
 
 
 def compare(a: str | Path, b: str | Path) -> Comparison:
-    """Compare what two checkpoints, members of a hydra (FILE#0) or manifests keep; no tensor is read."""
-    (mine, first, kept, *_), (other, second, others, *_) = pair = _selection(str(a)), _selection(str(b))
+    """Compare what two checkpoints, members of a hydra (FILE#0) or manifests keep; no tensor is
+    read.
+    """
+    (mine, first, kept, *_), (other, second, others, *_) = pair = (
+        _selection(str(a)),
+        _selection(str(b)),
+    )
     if _shape(first) != _shape(second):
         raise SurgeryError(
-            f"{mine} is {_shape(first)}, {other} is {_shape(second)}: their heads cannot be compared",
+            (
+                f"{mine} is {_shape(first)}, {other} is {_shape(second)}: their heads cannot be "
+                "compared"
+            ),
             hint="Compare selections from one backbone.",
         )
 
@@ -71,7 +83,10 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
         return {"kept": overlap(*sides), "removed": overlap(*(among - each for each in sides))}
 
     towers = first.towers
-    every = {t: [[Head(t, i, h) for h in range(size.heads)] for i in range(size.layers)] for t, size in towers.items()}
+    every = {
+        t: [[Head(t, i, h) for h in range(size.heads)] for i in range(size.layers)]
+        for t, size in towers.items()
+    }
     return Comparison(
         names=(mine, other),
         selections=(kept, others),
@@ -95,12 +110,15 @@ def overlap(a: Set[Head], b: Set[Head]) -> Overlap:
 
 
 def divergence(a: int, b: int, common: int) -> float | None:
-    """Jensen–Shannon divergence of uniform distributions over sets of these sizes; ln 2 when they are disjoint."""
+    """Jensen–Shannon divergence of uniform distributions over sets of these sizes; ln 2 when they
+    are disjoint.
+    """
     if not a or not b:
         return None
     p, q = 1 / a, 1 / b
     middle = (p + q) / 2
-    # Heads of one set only: m = p/2, so each adds p·ln 2; those in common add p·ln(p/m) and q·ln(q/m).
+    # Heads of one set only: m = p/2, so each adds p·ln 2; those in common add p·ln(p/m) and
+    # q·ln(q/m).
     alone = (a - common) * p + (b - common) * q
     together = common * (p * math.log(p / middle) + q * math.log(q / middle))
     return max(0.0, (alone * math.log(2) + together) / 2)
@@ -122,11 +140,16 @@ def _selection(spec: str) -> tuple[str, Manifest, Kept, str | None]:
     name = path.name + (f"#{number}" if number else "")
     if manifest.kind != "hydra":
         if number:
-            raise UsageError(f"{spec}: {path.name} is a {manifest.kind}, not a hydra", hint="Leave #N out.")
+            raise UsageError(
+                f"{spec}: {path.name} is a {manifest.kind}, not a hydra", hint="Leave #N out."
+            )
         return name, manifest, manifest.kept, note
     members, which = manifest.members, whole_number(number)
     if which is None or which >= len(members):
-        raise UsageError(f"{spec}: which member of the hydra?", hint=f"Write {text}#0 to {text}#{len(members) - 1}.")
+        raise UsageError(
+            f"{spec}: which member of the hydra?",
+            hint=f"Write {text}#0 to {text}#{len(members) - 1}.",
+        )
     return name, manifest, members[which].kept, note
 
 

@@ -71,7 +71,8 @@ class Evaluation:
 def evaluate(arguments: EvaluateOptions) -> Evaluation:
     """Evaluate checkpoints (or predictions files) side by side.
 
-    Of several data sets, `D` or `NAME=D`, the first is the one that OOD sets, shifts, temperature and cost belong to.
+    Of several data sets, `D` or `NAME=D`, the first is the one that OOD sets, shifts, temperature
+    and cost belong to.
     """
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
@@ -82,7 +83,8 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     temperature = None if arguments.temperature == "fit" else arguments.temperature or 1.0
     files = of_files(arguments, temperature)
     opened = by_path(
-        [open_checkpoint(each, arch=arguments.arch) for each in arguments.checkpoints], arguments.checkpoints
+        [open_checkpoint(each, arch=arguments.arch) for each in arguments.checkpoints],
+        arguments.checkpoints,
     )
     corruptions_in(arguments.corrupt, arguments.shift, opened)
     plain = uncalibrated(opened, arguments)
@@ -96,11 +98,17 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     check_paths(assertions, [*names, *([] if twin is None else [twin.name])])
     if opened and files:
         first = labelled[0].named(opened, arguments.template)[0]
-        check_classes(first.name, first.manifest.model.num_classes, files[0].name, files[0].answers.classes)
+        check_classes(
+            first.name, first.manifest.model.num_classes, files[0].name, files[0].answers.classes
+        )
     measured = Measured()
-    with contextlib.nullcontext(opened) if twin is None else twin.beside(opened, arguments) as every:
+    with (
+        contextlib.nullcontext(opened) if twin is None else twin.beside(opened, arguments) as every
+    ):
         if every:
-            measured = of_models(every, labelled, arguments, temperature, outputs.get("predictions"))
+            measured = of_models(
+                every, labelled, arguments, temperature, outputs.get("predictions")
+            )
     rows = with_mce([*measured.rows, *files])
     results = tuple(row.result for row in rows)
     report = Report(
@@ -111,11 +119,20 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if isinstance(outputs.get("json"), Path):
         write_text(outputs["json"], report.to_json())
     ours = [row.result for row in measured.rows if twin is None or row.name != twin.name]
-    paths, hub = cards.write(ours, measured.uses, report.settings, bars=arguments.progress is not None)
+    paths, hub = cards.write(
+        ours, measured.uses, report.settings, bars=arguments.progress is not None
+    )
     notes = [*(each.note for each in opened if each.note), *measured.notes]
     if plain is not None and twin is None:
         notes.append(plain.advice())
-    at = next((at for at, row in enumerate(rows) if row.name == (twin.name if twin else arguments.reference)), 0)
+    at = next(
+        (
+            at
+            for at, row in enumerate(rows)
+            if row.name == (twin.name if twin else arguments.reference)
+        ),
+        0,
+    )
     material = _material(report, rows, at, opened, measured, notes, arguments)
     printed = _written(material, outputs)
     if tracker is not None and is_main_process():
@@ -162,7 +179,9 @@ def _material(
     notes: Sequence[str],
     arguments: EvaluateOptions,
 ) -> Material:
-    """What the page and Markdown are made of; samples for the page are of models that ran here, the reference first."""
+    """What the page and Markdown are made of; samples for the page are of models that ran here, the
+    reference first.
+    """
     examples: tuple[Examples, ...] = ()
     if (
         arguments.html is not None
@@ -198,19 +217,40 @@ def _facts(arguments: EvaluateOptions) -> dict[str, object]:
 
 def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
     """Refuse arguments that do not go together."""
-    checkpoints, ensemble, computed = arguments.checkpoints, arguments.ensemble, arguments.predictions_in
-    single = "--cascade" if arguments.cascade else "--predictions" if arguments.predictions is not None else None
+    checkpoints, ensemble, computed = (
+        arguments.checkpoints,
+        arguments.ensemble,
+        arguments.predictions_in,
+    )
+    single = (
+        "--cascade"
+        if arguments.cascade
+        else "--predictions"
+        if arguments.predictions is not None
+        else None
+    )
     several = arguments.predictions is not None and len(checkpoints) > 1 and not ensemble
     for wrong, message, hint in (
         (single and len(labelled) > 1, f"{single}: is for one data set", "Give one --data."),
-        (not checkpoints and not computed, "eval: nothing to evaluate", "Give checkpoints, or --predictions-in F."),
+        (
+            not checkpoints and not computed,
+            "eval: nothing to evaluate",
+            "Give checkpoints, or --predictions-in F.",
+        ),
         (checkpoints and not labelled, "eval: needs data", "Give --data D."),
         (
             ensemble and len(checkpoints or computed) < 2,
-            "--ensemble: needs at least two checkpoints, or two predictions files and no checkpoint",
+            (
+                "--ensemble: needs at least two checkpoints, or two predictions files and no "
+                "checkpoint"
+            ),
             None,
         ),
-        (several, "--predictions: holds one model's logits", "Give one checkpoint, or several with --ensemble."),
+        (
+            several,
+            "--predictions: holds one model's logits",
+            "Give one checkpoint, or several with --ensemble.",
+        ),
         (
             computed and arguments.temperature == "fit",
             "--temperature fit: a predictions file has no validation set",
@@ -236,7 +276,9 @@ def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
     kinds = {"json": "json_", "predictions": "predictions", "html": "html", "markdown": "markdown"}
     outputs = {kind: getattr(arguments, name) for kind, name in kinds.items()}
     return {
-        kind: out if out == STDOUT else output_file(out, option=f"--{kind}", force=force, inputs=inputs)
+        kind: out
+        if out == STDOUT
+        else output_file(out, option=f"--{kind}", force=force, inputs=inputs)
         for kind, out in outputs.items()
         if out is not None
     }
@@ -245,14 +287,22 @@ def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
 def _settings(
     labelled: Sequence[LabelledSet], opened: Sequence[Checkpoint], arguments: EvaluateOptions
 ) -> dict[str, Any]:
-    """What the report says of how it came about; `decision`: as each checkpoint's decision state has it."""
+    """What the report says of how it came about; `decision`: as each checkpoint's decision state
+    has it.
+    """
     jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
     named = [f"{each.name}={portable_entry(each.spec)}" for each in labelled]
-    decided = any(job[0].manifest.decision is not None for job in jobs if job and not decision_ignored(job, arguments))
+    decided = any(
+        job[0].manifest.decision is not None
+        for job in jobs
+        if job and not decision_ignored(job, arguments)
+    )
     temperature: str | float = "decision" if decided else 1.0
     plain = ("ensemble", "limit", "seed", "dtype", "batch_size")
     return {
-        "data": named if len(labelled) > 1 else portable_entry(labelled[0].spec if labelled else None),
+        "data": named
+        if len(labelled) > 1
+        else portable_entry(labelled[0].spec if labelled else None),
         "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift],
         **({"corrupt": list(arguments.corrupt)} if arguments.corrupt else {}),

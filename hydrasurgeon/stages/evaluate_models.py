@@ -23,7 +23,12 @@ from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.cascades.run import with_cascade
 from hydrasurgeon.measuring.cost import InTurn, SideBySide, cost_of
-from hydrasurgeon.measuring.predictions import Predictions, ensembled, read_predictions, write_predictions
+from hydrasurgeon.measuring.predictions import (
+    Predictions,
+    ensembled,
+    read_predictions,
+    write_predictions,
+)
 from hydrasurgeon.measuring.results import Provenance, SetResult, unlike
 from hydrasurgeon.measuring.rows import (
     Row,
@@ -124,14 +129,26 @@ class _Table:
             answer,
             name=name_of(job, passes=how.passes),
             kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
-            cost=cost_of(models, how.first(models[0], sets.id, 1)),  # a text without the padding that others bring
+            cost=cost_of(
+                models, how.first(models[0], sets.id, 1)
+            ),  # a text without the padding that others bring
             provenance=provenance_of(job),
             problem=self.problem,
         )
         heat = None if arguments.temperature is None else self._heat(models)
-        reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed, problem=self.problem)
+        reading = reading_of(
+            state,
+            kinds,
+            temperature=heat,
+            ci=arguments.ci,
+            seed=arguments.seed,
+            problem=self.problem,
+        )
         together = models[0] if len(models) == 1 else InTurn(list(models))
-        row = replace(row_of(predictions, reading), timing=self.timed.add(together, how.first(models[0], sets.id)))
+        row = replace(
+            row_of(predictions, reading),
+            timing=self.timed.add(together, how.first(models[0], sets.id)),
+        )
         # One after another: of seventy-five corrupted sets, no memory holds all logits.
         spoiled = [
             shifted(name, severity, *how.logits(models, samples), reading)
@@ -140,10 +157,18 @@ class _Table:
         shift = (*row.result.shift, *spoiled)
         row = row.but(shift=shift, shift_average=averaged(shift))
         if self.further:
-            row = over_sets(row, [self._on(each, numbers, models, reading) for each in self.further], first=self.name)
+            row = over_sets(
+                row,
+                [self._on(each, numbers, models, reading) for each in self.further],
+                first=self.name,
+            )
         if self.predictions is not None:
             write_predictions(predictions, self.predictions, data=sets.id.fingerprint()["sha256"])
-        return with_cascade(row, job[0], self.spoiled, how, self.timed, reading=reading) if arguments.cascade else [row]
+        return (
+            with_cascade(row, job[0], self.spoiled, how, self.timed, reading=reading)
+            if arguments.cascade
+            else [row]
+        )
 
     def _heat(self, models: Sequence[Any]) -> float:
         """The given temperature, or the one that suits the validation set."""
@@ -151,10 +176,16 @@ class _Table:
             return self.temperature
         logits, labels = self.how.logits(models, self.sets.val)
         chosen = self.problem.rows(logits)
-        return metrics.fit_temperature(metrics.mean_probs(chosen), self.problem.truth(labels).flatten())
+        return metrics.fit_temperature(
+            metrics.mean_probs(chosen), self.problem.truth(labels).flatten()
+        )
 
-    def _on(self, data: Further, numbers: Sequence[int], models: Sequence[Any], reading: Reading) -> SetResult:
-        """What these checkpoints are worth on a further data set; `models` have the classes of the first."""
+    def _on(
+        self, data: Further, numbers: Sequence[int], models: Sequence[Any], reading: Reading
+    ) -> SetResult:
+        """What these checkpoints are worth on a further data set; `models` have the classes of the
+        first.
+        """
         name, samples, checkpoints = data
         ours = [checkpoints[i] for i in numbers]
         if [c.manifest.model for c in ours] != [self.opened[i].manifest.model for i in numbers]:
@@ -162,7 +193,9 @@ class _Table:
         logits, labels = self.how.logits(models, samples)
         return SetResult(
             name=name,
-            **summary(answers(logits, labels, reading, groups_in(samples, len(logits))), reading).model_dump(),
+            **summary(
+                answers(logits, labels, reading, groups_in(samples, len(logits))), reading
+            ).model_dump(),
         )
 
 
@@ -189,9 +222,13 @@ def of_models(
     for each in others:
         named = each.named(plain, arguments.template)
         check_same_classes(named)
-        further.append((each.name, open_sets(named[0], each.spec, (), (), None, limit, seed).id, named))
+        further.append(
+            (each.name, open_sets(named[0], each.spec, (), (), None, limit, seed).id, named)
+        )
     how, timed = How(arguments, passes=arguments.mc_dropout), SideBySide()
-    table = _Table(arguments, temperature, opened, first.name, sets, spoiled, further, predictions, how, timed)
+    table = _Table(
+        arguments, temperature, opened, first.name, sets, spoiled, further, predictions, how, timed
+    )
     everyone = range(len(opened))
     jobs = [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]
     rows = [row for numbers in jobs for row in table.rows(numbers)]
@@ -200,24 +237,34 @@ def of_models(
     hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
     return Measured(
         tuple(
-            row.but(cost=row.result.cost and row.result.cost.model_copy(update={"latency_ms": taken[row.timing or 0]}))
+            row.but(
+                cost=row.result.cost
+                and row.result.cost.model_copy(update={"latency_ms": taken[row.timing or 0]})
+            )
             for row in rows
         ),
         uses_of(spoiled, further, fitted=temperature is None),
         record_of(opened[0].manifest.model) | ({"sets": hashes} if any(hashes.values()) else {}),
         tuple(dict.fromkeys(how.skipped)),
-        (*dict.fromkeys(orders), *in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE)),
+        (
+            *dict.fromkeys(orders),
+            *in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE),
+        ),
         sets.id,
     )
 
 
 def decision_ignored(job: Sequence[Checkpoint], arguments: EvaluateOptions) -> bool:
-    """Whether a decision state is left alone: it was fitted to the answers of one model, without dropout."""
+    """Whether a decision state is left alone: it was fitted to the answers of one model, without
+    dropout.
+    """
     return len(job) != 1 or arguments.no_decision or arguments.mc_dropout is not None
 
 
 def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]:
-    """The rows of predictions files, each by itself; without checkpoints perhaps all as one ensemble."""
+    """The rows of predictions files, each by itself; without checkpoints perhaps all as one
+    ensemble.
+    """
     if not arguments.predictions_in:
         return []
     assert temperature is not None  # checked: no validation set to fit it on
@@ -226,19 +273,27 @@ def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]
     def row(predictions: Predictions, called: str) -> Row:
         kinds = scores_in(arguments.ood_score, predictions, called)
         ci, seed, problem = arguments.ci, arguments.seed, predictions.problem
-        return row_of(predictions, Reading(temperature, ood_scores=kinds, ci=ci, seed=seed, problem=problem))
+        return row_of(
+            predictions, Reading(temperature, ood_scores=kinds, ci=ci, seed=seed, problem=problem)
+        )
 
     if arguments.ensemble and not arguments.checkpoints:
-        return [row(ensembled([(path, read_predictions(path)) for path in paths]), "their ensemble")]
+        return [
+            row(ensembled([(path, read_predictions(path)) for path in paths]), "their ensemble")
+        ]
     rows: list[Row] = []
     for path in paths:
         rows.append(row(read_predictions(path), str(path)))
-        check_classes(rows[0].name, rows[0].answers.classes, rows[-1].name, rows[-1].answers.classes)
+        check_classes(
+            rows[0].name, rows[0].answers.classes, rows[-1].name, rows[-1].answers.classes
+        )
     return rows
 
 
 def by_file(rows: Sequence[Row], paths: Sequence[str | Path], taken: Sequence[str]) -> list[Row]:
-    """Different predictions files that call themselves the same, or as a model is called, have their path behind it."""
+    """Different predictions files that call themselves the same, or as a model is called, have
+    their path behind it.
+    """
     places = {(row.name, Path(path).absolute()) for row, path in zip(rows, paths, strict=True)}
     names = [*taken, *(name for name, _ in places)]
     return [
@@ -264,7 +319,9 @@ class Uncalibrated:
         """The other model's score, where the reference can have it."""
         kind = self.decision.ood.score
         alone = kind == "mi" and not self.reference.manifest.members
-        return "msp" if alone or (kind == "mcm" and not self.reference.family.named_classes) else kind
+        return (
+            "msp" if alone or (kind == "mcm" and not self.reference.family.named_classes) else kind
+        )
 
     @property
     def name(self) -> str:
@@ -272,18 +329,28 @@ class Uncalibrated:
 
     def advice(self) -> str:
         """What to run so that both are calibrated."""
-        words = ["hydrasurgeon", "calibrate", self.reference.hub_id or self.reference.path.name, "--data", "VAL"]
+        words = [
+            "hydrasurgeon",
+            "calibrate",
+            self.reference.hub_id or self.reference.path.name,
+            "--data",
+            "VAL",
+        ]
         words += ["--ood-score", self.ood_score, "-o", "calibrated.safetensors"]
         return (
-            f"{visible(self.model)} has a decision state, {visible(name_of([self.reference]))}, the reference, has"
+            f"{visible(self.model)} has a decision state, {visible(name_of([self.reference]))}, "
+            "the reference, has"
             " none: to compare calibrated models, give --val VAL, or run"
             f" `{visible(shlex.join(words))}` and compare with that"
         )
 
     @contextmanager
-    def beside(self, opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Iterator[list[Checkpoint]]:
-        """The checkpoints, and behind the reference a copy of it with a decision state fitted to `--val`, which is
-        there for as long as the block lasts."""
+    def beside(
+        self, opened: Sequence[Checkpoint], arguments: EvaluateOptions
+    ) -> Iterator[list[Checkpoint]]:
+        """The checkpoints, and behind the reference a copy of it with a decision state fitted to
+        `--val`, which is there for as long as the block lasts.
+        """
         from hydrasurgeon.stages.calibrate import calibrate
 
         assert arguments.val is not None
@@ -303,15 +370,26 @@ class Uncalibrated:
                 **run,
             )
             copy = replace(open_checkpoint(made.path), alias=self.name)
-            yield [one for each in opened for one in ([each, copy] if each is self.reference else [each])]
+            yield [
+                one
+                for each in opened
+                for one in ([each, copy] if each is self.reference else [each])
+            ]
 
 
 def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Uncalibrated | None:
     """The reference of a report, where a decision state is in use beside it and it has none."""
     aside = arguments.ensemble or arguments.mc_dropout is not None or arguments.no_decision
-    if aside or arguments.temperature is not None or not (arguments.html or arguments.markdown) or not opened:
+    if (
+        aside
+        or arguments.temperature is not None
+        or not (arguments.html or arguments.markdown)
+        or not opened
+    ):
         return None
-    reference = {name_of([each]): each for each in opened}.get(arguments.reference or name_of([opened[0]]))
+    reference = {name_of([each]): each for each in opened}.get(
+        arguments.reference or name_of([opened[0]])
+    )
     decided = next((each for each in opened if each.manifest.decision is not None), None)
     if reference is None or reference.manifest.decision is not None or decided is None:
         return None
@@ -320,7 +398,9 @@ def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Un
 
 
 def unlike_notes(rows: Sequence[Row]) -> Iterator[str]:
-    """In what the rows differ from the first besides their answers; models that differ alike share a note."""
+    """In what the rows differ from the first besides their answers; models that differ alike share
+    a note.
+    """
     if not rows:
         return
     first, *others = rows
@@ -341,14 +421,18 @@ def provenance_of(job: Sequence[Checkpoint]) -> Provenance:
     data = [entry.data[0] for entry in entries if entry.command == "finetune" and entry.data]
     calibrated = [entry.data[0] for entry in entries if entry.command == "calibrate" and entry.data]
     return Provenance(
-        None if None in trained else max((steps for steps in trained if steps is not None), default=0),
+        None
+        if None in trained
+        else max((steps for steps in trained if steps is not None), default=0),
         tuple({each.sha256: each for each in data}.values()),
         calibrated[-1] if calibrated else None,
     )
 
 
 def steps_trained(history: Sequence[Step]) -> int | None:
-    """Optimizer steps along the longest chain of a history, in which members share their first steps."""
+    """Optimizer steps along the longest chain of a history, in which members share their first
+    steps.
+    """
     at_input: dict[str, int] = {}
     ends = [0]
     for entry in lineage(history):
@@ -366,9 +450,15 @@ def steps_trained(history: Sequence[Step]) -> int | None:
 
 
 def recorded_steps(entry: Step) -> int | None:
-    """Optimizer steps of one `finetune`; None where its recipe was a file that is not part of the package."""
+    """Optimizer steps of one `finetune`; None where its recipe was a file that is not part of the
+    package.
+    """
     name, changes, batch_size = (entry.args.get(key) for key in ("recipe", "set", "batch_size"))
-    overrides = {str(key): str(value) for key, value in changes.items()} if isinstance(changes, Mapping) else {}
+    overrides = (
+        {str(key): str(value) for key, value in changes.items()}
+        if isinstance(changes, Mapping)
+        else {}
+    )
     if name not in recipe_names():
         steps = overrides.get("steps", "")
         return int(steps) if steps.isdecimal() and len(steps) < 12 else None

@@ -1,4 +1,6 @@
-"""export: a pruned model or a hydra for other runtimes and libraries; kept only if it gives the same outputs."""
+"""export: a pruned model or a hydra for other runtimes and libraries; kept only if it gives the
+same outputs.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,11 @@ class Export:
 
 @stage(ExportOptions)
 def export(arguments: ExportOptions) -> Export:
-    """Write the checkpoint for another runtime (onnx, pt2) or, with zeros for the heads that are gone, for its own
-    library (padded).
+    """Write the checkpoint for another runtime (onnx, pt2) or, with zeros for the heads that are
+    gone, for its own library (padded).
 
-    Outputs of a graph are logits [batch, member, class] and probs; with a decision state they are logits,
-    probabilities, uncertainty, ood_score and unfamiliar.
+    Outputs of a graph are logits [batch, member, class] and probs; with a decision state they are
+    logits, probabilities, uncertainty, ood_score and unfamiliar.
     """
     _check(arguments)
     opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
@@ -82,14 +84,18 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
     path = output_file(target, option="-o", force=arguments.force, inputs=arguments.sources)
     if not opened.manifest.model.num_classes:
-        raise SurgeryError(f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes.")
+        raise SurgeryError(
+            f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."
+        )
     opened.digests()
     from hydrasurgeon.decision.problems import need_single
 
     if arguments.check is not None:
         need_single(opened.manifest.model, "--check", opened.name)
     if opened.manifest.decision is not None:
-        need_single(opened.manifest.model, "a decision state in a graph", opened.name, but=("one_logit",))
+        need_single(
+            opened.manifest.model, "a decision state in a graph", opened.name, but=("one_logit",)
+        )
     if arguments.aot:
         from hydrasurgeon.sharing.pt2 import check_compiler
 
@@ -145,7 +151,9 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
             fill(part, graph.content)
     first, rest = made
     nbytes = len(first.content) + len(rest.content)
-    return Export(paths[0], nbytes, first.inputs, rest.outputs, first.max_difference, OPSET, beside=paths[1])
+    return Export(
+        paths[0], nbytes, first.inputs, rest.outputs, first.max_difference, OPSET, beside=paths[1]
+    )
 
 
 def _padded(opened: Checkpoint, arguments: ExportOptions) -> Export:

@@ -16,7 +16,15 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Model, SingleManifest, Step
+from hydrasurgeon.files.manifest import (
+    UNKNOWN,
+    DataRecord,
+    Input,
+    Manifest,
+    Model,
+    SingleManifest,
+    Step,
+)
 from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
@@ -106,14 +114,18 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     chosen = arguments.recipe is None
     if chosen:
         arguments = arguments.but(
-            recipe=usual_recipe(arguments.checkpoint, arguments.arch, arguments.data, arguments.limit)
+            recipe=usual_recipe(
+                arguments.checkpoint, arguments.arch, arguments.data, arguments.limit
+            )
         )
     overrides, name = dict(arguments.set or {}), str(arguments.recipe)
     recipe = load_recipe(name, overrides, batch_size=arguments.batch_size, freeze=arguments.freeze)
     if recipe.lora_rank is not None:
         need("peft", purpose=f"--recipe {name}")
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
-    place = target.path.with_name(f"{target.path.name.removesuffix('.safetensors')}.training.safetensors")
+    place = target.path.with_name(
+        f"{target.path.name.removesuffix('.safetensors')}.training.safetensors"
+    )
     interrupted = check_place(place, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(recipe, arguments)
     source, recipe = material.source, material.recipe
@@ -130,13 +142,20 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
             weights=material.weights,
             trainable=material.moves,
         )
-    state, training = TrainingState(place, _identity(material, arguments)), _training(module, material, arguments)
-    trained = train(module, training, arguments, state, save_every=arguments.save_every, resume=arguments.resume)
+    state, training = (
+        TrainingState(place, _identity(material, arguments)),
+        _training(module, material, arguments),
+    )
+    trained = train(
+        module, training, arguments, state, save_every=arguments.save_every, resume=arguments.resume
+    )
     if recipe.lora_rank is not None:
         lora.merge(module)
     entry = _entry(material, arguments)
     if not trained.is_main:
-        return Finetuned(target.path, manifest_after(source.manifest, material.model, entry)(UNKNOWN), trained)
+        return Finetuned(
+            target.path, manifest_after(source.manifest, material.model, entry)(UNKNOWN), trained
+        )
     written = _written(module, material, entry, target)
     state.clear()
     hub = target.publish(written, source.files)
@@ -146,7 +165,9 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         None if material.held_out is None else material.held_out.note,
         left_out,
         f"trained by the recipe {name}, as no --recipe was given" if chosen else None,
-        "nothing was left to resume: trained from the beginning" if arguments.resume and not interrupted else None,
+        "nothing was left to resume: trained from the beginning"
+        if arguments.resume and not interrupted
+        else None,
         *_doubts(trained, material, name),
     )
     return Finetuned(target.path, written, trained, tuple(filter(None, notes)), hub)
@@ -182,17 +203,27 @@ def _written(module: nn.Module, material: _Material, entry: Step, target: Target
     assert isinstance(module, Branches)
     with tempfile.TemporaryDirectory(prefix="hydrasurgeon-") as scratch:
         opened = []
-        for number, (live, record) in enumerate(zip(module.hydra.members, base.members, strict=True)):
+        for number, (live, record) in enumerate(
+            zip(module.hydra.members, base.members, strict=True)
+        ):
             path = Path(scratch) / f"{number}.safetensors"
             kept = {"kept": record.kept, "kept_neurons": record.kept_neurons}
             member = partial(SingleManifest, kind="member", model=model, towers=base.towers, **kept)
-            save(path, plan_tensors(live.state_dict()), lambda sha256, member=member: member(weights_sha256=sha256))  # type: ignore[misc]
+            save(
+                path,
+                plan_tensors(live.state_dict()),
+                lambda sha256, member=member: member(weights_sha256=sha256),
+            )  # type: ignore[misc]
             opened.append(open_single(path))
         plan = plan_fusion(opened, [member.digests() for member in opened], average_mlp=False)
         hashes = [member.manifest.weights_sha256 for member in opened]
-        members = [{**m.model_dump(), "sha256": h} for m, h in zip(base.members, hashes, strict=True)]
+        members = [
+            {**m.model_dump(), "sha256": h} for m, h in zip(base.members, hashes, strict=True)
+        ]
         changes = {"members": members, "fusion": {"mlp": "separate", "trunk": plan.trunk}}
-        return target.save(plan.planned, manifest_after(base, model, entry, **changes), files=source.files)
+        return target.save(
+            plan.planned, manifest_after(base, model, entry, **changes), files=source.files
+        )
 
 
 def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
@@ -202,9 +233,20 @@ def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
         args["checkpoint"] = str(arguments.checkpoint)
     if teachers:
         args["teacher"] = [record.name for record in teachers]
-    uses = ["torch", material.model.family, "accelerate", *(["peft"] if material.recipe.lora_rank is not None else [])]
+    uses = [
+        "torch",
+        material.model.family,
+        "accelerate",
+        *(["peft"] if material.recipe.lora_rank is not None else []),
+    ]
     return step(
-        "finetune", args=args, inputs=inputs, data=material.data, teachers=teachers, seed=arguments.seed, uses=uses
+        "finetune",
+        args=args,
+        inputs=inputs,
+        data=material.data,
+        teachers=teachers,
+        seed=arguments.seed,
+        uses=uses,
     )
 
 
@@ -217,14 +259,23 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     paired = recipe.objective == "pairs"
     if paired and not source.family.named_classes:
         raise UsageError(
-            f"--recipe {arguments.recipe}: learns from image–text pairs, and the model has no text tower for them",
+            (
+                f"--recipe {arguments.recipe}: learns from image–text pairs, and the model has no "
+                "text tower for them"
+            ),
             hint="Give a CLIP, or a recipe that learns from labels.",
         )
     held_out = None if arguments.val is None else open_data(arguments.val, seed=arguments.seed)
-    samples = (open_pairs if paired else open_data)(arguments.data, limit=arguments.limit, seed=arguments.seed)
+    samples = (open_pairs if paired else open_data)(
+        arguments.data, limit=arguments.limit, seed=arguments.seed
+    )
     if source.members and (paired or recipe.lora_rank is not None or recipe.classifier != "keep"):
         raise UsageError(
-            f"--recipe {arguments.recipe}: a hydra is tuned with the classifiers that it has, on labels, without LoRA",
+            (
+                f"--recipe {arguments.recipe}: a hydra is tuned with the classifiers that it has, "
+                "on "
+                "labels, without LoRA"
+            ),
             hint="Give another recipe, or --set classifier=keep; or tune members before fuse.",
         )
     if source.checkpoint is not None:
@@ -234,7 +285,9 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         recipe = recipe.model_copy(update={"classifier": "keep"})  # it follows from the class names
     elif source.manifest.model.num_classes == 0 and recipe.classifier == "keep":
         probed = samples.labels is not None and not paired
-        recipe = recipe.model_copy(update={"classifier": "probe" if probed else "fresh"})  # there is none to keep
+        recipe = recipe.model_copy(
+            update={"classifier": "probe" if probed else "fresh"}
+        )  # there is none to keep
     model = model_to_tune(source.manifest.model, recipe, samples)
     if not paired and (samples.labels is not None or not arguments.teacher):
         samples = fit_classes(samples, model)
@@ -243,7 +296,11 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         held_out = fit_classes(held_out, model)
     if not arguments.teacher:
         return _Material(source, recipe, model, samples, held_out)
-    unlabelled = None if arguments.unlabelled is None else open_data(arguments.unlabelled, seed=arguments.seed)
+    unlabelled = (
+        None
+        if arguments.unlabelled is None
+        else open_data(arguments.unlabelled, seed=arguments.seed)
+    )
     return _taught(_Material(source, recipe, model, samples, held_out, unlabelled), arguments)
 
 
@@ -262,17 +319,26 @@ def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
             wrong = "answers for no --unlabelled data"
             if logits.shape[-1] != model.num_classes:
                 wrong = f"answers in {logits.shape[-1]} classes, the model in {model.num_classes}"
-            raise SurgeryError(f"--teacher {spec}: {wrong}", hint="Give the checkpoint that answered.")
+            raise SurgeryError(
+                f"--teacher {spec}: {wrong}", hint="Give the checkpoint that answered."
+            )
         teachers.append((Answers(logits), record))
     recipe = material.recipe
     if any(isinstance(teacher, Answers) for teacher, _ in teachers):
-        still = {"mixup": 0.0, "regmixup": 0.0, "mask_tokens": 0.0, "augment": type(recipe.augment)()}
+        still = {
+            "mixup": 0.0,
+            "regmixup": 0.0,
+            "mask_tokens": 0.0,
+            "augment": type(recipe.augment)(),
+        }
         recipe = recipe.model_copy(update=still)
     live, records = zip(*teachers, strict=True)
     return replace(material, recipe=recipe, teachers=live, taught_by=records)
 
 
-def _learning(material: _Material, arguments: FinetuneOptions, perturb: Perturbation, *, labelled: bool) -> Learning:
+def _learning(
+    material: _Material, arguments: FinetuneOptions, perturb: Perturbation, *, labelled: bool
+) -> Learning:
     """The loss on labels and by teachers."""
     from hydrasurgeon.decision.problems import problem_of
     from hydrasurgeon.tuning.learning import Learning, positive_weight
@@ -308,10 +374,18 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
     if material.held_out is not None:
         plain = source.family.transform(material.model, files=source.files)
         validation = Batches(material.held_out, plain, batch_size=size, skip_bad=skip_bad)
-    transform: Any = source.family.transform(material.model, recipe.augment.model_dump(), files=source.files)
-    moves = material.moves if recipe.lora_rank is None else lora.trains(material.moves, material.weights)
+    transform: Any = source.family.transform(
+        material.model, recipe.augment.model_dump(), files=source.files
+    )
+    moves = (
+        material.moves
+        if recipe.lora_rank is None
+        else lora.trains(material.moves, material.weights)
+    )
     perturb, problem = perturbation(recipe, transform), problem_of(material.model)
-    loss: Learning | Contrast = _learning(material, arguments, perturb, labelled=samples.labels is not None)
+    loss: Learning | Contrast = _learning(
+        material, arguments, perturb, labelled=samples.labels is not None
+    )
     if recipe.objective == "pairs":
         loss = contrast = Contrast(module)
         transform, moves = contrast.transform(transform), contrast.among(moves)
@@ -331,11 +405,21 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
             drop_last=len(samples) >= size,
         )
 
-    training = Training(recipe, partial(batches, arguments.seed), moves, loss, validation, label=label, problem=problem)
+    training = Training(
+        recipe,
+        partial(batches, arguments.seed),
+        moves,
+        loss,
+        validation,
+        label=label,
+        problem=problem,
+    )
     if not isinstance(module, Branches):
         return training
     assert isinstance(loss, Learning)
-    still = perturb.is_still and (samples.kind == "text" or recipe.augment == type(recipe.augment)())
+    still = perturb.is_still and (
+        samples.kind == "text" or recipe.augment == type(recipe.augment)()
+    )
     kept = still and arguments.trunk_cache == "auto"
     every = Batches(samples, transform, batch_size=size, skip_bad=skip_bad) if kept else None
     return apart(training, module, loss, batches, arguments.seed, every)
@@ -366,12 +450,14 @@ def _doubts(trained: Trained, material: _Material, name: str) -> Iterator[str]:
         )
     if material.epochs > LONGEST:
         yield (
-            f"{recipe.steps:,} steps are {material.epochs:,} epochs of {count:,} samples; the recipe {name} is for "
+            f"{recipe.steps:,} steps are {material.epochs:,} epochs of {count:,} samples; the "
+            f"recipe {name} is for "
             "more data: give --set epochs=N, or --recipe image or text"
         )
     accuracies = {epoch["val_accuracy"] for epoch in trained.log if "val_accuracy" in epoch}
     if len(trained.log) > 1 and len(accuracies) == 1 and (accuracy := accuracies.pop()) < 1:
         yield (
-            f"validation accuracy was {accuracy:.3f} after each of {len(trained.log)} epochs: nothing was learnt that "
+            f"validation accuracy was {accuracy:.3f} after each of {len(trained.log)} epochs: "
+            "nothing was learnt that "
             "it shows; try another --set lr=…, more epochs or a smaller --batch-size"
         )

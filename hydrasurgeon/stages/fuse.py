@@ -1,4 +1,6 @@
-"""fuse: members → one hydra (paper section 4.2) or their mean; a file operation, unless `--check` runs both sides."""
+"""fuse: members → one hydra (paper section 4.2) or their mean; a file operation, unless `--check`
+runs both sides.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.checks import sound_digests
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.layout import shared_layers
-from hydrasurgeon.checkpoints.reading import Checkpoint, Single, open_checkpoint, open_single, rewritten, undecided
+from hydrasurgeon.checkpoints.reading import (
+    Checkpoint,
+    Single,
+    open_checkpoint,
+    open_single,
+    rewritten,
+    undecided,
+)
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.manifest import Fusion, HydraManifest, Manifest, Member
@@ -26,8 +35,8 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
 
-# Independent weights lie √(M − 1) of their average's norm from it, 1 for two of them, members that were tuned from one
-# start some hundredths: this lies well between the two.
+# Independent weights lie √(M − 1) of their average's norm from it, 1 for two of them, members that
+# were tuned from one start some hundredths: this lies well between the two.
 FAR = 0.5
 ALIKE = {
     "family": "family",
@@ -38,7 +47,8 @@ ALIKE = {
     "preprocessing": "preprocess",
     "kind of texts": "inputs",
 }
-"""What members of one hydra have in common, in words, beside their configuration and their towers."""
+"""What members of one hydra have in common, in words, beside their configuration and their towers.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,15 +82,16 @@ class Fused:
 def fuse(arguments: FuseOptions) -> Fused:
     """Write one hydra that runs all members in one pass, or one model of their mean weights.
 
-    >>> for seed in (1, 2):
-    ...     member = hs.prune("backbone", method="random", keep=6, seed=seed, out=f"m{seed}.safetensors")
-    >>> len(hs.fuse(["m1", "m2"], out="hydra.safetensors").manifest.members)
-    2
+    >>> for seed in (1, 2): ...     member = hs.prune("backbone", method="random", keep=6,
+    seed=seed, out=f"m{seed}.safetensors") >>> len(hs.fuse(["m1", "m2"],
+    out="hydra.safetensors").manifest.members) 2
     """
     if len(arguments.members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
     opened = [undecided(open_single(member)) for member in arguments.members]
-    opened = with_common_names([classifying(member, arguments, arguments.check) for member in opened])
+    opened = with_common_names(
+        [classifying(member, arguments, arguments.check) for member in opened]
+    )
     fusable(opened)
     samples = None if arguments.check is None else _samples(opened[0], arguments.check, arguments)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
@@ -89,43 +100,68 @@ def fuse(arguments: FuseOptions) -> Fused:
         plan = planned_mean(opened, digests)
     else:
         plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
-    written = target.save(plan.planned, _manifest_of(opened, digests, plan, arguments), files=opened[0].files)
+    written = target.save(
+        plan.planned, _manifest_of(opened, digests, plan, arguments), files=opened[0].files
+    )
     agreement = None if samples is None else _checked(opened, target.path, samples, arguments)
     hub = target.publish(written, opened[0].files)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
     notes += _notes(opened, digests, written, None if agreement is not None else plan.spread)
-    return Fused(target.path, written, len(opened), plan.bytes_members, plan.bytes_stored, agreement, hub, tuple(notes))
+    return Fused(
+        target.path,
+        written,
+        len(opened),
+        plan.bytes_members,
+        plan.bytes_stored,
+        agreement,
+        hub,
+        tuple(notes),
+    )
 
 
 def planned_mean(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> FusionPlan:
     """Refused where the mean would be like none of them."""
     first = opened[0]
     for other in opened[1:]:
-        if other.kept != first.kept or any(other.tensors[n].dtype != first.tensors[n].dtype for n in first.weights):
+        if other.kept != first.kept or any(
+            other.tensors[n].dtype != first.tensors[n].dtype for n in first.weights
+        ):
             what = f"--mean: {first.name} and {other.name} differ in heads, neurons or dtypes"
-            raise SurgeryError(what, hint="Average whole models of one dtype, and prune their mean.")
+            raise SurgeryError(
+                what, hint="Average whole models of one dtype, and prune their mean."
+            )
     plan = plan_mean(opened, digests)
     for each in plan.planned:
         if first.weights[each.name].part == "mlp":  # by which `spread` is told
             for _ in each.produce():
                 pass
     if plan.spread is not None and plan.spread > FAR:
-        what = f"--mean: their MLPs lie {100 * plan.spread:.0f} % of its norm from their mean, as separate trainings do"
+        what = (
+            f"--mean: their MLPs lie {100 * plan.spread:.0f} % of its norm from their mean, as "
+            "separate trainings do"
+        )
         raise SurgeryError(what, hint="Their mean is like none of them: fuse them into a hydra.")
     return plan
 
 
 def with_common_names(members: Sequence[Single]) -> list[Single]:
-    """Members that have no class names get those of the first that has, and a note; so with the texts that they read,
-    without one."""
+    """Members that have no class names get those of the first that has, and a note; so with the
+    texts that they read, without one.
+    """
     named = next((member for member in members if member.manifest.model.labels is not None), None)
-    inputs = next((m.manifest.model.inputs for m in members if m.manifest.model.inputs is not None), None)
+    inputs = next(
+        (m.manifest.model.inputs for m in members if m.manifest.model.inputs is not None), None
+    )
 
     def common(member: Single) -> Single:
         model, notes = member.manifest.model, [member.note]
         changed = model.model_copy(update={"inputs": model.inputs or inputs})
-        if named is not None and model.labels is None and model.num_classes == named.manifest.model.num_classes:
+        if (
+            named is not None
+            and model.labels is None
+            and model.num_classes == named.manifest.model.num_classes
+        ):
             changed = changed.model_copy(update={"labels": named.manifest.model.labels})
             notes.append(f"its classes are taken as those of {named.name}, in its order")
         if changed == model:
@@ -137,40 +173,60 @@ def with_common_names(members: Sequence[Single]) -> list[Single]:
 
 
 def _notes(
-    opened: Sequence[Single], digests: Sequence[dict[str, str]], made: Manifest, spread: float | None
+    opened: Sequence[Single],
+    digests: Sequence[dict[str, str]],
+    made: Manifest,
+    spread: float | None,
 ) -> Iterator[str]:
-    """What its user should know: equal members, averaged MLPs that nobody compared with the members' own, and layers
-    that could have been shared."""
+    """What its user should know: equal members, averaged MLPs that nobody compared with the
+    members' own, and layers that could have been shared.
+    """
     seen: dict[str, str] = {}
     for member, sha256 in zip(opened, _hashes(opened, digests), strict=True):
         if sha256 in seen:
-            yield f"{member.name} has the weights of {seen[sha256]}: it counts twice and adds no diversity"
+            yield (
+                f"{member.name} has the weights of {seen[sha256]}: it counts twice and adds no "
+                "diversity"
+            )
         seen.setdefault(sha256, member.name)
     if made.kind != "hydra":
         return
     if spread is not None:
-        far = ", as those of separate trainings, whose average is like none of them" if spread > FAR else ""
+        far = (
+            ", as those of separate trainings, whose average is like none of them"
+            if spread > FAR
+            else ""
+        )
         yield (
-            f"the hydra runs the average of the members' MLPs, which lie {100 * spread:.1f} % of its norm from it{far}:"
+            f"the hydra runs the average of the members' MLPs, which lie {100 * spread:.1f} % of "
+            f"its norm from it{far}:"
             " see what that costs with --check D, or fuse with --mlp separate"
         )
     first, trunk = opened[0].manifest, made.fusion.trunk
-    possible = shared_layers(opened[0].weights, first.towers, [member.kept for member in opened], ())
+    possible = shared_layers(
+        opened[0].weights, first.towers, [member.kept for member in opened], ()
+    )
     steps = [[step.command for step in member.manifest.history] for member in opened]
     tuned = any("finetune" in names[names.index("prune") :] for names in steps if "prune" in names)
     if tuned and trunk < possible:
         layers = next(iter(first.towers.values())).layers
         yield (
-            f"the members share {trunk} leading layers and would share {possible}, had tuning left them alone: "
-            f"finetune each with --set last_blocks={max(1, layers - possible)} for a smaller, faster hydra"
+            f"the members share {trunk} leading layers and would share {possible}, had tuning "
+            "left them alone: "
+            f"finetune each with --set last_blocks={max(1, layers - possible)} for a smaller, "
+            "faster hydra"
         )
 
 
 def _manifest_of(
-    opened: Sequence[Single], digests: Sequence[dict[str, str]], plan: FusionPlan, arguments: FuseOptions
+    opened: Sequence[Single],
+    digests: Sequence[dict[str, str]],
+    plan: FusionPlan,
+    arguments: FuseOptions,
 ) -> Callable[[str], Manifest]:
     """The manifest, once the hash of the weights is there."""
-    # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
+    # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is
+    # recorded.
     entry = step(
         "fuse",
         args={**arguments.recorded(), "limit": None, "dtype": None},
@@ -188,10 +244,16 @@ def _manifest_of(
             model=first.model,
             towers=first.towers,
             members=tuple(
-                Member(kept=member.manifest.kept, kept_neurons=member.manifest.kept_neurons, sha256=hashed)
+                Member(
+                    kept=member.manifest.kept,
+                    kept_neurons=member.manifest.kept_neurons,
+                    sha256=hashed,
+                )
                 for member, hashed in zip(opened, _hashes(opened, digests), strict=True)
             ),
-            fusion=Fusion(mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk),
+            fusion=Fusion(
+                mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk
+            ),
             weights_sha256=sha256,
             history=history,
         )
@@ -201,18 +263,24 @@ def _manifest_of(
 
 def _hashes(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> list[str]:
     """Of each member's weights."""
-    return [weights_sha256(member.tensors, each) for member, each in zip(opened, digests, strict=True)]
+    return [
+        weights_sha256(member.tensors, each) for member, each in zip(opened, digests, strict=True)
+    ]
 
 
 def _samples(member: Single, data: str, run: Run) -> Samples:
-    """What the hydra is compared with its members on; its labels, where it has some, must be the members'."""
+    """What the hydra is compared with its members on; its labels, where it has some, must be the
+    members'.
+    """
     from hydrasurgeon.data import fit_classes, open_data
 
     samples = open_data(data, limit=run.limit, seed=run.seed)
     return samples if samples.labels is None else fit_classes(samples, member.manifest.model)
 
 
-def _checked(opened: Sequence[Single], target: Path, samples: Samples, arguments: FuseOptions) -> Agreement:
+def _checked(
+    opened: Sequence[Single], target: Path, samples: Samples, arguments: FuseOptions
+) -> Agreement:
     """How far the hydra agrees with its members; refused where it is not far enough."""
     try:
         agreement = _agreement(opened, target, samples, arguments)
@@ -225,12 +293,17 @@ def _checked(opened: Sequence[Single], target: Path, samples: Samples, arguments
             for value in (agreement.accuracy_members, agreement.accuracy_fused)
         )
         raise CheckFailed(
-            f"{target}: a class probability differs by {agreement.mean_difference:.4g} on average from the "
-            f"unfused members' (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, accuracy "
+            f"{target}: a class probability differs by {agreement.mean_difference:.4g} on average "
+            "from the "
+            f"unfused members' (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, "
+            "accuracy "
             f"{before} → {after}); allowed is {arguments.tolerance:g}",
             hint="Allow more with --tolerance, or fuse them into a hydra."
             if arguments.mean
-            else "Fuse with --mlp separate, tune members with --freeze mlp, or allow more with --tolerance.",
+            else (
+                "Fuse with --mlp separate, tune members with --freeze mlp, or allow more with "
+                "--tolerance."
+            ),
         )
     return agreement
 

@@ -21,7 +21,9 @@ class Inspection:
     parameters: int
     """Numbers that the file holds."""
     in_memory: int
-    """Numbers that the live model holds, and `eval` counts: members of a hydra bring their own copies of heads."""
+    """Numbers that the live model holds, and `eval` counts: members of a hydra bring their own
+    copies of heads.
+    """
     nbytes: int
     dtypes: tuple[str, ...]
     recorded: bool
@@ -50,10 +52,18 @@ def _in_memory(opened: Checkpoint) -> int:
     tensors, manifest = opened.tensors, opened.manifest
     if manifest.kind != "hydra":
         return _numbers(opened)
-    sources = {source for member in member_sources(manifest, opened.weights, tensors) for source in member.values()}
+    sources = {
+        source
+        for member in member_sources(manifest, opened.weights, tensors)
+        for source in member.values()
+    }
     return sum(math.prod(source.shape(tensors)) for source in sources)
 
 
 def _numbers(opened: Checkpoint) -> int:
     """In tensors of the model; a decision state is no part of it."""
-    return sum(math.prod(info.shape) for name, info in opened.tensors.items() if not name.startswith(PREFIX))
+    return sum(
+        math.prod(info.shape)
+        for name, info in opened.tensors.items()
+        if not name.startswith(PREFIX)
+    )

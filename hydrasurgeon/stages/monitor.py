@@ -1,4 +1,6 @@
-"""monitor: count the answers that `predict` or `serve` kept, and compare them with what calibration saw."""
+"""monitor: count the answers that `predict` or `serve` kept, and compare them with what calibration
+saw.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ class Monitored:
     def require(self) -> None:
         """CheckFailed where answers drifted."""
         if self.drift.drifted:
-            hint = "Look at recent inputs; what is new in them calls for new --data to calibrate or train on."
+            hint = (
+                "Look at recent inputs; what is new in them calls for new --data to calibrate "
+                "or train on."
+            )
             raise CheckFailed(f"{self.against}: {self.drift.sentence}", hint=hint)
 
 
@@ -50,30 +55,45 @@ def monitor(arguments: MonitorOptions) -> Monitored:
     """Compare answers with what their checkpoint's decision state promised and saw."""
     place = None
     if arguments.report is not None:
-        place = output_file(arguments.report, option="--report", force=arguments.force, inputs=arguments.sources)
+        place = output_file(
+            arguments.report, option="--report", force=arguments.force, inputs=arguments.sources
+        )
     opened = open_checkpoint(arguments.against)
     model, decision = opened.manifest.model, opened.manifest.decision
     if decision is None:
         raise CheckpointError(
-            f"--against {opened.name}: has no decision state", hint="Give the checkpoint that `calibrate` wrote."
+            f"--against {opened.name}: has no decision state",
+            hint="Give the checkpoint that `calibrate` wrote.",
         )
     from hydrasurgeon.decision.problems import need_single
     from hydrasurgeon.decision.state import YES_NO
     from hydrasurgeon.measuring.drift import drift_of
 
     need_single(model, "monitor", opened.name, but=("one_logit",))
-    labels: list[str | int] = [*(YES_NO if model.problem == "one_logit" else model.labels or range(model.num_classes))]
+    labels: list[str | int] = [
+        *(YES_NO if model.problem == "one_logit" else model.labels or range(model.num_classes))
+    ]
     answers, errors = counted(Path(arguments.answers), labels)
     drift = drift_of(answers, decision, labels, alpha=arguments.alpha)
-    unread = f"{errors} rows could not be read when they were answered, and are not compared" if errors else None
+    unread = (
+        f"{errors} rows could not be read when they were answered, and are not compared"
+        if errors
+        else None
+    )
     older = None
     if decision.seen is None:
-        older = f"{opened.name} does not say which classes it predicted on validation data: calibrate again to compare"
+        older = (
+            f"{opened.name} does not say which classes it predicted on validation data: "
+            "calibrate again to compare"
+        )
     notes = tuple(filter(None, (opened.note, unread, older)))
     if place is not None:
         from hydrasurgeon.report.drift import page
 
-        write_text(place, page(drift, labels, name=opened.name, source=Path(arguments.answers).name, notes=notes))
+        write_text(
+            place,
+            page(drift, labels, name=opened.name, source=Path(arguments.answers).name, notes=notes),
+        )
     return Monitored(place, opened.name, drift, notes)
 
 
@@ -92,7 +112,10 @@ def counted(path: Path, labels: list[str | int]) -> tuple[Seen, int]:
                 continue
             answer, total = _of_row(row, where)
             if row["label"] not in index:
-                raise DataError(f"{where}: {visible(str(row['label']))[:80]} is no class of the checkpoint", hint=HINT)
+                raise DataError(
+                    f"{where}: {visible(str(row['label']))[:80]} is no class of the checkpoint",
+                    hint=HINT,
+                )
             predicted[index[row["label"]]] += 1
             answers[answer] += 1
             uncertainty += total
@@ -101,15 +124,31 @@ def counted(path: Path, labels: list[str | int]) -> tuple[Seen, int]:
         raise DataError(f"{path}: holds no answers", hint=HINT)
     unfamiliar, abstain = answers["unfamiliar"], answers["abstain"]
     mean = uncertainty / rows
-    return Seen(rows=rows, unfamiliar=unfamiliar, abstain=abstain, uncertainty=mean, predicted=tuple(predicted)), errors
+    return Seen(
+        rows=rows,
+        unfamiliar=unfamiliar,
+        abstain=abstain,
+        uncertainty=mean,
+        predicted=tuple(predicted),
+    ), errors
 
 
 def _of_row(row: Any, where: str) -> tuple[str, float]:
     """`unfamiliar`, `abstain` or `answered`, and the uncertainty of an answer."""
     if isinstance(row, dict) and isinstance(row.get("logit"), float):
         row["label"] = "yes" if row["logit"] > 0 else "no"
-    whole = isinstance(row, dict) and isinstance(row.get("label"), str | int) and isinstance(row.get("total"), float)
+    whole = (
+        isinstance(row, dict)
+        and isinstance(row.get("label"), str | int)
+        and isinstance(row.get("total"), float)
+    )
     if not whole or not isinstance(row.get("unfamiliar"), bool):
         raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT)
-    kind = "unfamiliar" if row["unfamiliar"] else "abstain" if row.get("answer") == "abstain" else "answered"
+    kind = (
+        "unfamiliar"
+        if row["unfamiliar"]
+        else "abstain"
+        if row.get("answer") == "abstain"
+        else "answered"
+    )
     return kind, row["total"]

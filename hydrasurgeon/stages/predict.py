@@ -1,4 +1,6 @@
-"""predict: one row for each sample, in their order: label, set, doubts, and whether to answer at all."""
+"""predict: one row for each sample, in their order: label, set, doubts, and whether to answer at
+all.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ class Predicted(Answers):
 
 @stage(PredictOptions)
 def predict(arguments: PredictOptions) -> Predicted:
-    """Answer for every sample of a data set; rows are written into `out`, handed to `each` in JSON, or returned.
+    """Answer for every sample of a data set; rows are written into `out`, handed to `each` in JSON,
+    or returned.
 
     >>> answers = hs.predict("backbone", data="demo:test", limit=3)
     >>> answers
@@ -91,7 +94,9 @@ def predict(arguments: PredictOptions) -> Predicted:
     _check(arguments)
     place, streams = None, arguments.data == "-"
     if arguments.out is not None:
-        place = output_file(arguments.out, option="-o", force=arguments.force, inputs=arguments.sources)
+        place = output_file(
+            arguments.out, option="-o", force=arguments.force, inputs=arguments.sources
+        )
     answering = _Alone(arguments) if arguments.predictions is not None else _answering(arguments)
     counts, resumed = Counter[str](), 0
     returned: list[dict[str, Any]] = []
@@ -104,7 +109,9 @@ def predict(arguments: PredictOptions) -> Predicted:
                 for row in rows:
                     arguments.each(_line(row))
     else:
-        growing = Growing(place, answering.identity, step=answering.batch, force=arguments.force or streams)
+        growing = Growing(
+            place, answering.identity, step=answering.batch, force=arguments.force or streams
+        )
         resumed = growing.done
         counts.update(_outcome(json.loads(line)) for line in growing.lines())
         try:
@@ -114,7 +121,14 @@ def predict(arguments: PredictOptions) -> Predicted:
             growing.finish(answering.writer(place.suffix))
         finally:
             growing.close()
-    return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed, returned)
+    return Predicted(
+        place,
+        sum(counts.values()),
+        dict(sorted(counts.items())),
+        answering.notes,
+        resumed,
+        returned,
+    )
 
 
 def _answering(arguments: PredictOptions) -> _Answering:
@@ -143,11 +157,16 @@ def _check(arguments: PredictOptions) -> None:
     if arguments.shard is not None:
         match = SHARD.fullmatch(arguments.shard)
         if match is None or int(match[1]) > int(match[2]):
-            raise UsageError(f"--shard {arguments.shard}: not I/N with I from 1 to N", hint="Such as --shard 1/4.")
+            raise UsageError(
+                f"--shard {arguments.shard}: not I/N with I from 1 to N",
+                hint="Such as --shard 1/4.",
+            )
     of_files = ("shard", "limit", "id_column", "keep_columns")
     wrong = [arguments.flag(name) for name in of_files if getattr(arguments, name) is not None]
     if arguments.data == "-" and wrong:
-        raise UsageError(f"--data - conflicts with {wrong[0]}", hint="Leave it out, or give a file as --data.")
+        raise UsageError(
+            f"--data - conflicts with {wrong[0]}", hint="Leave it out, or give a file as --data."
+        )
 
 
 class _Answering:
@@ -159,19 +178,25 @@ class _Answering:
 
         self.arguments = arguments
         self.batch = batch_size_of(arguments.batch_size)
-        self.model: Classifier = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
+        self.model: Classifier = as_classifier(
+            opened, device=arguments.device, dtype=arguments.dtype, lean=True
+        )
         model = opened.manifest.model
         self.names, self.classes, self.problem = model.labels, model.num_classes, model.problem
         keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
         # The name of an answer's own field is taken: what the data calls so is told apart.
-        self.kept = {f"data_{name}" if name in kinds_of(self.problem) else name: name for name in keep}
+        self.kept = {
+            f"data_{name}" if name in kinds_of(self.problem) else name: name for name in keep
+        }
         self.id_column = arguments.id_column or ID
         self.samples = None if data == "-" else _samples(data, arguments, keep)
         # This shard's samples, cut where batches are; none of stdin.
         count = 0 if self.samples is None else len(self.samples)
         number, shards = map(int, (arguments.shard or "1/1").split("/"))
         batches = -(-count // self.batch)
-        self.first, self.last = (min(count, self.batch * (batches * at // shards)) for at in (number - 1, number))
+        self.first, self.last = (
+            min(count, self.batch * (batches * at // shards)) for at in (number - 1, number)
+        )
         self.notes: tuple[str, ...] = (opened.note,) if opened.note else ()
         cascade = None if self.model.state is None else self.model.state.record.cascade
         check_cascades([opened] if arguments.cascade else [])
@@ -187,13 +212,18 @@ class _Answering:
             "columns": [self.id_column, *keep],
             "text_pair": arguments.text_pair,
             "labels": self.names,
-            **{name: getattr(arguments, name) for name in ("dtype", "top", "limit", "seed", "skip_bad")},
+            **{
+                name: getattr(arguments, name)
+                for name in ("dtype", "top", "limit", "seed", "skip_bad")
+            },
             **({"cascade": False} if cascade is not None and not self.in_steps else {}),
         }
 
     def rows(self, done: int) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the samples, without the `done` first."""
-        groups = None if self.samples is None or self.problem != "one_logit" else self.samples.groups
+        groups = (
+            None if self.samples is None or self.problem != "one_logit" else self.samples.groups
+        )
         if groups is not None:
             ranked = self._ranked(groups)
             yield from (ranked[at : at + self.batch] for at in range(done, len(ranked), self.batch))
@@ -206,7 +236,11 @@ class _Answering:
 
         at, paired = 0, self.model.manifest.model.inputs == "text_pair"
         while texts := [line.rstrip("\n") for line in islice(sys.stdin, self.batch * AHEAD)]:
-            pairs = text_pairs("stdin", [line.partition("\t")[::2] for line in texts]) if paired else None
+            pairs = (
+                text_pairs("stdin", [line.partition("\t")[::2] for line in texts])
+                if paired
+                else None
+            )
             for rows in self._over(pairs or Rows("stdin", texts, "text"), 0, len(texts)):
                 yield [{**row, "id": row["id"] + at} for row in rows]
             at += len(texts)
@@ -218,16 +252,23 @@ class _Answering:
             return
         run, weight = self.arguments, next(self.model.parameters())
         batches = Batches(
-            samples, self.model.transform, batch_size=self.batch, order=range(start, stop), skip_bad=run.skip_bad
+            samples,
+            self.model.transform,
+            batch_size=self.batch,
+            order=range(start, stop),
+            skip_bad=run.skip_bad,
         )
         failures = iter(batches.skipped)
         at = start
         for number, batch in enumerate(batches, 1):
-            decided = self.model.answered(moved(batch.inputs, weight.device, weight.dtype), cascade=self.in_steps)
+            decided = self.model.answered(
+                moved(batch.inputs, weight.device, weight.dtype), cascade=self.in_steps
+            )
             index = batch.index.tolist()
             begun = [self._named(samples, i) for i in index]
             answers = dict(zip(index, self._rows(decided, begun), strict=True))
-            # What could not be read before the last sample of this batch has a message each, in order.
+            # What could not be read before the last sample of this batch has a message each, in
+            # order.
             end = min(stop, start + self.batch * (1 + (max(answers) - start) // self.batch))
             yield [
                 answers[i] if i in answers else {**self._named(samples, i), "error": next(failures)}
@@ -243,14 +284,19 @@ class _Answering:
     def _rows(self, decided: Prediction, begun: list[dict[str, Any]]) -> list[dict[str, Any]]:
         from hydrasurgeon.decision.state import rows_of
 
-        return rows_of(decided, begun, names=self.names, top=self.arguments.top, problem=self.problem)
+        return rows_of(
+            decided, begun, names=self.names, top=self.arguments.top, problem=self.problem
+        )
 
     def _ranked(self, groups: Sequence[str]) -> list[dict[str, Any]]:
         """All rows, each with its place among those of its group; the first of equals comes first."""
         assert self.samples is not None
         cut = {*groups[self.first : self.last]} & {*groups[: self.first], *groups[self.last :]}
         if cut:
-            what = f"--shard {self.arguments.shard}: cuts the group {min(cut)[:60]!r}, of which each row has a rank"
+            what = (
+                f"--shard {self.arguments.shard}: cuts the group {min(cut)[:60]!r}, of which "
+                "each row has a rank"
+            )
             raise UsageError(what, hint="Leave it out, or split the data between groups.")
         rows = [row for part in self._over(self.samples, self.first, self.last) for row in part]
         answered = [at for at, row in enumerate(rows) if "error" not in row]
@@ -289,7 +335,8 @@ class _Alone:
         self.decision, self.top = Decision.load(arguments.decision), arguments.top
         self.outputs, source = read_outputs(Path(arguments.predictions))
         self.decision.decide(
-            self.outputs.logits[:0], None if self.outputs.features is None else self.outputs.features[:0]
+            self.outputs.logits[:0],
+            None if self.outputs.features is None else self.outputs.features[:0],
         )
         record = self.decision.state.record.model_dump(mode="json")
         self.identity = {"decision": record, "predictions": source.sha256, "top": self.top}
@@ -302,7 +349,9 @@ class _Alone:
         for start in range(done, count, self.batch):
             some = self.outputs.at(slice(start, start + self.batch))
             begun = [{"id": row} for row in range(start, min(count, start + self.batch))]
-            yield rows_of(self.decision.decide(some.logits, some.features), begun, names=None, top=self.top)
+            yield rows_of(
+                self.decision.decide(some.logits, some.features), begun, names=None, top=self.top
+            )
 
     def writer(self, ending: str) -> Write:
         """What writes rows into a file with this ending."""
@@ -338,7 +387,10 @@ def _samples(data: str, arguments: PredictOptions, keep: list[str]) -> Samples:
     wanted = [("--id-column", arguments.id_column), *(("--keep-columns", name) for name in keep)]
     for option, name in wanted:
         if name and name not in samples.columns:
-            hint = "Columns are those of a .csv, .jsonl, .parquet or hf: table; names are case-sensitive."
+            hint = (
+                "Columns are those of a .csv, .jsonl, .parquet or hf: table; names are "
+                "case-sensitive."
+            )
             raise DataError(f"{option} {name}: {samples.spec} has no such column", hint=hint)
     return samples
 
@@ -353,7 +405,10 @@ def plain(value: Any) -> Any:
 
 def spread(row: dict[str, Any]) -> dict[str, Any]:
     """A row as a spreadsheet reads it: no lists, and numbers with six digits."""
-    cells = {key: f"{row[key]:.6g}" if KINDS.get(key) == "number" and row[key] is not None else row[key] for key in row}
+    cells = {
+        key: f"{row[key]:.6g}" if KINDS.get(key) == "number" and row[key] is not None else row[key]
+        for key in row
+    }
     for number, (label, p) in enumerate(cells.pop("top", ()), 1):
         cells |= {f"top{number}": label, f"p{number}": f"{p:.6g}"}
     if cells.get("labels") is not None:
@@ -366,4 +421,7 @@ def spread(row: dict[str, Any]) -> dict[str, Any]:
 
 def without_state(name: str) -> str:
     """A note on a checkpoint that was not calibrated."""
-    return f"{name} has no decision state: probabilities are not calibrated, and nothing is set aside; run calibrate"
+    return (
+        f"{name} has no decision state: probabilities are not calibrated, and nothing is set "
+        "aside; run calibrate"
+    )

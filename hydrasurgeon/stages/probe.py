@@ -1,4 +1,6 @@
-"""probe: Proposition 1's conditions on clean and noisy data, and how well heads separate OOD data (paper B.1, B.2)."""
+"""probe: Proposition 1's conditions on clean and noisy data, and how well heads separate OOD data
+(paper B.1, B.2).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     if arguments.plot is not None:
         plot = check_plot(Path(arguments.plot), force=arguments.force, inputs=arguments.sources)
     if arguments.json_ is not None:
-        json = output_file(arguments.json_, option="--json", force=arguments.force, inputs=arguments.sources)
+        json = output_file(
+            arguments.json_, option="--json", force=arguments.force, inputs=arguments.sources
+        )
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
     opened.digests()
     opened = classifying(opened, arguments, arguments.data)
@@ -69,7 +73,9 @@ def _check(arguments: ProbeOptions) -> None:
 
 
 def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
-    """The noisy data, made of the clean samples or opened beside them; misspelt corruptions are refused now."""
+    """The noisy data, made of the clean samples or opened beside them; misspelt corruptions are
+    refused now.
+    """
     from hydrasurgeon.data.corruptions import Corrupted, corruptions_of
 
     if arguments.shift is not None:
@@ -82,9 +88,16 @@ def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
 
 
 def _with_amount(manifest: SingleManifest, arguments: ProbeOptions) -> ProbeOptions:
-    """Two of three heads stay in each layer, where nobody says how many: scores by layers must know before."""
+    """Two of three heads stay in each layer, where nobody says how many: scores by layers must know
+    before.
+    """
     circuit = arguments.method.startswith(CIRCUIT)
-    if arguments.keep is not None or arguments.remove is not None or circuit or manifest.kind != "backbone":
+    if (
+        arguments.keep is not None
+        or arguments.remove is not None
+        or circuit
+        or manifest.kind != "backbone"
+    ):
         return arguments
     heads = min(size.heads for size in manifest.towers.values())
     return arguments.but(keep=heads - heads // SPARED)
@@ -100,7 +113,10 @@ def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
     if key.startswith(CIRCUIT):
         raise UsageError(
             f"{opened.path}: has no {key} scores",
-            hint=f"Run `hydrasurgeon score --method {key} --data D --ood O {opened.path.name}` first.",
+            hint=(
+                f"Run `hydrasurgeon score --method {key} --data D --ood O {opened.path.name}` "
+                "first."
+            ),
         )
     scoring = arguments.but(ood=(), data=None if key in WITHOUT_DATA else arguments.data)
     return key, compute(opened, key, scoring, arguments, output=opened.path)
@@ -113,7 +129,12 @@ def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeOpti
         most = count(manifest.kept) if score.order is None else len(score.order)
         remove = max(1, min(count(manifest.kept) // SPARED, most))
     kept, _ = chooser(key)(
-        manifest, score, keep=arguments.keep, remove=remove, layers=arguments.layers, tower=arguments.tower
+        manifest,
+        score,
+        keep=arguments.keep,
+        remove=remove,
+        layers=arguments.layers,
+        tower=arguments.tower,
     )
     return kept
 
@@ -139,5 +160,16 @@ def _settings(arguments: ProbeOptions) -> dict[str, Any]:
         "corrupt": list(arguments.corrupt) or (["all"] if arguments.shift is None else []),
         "shift": portable_entry(arguments.shift),
     }
-    plain = ("method", "keep", "remove", "layers", "tower", "draws", "limit", "seed", "dtype", "batch_size")
+    plain = (
+        "method",
+        "keep",
+        "remove",
+        "layers",
+        "tower",
+        "draws",
+        "limit",
+        "seed",
+        "dtype",
+        "batch_size",
+    )
     return named | {name: getattr(arguments, name) for name in plain}

@@ -1,4 +1,6 @@
-"""prune: remove heads and neurons from a checkpoint; a file operation that loads the model only to repair it."""
+"""prune: remove heads and neurons from a checkpoint; a file operation that loads the model only to
+repair it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.criteria.selection import kept_from_file, movable
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import OF_NEURONS, UNKNOWN, DataRecord, Input, Score, SingleManifest
+from hydrasurgeon.files.manifest import (
+    OF_NEURONS,
+    UNKNOWN,
+    DataRecord,
+    Input,
+    Score,
+    SingleManifest,
+)
 from hydrasurgeon.heads import NEURONS, Kept, count
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.options.base import stage
@@ -50,7 +59,11 @@ def prune(arguments: PruneOptions) -> Pruned:
     opened, key = _opened(arguments)
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
     target = claimed(arguments, out, bars=arguments.progress is not None)
-    scores, data, notes = dict(opened.manifest.scores), tuple[DataRecord, ...](), [opened.note] if opened.note else []
+    scores, data, notes = (
+        dict(opened.manifest.scores),
+        tuple[DataRecord, ...](),
+        [opened.note] if opened.note else [],
+    )
     kept: Kept = opened.manifest.kept
     neurons = dict(opened.manifest.kept_neurons or {})
 
@@ -85,23 +98,37 @@ def prune(arguments: PruneOptions) -> Pruned:
         source = UNKNOWN if sha256 == UNKNOWN else opened.check(hashes)
         done = entry.model_copy(update={"inputs": (Input(name=opened.name, sha256=source),)})
         history = (*opened.manifest.history, done.wrote(sha256))
-        changes = {"kind": "member", "kept": kept, "scores": scores, "weights_sha256": sha256, "history": history}
+        changes = {
+            "kind": "member",
+            "kept": kept,
+            "scores": scores,
+            "weights_sha256": sha256,
+            "history": history,
+        }
         return rewritten(opened.manifest, kept_neurons=neurons or None, **changes)
 
     written = target.save(plan_pruning(opened, cut, hashes, repaired), manifest, files=opened.files)
     clear_search(target.path, key or "mask")
     removed = count(opened.manifest.kept) - count(kept)
-    return Pruned(target.path, written, removed, tuple(notes), target.publish(written, opened.files))
+    return Pruned(
+        target.path, written, removed, tuple(notes), target.publish(written, opened.files)
+    )
 
 
 def _opened(arguments: PruneOptions) -> tuple[Single, str | None]:
-    """The checkpoint, a classifier of the data's classes where data is scored, and the key of its scores; None for a
-    mask."""
+    """The checkpoint, a classifier of the data's classes where data is scored, and the key of its
+    scores; None for a mask.
+    """
     amounts = {"--keep": arguments.keep, "--remove": arguments.remove, "--sample": arguments.sample}
-    named = [name for name, value in (amounts | {"--mask": arguments.mask}).items() if value is not None]
+    named = [
+        name for name, value in (amounts | {"--mask": arguments.mask}).items() if value is not None
+    ]
     if len(named) > 1 or not (named or arguments.neurons):
         wrong = f"{' and '.join(named)} together" if named else "no number of heads or neurons"
-        hint = "Give --neurons SHARE, or one of --keep K, --remove N, --sample N/P, --mask FILE, or both."
+        hint = (
+            "Give --neurons SHARE, or one of --keep K, --remove N, --sample N/P, --mask FILE, "
+            "or both."
+        )
         raise UsageError(f"prune: {wrong}", hint=hint)
     method, data = arguments.method, arguments.data
     check_keep(method, arguments.keep)
@@ -116,7 +143,9 @@ def _opened(arguments: PruneOptions) -> tuple[Single, str | None]:
         opened = fitted_to(opened, data, arguments)
     if method is None or arguments.mask is not None or not named:
         return opened, None
-    return opened, score_key(method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores)
+    return opened, score_key(
+        method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores
+    )
 
 
 def _computed(opened: Single, key: str, arguments: PruneOptions, output: Path) -> Score:
@@ -126,26 +155,43 @@ def _computed(opened: Single, key: str, arguments: PruneOptions, output: Path) -
         needs = "--data D --ood O" if key.startswith(("circuit-ood", "circuit-avg")) else "--data D"
         raise UsageError(
             f"{opened.path}: has no {key} scores",
-            hint=f"Run `hydrasurgeon score --method {key} {needs} {opened.path.name}` first, or give {needs} here.",
+            hint=(
+                f"Run `hydrasurgeon score --method {key} {needs} {opened.path.name}` first, or "
+                f"give {needs} here."
+            ),
         )
     if key.startswith(OF_NEURONS):
-        return compute(opened, key, arguments.but(ood=(), search=None, keep=None), arguments, output=output)
+        return compute(
+            opened, key, arguments.but(ood=(), search=None, keep=None), arguments, output=output
+        )
     # An order must be long enough to remove, or to draw from, so many.
     pool = whole_number((arguments.sample or "").partition("/")[2])
     scoring = arguments.but(remove=arguments.remove if pool is None else pool)
     return compute(opened, key, scoring, arguments, output=output)
 
 
-def _chosen(opened: Single, key: str, score: Score, arguments: PruneOptions) -> tuple[Kept, list[str]]:
+def _chosen(
+    opened: Single, key: str, score: Score, arguments: PruneOptions
+) -> tuple[Kept, list[str]]:
     """The heads that the scores leave, and what is to be said of the choice."""
     manifest, where = opened.manifest, {"layers": arguments.layers, "tower": arguments.tower}
-    amount = {"keep": arguments.keep, "remove": arguments.remove, "sample": arguments.sample, "seed": arguments.seed}
+    amount = {
+        "keep": arguments.keep,
+        "remove": arguments.remove,
+        "sample": arguments.sample,
+        "seed": arguments.seed,
+    }
     notes, decided = [*score.settings.get("notes", ())], score.settings.get("keep")
     if arguments.keep is not None and decided not in (None, arguments.keep):
-        notes.append(f"the {key} scores were computed layer by layer for --keep {decided}, not {arguments.keep}")
+        notes.append(
+            f"the {key} scores were computed layer by layer for --keep {decided}, not "
+            f"{arguments.keep}"
+        )
     kept, more = chooser(key)(manifest, score, **amount, **where)
     if arguments.rearrange:
-        kept = rearranged(manifest, score, kept, movable(manifest, score, **where), str(opened.path))
+        kept = rearranged(
+            manifest, score, kept, movable(manifest, score, **where), str(opened.path)
+        )
     return kept, [*notes, *more]
 
 
@@ -158,7 +204,9 @@ def _default_name(name: str, key: str | None, arguments: PruneOptions) -> str:
         amount = f"-r{arguments.remove}"
     elif arguments.sample is not None:
         amount = f"-s{arguments.sample.replace('/', 'of')}-seed{arguments.seed}"
-    repair = ("-rearranged" if arguments.rearrange else "") + (f"-{arguments.repair}" if arguments.repair else "")
+    repair = ("-rearranged" if arguments.rearrange else "") + (
+        f"-{arguments.repair}" if arguments.repair else ""
+    )
     amount += "" if arguments.neurons is None else f"-n{arguments.neurons:g}"
     key = key or (None if arguments.mask is not None else arguments.method or "taylor")
     where = f"-{arguments.tower}" if arguments.tower not in (None, "both") else ""

@@ -1,4 +1,6 @@
-"""replay: run a checkpoint's whole history again, from the backbone and the data it names, and compare the hashes."""
+"""replay: run a checkpoint's whole history again, from the backbone and the data it names, and
+compare the hashes.
+"""
 
 from __future__ import annotations
 
@@ -67,13 +69,17 @@ class Replay:
 
 @stage(ReplayOptions)
 def replay(arguments: ReplayOptions) -> Replay:
-    """Make a checkpoint again; `folder` holds the backbone and the data, `out` keeps the files on the way."""
+    """Make a checkpoint again; `folder` holds the backbone and the data, `out` keeps the files on
+    the way.
+    """
     target, at_hand = open_checkpoint(arguments.checkpoint), AtHand(arguments.folder)
     recorded = Hashed(target, target.digests())
     runs = plan_replay(target, at_hand, fetch=arguments.fetch)
     text = _script(target, runs, at_hand.folder, fetch=arguments.fetch)
     versions = _versions([run.entry for run in runs])
-    result = Replay(target.path, tuple(shlex.join(command_line(run.entry)) for run in runs), text, versions)
+    result = Replay(
+        target.path, tuple(shlex.join(command_line(run.entry)) for run in runs), text, versions
+    )
     if arguments.dry_run:
         return result
     with _workplace(arguments.out) as root:
@@ -88,7 +94,9 @@ def replay(arguments: ReplayOptions) -> Replay:
     if arguments.tolerance:
         # What differs on the way is judged by what comes of it.
         steps = [check if check.holds else Check(check.name, None, check.detail) for check in steps]
-    return Replay(target.path, result.commands, text, versions, (*steps, weights, manifest), differences)
+    return Replay(
+        target.path, result.commands, text, versions, (*steps, weights, manifest), differences
+    )
 
 
 @contextlib.contextmanager
@@ -109,7 +117,9 @@ def _workplace(out: PathLike | None) -> Iterator[Path]:
 def _beginnings(runs: Sequence[Rerun]) -> list[tuple[Artifact, Checkpoint]]:
     """The files at hand with which the replay begins; what is on the hub is read there."""
     read = dict.fromkeys(artifact for run in runs for artifact in run.inputs)
-    return [(each, each.source.checkpoint) for each in read if each.source is not None and each.is_file]
+    return [
+        (each, each.source.checkpoint) for each in read if each.source is not None and each.is_file
+    ]
 
 
 def _script(target: Checkpoint, runs: Sequence[Rerun], folder: Path, *, fetch: bool) -> str:
@@ -117,7 +127,9 @@ def _script(target: Checkpoint, runs: Sequence[Rerun], folder: Path, *, fetch: b
     root = Path("/here")
     lines = [f"from={shlex.quote(str(folder.resolve()))}  # backbone and data", "here=$(pwd)"]
     for artifact, source in _beginnings(runs):
-        lines.append(f'cp -R "$from"/{shlex.quote(source.path.name)} "$here"/{shlex.quote(artifact.place)}')
+        lines.append(
+            f'cp -R "$from"/{shlex.quote(source.path.name)} "$here"/{shlex.quote(artifact.place)}'
+        )
     lines.append('cd "$from"')
     for run in runs:
         if "/" in run.output.place:
@@ -147,23 +159,34 @@ def _run_again(run: Rerun, root: Path, folder: Path, arguments: ReplayOptions) -
     if made.weights_sha256 == run.output.sha256:
         return Check(name, other is None, other or f"identical ({short(made.weights_sha256)})")
     was = "unknown" if run.output.sha256 is None else short(run.output.sha256)
-    return Check(name, False, f"gives {short(made.weights_sha256)}, was {was}" + (f"; {other}" if other else ""))
+    return Check(
+        name,
+        False,
+        f"gives {short(made.weights_sha256)}, was {was}" + (f"; {other}" if other else ""),
+    )
 
 
 def _bring(opened: Checkpoint, place: Path) -> None:
     """A copy of a backbone without what was scored since: scores are made again, in their order."""
     place.parent.mkdir(exist_ok=True)
     if HEADER_KEY in opened.tensors.files[0].metadata:
-        plain = rewritten(opened.manifest, scores={}, history=tuple(lineage(opened.manifest.history)))
+        plain = rewritten(
+            opened.manifest, scores={}, history=tuple(lineage(opened.manifest.history))
+        )
         save(
-            place, opened.tensors.planned(), lambda sha256: rewritten(plain, weights_sha256=sha256), files=opened.files
+            place,
+            opened.tensors.planned(),
+            lambda sha256: rewritten(plain, weights_sha256=sha256),
+            files=opened.files,
         )
     elif opened.path.is_dir():
         weights = {file.path.name for file in opened.tensors.files}
         place.mkdir()
         for path in sorted(opened.path.iterdir()):
             # A link may lead to anything of the reader's; weights are linked to what caches hold.
-            if path.name != "heads.json" and (path.name in weights or (path.is_file() and not path.is_symlink())):
+            if path.name != "heads.json" and (
+                path.name in weights or (path.is_file() and not path.is_symlink())
+            ):
                 shutil.copyfile(path, place / path.name)
     else:
         shutil.copyfile(opened.path, place)
@@ -181,11 +204,17 @@ def _differences(target: Hashed, made: Hashed) -> dict[str, float]:
     a, b = target.checkpoint.tensors, made.checkpoint.tensors
     differences = {}
     for name in sorted({*a, *b}):
-        if name not in a or name not in b or (a[name].dtype, a[name].shape) != (b[name].dtype, b[name].shape):
+        if (
+            name not in a
+            or name not in b
+            or (a[name].dtype, a[name].shape) != (b[name].dtype, b[name].shape)
+        ):
             differences[name] = float("inf")
         elif target.digests[name] != made.digests[name]:
             dtype = a[name].dtype
-            differences[name] = float(abs(as_float(a.read(name), dtype) - as_float(b.read(name), dtype)).max())
+            differences[name] = float(
+                abs(as_float(a.read(name), dtype) - as_float(b.read(name), dtype)).max()
+            )
     return differences
 
 
@@ -202,10 +231,14 @@ def _weights(target: Hashed, differences: Mapping[str, float], tolerance: float)
     return Check(name, largest <= tolerance, detail, largest)
 
 
-def _manifests(target: Checkpoint, made: Checkpoint, versions: Mapping[str, tuple[str, str]]) -> Check:
+def _manifests(
+    target: Checkpoint, made: Checkpoint, versions: Mapping[str, tuple[str, str]]
+) -> Check:
     name = f"{target.name}, manifest"
     a, b = ([file.path for file in each.tensors.files] for each in (target, made))
-    if len(a) == len(b) and all(filecmp.cmp(*pair, shallow=False) for pair in zip(a, b, strict=True)):
+    if len(a) == len(b) and all(
+        filecmp.cmp(*pair, shallow=False) for pair in zip(a, b, strict=True)
+    ):
         return Check(name, True, "identical, and so are the files")
     then, now = _comparable(target), _comparable(made)
     differing = [key for key in then if then[key] != now[key]]
@@ -216,11 +249,17 @@ def _manifests(target: Checkpoint, made: Checkpoint, versions: Mapping[str, tupl
 
 
 def _comparable(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A manifest without what may differ: hashes, versions, what searches took, and what data is called."""
+    """A manifest without what may differ: hashes, versions, what searches took, and what data is
+    called.
+    """
     plain = checkpoint.manifest.model_dump(exclude={"weights_sha256": True})
     for entry in plain["history"]:
         del entry["versions"], entry["output"]
-        entry["args"] = {key: value for key, value in entry["args"].items() if key not in (*DATA, "mask", "recipe")}
+        entry["args"] = {
+            key: value
+            for key, value in entry["args"].items()
+            if key not in (*DATA, "mask", "recipe")
+        }
     for score in plain["scores"].values():  # an order that was shortened took a longer search
         score["settings"].pop("counts", None)
     for seen in (*plain["history"], *plain["scores"].values()):

@@ -1,6 +1,8 @@
-"""A history as commands to run: with which files it begins, which steps follow, what each of them should write.
+"""A history as commands to run: with which files it begins, which steps follow, what each of them
+should write.
 
-Whatever a step read is looked up by its hash: an earlier step wrote it, or it is where the history begins.
+Whatever a step read is looked up by its hash: an earlier step wrote it, or it is where the history
+begins.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from hydrasurgeon.stages.commands import Command, recalled
 from hydrasurgeon.tuning.start import FRESH
 
 MAX_NAME = 200
-"""Bytes of a file's name: file systems allow 255, and a file that is being written has a longer one."""
+"""Bytes of a file's name: file systems allow 255, and a file that is being written has a longer
+one.
+"""
 MAKES_BACKBONES = ("init", "finetune", "export")
 """Steps whose result may be a backbone, with which a replay can begin."""
 DATA = ("data", "val", "unlabelled", "fit_data", "ood")
@@ -62,7 +66,10 @@ class Rerun:
     def command(self, root: Path, folder: Path, *, fetch: bool) -> Command:
         """The step with its files below `root`; data, recipes and masks are those of `folder`."""
         options = {**_located(self.entry, folder, fetch=fetch), "seed": self.entry.seed or None}
-        inputs = [root / artifact.place if artifact.is_file else artifact.place for artifact in self.inputs]
+        inputs = [
+            root / artifact.place if artifact.is_file else artifact.place
+            for artifact in self.inputs
+        ]
         # `score` without -o writes into the file it reads.
         in_place = bool(self.inputs) and self.output.place == self.inputs[0].place
         start = [] if inputs else [str(self.entry.args["checkpoint"])]
@@ -71,10 +78,14 @@ class Rerun:
 
 
 def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rerun]:
-    """The steps from the last backbone that is at hand to the target; ManifestError where there is no such way."""
+    """The steps from the last backbone that is at hand to the target; ManifestError where there is
+    no such way.
+    """
     where, steps = target.name, target.manifest.history
     if not steps:
-        raise ManifestError(f"{where}: has no history to replay", hint="Only files that hydrasurgeon made have one.")
+        raise ManifestError(
+            f"{where}: has no history to replay", hint="Only files that hydrasurgeon made have one."
+        )
     every = _linked(steps)
     every[-1].output.name = target.path.name
     runs: list[Rerun] = []
@@ -82,8 +93,14 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rer
     for run in reversed(every):
         if run.output not in needed:
             continue
-        if run is not every[-1] and run.entry.command in MAKES_BACKBONES and run.output.sha256 is not None:
-            run.output.source = at_hand.find(run.output.sha256, name=run.output.name, kind="backbone")
+        if (
+            run is not every[-1]
+            and run.entry.command in MAKES_BACKBONES
+            and run.output.sha256 is not None
+        ):
+            run.output.source = at_hand.find(
+                run.output.sha256, name=run.output.name, kind="backbone"
+            )
         if run.output.source is None and run.entry.command != "init":
             _check_inputs(run, where)
             runs.insert(0, run)
@@ -92,13 +109,17 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rer
     for run in runs:
         for artifact, read in zip(run.inputs, run.entry.inputs, strict=True):
             if artifact not in made and artifact.source is None:
-                artifact.source = _beginning(read, run.entry.args.get("arch"), at_hand, where, fetch=fetch)
+                artifact.source = _beginning(
+                    read, run.entry.args.get("arch"), at_hand, where, fetch=fetch
+                )
     _place(runs, where)
     return runs
 
 
 def _linked(steps: Sequence[Step]) -> list[Rerun]:
-    """All steps, each with the files that earlier ones wrote; of equal weights those of its name, then the latest."""
+    """All steps, each with the files that earlier ones wrote; of equal weights those of its name,
+    then the latest.
+    """
     runs: list[Rerun] = []
     beginnings: dict[str, Artifact] = {}
     for entry in steps:
@@ -106,7 +127,9 @@ def _linked(steps: Sequence[Step]) -> list[Rerun]:
         for read in entry.inputs:
             alike = [run.output for run in reversed(runs) if run.output.sha256 == read.sha256]
             alike.sort(key=lambda artifact: artifact.name not in (None, read.name))
-            artifact = alike[0] if alike else beginnings.setdefault(read.sha256, Artifact(read.sha256))
+            artifact = (
+                alike[0] if alike else beginnings.setdefault(read.sha256, Artifact(read.sha256))
+            )
             artifact.name = artifact.name or read.name
             inputs.append(artifact)
         runs.append(Rerun(entry, tuple(inputs), Artifact(entry.output)))
@@ -123,7 +146,9 @@ def _check_inputs(run: Rerun, where: str) -> None:
         raise ManifestError(f"{where}: its history's {command} read {count} files")
 
 
-def _beginning(read: Input, arch: str | None, at_hand: AtHand, where: str, *, fetch: bool) -> Hashed:
+def _beginning(
+    read: Input, arch: str | None, at_hand: AtHand, where: str, *, fetch: bool
+) -> Hashed:
     """What no step of the history wrote: a file at hand, or on the hub."""
     source = at_hand.find(read.sha256, name=read.name, arch=arch)
     on_hub = is_hub_id(read.name)
@@ -134,7 +159,11 @@ def _beginning(read: Input, arch: str | None, at_hand: AtHand, where: str, *, fe
             source = Hashed(opened, digests)
     if source is None:
         raise CheckpointError(
-            f"{where}: {read.name} ({short(read.sha256)}), with which its history begins, is not in {at_hand.folder}",
+            (
+                f"{where}: {read.name} ({short(read.sha256)}), with which its history begins, is "
+                "not "
+                f"in {at_hand.folder}"
+            ),
             hint="Files are found by the hash of their weights: put that one there"
             + (", or give --fetch." if on_hub and not fetch else "."),
         )
@@ -142,7 +171,9 @@ def _beginning(read: Input, arch: str | None, at_hand: AtHand, where: str, *, fe
 
 
 def _place(runs: Sequence[Rerun], where: str) -> None:
-    """Give each file the name that history knows it by; a folder of its own where two would share one."""
+    """Give each file the name that history knows it by; a folder of its own where two would share
+    one.
+    """
     taken: set[str] = set()
 
     def put(artifact: Artifact, number: int) -> None:
@@ -160,18 +191,27 @@ def _place(runs: Sequence[Rerun], where: str) -> None:
             put(artifact, 0)
     for number, run in enumerate(runs, 1):
         first = run.inputs[0] if run.inputs else run.output
-        if not changes_weights(run.entry) and first.place == first.name and run.output.name in (None, first.name):
+        if (
+            not changes_weights(run.entry)
+            and first.place == first.name
+            and run.output.name in (None, first.name)
+        ):
             run.output.place = first.place
         else:
             put(run.output, number)
 
 
 def _located(entry: Step, folder: Path, *, fetch: bool) -> dict[str, Any]:
-    """A step's options with names of files that can be opened from `folder`; DataError for what is not there."""
+    """A step's options with names of files that can be opened from `folder`; DataError for what is
+    not there.
+    """
     options = {name: value for name, value in entry.args.items() if name != "checkpoint"}
     for name, value in options.items():
         if name in DATA:
-            specs = [_data(name, spec, folder, fetch=fetch) for spec in ([value] if isinstance(value, str) else value)]
+            specs = [
+                _data(name, spec, folder, fetch=fetch)
+                for spec in ([value] if isinstance(value, str) else value)
+            ]
             options[name] = specs[0] if isinstance(value, str) else specs
         elif name == "mask" or (name == "recipe" and value.endswith(".toml")):
             options[name] = _file(name, value, folder)
@@ -194,18 +234,28 @@ def _data(option: str, spec: str, folder: Path, *, fetch: bool) -> str:
         return spec
     place, named, columns = (spec, "", "") if present(folder / spec) else spec.partition("#")
     file, at, root = place.partition("@")
-    return _file(option, file, folder) + at + (root and (_inside(root, folder) or root)) + named + columns
+    return (
+        _file(option, file, folder)
+        + at
+        + (root and (_inside(root, folder) or root))
+        + named
+        + columns
+    )
 
 
 def _file(option: str, name: str, folder: Path) -> str:
     path = _inside(name, folder)
     if path is None:
-        raise DataError(f"--{option} {name}: is not in {folder}", hint="Put it there under this name.")
+        raise DataError(
+            f"--{option} {name}: is not in {folder}", hint="Put it there under this name."
+        )
     return path
 
 
 def _inside(name: str, folder: Path) -> str | None:
-    """How to call a file of the folder that is its current one: as recorded if it lies there, else by its name."""
+    """How to call a file of the folder that is its current one: as recorded if it lies there, else
+    by its name.
+    """
     path = Path(name)
     if _is_below(path) and present(folder / path):
         return name
@@ -218,10 +268,14 @@ def _is_below(path: Path) -> bool:
 
 
 def _check_names(names: Sequence[str], folder: Path) -> None:
-    """Class names and templates may be files, but of this folder: what others hold would be in what the step writes."""
+    """Class names and templates may be files, but of this folder: what others hold would be in what
+    the step writes.
+    """
     for text in names:
         path = folder / text
-        if os.path.lexists(path) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        if os.path.lexists(path) and not Path(os.path.realpath(path)).is_relative_to(
+            os.path.realpath(folder)
+        ):
             raise ManifestError(
                 f"{text}: a history names this file, which is not in {folder}",
                 hint="Only class names and templates in the folder of the replay are read.",

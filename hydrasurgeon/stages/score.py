@@ -56,7 +56,10 @@ def _score(arguments: ScoreOptions) -> Scored:
     picture = None
     if arguments.plot is not None:
         if method.draw is None:
-            raise UsageError("--plot requires --method cahp", hint="`inspect` shows the scores of other criteria.")
+            raise UsageError(
+                "--plot requires --method cahp",
+                hint="`inspect` shows the scores of other criteria.",
+            )
         picture = check_plot(Path(arguments.plot), force=arguments.force, inputs=arguments.sources)
     opened, copy = _opened(arguments, key)
     digests = opened.digests()
@@ -67,14 +70,18 @@ def _score(arguments: ScoreOptions) -> Scored:
     record = opened.record(digests)
     uses = (*(("torch", opened.manifest.model.family) if method.needs_data else ()), *method.uses)
     args = {**arguments.recorded(), "method": key}
-    entry = step("score", args=args, inputs=[record], data=result.data, seed=arguments.seed, uses=uses)
+    entry = step(
+        "score", args=args, inputs=[record], data=result.data, seed=arguments.seed, uses=uses
+    )
     base = opened.manifest
     # Scoring again by the same method replaces the entry: the weights do not depend on it.
     before = [s for s in base.history if (s.command, s.args.get("method")) != ("score", key)]
 
     def manifest(sha256: str) -> Manifest:
         history = (*before, entry.wrote(sha256))
-        return rewritten(base, weights_sha256=sha256, scores={**base.scores, key: result}, history=history)
+        return rewritten(
+            base, weights_sha256=sha256, scores={**base.scores, key: result}, history=history
+        )
 
     if process_count() > 1:  # the first process replaces the file: it waits for the others
         from hydrasurgeon.runtime.processes import joined
@@ -93,7 +100,9 @@ def _score(arguments: ScoreOptions) -> Scored:
 
 
 def _opened(arguments: ScoreOptions, key: str) -> tuple[Single, Path | None]:
-    """The checkpoint to score, and where its copy goes; what is written is this command's from here on."""
+    """The checkpoint to score, and where its copy goes; what is written is this command's from here
+    on.
+    """
     opened, copy = open_single(arguments.checkpoint, arch=arguments.arch), None
     if arguments.out is not None:
         copy = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)

@@ -1,4 +1,6 @@
-"""serve: answer over HTTP as `predict` does, many requests in one pass; a stop answers what was taken."""
+"""serve: answer over HTTP as `predict` does, many requests in one pass; a stop answers what was
+taken.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,10 @@ def serve(arguments: ServeOptions) -> Served:
         stop: BaseException | None = None
         try:
             server.run([listener])
-        except (SystemExit, KeyboardInterrupt) as signal:  # raised when all that was taken is answered
+        except (
+            SystemExit,
+            KeyboardInterrupt,
+        ) as signal:  # raised when all that was taken is answered
             stop = signal
         inputs = counts.registry.get_sample_value("hydrasurgeon_inputs_total")
         return Served(address, int(inputs or 0), place, stop)
@@ -103,10 +108,14 @@ def _app(opened: Checkpoint, arguments: ServeOptions, place: Path | None) -> tup
     del columns["error"]
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
-    return app_of(Service(batcher, counts, model.transform, most), columns=columns, name=opened.name), counts
+    return app_of(
+        Service(batcher, counts, model.transform, most), columns=columns, name=opened.name
+    ), counts
 
 
-def _answering(model: Classifier, arguments: ServeOptions) -> Callable[[list[Any]], list[dict[str, Any]]]:
+def _answering(
+    model: Classifier, arguments: ServeOptions
+) -> Callable[[list[Any]], list[dict[str, Any]]]:
     """Samples and their ids → answers."""
     from torch.utils.data import default_collate
 
@@ -114,14 +123,20 @@ def _answering(model: Classifier, arguments: ServeOptions) -> Callable[[list[Any
     from hydrasurgeon.decision.state import rows_of
 
     collate = getattr(model.transform, "collate", default_collate)
-    cascade = model.state is not None and model.state.record.cascade is not None and arguments.cascade is not False
+    cascade = (
+        model.state is not None
+        and model.state.record.cascade is not None
+        and arguments.cascade is not False
+    )
     weight, names = next(model.parameters()), model.manifest.model.labels
 
     def answer(samples: list[Any]) -> list[dict[str, Any]]:
         inputs = moved(collate([sample for _, sample in samples]), weight.device, weight.dtype)
         decided = model.answered(inputs, cascade=cascade)
         begun = [{"id": name} for name, _ in samples]
-        return rows_of(decided, begun, names=names, top=arguments.top, problem=model.manifest.model.problem)
+        return rows_of(
+            decided, begun, names=names, top=arguments.top, problem=model.manifest.model.problem
+        )
 
     return answer
 
@@ -140,12 +155,17 @@ def _bound(arguments: ServeOptions) -> Iterator[socket.socket]:
     """The place where requests will come, claimed before the model is loaded."""
     with contextlib.ExitStack() as stack:
         try:
-            family, kind, _, _, address = socket.getaddrinfo(arguments.host, arguments.port, type=socket.SOCK_STREAM)[0]
+            family, kind, _, _, address = socket.getaddrinfo(
+                arguments.host, arguments.port, type=socket.SOCK_STREAM
+            )[0]
             listener = stack.enter_context(socket.socket(family, kind))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
         except OSError as error:
-            what = f"--host {arguments.host} --port {arguments.port}: cannot be listened at ({error.strerror})"
+            what = (
+                f"--host {arguments.host} --port {arguments.port}: cannot be listened at "
+                f"({error.strerror})"
+            )
             raise UsageError(what, hint="Give another --port; 0 takes any that is free.") from error
         yield listener
 

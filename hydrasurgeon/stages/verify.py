@@ -61,7 +61,9 @@ def verify(arguments: VerifyOptions) -> Verification:
     try:
         opened = open_checkpoint(checkpoint, arch=arguments.arch)
     except Disagreement as error:  # every other command refuses it; here it is what was asked
-        return Verification(Path(checkpoint), None, None, (Check("manifest", False, error.message),))
+        return Verification(
+            Path(checkpoint), None, None, (Check("manifest", False, error.message),)
+        )
     checks: list[Check] = []
     if arguments.signature is not None and arguments.public_key is not None:
         checks.append(_signature(opened, Path(arguments.signature), Path(arguments.public_key)))
@@ -77,7 +79,11 @@ def verify(arguments: VerifyOptions) -> Verification:
         digests = {name: contents.digests[name] for name in plain.tensors}
         checks += ancestry(Hashed(plain, digests), at_hand, inputs)
     return Verification(
-        opened.path, opened.manifest, weights_sha256(opened.tensors, contents.digests), tuple(checks), opened.note
+        opened.path,
+        opened.manifest,
+        weights_sha256(opened.tensors, contents.digests),
+        tuple(checks),
+        opened.note,
     )
 
 
@@ -88,7 +94,9 @@ def _signature(checkpoint: Checkpoint, signature: Path, public_key: Path) -> Che
     from model_signing.verifying import Config
 
     if checkpoint.hub_id is not None:
-        raise UsageError(f"{checkpoint.hub_id} lies in the hub's cache", hint="Download it to a directory first.")
+        raise UsageError(
+            f"{checkpoint.hub_id} lies in the hub's cache", hint="Download it to a directory first."
+        )
     try:
         verifier = Config().use_elliptic_key_verifier(public_key=public_key)
     except (OSError, ValueError, TypeError) as error:

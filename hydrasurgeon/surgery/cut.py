@@ -1,5 +1,6 @@
-"""Cut heads and neurons out of a checkpoint's tensors: rows of q, k, v and W_1, columns of W_O and W_2; the rest is
-copied."""
+"""Cut heads and neurons out of a checkpoint's tensors: rows of q, k, v and W_1, columns of W_O and
+W_2; the rest is copied.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 def plan_pruning(
     opened: Single, kept: Kept, inputs: dict[str, str], repaired: Mapping[str, Raw] | None = None
 ) -> list[Planned]:
-    """Each tensor as it will be written, `repaired` ones anew; `inputs` fills with the digests of what was read."""
+    """Each tensor as it will be written, `repaired` ones anew; `inputs` fills with the digests of
+    what was read.
+    """
     repaired = repaired or {}
     tensors, cuts = opened.tensors, _cuts(opened, {**opened.kept, **kept})
 
@@ -64,7 +67,9 @@ def plan_pruning(
 
 
 def _cuts(opened: Single, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:
-    """The tensors that lose heads or neurons: where they keep them, which positions stay, and how wide each is."""
+    """The tensors that lose heads or neurons: where they keep them, which positions stay, and how
+    wide each is.
+    """
     return {
         name: (axis, positions(row, kept[group][layer]), rows_of(opened.manifest.towers, group))
         for name, (group, layer, axis) in head_axes(opened.weights.values()).items()

@@ -1,7 +1,7 @@
 """How a hydra lies in one file: equal tensors once, shared heads once, the rest per member.
 
-A tensor under its own name serves all members; for a head tensor it then holds the union of the heads that any member
-keeps, in rising order. A member's own tensor is named `members.<i>.<name>`.
+A tensor under its own name serves all members; for a head tensor it then holds the union of the
+heads that any member keeps, in rising order. A member's own tensor is named `members.<i>.<name>`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,18 @@ class FusionPlan:
 
     @property
     def spread(self) -> float | None:
-        """How far the members' MLPs lie from their average, as a share of its norm; None where all are equal."""
+        """How far the members' MLPs lie from their average, as a share of its norm; None where all
+        are equal.
+        """
         if not self.spreads:
             return None
         apart, norm = (sum(each) for each in zip(*self.spreads.values(), strict=True))
         return math.sqrt(apart / norm) if norm else math.inf
 
 
-def plan_fusion(members: Sequence[Single], digests: Sequence[Mapping[str, str]], *, average_mlp: bool) -> FusionPlan:
+def plan_fusion(
+    members: Sequence[Single], digests: Sequence[Mapping[str, str]], *, average_mlp: bool
+) -> FusionPlan:
     """Decide for every tensor whether the members can share it."""
     first = members[0]
     axes = head_axes(first.weights.values())
@@ -81,8 +85,9 @@ def plan_fusion(members: Sequence[Single], digests: Sequence[Mapping[str, str]],
 
 
 def plan_mean(members: Sequence[Single], digests: Sequence[Mapping[str, str]]) -> FusionPlan:
-    """One model of the members' mean weights; how far their MLPs lie from it is known once it is written: norms, which
-    begin as ones, lie near in any case."""
+    """One model of the members' mean weights; how far their MLPs lie from it is known once it is
+    written: norms, which begin as ones, lie near in any case.
+    """
     planned: list[Planned] = []
     spreads: dict[str, tuple[float, float]] = {}
     for name, weight in members[0].weights.items():
@@ -97,7 +102,9 @@ def _copy(member: Single, name: str, stored: str) -> Planned:
     return Planned(stored, info.dtype, info.shape, partial(member.tensors.blocks, name))
 
 
-def _average(members: Sequence[Single], name: str, spreads: dict[str, tuple[float, float]]) -> Planned:
+def _average(
+    members: Sequence[Single], name: str, spreads: dict[str, tuple[float, float]]
+) -> Planned:
     """Paper section 4.2: the mean of the members' weights; `spreads` gets to know how far they lie."""
     info = members[0].tensors[name]
 
@@ -119,14 +126,22 @@ def _average(members: Sequence[Single], name: str, spreads: dict[str, tuple[floa
 
 
 def _union(
-    members: Sequence[Single], name: str, kepts: Sequence[Kept], union: Kept, place: tuple[str, int, HeadAxis]
+    members: Sequence[Single],
+    name: str,
+    kepts: Sequence[Kept],
+    union: Kept,
+    place: tuple[str, int, HeadAxis],
 ) -> Planned | None:
     """All heads that any member keeps, if members that share a head agree on its weights."""
     tower, layer, spec = place
     rows = [kept[tower][layer] for kept in kepts]
     heads = union[tower][layer]
     info, size = members[0].tensors[name], spec.size(rows_of(members[0].manifest.towers, tower))
-    shape = (*info.shape[: spec.axis], spec.blocks * len(heads) * size, *info.shape[spec.axis + 1 :])
+    shape = (
+        *info.shape[: spec.axis],
+        spec.blocks * len(heads) * size,
+        *info.shape[spec.axis + 1 :],
+    )
     inner = size * math.prod(info.shape[spec.axis + 1 :])
 
     def merged() -> Iterator[Raw]:
@@ -172,7 +187,9 @@ def _merged_rows(
     blocks: int,
     inner: int,
 ) -> Iterator[Raw]:
-    """Tensors [block, head, inner], which lie head after head: read and joined a few heads at a time."""
+    """Tensors [block, head, inner], which lie head after head: read and joined a few heads at a
+    time.
+    """
     step = max(1, BLOCK_BYTES // (8 * inner))
     for block, first in product(range(blocks), range(0, len(heads), step)):
         union = _Union(some := heads[first : first + step])
@@ -180,7 +197,9 @@ def _merged_rows(
             low, high = bisect_left(row, some[0]), bisect_right(row, some[-1])
             if low < high:
                 at = block * len(row)
-                flat = member.tensors.blocks(name, start=(at + low) * inner, stop=(at + high) * inner)
+                flat = member.tensors.blocks(
+                    name, start=(at + low) * inner, stop=(at + high) * inner
+                )
                 union.put(row[low:high], np.concatenate(list(flat)).reshape(high - low, inner))
         assert union.made is not None
         yield union.made

@@ -1,16 +1,19 @@
-"""Repair what pruning cost without training: fold means into the output bias, or refit W_O and W_2 by least squares.
+"""Repair what pruning cost without training: fold means into the output bias, or refit W_O and W_2
+by least squares.
 
-A place is a layer's attention or its MLP, which loses heads or neurons; x are the outputs of those that stay, over the
-real tokens of the calibration inputs, and W is W_O or W_2. Places follow each other as inputs run through them.
+A place is a layer's attention or its MLP, which loses heads or neurons; x are the outputs of those
+that stay, over the real tokens of the calibration inputs, and W is W_O or W_2. Places follow each
+other as inputs run through them.
 
     mean    b ← b + W_gone · mean(x_gone)
     lstsq   min over W, b of  Σ s·‖W x + b − t‖² + λ·‖W − W_O‖²        with λ = 10⁻³ · trace / width
             t = y + (h − h′)/γ        t = y where the branch ends with a norm
 
-y is the output of the unpruned place and h what flows past it in the unpruned model; x and h′ belong to the pruned
-model whose earlier places are repaired already, so that the fit also takes back their errors (γ is the branch's
-LayerScale, 1 without). The weight s of a token is the squared gradient, with respect to y, of the unpruned model's
-margin between its two likeliest classes: a token that the classifier never hears of must not cost anything.
+y is the output of the unpruned place and h what flows past it in the unpruned model; x and h′
+belong to the pruned model whose earlier places are repaired already, so that the fit also takes
+back their errors (γ is the branch's LayerScale, 1 without). The weight s of a token is the squared
+gradient, with respect to y, of the unpruned model's margin between its two likeliest classes: a
+token that the classifier never hears of must not cost anything.
 """
 
 from __future__ import annotations
@@ -33,8 +36,11 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import NEURONS, Kept, positions
 
 RIDGE = 1e-3
-"""Ridge penalty, relative to the mean square of an input: it pulls a refit towards the weights as they were."""
-# Hidden states of calibration batches are kept up to this size; what does not fit is computed again.
+"""Ridge penalty, relative to the mean square of an input: it pulls a refit towards the weights as
+they were.
+"""
+# Hidden states of calibration batches are kept up to this size; what does not fit is computed
+# again.
 HELD_BYTES = 1 << 30
 
 
@@ -76,7 +82,9 @@ class Repair:
     bias: Tensor | None
 
 
-def fold_means(anatomy: Anatomy, present: Kept, kept: Kept, calibration: Calibration) -> dict[Place, Repair]:
+def fold_means(
+    anatomy: Anatomy, present: Kept, kept: Kept, calibration: Calibration
+) -> dict[Place, Repair]:
     """`mean`: the mean of what is removed, through its columns of W, added to the bias."""
     lost = _lost(anatomy, present, kept)
     for place in lost:
@@ -115,7 +123,9 @@ def refit(
     *,
     stored: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> dict[Place, Repair]:
-    """`lstsq`: place by place; `stored` rounds values as the file will hold them, before later places see them."""
+    """`lstsq`: place by place; `stored` rounds values as the file will hold them, before later
+    places see them.
+    """
     lost = _lost(anatomy, present, kept)
     states = _States(anatomy, tuple(lost), calibration)
     repairs: dict[Place, Repair] = {}
@@ -134,7 +144,9 @@ def refit(
 
 
 def _places(anatomy: Anatomy) -> list[Place]:
-    return [Place(layer, neurons) for layer in range(len(anatomy.blocks)) for neurons in (False, True)]
+    return [
+        Place(layer, neurons) for layer in range(len(anatomy.blocks)) for neurons in (False, True)
+    ]
 
 
 def _lost(anatomy: Anatomy, present: Kept, kept: Kept) -> dict[Place, Tensor]:
@@ -143,7 +155,9 @@ def _lost(anatomy: Anatomy, present: Kept, kept: Kept) -> dict[Place, Tensor]:
     for place in _places(anatomy):
         group, layer = place.group(anatomy), anatomy.blocks[place.layer].attention.layer
         if group in kept and kept[group][layer] != (row := present[group][layer]):
-            stays = torch.zeros(len(row), place.out(anatomy).in_features // len(row), dtype=torch.bool)
+            stays = torch.zeros(
+                len(row), place.out(anatomy).in_features // len(row), dtype=torch.bool
+            )
             stays[positions(row, kept[group][layer])] = True
             staying[place] = stays.flatten()
     return staying
@@ -203,11 +217,15 @@ def _started(anatomy: Anatomy, inputs: Any, lost: Sequence[Place]) -> _State:
     with torch.no_grad():
         stack = anatomy.embed(inputs)
     sensitivity = _sensitivity(anatomy, stack, lost)
-    return _State(Place(0, False), stack.bias, real_tokens(stack), sensitivity, stack.hidden, stack.hidden)
+    return _State(
+        Place(0, False), stack.bias, real_tokens(stack), sensitivity, stack.hidden, stack.hidden
+    )
 
 
 def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[Place]) -> dict[Place, Tensor]:
-    """Per place and token, the squared gradient of the unpruned model's margin at the place's output."""
+    """Per place and token, the squared gradient of the unpruned model's margin at the place's
+    output.
+    """
     hidden = stack.hidden.detach().requires_grad_(True)
     outputs = {}
     with torch.enable_grad():
@@ -223,7 +241,9 @@ def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[Place]) -> dict[
             )
         best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
         margin = (best[:, 0] - best[:, -1]) if best.shape[-1] == 2 else best[:, 0]
-        gradients = torch.autograd.grad(margin.sum(), [outputs[place] for place in lost], allow_unused=True)
+        gradients = torch.autograd.grad(
+            margin.sum(), [outputs[place] for place in lost], allow_unused=True
+        )
     return {
         place: (
             torch.zeros(stack.hidden.shape[:2], device=hidden.device)
@@ -235,7 +255,9 @@ def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[Place]) -> dict[
 
 
 @torch.no_grad()
-def _advanced(anatomy: Anatomy, state: _State, to: Place, repairs: Mapping[Place, Repair]) -> _State:
+def _advanced(
+    anatomy: Anatomy, state: _State, to: Place, repairs: Mapping[Place, Repair]
+) -> _State:
     hidden, repaired = state.hidden, state.repaired
     for place in _places(anatomy):
         if not state.at <= place < to:
@@ -251,7 +273,9 @@ def _advanced(anatomy: Anatomy, state: _State, to: Place, repairs: Mapping[Place
 
 
 @torch.no_grad()
-def _samples(anatomy: Anatomy, state: _State, place: Place, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _samples(
+    anatomy: Anatomy, state: _State, place: Place, columns: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """x, t and s of one batch: a row for each real token that matters."""
     block = anatomy.blocks[place.layer]
 
@@ -260,7 +284,9 @@ def _samples(anatomy: Anatomy, state: _State, place: Place, columns: Tensor) -> 
             if place.neurons:
                 block.mlp(block.norm2(hidden) if block.prenorm else hidden)
             else:
-                attend(block.attention, block.norm1(hidden) if block.prenorm else hidden, state.bias)
+                attend(
+                    block.attention, block.norm1(hidden) if block.prenorm else hidden, state.bias
+                )
         return seen
 
     weights = state.sensitivity[place] * state.real
@@ -286,7 +312,10 @@ class _Equations:
         self.total = 0.0
 
     def add(
-        self, heads: Float[Tensor, "row width"], target: Float[Tensor, "row dim"], weights: Float[Tensor, " row"]
+        self,
+        heads: Float[Tensor, "row width"],
+        target: Float[Tensor, "row dim"],
+        weights: Float[Tensor, " row"],
     ) -> None:
         both = torch.cat([heads, target], dim=1)
         weighted = weights[:, None] * heads

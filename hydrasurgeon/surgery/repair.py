@@ -1,4 +1,6 @@
-"""prune --compensate: run the unpruned model on calibration inputs, and hand back the tensors that repair it."""
+"""prune --compensate: run the unpruned model on calibration inputs, and hand back the tensors that
+repair it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 def repaired_tensors(
     checkpoint: Single, kept: Kept, *, how: str, data: str, run: Run
 ) -> tuple[dict[str, Raw], DataRecord]:
-    """Raw output projections and biases of the layers that lose heads, by name, and the data they come from."""
+    """Raw output projections and biases of the layers that lose heads, by name, and the data they
+    come from.
+    """
     from hydrasurgeon.data import Batches, moved, open_data
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.tensors import TORCH, to_raw
@@ -35,7 +39,8 @@ def repaired_tensors(
     beyond = [group for group, _ in names if group.removesuffix(NEURONS) not in run_through]
     if beyond:
         raise SurgeryError(
-            f"--compensate {how}: no data runs through tower {beyond[0]}", hint="Prune that tower without --compensate."
+            f"--compensate {how}: no data runs through tower {beyond[0]}",
+            hint="Prune that tower without --compensate.",
         )
     first = next(model.parameters())
     batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
@@ -50,7 +55,9 @@ def repaired_tensors(
     repairs = (
         fold_means(anatomy, checkpoint.kept, kept, calibration)
         if how == "mean"
-        else refit(anatomy, checkpoint.kept, kept, calibration, stored=lambda values: values.to(stored))
+        else refit(
+            anatomy, checkpoint.kept, kept, calibration, stored=lambda values: values.to(stored)
+        )
     )
     repaired = {}
     for place, repair in repairs.items():
@@ -62,7 +69,10 @@ def repaired_tensors(
             if not rounded.isfinite().all():
                 raise SurgeryError(
                     f"--compensate {how}: the repaired {name} would hold NaN or infinity",
-                    hint="The model overflows on this data: prune without --compensate, or use --dtype float32.",
+                    hint=(
+                        "The model overflows on this data: prune without --compensate, or use "
+                        "--dtype float32."
+                    ),
                 )
             repaired[name] = to_raw(rounded)[0]
     return repaired, DataRecord(**samples.fingerprint())

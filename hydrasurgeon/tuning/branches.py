@@ -1,8 +1,8 @@
 """Members that are tuned at once behind the trunk that they share.
 
-Each learns by its own loss, from an order of samples and perturbations of its own: what is minimised is the sum of the
-members' losses, never the loss of their mean. Behind the trunk nothing stays shared, so that with a frozen trunk each
-member becomes what it would have become alone.
+Each learns by its own loss, from an order of samples and perturbations of its own: what is
+minimised is the sum of the members' losses, never the loss of their mean. Behind the trunk nothing
+stays shared, so that with a frozen trunk each member becomes what it would have become alone.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Branches(nn.Module):
         return started
 
     def owners(self) -> dict[str, tuple[int | None, str]]:
-        """For each parameter the number of its member, None of the trunk, and its name in the member's file."""
+        """For each parameter the number of its member, None of the trunk, and its name in the
+        member's file.
+        """
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         return {
             names[id(parameter)]: (None if self.shared(name) else number, name)
@@ -98,19 +100,27 @@ class Apart(Learning):
         return super().backward(accelerator, model, parts) / len(self.members)
 
     def _loss(self, model: nn.Module, batch: Any, device: torch.device) -> Tensor:
-        prepared = [member.prepared(one, device) for member, one in zip(self.members, batch, strict=True)]
+        prepared = [
+            member.prepared(one, device) for member, one in zip(self.members, batch, strict=True)
+        ]
         inputs = [inputs for inputs, _ in prepared]
         if self.cache is not None:
-            inputs = [self.cache(x, one.index, device) for x, one in zip(inputs, batch, strict=True)]
+            inputs = [
+                self.cache(x, one.index, device) for x, one in zip(inputs, batch, strict=True)
+            ]
         answers = model(tuple(inputs))
         each = zip(self.members, answers, prepared, batch, strict=True)
-        return torch.stack([member.of(logits, x, mixed, one.index) for member, logits, (x, mixed), one in each]).sum()
+        return torch.stack(
+            [member.of(logits, x, mixed, one.index) for member, logits, (x, mixed), one in each]
+        ).sum()
 
 
 def each_taught(learning: Learning, members: int) -> list[Learning]:
     """What each member learns by: from a teacher of its own, where there are as many."""
     teachers = learning.teachers
-    groups = [[teacher] for teacher in teachers] if len(teachers) == members else [teachers] * members
+    groups = (
+        [[teacher] for teacher in teachers] if len(teachers) == members else [teachers] * members
+    )
     return [replace(learning, teachers=group) for group in groups]
 
 
@@ -122,8 +132,9 @@ def apart(
     seed: int,
     kept: Batches | None,
 ) -> Training:
-    """The training of one model (`batches` are made of a seed and a place) as that of all members; outputs of a frozen
-    trunk are `kept` for these inputs."""
+    """The training of one model (`batches` are made of a seed and a place) as that of all members;
+    outputs of a frozen trunk are `kept` for these inputs.
+    """
     owners, members = branches.owners(), range(len(branches.hydra.members))
     cache = TrunkCache(branches, kept) if kept is not None and branches.frozen else None
 
@@ -136,5 +147,7 @@ def apart(
         epoch_batches=lambda *place: Abreast([batches(seed_of(seed, i), *place) for i in members]),
         trainable=moves,
         owner=lambda name: owners[name][0],
-        loss=Apart(members=each_taught(learning, len(members)), cache=cache, problem=learning.problem),
+        loss=Apart(
+            members=each_taught(learning, len(members)), cache=cache, problem=learning.problem
+        ),
     )

@@ -1,12 +1,14 @@
 """LiT: a text tower learns to meet a locked image tower on image–text pairs (paper D.3).
 
-    L = ½ Σ_i [−ln softmax(s · t_i · vᵀ)_i − ln softmax(s · v_i · tᵀ)_i] / N,    s = exp(logit_scale)
+    L = ½ Σ_i [−ln softmax(s · t_i · vᵀ)_i − ln softmax(s · v_i · tᵀ)_i] / N,    s =
+    exp(logit_scale)
 
-over the N pairs of a step: all batches that it accumulates, of all processes; for SigLIP, to which each image with each
-text is a decision of its own, −Σ_ij ln σ(±(s · v_i · t_j + b)) / N, with + where i = j. Only their features are held
-together. The loss is differentiated by the text features first, each process for its own rows of the two
-matrices; then each batch runs once more and carries its part of that gradient into the text tower. What
-comes out is the gradient of one batch of N pairs.
+over the N pairs of a step: all batches that it accumulates, of all processes; for SigLIP, to which
+each image with each text is a decision of its own, −Σ_ij ln σ(±(s · v_i · t_j + b)) / N, with +
+where i = j. Only their features are held together. The loss is differentiated by the text features
+first, each process for its own rows of the two matrices; then each batch runs once more and carries
+its part of that gradient into the text tower. What comes out is the gradient of one batch of N
+pairs.
 """
 
 from __future__ import annotations
@@ -73,13 +75,16 @@ def contrast(
             loss += share.detach()
     zero = torch.zeros_like
     computed = (texts.grad, scale.grad, bias.grad)
-    grads = [zero(x) if g is None else g for x, g in zip((texts, scale, bias), computed, strict=True)]
+    grads = [
+        zero(x) if g is None else g for x, g in zip((texts, scale, bias), computed, strict=True)
+    ]
     return Gradients(loss, *grads)
 
 
 class Contrast:
-    """The objective of a training run on pairs; `clip` is the zero-shot module of a family, whose features are
-    normalised."""
+    """The objective of a training run on pairs; `clip` is the zero-shot module of a family, whose
+    features are normalised.
+    """
 
     def __init__(self, clip: Any) -> None:
         self.clip = clip
@@ -91,7 +96,9 @@ class Contrast:
         self._tuned = {name for name, p in clip.named_parameters() if id(p) in tuned}
 
     def among(self, moves: Callable[[str], bool]) -> Callable[[str], bool]:
-        """Of what a recipe trains the text tower, its projection and the scale; the image tower is locked."""
+        """Of what a recipe trains the text tower, its projection and the scale; the image tower is
+        locked.
+        """
         return lambda name: name in self._tuned and moves(name)
 
     def transform(self, prepare: Callable[[Any], Tensor]) -> Pairing:
@@ -131,7 +138,9 @@ class Contrast:
 
 
 def _together(images: Tensor, texts: Tensor, clip: Any) -> tuple[Gradients, range]:
-    """The loss over the pairs of all processes and its gradient, and which of the pairs are this one's."""
+    """The loss over the pairs of all processes and its gradient, and which of the pairs are this
+    one's.
+    """
     scale, bias, pairwise = clip.log_scale.detach().exp(), clip.shift, clip.pairwise
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return contrast(images, texts, scale, bias, pairwise=pairwise), range(len(images))
@@ -147,7 +156,9 @@ def _together(images: Tensor, texts: Tensor, clip: Any) -> tuple[Gradients, rang
 
 def _gathered(rows: Tensor) -> tuple[Tensor, list[int]]:
     """The rows of all processes, and how many each has: unreadable images may have been left out."""
-    counts = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())]
+    counts = [
+        torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())
+    ]
     dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
     sizes = [int(count) for count in counts]
     padded = rows.new_zeros(max(sizes), rows.shape[1])

@@ -36,7 +36,9 @@ class Copies:
     def restore(self, kept: Mapping[str, Copy]) -> None:
         """The copies of an interrupted training."""
         device = next(iter(self.live.values())).device
-        self.kept = {which: {name: t.to(device) for name, t in copy.items()} for which, copy in kept.items()}
+        self.kept = {
+            which: {name: t.to(device) for name, t in copy.items()} for which, copy in kept.items()
+        }
 
     def average(self, step: int) -> None:
         """Take the weights after this many steps into their average."""

@@ -2,8 +2,9 @@
 
     (1 − α)·CE(labels) + α·T²·KL(mean of the teachers ‖ model)
 
-Teachers agree with the labels on what they were trained on. What they know besides shows on other inputs: two images
-mixed, or a text with some tokens masked, the same for the teachers as for the model.
+Teachers agree with the labels on what they were trained on. What they know besides shows on other
+inputs: two images mixed, or a text with some tokens masked, the same for the teachers as for the
+model.
 """
 
 from __future__ import annotations
@@ -70,7 +71,11 @@ class Perturbation:
         other = torch.randperm(len(labels)).to(labels.device)
         mixed, theirs = part * inputs + (1 - part) * inputs[other], labels[other]
         if self.beside:
-            mixed, labels, theirs = torch.cat((inputs, mixed)), labels.repeat(2), torch.cat((labels, theirs))
+            mixed, labels, theirs = (
+                torch.cat((inputs, mixed)),
+                labels.repeat(2),
+                torch.cat((labels, theirs)),
+            )
         return mixed, ((labels, part), (theirs, 1 - part))
 
 
@@ -130,7 +135,9 @@ class Learning:
             labelled = known(some)
             if self.alpha < 1 and bool(labelled.any()):
                 weight = None if self.weight is None else self.weight.to(logits.device)
-                each = self.problem.losses(logits[labelled], some[labelled], self.label_smoothing, weight)
+                each = self.problem.losses(
+                    logits[labelled], some[labelled], self.label_smoothing, weight
+                )
                 loss = loss + (1 - self.alpha) * part * each.mean()
         if self.teachers:
             said = self.problem.choices(logits / self.temperature).log_softmax(dim=-1)
@@ -143,7 +150,9 @@ class Learning:
     def _taught(self, inputs: Any, index: Tensor) -> Tensor:
         """The mean of all teachers' members, for samples of these places."""
         each = [t.logits[index] if isinstance(t, Answers) else t(inputs) for t in self.teachers]
-        device = next(iter(inputs.values()) if isinstance(inputs, Mapping) else iter([inputs])).device
+        device = next(
+            iter(inputs.values()) if isinstance(inputs, Mapping) else iter([inputs])
+        ).device
         warmed = (self.problem.choices(x.to(device).float() / self.temperature) for x in each)
         return torch.cat([x.softmax(dim=-1) for x in warmed], dim=1).mean(dim=1)
 
@@ -153,10 +162,16 @@ def perturbation(recipe: Recipe, transform: Any) -> Perturbation:
     if not recipe.mask_tokens or getattr(transform, "kind", "image") != "text":
         return Perturbation(mixup=recipe.mixup or recipe.regmixup, beside=recipe.regmixup > 0)
     tokenizer = transform.tokenizer
-    mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.unk_token_id
+    mask = (
+        tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.unk_token_id
+    )
     if mask is None:
-        raise UsageError("--set mask_tokens: the tokenizer has no token for it", hint="Give --set mask_tokens=0.")
-    return Perturbation(mask_tokens=recipe.mask_tokens, mask=mask, special=tuple(tokenizer.all_special_ids))
+        raise UsageError(
+            "--set mask_tokens: the tokenizer has no token for it", hint="Give --set mask_tokens=0."
+        )
+    return Perturbation(
+        mask_tokens=recipe.mask_tokens, mask=mask, special=tuple(tokenizer.all_special_ids)
+    )
 
 
 def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
@@ -165,16 +180,23 @@ def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
     if weight is None:
         return None
     each = weight if isinstance(weight, tuple) else (weight,) * model.num_classes
-    if model.problem == "single_label" or len(each) != model.num_classes or not all(0 < one < inf for one in each):
+    if (
+        model.problem == "single_label"
+        or len(each) != model.num_classes
+        or not all(0 < one < inf for one in each)
+    ):
         raise UsageError(
-            f"--set pos_weight={json.dumps(weight)}: is not one positive number for each of {model.num_classes} labels"
+            f"--set pos_weight={json.dumps(weight)}: is not one positive number for each of "
+            f"{model.num_classes} labels"
             f" of a {model.problem} model",
             hint="It belongs to models with one logit or many labels; classes have none.",
         )
     return torch.tensor(each)
 
 
-def open_teacher(spec: Any, model: Model, files: Mapping[str, str], device: str) -> tuple[Teacher, Input]:
+def open_teacher(
+    spec: Any, model: Model, files: Mapping[str, str], device: str
+) -> tuple[Teacher, Input]:
     """A live teacher of a model, which answers in its classes and reads its inputs, and its record."""
 
     opened = open_checkpoint(spec)
@@ -193,7 +215,9 @@ def open_teacher(spec: Any, model: Model, files: Mapping[str, str], device: str)
             "tokenizer, or pairs of texts)",
             hint="Give teachers that were tuned from the same checkpoint.",
         )
-    return as_classifier(opened, device=own_device(device)).requires_grad_(False), opened.record(opened.digests())
+    return as_classifier(opened, device=own_device(device)).requires_grad_(False), opened.record(
+        opened.digests()
+    )
 
 
 def _classes(model: Model) -> str:

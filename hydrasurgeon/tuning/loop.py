@@ -1,7 +1,7 @@
 """One training loop on accelerate: one device or many, mixed precision, resumable to the same bits.
 
-Everything random in step s is seeded by (seed, s), augmentation of sample i by (seed, epoch, i): a run
-that was interrupted continues exactly as if it had not been.
+Everything random in step s is seeded by (seed, s), augmentation of sample i by (seed, epoch, i): a
+run that was interrupted continues exactly as if it had not been.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingPosition, TrainingState
 
 EpochBatches = Callable[[int, int, int, int], Any]
-"""(epoch, rank, world, batches to skip) → this process's batches, of which it is known how many they are."""
+"""(epoch, rank, world, batches to skip) → this process's batches, of which it is known how many
+they are.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,14 @@ class Training:
     trainable: Callable[[str], bool]
     """Whether a parameter of this name moves."""
     loss: Any
-    """Leaves the gradients of some batches in the model and tells their loss; settles after the optimizer's step."""
+    """Leaves the gradients of some batches in the model and tells their loss; settles after the
+    optimizer's step.
+    """
     validation: Batches | None = None
     owner: Callable[[str], int | None] = lambda name: 0
-    """The number of the member whose gradients a parameter's are clipped with; None: the trunk's, which has a rate of
-    its own."""
+    """The number of the member whose gradients a parameter's are clipped with; None: the trunk's,
+    which has a rate of its own.
+    """
     problem: Problem = SINGLE
     """How the model's logits are read where validation data measure them."""
     label: str = "training"
@@ -55,7 +60,9 @@ class Trained:
     loss: float
     """Mean training loss of the last epoch."""
     log: tuple[dict[str, float], ...]
-    """One entry per finished epoch: epoch, loss, and accuracy and nll where there is a validation set."""
+    """One entry per finished epoch: epoch, loss, and accuracy and nll where there is a validation
+    set.
+    """
     kept_epoch: float | None = None
     """After how many epochs the weights that are written stood; None: after all."""
     stopped_early: bool = False
@@ -63,7 +70,9 @@ class Trained:
     is_main: bool = True
 
 
-def epoch_order(n: int, *, seed: int, epoch: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+def epoch_order(
+    n: int, *, seed: int, epoch: int, rank: int = 0, world: int = 1
+) -> NDArray[np.int64]:
     """This process's share of a fresh permutation; every process gets equally many."""
     order = np.random.default_rng((seed, epoch)).permutation(n)
     padded = np.resize(order, math.ceil(n / world) * world)
@@ -77,7 +86,9 @@ def learning_rate(recipe: Recipe, step: int, total: int) -> float:
         return recipe.lr * (step + 1) / warmup
     share = (step - warmup) / max(1, total - warmup)
     if recipe.schedule == "cosine":
-        return recipe.lr * (recipe.floor + (1 - recipe.floor) * 0.5 * (1 + math.cos(math.pi * share)))
+        return recipe.lr * (
+            recipe.floor + (1 - recipe.floor) * 0.5 * (1 + math.cos(math.pi * share))
+        )
     return recipe.lr * (1 - share) if recipe.schedule == "linear" else recipe.lr
 
 
@@ -100,7 +111,11 @@ def train(
     model.to(accelerator.device)
     copies = Copies(model, training.recipe, validated=training.validation is not None)
     # What else decides the bits of the next step.
-    place = {"dtype": run.dtype, "device": accelerator.device.type, "processes": accelerator.num_processes}
+    place = {
+        "dtype": run.dtype,
+        "device": accelerator.device.type,
+        "processes": accelerator.num_processes,
+    }
     state = replace(state, identity={**state.identity, **place})
     if resume and (before := state.read(model, optimizer, copies.expected)) is not None:
         standing = before[0]
@@ -122,8 +137,17 @@ def train(
                     standing.close_epoch(per_epoch, loop.validate())
                 copies.close_epoch(standing)
                 run.note(_line(standing.log[-1]))
-            if standing.step % (save_every or per_epoch) == 0 and standing.step < total and accelerator.is_main_process:
-                state.write(accelerator.unwrap_model(wrapped), optimizer.optimizer, standing.model_dump(), copies.kept)
+            if (
+                standing.step % (save_every or per_epoch) == 0
+                and standing.step < total
+                and accelerator.is_main_process
+            ):
+                state.write(
+                    accelerator.unwrap_model(wrapped),
+                    optimizer.optimizer,
+                    standing.model_dump(),
+                    copies.kept,
+                )
             if ended:
                 break
     accelerator.wait_for_everyone()
@@ -194,13 +218,17 @@ class _Loop:
                 f"finetune: the loss is {loss} in step {number + 1} (lr {lr:g})",
                 hint="Lower the learning rate: --set lr=…"
                 if number
-                else "The model overflows on this data: use --dtype float32, and check it with eval.",
+                else (
+                    "The model overflows on this data: use --dtype float32, and check it with eval."
+                ),
             )
         return loss
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Every process measures the whole set, which is small, and believes the first: all stop together."""
+        """Every process measures the whole set, which is small, and believes the first: all stop
+        together.
+        """
         if self.training.validation is None:
             return {}
         from accelerate.utils import broadcast_object_list
@@ -261,7 +289,10 @@ def _optimizer(
             owned.setdefault(training.owner(name), []).append(parameter)
     if not owned:
         raise UsageError("finetune: nothing is left to train", hint="Freeze less.")
-    trunk, others = owned.get(None, []), [p for owner, each in owned.items() for p in each if owner is not None]
+    trunk, others = (
+        owned.get(None, []),
+        [p for owner, each in owned.items() for p in each if owner is not None],
+    )
     groups = [
         {"params": some, "weight_decay": decay, "pace": pace}
         for tuned, pace in ((others, 1.0), (trunk, recipe.trunk_lr))

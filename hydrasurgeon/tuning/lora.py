@@ -1,7 +1,8 @@
-"""Low-rank changes of attention (LoRA, Hu et al., 2021): what trains instead of the projections, and is added to them.
+"""Low-rank changes of attention (LoRA, Hu et al., 2021): what trains instead of the projections,
+and is added to them.
 
-W + (alpha / rank) · B A, with B zero at the start. A LoRA-Ensemble (Mühlematter et al., 2024) is three such
-members.
+W + (alpha / rank) · B A, with B zero at the start. A LoRA-Ensemble (Mühlematter et al., 2024) is
+three such members.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def attach(
     weights: Mapping[str, Weight],
     trainable: Callable[[str], bool],
 ) -> None:
-    """Put low-rank changes beside attention's linear layers, in place; UsageError where none is trained, SurgeryError
-    where the model does not run them."""
+    """Put low-rank changes beside attention's linear layers, in place; UsageError where none is
+    trained, SurgeryError where the model does not run them.
+    """
     import peft
     from torch import nn
 
@@ -48,7 +50,9 @@ def attach(
     def stored(name: str) -> Weight | None:
         """What files know of a layer's matrix."""
         parameter = f"{name}.weight"
-        return weights.get(module.disk_name(parameter) if isinstance(module, DiskNamed) else parameter)
+        return weights.get(
+            module.disk_name(parameter) if isinstance(module, DiskNamed) else parameter
+        )
 
     if not any(changeable(weight) and trainable(weight.name) for weight in weights.values()):
         raise UsageError(
@@ -64,7 +68,10 @@ def attach(
     linear = {name for name, layer in layers.items() if isinstance(layer, nn.Linear)}
     if not linear or linear != set(layers) or _running(module, layers, family, model) != linear:
         raise SurgeryError(
-            f"a recipe with lora_rank changes linear layers, and the attention of {model.arch} does not run as such",
+            (
+                f"a recipe with lora_rank changes linear layers, and the attention of {model.arch} "
+                "does not run as such"
+            ),
             hint="Tune it whole, by a recipe without lora_rank.",
         )
     some = [name for name, layer in layers.items() if layer.weight.numel()]
@@ -74,13 +81,19 @@ def attach(
     peft.inject_adapter_in_model(config, module)
 
 
-def _running(module: nn.Module, layers: Mapping[str, nn.Module], family: Family, model: Model) -> set[str]:
-    """Which of the layers are called; others only hand their weights on, and a change beside them would never be
-    seen."""
+def _running(
+    module: nn.Module, layers: Mapping[str, nn.Module], family: Family, model: Model
+) -> set[str]:
+    """Which of the layers are called; others only hand their weights on, and a change beside them
+    would never be seen.
+    """
     import torch
 
     ran: set[str] = set()
-    hooks = [layer.register_forward_hook(lambda *_, name=name: ran.add(name)) for name, layer in layers.items()]
+    hooks = [
+        layer.register_forward_hook(lambda *_, name=name: ran.add(name))
+        for name, layer in layers.items()
+    ]
     first = next(module.parameters())
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         module.eval()
@@ -102,11 +115,15 @@ def trains(others: Callable[[str], bool], weights: Mapping[str, Weight]) -> Call
 
 
 def merge(module: nn.Module) -> None:
-    """Leave the module as it was built, with the changes added to its weights; the sum is taken in float64."""
+    """Leave the module as it was built, with the changes added to its weights; the sum is taken in
+    float64.
+    """
     from peft.tuners.lora import LoraLayer
     from torch import no_grad
 
-    changed: dict[str, Any] = {name: part for name, part in module.named_modules() if isinstance(part, LoraLayer)}
+    changed: dict[str, Any] = {
+        name: part for name, part in module.named_modules() if isinstance(part, LoraLayer)
+    }
     for name, part in changed.items():
         place, _, last = name.rpartition(".")
         layer, (adapter,) = part.get_base_layer(), part.active_adapters

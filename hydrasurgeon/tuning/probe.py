@@ -1,10 +1,12 @@
-"""A new classifier that fits the features of the body it is put on, before the first step of training.
+"""A new classifier that fits the features of the body it is put on, before the first step of
+training.
 
-    min over W, b   mean CE(W z + b, label) + λ/2 ‖W‖²,    z = (features − mean) / s,    s² = mean of features²
+    min over W, b   mean CE(W z + b, label) + λ/2 ‖W‖²,    z = (features − mean) / s,    s² = mean
+    of features²
 
-Convex, solved by L-BFGS from zero in float64: nothing is drawn. Features that hardly vary get no large weights, which
-would not survive dropout. A classifier that starts at random first pulls the body away from what it knows (Kumar et
-al., 2022).
+Convex, solved by L-BFGS from zero in float64: nothing is drawn. Features that hardly vary get no
+large weights, which would not survive dropout. A classifier that starts at random first pulls the
+body away from what it knows (Kumar et al., 2022).
 """
 
 from __future__ import annotations
@@ -38,12 +40,15 @@ def probe(model: LiveModel, samples: Samples, run: Run) -> None:
     """Fit a single model's last layer to labelled samples, in place."""
     if samples.labels is None or not (np.asarray(samples.labels) != UNLABELLED).any():
         raise UsageError(
-            "--set classifier=probe: is fitted to labels, and the data has none", hint="Give --set classifier=fresh."
+            "--set classifier=probe: is fitted to labels, and the data has none",
+            hint="Give --set classifier=fresh.",
         )
     device = device_of(own_device(run.device))
     model.to(device).eval()
     order = np.unique(np.linspace(0, len(samples) - 1, MOST).round().astype(int))
-    batches = Batches(samples, model.transform, batch_size=run.batch_size, order=order, skip_bad=run.skip_bad)
+    batches = Batches(
+        samples, model.transform, batch_size=run.batch_size, order=order, skip_bad=run.skip_bad
+    )
     read, labels = list[Tensor](), list[Tensor]()
     with reading(model) as features_of:
         for batch in batches:
@@ -56,7 +61,11 @@ def probe(model: LiveModel, samples: Samples, run: Run) -> None:
     for layer, features in zip(layers, torch.cat(read).chunk(len(layers), dim=1), strict=True):
         assert isinstance(layer, nn.Linear)
         weight, bias = logistic(
-            features, torch.cat(labels), layer.out_features, problem.losses, intercept=layer.bias is not None
+            features,
+            torch.cat(labels),
+            layer.out_features,
+            problem.losses,
+            intercept=layer.bias is not None,
         )
         layer.weight.copy_(weight)
         if layer.bias is not None:
@@ -77,11 +86,15 @@ def logistic(
     scaled = (features - mean) / scale
     weight, bias = features.new_zeros(classes, features.shape[1]), features.new_zeros(classes)
     solved = [weight.requires_grad_(), *([bias.requires_grad_()] if intercept else [])]
-    solver = torch.optim.LBFGS(solved, max_iter=ITERATIONS, tolerance_change=1e-12, line_search_fn="strong_wolfe")
+    solver = torch.optim.LBFGS(
+        solved, max_iter=ITERATIONS, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+    )
 
     def loss() -> Tensor:
         solver.zero_grad()
-        value = losses(scaled @ weight.T + bias, labels).mean() + PENALTY / 2 * weight.square().sum()
+        value = (
+            losses(scaled @ weight.T + bias, labels).mean() + PENALTY / 2 * weight.square().sum()
+        )
         value.backward()  # type: ignore[no-untyped-call]
         return value
 

@@ -1,5 +1,6 @@
-"""What tuning starts from: a checkpoint, or an architecture with fresh weights; with which classifier, and what of it
-moves."""
+"""What tuning starts from: a checkpoint, or an architecture with fresh weights; with which
+classifier, and what of it moves.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept, open_checkpoint, rewritten, undecided
+from hydrasurgeon.checkpoints.reading import (
+    Checkpoint,
+    all_kept,
+    open_checkpoint,
+    rewritten,
+    undecided,
+)
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
@@ -16,7 +23,16 @@ from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.weights import Part, Weight, by_name
 from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import UNKNOWN, Input, Manifest, ManifestT, Model, SingleManifest, Step, Tower
+from hydrasurgeon.files.manifest import (
+    UNKNOWN,
+    Input,
+    Manifest,
+    ManifestT,
+    Model,
+    SingleManifest,
+    Step,
+    Tower,
+)
 from hydrasurgeon.runtime.tensors import plan_tensors
 
 if TYPE_CHECKING:
@@ -41,7 +57,13 @@ def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> 
     target = claim_checkpoint(out, force=force)
     source = starting_point(spec, None)
     module = starting_module(source, source.manifest.model, load_recipe("scratch", {}), seed)
-    entry = step("init", args={"spec": spec}, inputs=[], seed=seed, uses=("torch", source.manifest.model.family))
+    entry = step(
+        "init",
+        args={"spec": spec},
+        inputs=[],
+        seed=seed,
+        uses=("torch", source.manifest.model.family),
+    )
     base = source.manifest
     assert base.kind != "hydra"
     return save(target, plan_tensors(module.state_dict()), manifest_after(base, base.model, entry))
@@ -101,7 +123,9 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
 
 
 def usual_recipe(spec: str | Path, arch: str | None, data: str, limit: int | None) -> str:
-    """The recipe for those who name none: by what the model reads, and for images by how many there are."""
+    """The recipe for those who name none: by what the model reads, and for images by how many there
+    are.
+    """
     from hydrasurgeon.data import open_data
 
     if str(spec).startswith(FRESH):
@@ -124,8 +148,10 @@ def _fresh_model(spec: str) -> Model:
 
 
 def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
-    """The model with the data's classes, where the recipe gives it a new classifier, and with the recipe's text length
-    and the data's kind of texts, which it keeps: what it is trained on is what it reads."""
+    """The model with the data's classes, where the recipe gives it a new classifier, and with the
+    recipe's text length and the data's kind of texts, which it keeps: what it is trained on is what
+    it reads.
+    """
     from hydrasurgeon.data.samples import reading
 
     if plan.problem not in (None, model.problem) and plan.classifier == "keep":
@@ -134,11 +160,23 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
             hint="Give it a new one: --set classifier=fresh.",
         )
     if plan.classifier != "keep" and samples.labels is not None:
-        labels, classes, kinds = samples.labels, samples.classes, {"i": "single_label", "f": "one_logit"}
+        labels, classes, kinds = (
+            samples.labels,
+            samples.classes,
+            {"i": "single_label", "f": "one_logit"},
+        )
         problem = "multi_label" if labels.ndim == 2 else plan.problem or kinds[labels.dtype.kind]
-        count = 1 if problem == "one_logit" else labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=0)) + 1
+        count = (
+            1
+            if problem == "one_logit"
+            else labels.shape[1]
+            if labels.ndim == 2
+            else int(labels.max(initial=0)) + 1
+        )
         classes = None if problem == "one_logit" else classes
-        model = family_of(model).with_classes(model, count if classes is None else len(classes), classes)
+        model = family_of(model).with_classes(
+            model, count if classes is None else len(classes), classes
+        )
         model = model.model_copy(update={"problem": problem, "inputs": None})
     model = reading(model, samples)
     longest = model.preprocess.get("max_length")
@@ -156,7 +194,9 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
 
     family, weights = source.family, by_name(source.family.weights(model))
     torch.manual_seed(seed)
-    module = family.module(model, source.manifest.towers, source.kept, fresh=True, files=source.files)
+    module = family.module(
+        model, source.manifest.towers, source.kept, fresh=True, files=source.files
+    )
     if source.checkpoint is not None:
         tensors = source.checkpoint.tensors
         state = module.state_dict()
@@ -164,21 +204,27 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
             renewed = weights[name].part == "classifier" and plan.classifier != "keep"
             if renewed or name not in tensors:
                 continue  # a new classifier, and what only a classifier needs
-            state[name] = to_weights(tensors.read(name), tensors[name].dtype, name=name, path=source.checkpoint.path)
+            state[name] = to_weights(
+                tensors.read(name), tensors[name].dtype, name=name, path=source.checkpoint.path
+            )
         module.load_state_dict(state)
     if plan.classifier == "zero":
         with torch.no_grad():
             for name, parameter in module.named_parameters():
-                # Only the last layer of a deep classifier: zeros further down would pass no gradient on.
+                # Only the last layer of a deep classifier: zeros further down would pass no
+                # gradient on.
                 last = parameter.shape[0] == model.num_classes
                 if weights[name].part == "classifier" and last:
                     parameter.zero_()
     return module
 
 
-def set_dropout(modules: Iterable[nn.Module], source: Start, chance: float, *, wanted: bool) -> str | None:
-    """Let the layers drop; where none of them can, refuse what the user `wanted`, or note that the recipe's is left
-    out."""
+def set_dropout(
+    modules: Iterable[nn.Module], source: Start, chance: float, *, wanted: bool
+) -> str | None:
+    """Let the layers drop; where none of them can, refuse what the user `wanted`, or note that the
+    recipe's is left out.
+    """
     places = [place for module in modules for place in source.family.dropouts(module)]
     for place in places:
         place.p = chance
@@ -201,7 +247,9 @@ FROZEN: dict[str, tuple[Part, ...]] = {
 """What a recipe may freeze, in the words of the families' tables."""
 
 
-def trainable(weights: Mapping[str, Weight], plan: Recipe, towers: Mapping[str, Tower]) -> Callable[[str], bool]:
+def trainable(
+    weights: Mapping[str, Weight], plan: Recipe, towers: Mapping[str, Tower]
+) -> Callable[[str], bool]:
     """Which parameters the recipe trains."""
     frozen = {part for name in plan.freeze for part in FROZEN[name]}
 
@@ -218,10 +266,14 @@ def trainable(weights: Mapping[str, Weight], plan: Recipe, towers: Mapping[str, 
     return trainable
 
 
-def manifest_after(base: ManifestT, model: Model, entry: Step, **changes: Any) -> Callable[[str], ManifestT]:
+def manifest_after(
+    base: ManifestT, model: Model, entry: Step, **changes: Any
+) -> Callable[[str], ManifestT]:
     def manifest(sha256: str) -> ManifestT:
         history = (*base.history, entry.wrote(sha256))
         # Scores speak of weights that training has changed.
-        return rewritten(base, model=model, scores={}, weights_sha256=sha256, history=history, **changes)
+        return rewritten(
+            base, model=model, scores={}, weights_sha256=sha256, history=history, **changes
+        )
 
     return manifest

@@ -1,5 +1,6 @@
-"""Where an interrupted training continues: weights, optimizer and position in one safetensors file, believed only where
-they fit."""
+"""Where an interrupted training continues: weights, optimizer and position in one safetensors file,
+believed only where they fit.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +36,17 @@ class TrainingPosition(BaseModel):
 
     @property
     def best(self) -> int | None:
-        """The epoch, as it stands in the log, with the least NLL of the validation set; the first of equals."""
+        """The epoch, as it stands in the log, with the least NLL of the validation set; the first
+        of equals.
+        """
         measured = [(entry.get("val_nll", math.nan), index) for index, entry in enumerate(self.log)]
         return min((each for each in measured if math.isfinite(each[0])), default=(0.0, None))[1]
 
     def waited(self, patience: int) -> bool:
         """Whether so many epochs, if any, brought no better one."""
-        return bool(patience) and self.best is not None and len(self.log) - 1 - self.best >= patience
+        return (
+            bool(patience) and self.best is not None and len(self.log) - 1 - self.best >= patience
+        )
 
     @property
     def mean_loss(self) -> float:
@@ -78,10 +83,15 @@ class TrainingState(Resumable):
         for which, copy in (copies or {}).items():
             tensors |= {f"{which}.{name}": tensor for name, tensor in copy.items()}
         for index, slots in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{key}": value for key, value in slots.items() if isinstance(value, Tensor)}
+            tensors |= {
+                f"optimizer.{index}.{key}": value
+                for key, value in slots.items()
+                if isinstance(value, Tensor)
+            }
         planned = plan_tensors(tensors)
         with replacing(self.path) as (part,):
-            # The hash of the tensors is known when they are written; what stands in its place before is as long.
+            # The hash of the tensors is known when they are written; what stands in its place
+            # before is as long.
             write_tensors(part, planned, lambda sha256: self.texts(position, sha256 or ""))
 
     def read(
@@ -90,8 +100,9 @@ class TrainingState(Resumable):
         optimizer: torch.optim.Optimizer,
         expected: Callable[[TrainingPosition], Collection[str]] = lambda position: (),
     ) -> tuple[TrainingPosition, dict[str, dict[str, Tensor]]] | None:
-        """Put everything back; the position and the copies that are `expected` there, None when there is nothing to
-        continue."""
+        """Put everything back; the position and the copies that are `expected` there, None when
+        there is nothing to continue.
+        """
         if not there(self.path):
             return None
         with self.judged():
@@ -104,13 +115,25 @@ class TrainingState(Resumable):
             recorded = self.position(texts, weights_sha256(file.infos, digests), most=MAX_TEXT)
             position = TrainingPosition.model_validate(recorded)
             kinds = {name: info.dtype for name, info in file.infos.items()}
-            tensors = {name: to_tensor(array, kinds[name]) for name, array in arrays.items() if kinds[name] in TORCH}
-            tuned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-            copied = {which: {name: f"{which}.{name}" for name in tuned} for which in expected(position)}
+            tensors = {
+                name: to_tensor(array, kinds[name])
+                for name, array in arrays.items()
+                if kinds[name] in TORCH
+            }
+            tuned = [
+                name for name, parameter in model.named_parameters() if parameter.requires_grad
+            ]
+            copied = {
+                which: {name: f"{which}.{name}" for name in tuned} for which in expected(position)
+            }
             weights, slots = _fitting(tensors, model, optimizer, copied)
         model.load_state_dict(weights)
-        optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-        return position, {w: {name: tensors[at] for name, at in copy.items()} for w, copy in copied.items()}
+        optimizer.load_state_dict(
+            {"state": slots, "param_groups": optimizer.state_dict()["param_groups"]}
+        )
+        return position, {
+            w: {name: tensors[at] for name, at in copy.items()} for w, copy in copied.items()
+        }
 
 
 def _fitting(
@@ -119,7 +142,9 @@ def _fitting(
     optimizer: torch.optim.Optimizer,
     copied: Mapping[str, Mapping[str, str]],
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """The model's tensors, all of them, and what the optimizer keeps of each parameter; finite, and of their shapes."""
+    """The model's tensors, all of them, and what the optimizer keeps of each parameter; finite, and
+    of their shapes.
+    """
     state_dict, names = model.state_dict(), _names(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     slots: dict[int, dict[str, Tensor]] = {}
@@ -130,7 +155,10 @@ def _fitting(
     wrong = next((name for name in shapes if name not in tensors), None)
     for index, parameter in enumerate(parameters):
         stored = {key: f"optimizer.{index}.{key}" for key in names}
-        shapes |= {n: (torch.Size() if k == "step" else parameter.shape, torch.float32) for k, n in stored.items()}
+        shapes |= {
+            n: (torch.Size() if k == "step" else parameter.shape, torch.float32)
+            for k, n in stored.items()
+        }
         present = {key: tensors[name] for key, name in stored.items() if name in tensors}
         if present:
             slots[index] = present

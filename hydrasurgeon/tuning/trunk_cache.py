@@ -1,4 +1,6 @@
-"""Outputs of a frozen trunk, computed once for each sample: in bfloat16, in a temporary file of bounded size."""
+"""Outputs of a frozen trunk, computed once for each sample: in bfloat16, in a temporary file of
+bounded size.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MOST = 16 << 30
 
 
 class TrunkCache:
-    """Made of all batches, in their order, when the first is asked for: a training that goes on makes the same."""
+    """Made of all batches, in their order, when the first is asked for: a training that goes on
+    makes the same.
+    """
 
     def __init__(self, branches: Branches, batches: Iterable[Batch]) -> None:
         self.branches, self.batches = branches, batches
@@ -70,7 +74,9 @@ class TrunkCache:
                     return {}
             for i, row, tokens in zip(batch.index.tolist(), hidden, lengths, strict=True):
                 rows[i] = size, tokens
-                size += self._file.write(row[:tokens].contiguous().view(torch.int16).numpy().tobytes())
+                size += self._file.write(
+                    row[:tokens].contiguous().view(torch.int16).numpy().tobytes()
+                )
             if size > MOST:
                 self._file.truncate(0)
                 return {}

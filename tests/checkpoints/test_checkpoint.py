@@ -143,12 +143,16 @@ def test_missing_and_foreign_tensors(tiny: MAKE) -> None:
     save_file(missing, path, metadata=metadata)
     with pytest.raises(CheckpointError, match=r"blocks\.1\.mlp\.fc1\.bias is missing"):
         open_checkpoint(path)
-    save_file(tensors | {"head.weight": tensors["head.weight"].to(torch.int8)}, path, metadata=metadata)
+    save_file(
+        tensors | {"head.weight": tensors["head.weight"].to(torch.int8)}, path, metadata=metadata
+    )
     with pytest.raises(CheckpointError, match=r"head\.weight has dtype I8"):
         open_checkpoint(path)
 
 
-def test_full_disk_leaves_nothing(tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_nothing(
+    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tiny()
 
     def full(*_: object, **__: object) -> str:
@@ -192,7 +196,9 @@ def test_timm_directory(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 64, 64)
     with torch.inference_mode():
         expected = model.eval()(images)
-    torch.testing.assert_close(hs.load(tmp_path / "dir", device="cpu")(images)[:, 0], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        hs.load(tmp_path / "dir", device="cpu")(images)[:, 0], expected, rtol=0, atol=1e-5
+    )
 
 
 def test_sharded_directory(tiny: MAKE, tmp_path: Path) -> None:
@@ -207,7 +213,9 @@ def test_sharded_directory(tiny: MAKE, tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4"
     pruned = hs.prune(folder, arch=arch, method="magnitude", keep=2, out=tmp_path / "m.safetensors")
-    same = hs.prune(tmp_path / "vit.safetensors", method="magnitude", keep=2, out=tmp_path / "n.safetensors")
+    same = hs.prune(
+        tmp_path / "vit.safetensors", method="magnitude", keep=2, out=tmp_path / "n.safetensors"
+    )
     assert pruned.manifest.weights_sha256 == same.manifest.weights_sha256
     (folder / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"shard b\.safetensors is missing"):

@@ -47,7 +47,9 @@ def bert(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_foreign_name_is_refused_before_anything_is_written(bert: Path, tmp_path: Path, name: str) -> None:
+def test_a_foreign_name_is_refused_before_anything_is_written(
+    bert: Path, tmp_path: Path, name: str
+) -> None:
     files = dict(open_checkpoint(bert).files)
     assert "tokenizer.json" in files
     with_files(bert, {**files, name: "attack"})

@@ -33,7 +33,9 @@ def test_configs_that_nobody_edited(family: Family, tmp_path: Path) -> None:
         ("OpenCLIP", "preprocess_cfg", {"mean": [0, 0, 0]}),
     ],
 )
-def test_an_edited_config_is_named_and_does_not_count(name: str, key: str, value: object, tmp_path: Path) -> None:
+def test_an_edited_config_is_named_and_does_not_count(
+    name: str, key: str, value: object, tmp_path: Path
+) -> None:
     family = FAMILIES[name]
     family.write(tmp_path / "source")
     made = member(tmp_path / "source", family, RAGGED, f"{tmp_path}/m/")

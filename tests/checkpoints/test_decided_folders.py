@@ -22,7 +22,9 @@ from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.tensors import TensorFile
 
 
-def calibrated(source: Path, family: Family, out: str | Path, score: str = "rmds", **more: Any) -> Path:
+def calibrated(
+    source: Path, family: Family, out: str | Path, score: str = "rmds", **more: Any
+) -> Path:
     data = family.data(source.parent, rows=90)
     return hs.calibrate(source, data=data, ood_score=score, out=out, **more).path
 
@@ -62,7 +64,9 @@ def stock_transformers(folder: Path) -> Callable[[Any], torch.Tensor]:
     return lambda inputs: model.eval()(**inputs).logits.softmax(-1)
 
 
-@pytest.mark.parametrize(("name", "stock"), [("timm ViT", stock_timm), ("BERT", stock_transformers)])
+@pytest.mark.parametrize(
+    ("name", "stock"), [("timm ViT", stock_timm), ("BERT", stock_transformers)]
+)
 def test_the_library_loads_a_calibrated_backbone(
     name: str, stock: Callable[[Path], Callable[[Any], torch.Tensor]], tmp_path: Path
 ) -> None:
@@ -90,7 +94,9 @@ def test_open_clip_loads_a_calibrated_backbone(tmp_path: Path) -> None:
     images = family.inputs()
     with torch.inference_mode():
         ours = open_clip.create_model(f"local-dir:{folder}").eval().encode_image(images)
-        stock = open_clip.create_model(f"local-dir:{tmp_path / 'source'}").eval().encode_image(images)
+        stock = (
+            open_clip.create_model(f"local-dir:{tmp_path / 'source'}").eval().encode_image(images)
+        )
     assert torch.equal(ours, stock)
 
 
@@ -99,7 +105,10 @@ def test_timm_loads_what_was_cut_and_calibrated(kind: str, tmp_path: Path) -> No
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
     rows = [RAGGED] if kind == "member" else KEPTS
-    parts = [member(tmp_path / "source", family, each, tmp_path / f"m{i}.safetensors") for i, each in enumerate(rows)]
+    parts = [
+        member(tmp_path / "source", family, each, tmp_path / f"m{i}.safetensors")
+        for i, each in enumerate(rows)
+    ]
     plain = parts[0] if kind == "member" else hs.fuse(parts, out=tmp_path / "h.safetensors").path
     folder = calibrated(plain, family, f"{tmp_path / 'ready'}/", score="vim")
     check(folder, family)
@@ -112,11 +121,18 @@ def test_timm_loads_what_was_cut_and_calibrated(kind: str, tmp_path: Path) -> No
 def test_shards_and_their_state(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")
-    folder = calibrated(tmp_path / "source", family, f"{tmp_path / 'ready'}/", max_shard_size="20KB")
+    folder = calibrated(
+        tmp_path / "source", family, f"{tmp_path / 'ready'}/", max_shard_size="20KB"
+    )
     assert (folder / "model.safetensors.index.json").exists()
     assert BESIDE not in (folder / "model.safetensors.index.json").read_text()
     names = TensorFile(folder / BESIDE).infos
-    assert {name.rpartition(".")[2] for name in names} == {"centre", "factor", "means", "background"}
+    assert {name.rpartition(".")[2] for name in names} == {
+        "centre",
+        "factor",
+        "means",
+        "background",
+    }
     assert hs.verify(folder).holds
     # A second run replaces all of it, the state's file too.
     again = calibrated(tmp_path / "source", family, f"{folder}/", score="msp", force=True)
@@ -146,11 +162,15 @@ def test_a_state_that_is_gone_or_strange(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "alone")
 
 
-def test_a_pushed_file_becomes_such_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pushed_file_becomes_such_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
     with fake_hub(tmp_path, monkeypatch) as hub:
-        path = calibrated(tmp_path / "source", family, tmp_path / "r.safetensors", push_to_hub="me/ready")
+        path = calibrated(
+            tmp_path / "source", family, tmp_path / "r.safetensors", push_to_hub="me/ready"
+        )
         assert BESIDE in hub.repos["me/ready"].files
         there = hs.load("timm:me/ready", device="cpu")
         here = hs.load(path, device="cpu")

@@ -20,15 +20,23 @@ from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.stages.inspect import inspect
 
 MAKE = Callable[..., Path]
-ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4"
+ARCH = (
+    "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4"
+)
 
 
-@pytest.mark.parametrize("spec", ["", "/", ".", "..", "x" * 300, "a\0b", "./gone", "vit.safetensors/x"])
+@pytest.mark.parametrize(
+    "spec", ["", "/", ".", "..", "x" * 300, "a\0b", "./gone", "vit.safetensors/x"]
+)
 @pytest.mark.parametrize(
     "use", [inspect, lambda spec: hs.prune(spec, method="random", keep=2)], ids=["inspect", "prune"]
 )
 def test_paths_that_are_no_checkpoint(
-    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, use: Callable[[str], Any]
+    tiny: MAKE,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str,
+    use: Callable[[str], Any],
 ) -> None:
     tiny()
     (tmp_path / "empty").mkdir()
@@ -41,7 +49,9 @@ def test_paths_that_are_no_checkpoint(
     assert refused.value.message.isprintable()
 
 
-def test_the_folder_one_stands_in(tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_one_stands_in(
+    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hs.prune(tiny(), method="random", keep=3, out=f"{tmp_path}/member/")
     monkeypatch.chdir(tmp_path / "member")
     assert open_checkpoint(".").name == "member"
@@ -49,7 +59,9 @@ def test_the_folder_one_stands_in(tiny: MAKE, tmp_path: Path, monkeypatch: pytes
     assert made.path == tmp_path / "member-random-k2.safetensors"
 
 
-def test_a_name_without_its_suffix(tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_without_its_suffix(
+    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny("m1.safetensors")
     monkeypatch.chdir(tmp_path)
     assert open_checkpoint("m1").path == Path("m1.safetensors")
@@ -204,7 +216,9 @@ def test_the_manifest_says_whose_the_weights_are(tiny: MAKE, tmp_path: Path) -> 
     opened = open_checkpoint(folder)
     assert opened.manifest == made.manifest
     opened.digests()
-    (tmp_path / "clip" / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (tmp_path / "clip" / "model.safetensors").write_bytes(
+        (folder / "model.safetensors").read_bytes()
+    )
     assert open_checkpoint(tmp_path / "clip").manifest.model.family == "open_clip"
 
 

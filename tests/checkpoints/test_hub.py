@@ -13,11 +13,17 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError
 
 
-def test_timm_names_live_under_timm(bare: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_names_live_under_timm(
+    bare: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import timm
     from timm.models import save_for_hf
 
-    save_for_hf(timm.create_model("vit_tiny_patch16_224", num_classes=3), tmp_path / "repo", safe_serialization=True)
+    save_for_hf(
+        timm.create_model("vit_tiny_patch16_224", num_classes=3),
+        tmp_path / "repo",
+        safe_serialization=True,
+    )
     asked = []
 
     def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
@@ -40,7 +46,9 @@ def test_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         open_checkpoint("timm:vit_tiny_patch16_224")
 
 
-def test_a_hub_id_is_pinned_and_its_cache_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_pinned_and_its_cache_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The manifest names the commit; outputs go to the working directory, never into the cache."""
     from tiny_families import FAMILIES
 
@@ -61,7 +69,9 @@ def test_a_hub_id_is_pinned_and_its_cache_left_alone(tmp_path: Path, monkeypatch
     data = FAMILIES["BERT"].data(tmp_path)
     with pytest.raises(UsageError, match="hub's cache"):
         hs.score("hf:someone/tiny-bert", method="taylor", data=data)
-    scored = hs.score("hf:someone/tiny-bert", method="taylor", data=data, out="scored", device="cpu")
+    scored = hs.score(
+        "hf:someone/tiny-bert", method="taylor", data=data, out="scored", device="cpu"
+    )
     assert hs.prune(scored.path, method="taylor", keep=1).manifest.kept
     assert sorted(p.name for p in snapshot.iterdir()) == before
 

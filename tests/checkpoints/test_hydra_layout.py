@@ -47,7 +47,14 @@ def pruned(tiny: MAKE, tmp_path: Path) -> Path:
     """Members that were only pruned: all tensors are shared, heads as a union from layer 1 on."""
     backbone = tiny()
     members = [
-        hs.prune(backbone, method="random", keep=2, seed=seed, layers="1-2", out=tmp_path / f"p{seed}.safetensors").path
+        hs.prune(
+            backbone,
+            method="random",
+            keep=2,
+            seed=seed,
+            layers="1-2",
+            out=tmp_path / f"p{seed}.safetensors",
+        ).path
         for seed in (1, 2)
     ]
     hydra = hs.fuse(members, out=tmp_path / "pruned.safetensors").path
@@ -70,7 +77,9 @@ def tuned(pruned: Path, tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
-def test_members_are_put_together_again(pruned: Path, tuned: Callable[[str], Path], tmp_path: Path) -> None:
+def test_members_are_put_together_again(
+    pruned: Path, tuned: Callable[[str], Path], tmp_path: Path
+) -> None:
     """What a hydra holds of a member hashes to the member's own file."""
     for hydra, members in ((pruned, ("p1", "p2")), (tuned("separate"), ("p1", "t2"))):
         opened = open_checkpoint(hydra)
@@ -129,7 +138,10 @@ def test_a_trunk_over_layers_of_ones_own(tuned: Callable[[str], Path]) -> None:
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "one member more": (lambda m: m["members"].append(m["members"][0]), "lists other members than `fuse` read"),
+    "one member more": (
+        lambda m: m["members"].append(m["members"][0]),
+        "lists other members than `fuse` read",
+    ),
     "one member more, read by fuse too": (
         lambda m: (
             m["members"].append(m["members"][0]),
@@ -141,9 +153,18 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda m: [member["kept"]["vision"].__setitem__(1, [0]) for member in m["members"]],
         "with these heads needs",
     ),
-    "more heads": (lambda m: m["members"][0]["kept"]["vision"].__setitem__(1, [0, 1, 2, 3]), "with these heads needs"),
-    "16 heads": (lambda m: m["towers"]["vision"].update(heads=16), "heads is 16, model.config says 4"),
-    "other head_dim": (lambda m: m["towers"]["vision"].update(head_dim=16), "head_dim is 16, model.config says 8"),
+    "more heads": (
+        lambda m: m["members"][0]["kept"]["vision"].__setitem__(1, [0, 1, 2, 3]),
+        "with these heads needs",
+    ),
+    "16 heads": (
+        lambda m: m["towers"]["vision"].update(heads=16),
+        "heads is 16, model.config says 4",
+    ),
+    "other head_dim": (
+        lambda m: m["towers"]["vision"].update(head_dim=16),
+        "head_dim is 16, model.config says 8",
+    ),
     "4 layers": (lambda m: m["towers"]["vision"].update(layers=4), "kept heads for 3 layers"),
     "classes": (lambda m: m["model"].update(num_classes=6), "with these heads needs|classes"),
     "labels": (lambda m: m["model"].update(labels=["a", "b", "c"]), "3 labels for 5 classes"),
@@ -166,7 +187,9 @@ def test_contradictions(tuned: Callable[[str], Path], what: str) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda m: m.append(m[0]), lambda m: m.reverse()])
-def test_members_without_tensors_of_their_own(pruned: Path, change: Callable[[list[Any]], Any]) -> None:
+def test_members_without_tensors_of_their_own(
+    pruned: Path, change: Callable[[list[Any]], Any]
+) -> None:
     """No tensor tells how many there are, where they differ in their heads alone: what `fuse` read does."""
     path = rewritten(pruned, lambda m: change(m["members"]))
     with pytest.raises(CheckpointError, match="lists other members than `fuse` read"):
@@ -178,7 +201,9 @@ def test_one_member_fewer(pruned: Path, tmp_path: Path) -> None:
     edited(three[1], three[2], lambda name, tensor: tensor + 1 if name == "head.bias" else tensor)
     path = hs.fuse(three, out=tmp_path / "three.safetensors").path
     rewritten(path, lambda m: (m["members"].pop(), m["history"][-1]["inputs"].pop()))
-    with pytest.raises(CheckpointError, match=r"members\.2\.head\.bias is not part of a hydra of 2"):
+    with pytest.raises(
+        CheckpointError, match=r"members\.2\.head\.bias is not part of a hydra of 2"
+    ):
         open_checkpoint(path)
 
 
@@ -194,8 +219,14 @@ TENSORS: dict[str, tuple[Callable[[Arrays], Any], str]] = {
     ),
     "missing": (lambda a: a.pop("members.1.head.bias"), "members.1.head.bias is missing"),
     "shared missing": (lambda a: a.pop("cls_token"), "cls_token is missing"),
-    "integers": (lambda a: a.update(cls_token=a["cls_token"].astype("i4")), "cls_token has dtype I32"),
-    "another shape": (lambda a: a.update({"members.0.head.bias": np.zeros(6, "f4")}), "head.bias has shape"),
+    "integers": (
+        lambda a: a.update(cls_token=a["cls_token"].astype("i4")),
+        "cls_token has dtype I32",
+    ),
+    "another shape": (
+        lambda a: a.update({"members.0.head.bias": np.zeros(6, "f4")}),
+        "head.bias has shape",
+    ),
     "fewer heads than the union": (
         lambda a: a.update({"blocks.1.attn.proj.weight": a["blocks.1.attn.proj.weight"][:, 8:]}),
         "with these heads needs",

@@ -47,7 +47,9 @@ def sparse(path: Path, config: dict[str, Any], mark: int) -> None:
     """A weight file of holes, but for one number at the start of every tensor."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name, shape in sorted(shapes_of(weights(stock_config(config, "config.json"), ARCH, 2)).items()):
+    for name, shape in sorted(
+        shapes_of(weights(stock_config(config, "config.json"), ARCH, 2)).items()
+    ):
         end = at + 4 * math.prod(shape)
         entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
         at = end
@@ -72,14 +74,20 @@ def directory(folder: Path, config: dict[str, Any], mark: int) -> Path:
 def run(*arguments: str | Path, cwd: Path) -> int:
     """One command in a process of its own; its peak memory in bytes."""
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
+        [sys.executable, "-c", MEASURED, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc"
+)
 def test_ten_gigabytes_in_one_of_memory(tmp_path: Path) -> None:
     if shutil.disk_usage(tmp_path).free < 30 * GB:
         pytest.skip("needs 30 GB of disk")
@@ -139,15 +147,29 @@ def sharded(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc"
+)
 def test_three_members_of_a_sharded_decoder_become_a_sharded_hydra(tmp_path: Path) -> None:
     if shutil.disk_usage(tmp_path).free < 12 * GB:
         pytest.skip("needs 12 GB of disk")
     sharded(tmp_path / "qwen")
-    prune = ("prune", "qwen", "--method", "random", "--layers", "8-15", "--keep", "5", "--quiet", "--json")
+    prune = (
+        "prune",
+        "qwen",
+        "--method",
+        "random",
+        "--layers",
+        "8-15",
+        "--keep",
+        "5",
+        "--quiet",
+        "--json",
+    )
     peaks = {i: run(*prune, "--seed", str(i), "-o", f"m{i}", cwd=tmp_path) for i in (1, 2, 3)}
     written = run(
-        *("fuse", "m1", "m2", "m3", "-o", "h/", "--max-shard-size", "500MB", "--quiet", "--json"), cwd=tmp_path
+        *("fuse", "m1", "m2", "m3", "-o", "h/", "--max-shard-size", "500MB", "--quiet", "--json"),
+        cwd=tmp_path,
     )
     shards = sorted((tmp_path / "h").glob("model-*.safetensors"))
     bytes_of = [path.stat().st_size for path in shards]

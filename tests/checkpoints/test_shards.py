@@ -28,23 +28,29 @@ def bert(tmp_path: Path) -> Path:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    return {p.name: sum(a.nbytes for a in load_file(p).values()) for p in folder.glob("*.safetensors")}
+    return {
+        p.name: sum(a.nbytes for a in load_file(p).values()) for p in folder.glob("*.safetensors")
+    }
 
 
 def test_a_member_in_shards(bert: Path, tmp_path: Path) -> None:
     whole = hs.prune(bert, method="random", keep=2, out=f"{tmp_path}/whole/")
     cut = hs.prune(bert, method="random", keep=2, out=f"{tmp_path}/cut/", max_shard_size="20KB")
     files = sizes(cut.path)
-    assert sorted(files) == [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    assert sorted(files) == [
+        f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))
+    ]
     assert len(files) > 2
     assert max(files.values()) <= 20_000
     index = json.loads((cut.path / INDEX).read_text())
     assert index["metadata"] == {"total_size": sum(files.values())}
-    assert index["weight_map"] == {name: p.name for p in cut.path.glob("*.safetensors") for name in load_file(p)}
-    assert cut.manifest == whole.manifest
-    assert {p.name for p in cut.path.iterdir()} - {*files, INDEX} == {p.name for p in whole.path.iterdir()} - {
-        "model.safetensors"
+    assert index["weight_map"] == {
+        name: p.name for p in cut.path.glob("*.safetensors") for name in load_file(p)
     }
+    assert cut.manifest == whole.manifest
+    assert {p.name for p in cut.path.iterdir()} - {*files, INDEX} == {
+        p.name for p in whole.path.iterdir()
+    } - {"model.safetensors"}
     for opened in (open_checkpoint(cut.path), open_checkpoint(whole.path)):
         assert opened.digests() == open_checkpoint(whole.path).digests()
         assert opened.manifest == whole.manifest
@@ -60,7 +66,9 @@ def test_transformers_loads_the_shards(bert: Path, tmp_path: Path) -> None:
 
     inputs = FAMILIES["BERT"].inputs()
     members = [
-        hs.prune(bert, method="random", keep=2, seed=i, out=f"{tmp_path}/m{i}/", max_shard_size="20KB").path
+        hs.prune(
+            bert, method="random", keep=2, seed=i, out=f"{tmp_path}/m{i}/", max_shard_size="20KB"
+        ).path
         for i in (1, 2)
     ]
     hydra = hs.fuse(members, out=f"{tmp_path}/hydra/", max_shard_size="30KB").path
@@ -77,7 +85,9 @@ def test_transformers_loads_the_shards(bert: Path, tmp_path: Path) -> None:
             torch.testing.assert_close(logits, expected[:, 0], rtol=0, atol=1e-5)
 
 
-def test_shards_are_scored_pruned_and_replaced(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_scored_pruned_and_replaced(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     line = ["prune", "bert", "--method", "random", "-o", "cut/", "--quiet"]
     assert run([*line, "--keep", "3", "--max-shard-size", "20KB"]) == 0
@@ -98,7 +108,14 @@ def test_shards_are_scored_pruned_and_replaced(bert: Path, tmp_path: Path, monke
 
 def test_a_shard_of_another_checkpoint(bert: Path, tmp_path: Path) -> None:
     for seed in (1, 2):
-        hs.prune(bert, method="random", keep=2, seed=seed, out=f"{tmp_path}/{seed}/", max_shard_size="20KB")
+        hs.prune(
+            bert,
+            method="random",
+            keep=2,
+            seed=seed,
+            out=f"{tmp_path}/{seed}/",
+            max_shard_size="20KB",
+        )
     first, second = (sorted((tmp_path / str(i)).glob("*.safetensors")) for i in (1, 2))
     content = second[2].read_bytes()
     assert content != first[2].read_bytes()
@@ -115,21 +132,34 @@ def test_a_shard_of_another_checkpoint(bert: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("5GB", 5 * 10**9), ("1.5MB", 1_500_000), ("2GiB", 2**31), ("300kb", 300_000), ("7", 7), ("8 B", 8)],
+    [
+        ("5GB", 5 * 10**9),
+        ("1.5MB", 1_500_000),
+        ("2GiB", 2**31),
+        ("300kb", 300_000),
+        ("7", 7),
+        ("8 B", 8),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "0.5", "-1GB", "5TB", "GB", "nan", "1e9", "5 G B", "9" * 20])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0.5", "-1GB", "5TB", "GB", "nan", "1e9", "5 G B", "9" * 20]
+)
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--max-shard-size"):
         parse_size(text)
 
 
 def test_the_values_of_every_tensor(bert: Path, tmp_path: Path) -> None:
-    whole = load_file(hs.prune(bert, method="random", keep=2, out=f"{tmp_path}/w/").path / "model.safetensors")
+    whole = load_file(
+        hs.prune(bert, method="random", keep=2, out=f"{tmp_path}/w/").path / "model.safetensors"
+    )
     cut = hs.prune(bert, method="random", keep=2, out=f"{tmp_path}/c/", max_shard_size="1KB").path
-    arrays = {name: array for p in cut.glob("*.safetensors") for name, array in load_file(p).items()}
+    arrays = {
+        name: array for p in cut.glob("*.safetensors") for name, array in load_file(p).items()
+    }
     assert arrays.keys() == whole.keys()
     assert all(np.array_equal(arrays[name], whole[name]) for name in whole)

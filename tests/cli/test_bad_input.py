@@ -88,7 +88,9 @@ def test_a_private_repository_opens_with_the_token_and_not_with_another(
         open_checkpoint("hf:me/secret")
 
 
-def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
+def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub, tmp_path: Path
+) -> None:
     published(hub, "me/opt", tmp_path / "l", model_type="opt", architectures=["OPTForCausalLM"])
     with pytest.raises(SurgeryError, match="hf:me/opt: opt is a decoder") as refused:
         open_checkpoint("hf:me/opt")
@@ -105,20 +107,46 @@ def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(hub: FakeH
             "transformers:t5 is not supported",
             f"The nearest is bert. Supported model types: {LIST}",
         ),
-        ({"model_type": "deberta"}, "transformers:deberta is not supported", "The nearest is deberta-v2."),
-        ({"model_type": "dinov3_vit", "image_size": 224}, "dinov3_vit is not supported", "The nearest is dinov2."),
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "gpt2 is a decoder", LIST),
-        ({"position_embedding_type": "relative_key_query"}, "relative positions in every layer", LIST),
         (
-            {"model_type": "siglip2", "vision_config": {}, "architectures": ["Siglip2ForImageClassification"]},
+            {"model_type": "deberta"},
+            "transformers:deberta is not supported",
+            "The nearest is deberta-v2.",
+        ),
+        (
+            {"model_type": "dinov3_vit", "image_size": 224},
+            "dinov3_vit is not supported",
+            "The nearest is dinov2.",
+        ),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "gpt2 is a decoder", LIST),
+        (
+            {"position_embedding_type": "relative_key_query"},
+            "relative positions in every layer",
+            LIST,
+        ),
+        (
+            {
+                "model_type": "siglip2",
+                "vision_config": {},
+                "architectures": ["Siglip2ForImageClassification"],
+            },
             "transformers:siglip2 is not supported",
             "The nearest is siglip.",
         ),
-        ({"model_type": "new", "auto_map": {"AutoModel": "modeling.New"}}, "trust_remote_code", LIST),
-        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "trust_remote_code", "take auto_map out of its config.json"),
+        (
+            {"model_type": "new", "auto_map": {"AutoModel": "modeling.New"}},
+            "trust_remote_code",
+            LIST,
+        ),
+        (
+            {"auto_map": {"AutoModel": "modeling.Mine"}},
+            "trust_remote_code",
+            "take auto_map out of its config.json",
+        ),
     ],
 )
-def test_transformers_models_that_are_refused(tmp_path: Path, change: dict[str, object], says: str, hint: str) -> None:
+def test_transformers_models_that_are_refused(
+    tmp_path: Path, change: dict[str, object], says: str, hint: str
+) -> None:
     FAMILIES["BERT"].write(tmp_path / "b")
     told = json.loads((tmp_path / "b" / "config.json").read_text())
     (tmp_path / "b" / "config.json").write_text(json.dumps({**told, **change}))
@@ -135,7 +163,9 @@ def test_code_that_comes_along_is_asked_for_by_taking_auto_map_out(tmp_path: Pat
     family = FAMILIES["BERT"]
     family.write(tmp_path / "b")
     told = json.loads((tmp_path / "b" / "config.json").read_text())
-    (tmp_path / "b" / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "m.M"}}))
+    (tmp_path / "b" / "config.json").write_text(
+        json.dumps({**told, "auto_map": {"AutoModel": "m.M"}})
+    )
     (tmp_path / "b" / "m.py").write_text("raise SystemExit('it ran')\n")
     with pytest.raises(SurgeryError):
         hs.load(tmp_path / "b", device="cpu")
@@ -155,20 +185,38 @@ def test_pickled_directories(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("score vit --method tayler --data demo:val", "--method tayler: no such criterion (did you mean taylor?)"),
-        ("build vit --data demo:train --val demo:val --criteria fisher,x -o o", "--criteria x: no such criterion"),
+        (
+            "score vit --method tayler --data demo:val",
+            "--method tayler: no such criterion (did you mean taylor?)",
+        ),
+        (
+            "build vit --data demo:train --val demo:val --criteria fisher,x -o o",
+            "--criteria x: no such criterion",
+        ),
         ("finetune vit --data demo:train --recipe imag -o o", "--recipe imag: no such recipe"),
-        ("eval vit --data demo:val --dtype float99", "--dtype float99: expected float32, bfloat16, float16 or float64"),
+        (
+            "eval vit --data demo:val --dtype float99",
+            "--dtype float99: expected float32, bfloat16, float16 or float64",
+        ),
         ("monitor nothere.jsonl --against vit", "nothere.jsonl: no such file"),
-        ("prune ivt --method taylor --keep 2", "ivt: no such checkpoint (did you mean vit.safetensors?)"),
+        (
+            "prune ivt --method taylor --keep 2",
+            "ivt: no such checkpoint (did you mean vit.safetensors?)",
+        ),
     ],
 )
 def test_what_needs_no_torch_is_refused_before_a_stage_is_imported(
-    line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("vit.safetensors").touch()
-    monkeypatch.setattr("hydrasurgeon.cli.commands.imported", lambda name: pytest.fail(f"{name} is imported"))
+    monkeypatch.setattr(
+        "hydrasurgeon.cli.commands.imported", lambda name: pytest.fail(f"{name} is imported")
+    )
     assert run(line.split()) in (2, 3, 5)
     assert message in capsys.readouterr().err
     assert listing(tmp_path) == ["vit.safetensors"]

@@ -32,7 +32,9 @@ def shell(
     return call
 
 
-def test_the_users_own_lines(tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]) -> None:
+def test_the_users_own_lines(
+    tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]
+) -> None:
     tiny()
     images()
     code, _, err = shell("prune --method taylor --keep 2 vit.safetensors")
@@ -54,12 +56,23 @@ def test_the_users_own_lines(tiny: MAKE, images: SPEC, shell: Callable[[str], tu
 
 
 LIGHT = (
-    *("torch", "timm", "transformers", "open_clip", "datasets", "accelerate", "torchvision", "sklearn"),
+    *(
+        "torch",
+        "timm",
+        "transformers",
+        "open_clip",
+        "datasets",
+        "accelerate",
+        "torchvision",
+        "sklearn",
+    ),
     "huggingface_hub",
 )
 
 
-def first_heavy(lines: Iterable[str] | Mapping[str, int], cwd: Path, packages: tuple[str, ...] = LIGHT) -> str:
+def first_heavy(
+    lines: Iterable[str] | Mapping[str, int], cwd: Path, packages: tuple[str, ...] = LIGHT
+) -> str:
     """The first of these commands to pull in a heavy package, and which; in a fresh process, one after the other.
 
     Each must end with its exit code, which is 0 where none is said.
@@ -72,7 +85,9 @@ def first_heavy(lines: Iterable[str] | Mapping[str, int], cwd: Path, packages: t
         f"    if heavy := [m for m in {packages!r} if m in sys.modules]:\n"
         "        raise SystemExit(f'{line}: {heavy}')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False
+    )
     return done.stderr.splitlines()[-1] if done.returncode else ""
 
 
@@ -96,7 +111,9 @@ def test_light_commands_import_nothing_heavy(tiny: MAKE, bare: MAKE, tmp_path: P
     assert first_heavy(again, tmp_path, ("numpy",)).startswith(again[1])
 
 
-def test_mistakes_are_told_before_anything_heavy_is_imported(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+def test_mistakes_are_told_before_anything_heavy_is_imported(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
     tiny("intent.safetensors")
     images()
     rest = {
@@ -126,7 +143,10 @@ def test_a_misspelt_checkpoint_is_found_by_its_near_name(
     for typed in ("intnt", "intent.safetensor", "./intnt", "intnt#0"):
         code, _, err = shell(f"compare {typed} intent")
         assert code == 3
-        assert f"{typed.partition('#')[0]}: no such checkpoint (did you mean intent.safetensors?)" in err
+        assert (
+            f"{typed.partition('#')[0]}: no such checkpoint (did you mean intent.safetensors?)"
+            in err
+        )
     assert "did you mean" not in shell("compare other intent")[2]
 
 
@@ -135,11 +155,15 @@ def test_an_epoch_is_told_when_it_ends(
 ) -> None:
     tiny()
     images()
-    code, out, err = shell("finetune vit --data data.npz --val data.npz --recipe demo --set epochs=2 -o t")
+    code, out, err = shell(
+        "finetune vit --data data.npz --val data.npz --recipe demo --set epochs=2 -o t"
+    )
     assert code == 0
     told = [line.split(",") for line in err.splitlines() if line.startswith("epoch ")]
     assert [line[0].partition(":")[0] for line in told] == ["epoch 1", "epoch 2"]
-    assert all(line[1].startswith(" val accuracy 0.") or line[1] == " val accuracy 1.0000" for line in told)
+    assert all(
+        line[1].startswith(" val accuracy 0.") or line[1] == " val accuracy 1.0000" for line in told
+    )
     assert "loss" not in out
 
 
@@ -150,7 +174,11 @@ def test_import_is_light() -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_full_temporary_folder_is_no_bug(
-    named: bool, tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    named: bool,
+    tiny: MAKE,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     where = [str(tmp_path / "left.bin")] if named else []
 
@@ -160,7 +188,10 @@ def test_a_full_temporary_folder_is_no_bug(
     monkeypatch.setattr("hydrasurgeon.stages.prune.prune", full)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    assert run(["prune", str(tiny()), "--method", "random", "--keep", "2", "-o", str(tmp_path / "o")]) == 2
+    assert (
+        run(["prune", str(tiny()), "--method", "random", "--keep", "2", "-o", str(tmp_path / "o")])
+        == 2
+    )
     said = " ".join(capsys.readouterr().err.split())
     assert "the disk is full" in said
     assert "set TMPDIR to a folder with room" in said

@@ -21,7 +21,17 @@ from hydrasurgeon.stages.inspect import inspect
 
 ROOT = Path(__file__).parents[2]
 DEMO = files("hydrasurgeon") / "demo"
-GUIDES = ("commands", "building", "decision", "cascade", "shift", "probe", "trust", "serving", "in-production")
+GUIDES = (
+    "commands",
+    "building",
+    "decision",
+    "cascade",
+    "shift",
+    "probe",
+    "trust",
+    "serving",
+    "in-production",
+)
 """The pages of docs/guide that have commands for the demo's folder."""
 
 
@@ -39,12 +49,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
-        ["bash", "-c", line], cwd=cwd, env=os.environ | {"PATH": path}, capture_output=True, text=True
+        ["bash", "-c", line],
+        cwd=cwd,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
     )
 
 
 def test_the_demo_data() -> None:
-    sizes = {"train": 4000, "val": 1000, "test": 2000, "near": 1000, "digits": 1000, "textures": 900}
+    sizes = {
+        "train": 4000,
+        "val": 1000,
+        "test": 2000,
+        "near": 1000,
+        "digits": 1000,
+        "textures": 900,
+    }
     for name, size in sizes.items():
         samples = open_data(f"demo:{name}")
         assert len(samples) == size
@@ -55,7 +76,9 @@ def test_the_demo_data() -> None:
             assert "sneaker" not in samples.classes
         else:
             assert samples.labels is None
-    train, val = (np.load(str(DEMO / f"{n}.npz"))["images"].reshape(-1, 784) for n in ("train", "val"))
+    train, val = (
+        np.load(str(DEMO / f"{n}.npz"))["images"].reshape(-1, 784) for n in ("train", "val")
+    )
     assert not {row.tobytes() for row in train} & {row.tobytes() for row in val}
     assert sum(f.stat().st_size for f in Path(str(DEMO)).iterdir()) <= 8_000_000
 
@@ -64,7 +87,12 @@ def test_the_demo_data() -> None:
 def test_the_demo_tells_its_story(folder: Path) -> None:
     report = json.loads((folder / "results.json").read_text())
     single, calibrated, built, member, hydra, ensemble = report["results"]
-    assert [r["kind"] for r in (single, member, hydra, ensemble)] == ["backbone", "member", "hydra", "ensemble"]
+    assert [r["kind"] for r in (single, member, hydra, ensemble)] == [
+        "backbone",
+        "member",
+        "hydra",
+        "ensemble",
+    ]
     assert [r["members"] for r in (single, calibrated, member, hydra, ensemble)] == [1, 1, 1, 3, 3]
     assert built["cost"]["macs"] <= 1.5 * single["cost"]["macs"]
     assert built["id"]["nll"] < single["id"]["nll"]
@@ -81,9 +109,14 @@ def test_the_demo_tells_its_story(folder: Path) -> None:
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/guide/{name}.md" for name in GUIDES)])
 def test_the_commands_of_a_page_run(page: str, folder: Path, tmp_path: Path) -> None:
     """Each bash block but those that make the demo, in a copy of the demo's folder, in order."""
-    if "openssl" in (text := (ROOT / page).read_text(encoding="utf-8")) and shutil.which("openssl") is None:
+    if (
+        "openssl" in (text := (ROOT / page).read_text(encoding="utf-8"))
+        and shutil.which("openssl") is None
+    ):
         pytest.skip("needs openssl to make a key")
-    blocks = [b for b in re.findall(r"```bash\n(.*?)```", text, re.S) if not b.startswith(("make", "pip"))]
+    blocks = [
+        b for b in re.findall(r"```bash\n(.*?)```", text, re.S) if not b.startswith(("make", "pip"))
+    ]
     assert blocks
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     for block in blocks:
@@ -118,9 +151,18 @@ def test_the_examples_run(folder: Path) -> None:
     done = shell(circuits + line.replace(" out", " out3"), folder)
     assert done.returncode == 0, done.stderr
     about = inspect(folder / "out3" / "hydra").manifest
-    assert [step.command for step in about.history[-5:]] == ["score", "prune", "prune", "prune", "fuse"]
+    assert [step.command for step in about.history[-5:]] == [
+        "score",
+        "prune",
+        "prune",
+        "prune",
+        "fuse",
+    ]
     assert about.history[-2].args["method"] == "circuit-avg"
-    done = shell(f"{sys.executable} {ROOT}/examples/pipeline.py backbone.safetensors demo:val demo:test out2", folder)
+    done = shell(
+        f"{sys.executable} {ROOT}/examples/pipeline.py backbone.safetensors demo:val demo:test out2",
+        folder,
+    )
     assert done.returncode == 0, done.stderr
     assert "hydra: accuracy 0." in done.stdout
 
@@ -130,7 +172,10 @@ def test_figures_in_the_guide_come_from_the_demo() -> None:
     guide = (ROOT / "docs" / "guide" / "commands.md").read_text(encoding="utf-8")
     table = guide.split("results.json -->")[1].split("<!-- end of demo table -->")[0]
     assert (
-        sum(line.startswith(("| single", "| **what", "| pruned", "| Hydra", "| Deep")) for line in table.splitlines())
+        sum(
+            line.startswith(("| single", "| **what", "| pruned", "| Hydra", "| Deep"))
+            for line in table.splitlines()
+        )
         == 12
     )
     assert (ROOT / "docs" / "hydra.svg").read_text().count("<rect") == 1 + 3 * 6 * 8

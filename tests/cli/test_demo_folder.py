@@ -33,7 +33,12 @@ def test_force_replaces_its_own_files_only(tmp_path: Path) -> None:
         demo(folder, run=lambda _: 0, force=False)
     demo(folder, run=lambda _: 0, force=True)
     shipped = {f"{name}.safetensors" for name in ("backbone", "independent-2", "independent-3")}
-    assert {path.name for path in folder.iterdir()} == {*shipped, "notes.txt", "mine", "vit.safetensors"}
+    assert {path.name for path in folder.iterdir()} == {
+        *shipped,
+        "notes.txt",
+        "mine",
+        "vit.safetensors",
+    }
     assert (folder / "mine" / "hydra.safetensors").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 

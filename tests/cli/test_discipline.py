@@ -80,11 +80,17 @@ def _back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_every_command_is_held_to_it() -> None:
     names = {command.name for command in app.registered_commands if command.name}
-    assert names - {line.split()[0] for line in LINES.values()} == JSON_ONLY | {"demo", "serve", "help"}
+    assert names - {line.split()[0] for line in LINES.values()} == JSON_ONLY | {
+        "demo",
+        "serve",
+        "help",
+    }
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_json_is_all_there_is_on_stdout(name: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_is_all_there_is_on_stdout(
+    name: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Down to the file descriptor: libraries do not print beside it either."""
     words = LINES[name].split()
     capfd.readouterr()
@@ -102,7 +108,9 @@ def test_quiet_says_nothing(name: str, here: Path, capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_report_in_a_file_leaves_the_table_on_stdout(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_report_in_a_file_leaves_the_table_on_stdout(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run([*EVAL.split(), "--json", "report.json"]) == 0
     assert capfd.readouterr().out.startswith("in distribution\n")
     assert json.loads((here / "report.json").read_text())["format"] == "hydrasurgeon.eval/1"

@@ -40,7 +40,9 @@ def test_every_command_is_in_a_group_by_a_whole_sentence() -> None:
 def test_a_page_fits_the_terminal(name: str, width: int) -> None:
     body, _, examples = page(name, width=width).partition("Examples:\n")
     assert max(map(len, body.splitlines())) <= width
-    assert examples.splitlines() == [f"  hydrasurgeon {name} {line}".rstrip() for line in pages.EXAMPLES[name]]
+    assert examples.splitlines() == [
+        f"  hydrasurgeon {name} {line}".rstrip() for line in pages.EXAMPLES[name]
+    ]
     assert len(pages.EXAMPLES[name]) == 2
 
 
@@ -80,14 +82,14 @@ def test_version_and_help_are_commands_too(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
-def test_the_examples_run(tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_run(
+    tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In their order, in a folder with a backbone `vit` and pictures."""
     monkeypatch.chdir(tmp_path)
     from hydrasurgeon.tuning.start import fresh
 
-    arch = (
-        "timm:vit_tiny_patch16_224,img_size=28,patch_size=14,in_chans=1,embed_dim=24,num_heads=12,depth=6,num_classes=3"
-    )
+    arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=14,in_chans=1,embed_dim=24,num_heads=12,depth=6,num_classes=3"
     fresh(f"init:{arch}", tmp_path / "vit.safetensors", seed=0)
     for seed, name in enumerate(("train", "val", "test", "others")):
         pixels = np.random.default_rng(seed).integers(0, 256, (60, 28, 28), np.uint8)

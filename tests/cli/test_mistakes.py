@@ -35,7 +35,9 @@ def test_a_mistake_ends_as_the_page_says(mistake: Mistake, start: Path, tmp_path
     outcome = run_mistake(mistake, tmp_path)
     assert outcome.code == mistake.code, outcome.message
     assert outcome.left == (
-        ["h.heads.json", "h.safetensors"] if mistake.line.startswith("fuse a2 b2 -o h --check") else []
+        ["h.heads.json", "h.safetensors"]
+        if mistake.line.startswith("fuse a2 b2 -o h --check")
+        else []
     )
     assert outcome.message.startswith("error: ")
     assert "Traceback" not in outcome.message
@@ -51,4 +53,6 @@ def test_the_page_has_them_all_and_no_others() -> None:
 def test_every_command_is_there() -> None:
     commands = {command.name for command in app.registered_commands} | {"demo"}
     used = {mistake.line.split()[0] for mistake in MISTAKES}
-    assert {name for name in commands if name} - used == {"schema", "help"}, "they take nothing that could be wrong"
+    assert {name for name in commands if name} - used == {"schema", "help"}, (
+        "they take nothing that could be wrong"
+    )

@@ -17,7 +17,9 @@ def test_a_whole_number() -> None:
 
 @pytest.mark.parametrize("typed", ["-1", "many", str(LARGEST + 1), "9" * 5000])
 @pytest.mark.parametrize("option", ["--seed", "--limit"])
-def test_a_number_of_samples_or_a_seed(option: str, typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_samples_or_a_seed(
+    option: str, typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["eval", "vit", "--data", "data.npz", f"{option}={typed}"]) == 2
     assert f"error: {option} {typed[:100]}" in capsys.readouterr().err
 

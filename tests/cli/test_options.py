@@ -53,39 +53,88 @@ def test_a_misspelt_keyword_is_no_option() -> None:
 @pytest.mark.parametrize(
     ("record", "given", "says"),
     [
-        (FuseOptions, {"members": ["a"], "out": "x", "mlp": "mean"}, "--mlp mean: expected average or separate"),
+        (
+            FuseOptions,
+            {"members": ["a"], "out": "x", "mlp": "mean"},
+            "--mlp mean: expected average or separate",
+        ),
         (FuseOptions, {"members": ["a"]}, "--out is required"),
         (FuseOptions, {"members": ["a"], "out": "x", "limit": 3}, "--limit requires --check"),
-        (FuseOptions, {"members": ["a"], "out": "x", "tolerance": -1}, "--tolerance -1: must be 0.0 or more"),
+        (
+            FuseOptions,
+            {"members": ["a"], "out": "x", "tolerance": -1},
+            "--tolerance -1: must be 0.0 or more",
+        ),
         (PruneOptions, {"checkpoint": "a", "keep": "ten"}, "--keep ten: expected K|auto"),
-        (PruneOptions, {"checkpoint": "a", "seed": 2**63}, f"--seed {2**63}: must be {2**63 - 1} or less"),
+        (
+            PruneOptions,
+            {"checkpoint": "a", "seed": 2**63},
+            f"--seed {2**63}: must be {2**63 - 1} or less",
+        ),
         (PruneOptions, {"checkpoint": "a", "remove": "²"}, "--remove ²: expected a whole number"),
-        (CalibrateOptions, {"checkpoint": "a", "data": "d", "out": "o", "delta": 0.1}, "--delta requires --risk"),
         (
             CalibrateOptions,
-            {"checkpoint": "a", "data": "d", "out": "o", "cascade": True, "max_drop": 1, "budget": 1},
+            {"checkpoint": "a", "data": "d", "out": "o", "delta": 0.1},
+            "--delta requires --risk",
+        ),
+        (
+            CalibrateOptions,
+            {
+                "checkpoint": "a",
+                "data": "d",
+                "out": "o",
+                "cascade": True,
+                "max_drop": 1,
+                "budget": 1,
+            },
             "--max-drop conflicts with --budget",
         ),
-        (FinetuneOptions, {"checkpoint": "a", "data": "d", "out": "o", "set": ["lr"]}, "--set lr: not KEY=VALUE"),
+        (
+            FinetuneOptions,
+            {"checkpoint": "a", "data": "d", "out": "o", "set": ["lr"]},
+            "--set lr: not KEY=VALUE",
+        ),
     ],
 )
-def test_one_message_says_what_is_wrong(record: type[Options], given: dict[str, Any], says: str) -> None:
+def test_one_message_says_what_is_wrong(
+    record: type[Options], given: dict[str, Any], says: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         record.of(**given)
     assert str(caught.value) == says
 
 
 def test_what_history_keeps_can_be_recalled_and_typed() -> None:
-    options = FinetuneOptions.of("a", data="d.npz", out="o", set={"steps": 2, "lr": "1e-3"}, freeze=["mlp", "norm"])
+    options = FinetuneOptions.of(
+        "a", data="d.npz", out="o", set={"steps": 2, "lr": "1e-3"}, freeze=["mlp", "norm"]
+    )
     kept = options.recorded()
-    assert kept == {"data": "d.npz", "set": {"steps": "2", "lr": "1e-3"}, "freeze": "mlp,norm", "dtype": "float32"}
+    assert kept == {
+        "data": "d.npz",
+        "set": {"steps": "2", "lr": "1e-3"},
+        "freeze": "mlp,norm",
+        "dtype": "float32",
+    }
     assert FinetuneOptions.recalled(kept).recorded() == kept
     assert words(kept, FinetuneOptions) == (
-        ["--data", "d.npz", "--set", "steps=2", "--set", "lr=1e-3", "--freeze", "mlp,norm", "--dtype", "float32"]
+        [
+            "--data",
+            "d.npz",
+            "--set",
+            "steps=2",
+            "--set",
+            "lr=1e-3",
+            "--freeze",
+            "mlp,norm",
+            "--dtype",
+            "float32",
+        ]
     )
 
 
-@pytest.mark.parametrize("kept", [{"out": "x"}, {"sed": 1}, {"data": "a\nb"}, {"data": "d", "limit": "many"}])
+@pytest.mark.parametrize(
+    "kept", [{"out": "x"}, {"sed": 1}, {"data": "a\nb"}, {"data": "d", "limit": "many"}]
+)
 def test_history_that_no_command_wrote_is_refused(kept: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         FinetuneOptions.recalled({"data": "d", **kept})

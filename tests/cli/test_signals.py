@@ -69,12 +69,18 @@ if {number}:
 sys.argv = "hydrasurgeon {line}".split()
 runpy.run_module("hydrasurgeon", run_name="__main__", alter_sys=True)
 """
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "at"),
-    [("SIGINT", "an import"), ("SIGTERM", "a write"), pytest.param("SIGHUP", "a library", marks=pytest.mark.slow)],
+    [
+        ("SIGINT", "an import"),
+        ("SIGTERM", "a write"),
+        pytest.param("SIGHUP", "a library", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_leaves_nothing_behind(tiny: MAKE, tmp_path: Path, name: str, at: str) -> None:
     tiny()
@@ -92,14 +98,31 @@ def test_a_signal_leaves_nothing_behind(tiny: MAKE, tmp_path: Path, name: str, a
     ("name", "at", "line", "state", "more"),
     [
         (
-            *("SIGINT", "a state", "finetune vit --data data.npz --recipe demo --save-every 1 --quiet -o t"),
+            *(
+                "SIGINT",
+                "a state",
+                "finetune vit --data data.npz --recipe demo --save-every 1 --quiet -o t",
+            ),
             *("t.training.safetensors", " --resume"),
         ),
-        ("SIGTERM", "an answer", "predict vit --data data.npz --batch-size 4 -o a.csv", "a.csv.partial", ""),
+        (
+            "SIGTERM",
+            "an answer",
+            "predict vit --data data.npz --batch-size 4 -o a.csv",
+            "a.csv.partial",
+            "",
+        ),
     ],
 )
 def test_the_last_line_goes_on(
-    tiny: MAKE, images: Callable[..., str], tmp_path: Path, name: str, at: str, line: str, state: str, more: str
+    tiny: MAKE,
+    images: Callable[..., str],
+    tmp_path: Path,
+    name: str,
+    at: str,
+    line: str,
+    state: str,
+    more: str,
 ) -> None:
     """What an interrupted command says last is what it left, and a command that ends the work."""
     tiny()
@@ -111,7 +134,9 @@ def test_the_last_line_goes_on(
     assert said == f"interrupted: {state} holds what is done"
     assert again == f"hydrasurgeon {line}{more}"
     assert (tmp_path / state).exists()
-    again = subprocess.run([sys.executable, "-m", *again.split()], cwd=tmp_path, capture_output=True, text=True)
+    again = subprocess.run(
+        [sys.executable, "-m", *again.split()], cwd=tmp_path, capture_output=True, text=True
+    )
     assert again.returncode == 0, again.stderr
     assert not (tmp_path / state).exists()
 

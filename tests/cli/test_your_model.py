@@ -25,13 +25,17 @@ SECTIONS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "section", "make"), SECTIONS)
-def test_the_commands_of_a_section_run(page: str, section: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_the_commands_of_a_section_run(
+    page: str, section: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
     make(tmp_path)
     text = (GUIDE / f"{page}.md").read_text(encoding="utf-8").split(section)[1].split("\n## ")[0]
     blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
     assert blocks
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for block in blocks:
-        done = subprocess.run(["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, f"{block}\n{done.stderr}"
     assert len((tmp_path / "answers.csv").read_text().splitlines()) > 200

@@ -22,11 +22,17 @@ def main() -> int:
     from crash.trial import make_inputs, strike
 
     parser = argparse.ArgumentParser(prog="crash", description=__doc__)
-    parser.add_argument("--scene", action="append", help="only scenes whose name holds this; repeatable")
-    parser.add_argument("--how", action="append", choices=list(HOWS), help="only these blows; repeatable")
+    parser.add_argument(
+        "--scene", action="append", help="only scenes whose name holds this; repeatable"
+    )
+    parser.add_argument(
+        "--how", action="append", choices=list(HOWS), help="only these blows; repeatable"
+    )
     parser.add_argument("--sample", action="store_true", help="the few scenes that need no model")
     options = parser.parse_args()
-    chosen = [s for s in SCENES if not options.scene or any(part in s.name for part in options.scene)]
+    chosen = [
+        s for s in SCENES if not options.scene or any(part in s.name for part in options.scene)
+    ]
     if options.sample:
         chosen = [scene for scene in chosen if scene.name in SAMPLE]
     hows = options.how or list(HOWS)
@@ -42,8 +48,15 @@ def main() -> int:
                 struck = strike(scene, how, work / "inputs", work / "scene", every=every)
                 blows[how] += struck.blows
                 violations += len(struck.violations)
-                print("\n".join(struck.violations), file=sys.stderr, end="\n" * bool(struck.violations))
-            print(f"{scene.name}: {dict(blows)} so far, {time.monotonic() - started:.0f} s", flush=True)
+                print(
+                    "\n".join(struck.violations),
+                    file=sys.stderr,
+                    end="\n" * bool(struck.violations),
+                )
+            print(
+                f"{scene.name}: {dict(blows)} so far, {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
     finally:
         shutil.rmtree(work)
     print(f"{dict(blows)}, {violations} violations, {time.monotonic() - started:.0f} s")
@@ -64,7 +77,15 @@ def _import_all(*, light: bool) -> None:
     for module in pkgutil.walk_packages(hydrasurgeon.__path__, "hydrasurgeon."):
         if not module.name.endswith(("__main__", "modeling_hydrasurgeon", "deciding_hydrasurgeon")):
             import_module(module.name)
-    heavy = ["accelerate", "matplotlib.figure", "onnxruntime", "sklearn.cluster", "kmedoids", "kneed", "torch.onnx"]
+    heavy = [
+        "accelerate",
+        "matplotlib.figure",
+        "onnxruntime",
+        "sklearn.cluster",
+        "kmedoids",
+        "kneed",
+        "torch.onnx",
+    ]
     for name in ["timm", *([] if light else heavy)]:
         import_module(name)
     gc.freeze()  # what is never collected is not copied by the forked ones

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
-TUNE = (
-    "finetune vit --recipe demo --set epochs=1 --set batch_size=8 --data d.npz --limit 32 --device cpu --save-every 1"
-)
+TUNE = "finetune vit --recipe demo --set epochs=1 --set batch_size=8 --data d.npz --limit 32 --device cpu --save-every 1"
 CALIBRATE = "calibrate vit --data d.npz --ood-score vim --device cpu -o {}"
 BUILD = (
     "build vit --data d.npz --val v.npz --criteria magnitude,taylor --candidates 3 --members 2 --budget macs=3"
@@ -42,8 +40,15 @@ def _prune(out: str, *, keep: int = 2, more: str = "") -> str:
 
 SCENES = (
     Scene("prune: file over a file", _prune("m", more="--force"), (PAIR,), (_prune("m", keep=3),)),
-    Scene("prune: folder over a folder", _prune("d/", more="--force"), (("d/",),), (_prune("d/", keep=3),)),
-    Scene("score: in place", "score vit --method magnitude", (("vit.safetensors", "vit.heads.json"),)),
+    Scene(
+        "prune: folder over a folder",
+        _prune("d/", more="--force"),
+        (("d/",),),
+        (_prune("d/", keep=3),),
+    ),
+    Scene(
+        "score: in place", "score vit --method magnitude", (("vit.safetensors", "vit.heads.json"),)
+    ),
     Scene(
         "score: a folder of several weight files in place",
         "score d --method magnitude",
@@ -58,7 +63,12 @@ SCENES = (
         (("r.json",), ("p.safetensors",)),
         ("eval m1 --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",),
     ),
-    Scene("calibrate: folder over a folder", CALIBRATE.format("d/ --force"), (("d/",),), (_prune("d/"),)),
+    Scene(
+        "calibrate: folder over a folder",
+        CALIBRATE.format("d/ --force"),
+        (("d/",),),
+        (_prune("d/"),),
+    ),
     Scene(
         "predict: table over a table",
         "predict vit --data d.npz --batch-size 8 --device cpu -o r.csv --force",
@@ -92,6 +102,10 @@ def lay_out(folder: Path) -> tuple[str, ...]:
     rng = np.random.default_rng(0)
     labels = np.arange(40) % 5
     for name in ("d", "v"):
-        np.savez(folder / f"{name}.npz", images=rng.integers(0, 255, (40, 28, 28), dtype=np.uint8), labels=labels)
+        np.savez(
+            folder / f"{name}.npz",
+            images=rng.integers(0, 255, (40, 28, 28), dtype=np.uint8),
+            labels=labels,
+        )
     fresh(f"init:{ARCH}", folder / "vit.safetensors", seed=0)
     return (_prune("m1", keep=3), _prune("m2", keep=2, more="--seed 1"))

@@ -150,7 +150,9 @@ def strike(scene: Scene, how: str, inputs: Path, work: Path, *, every: int = 1) 
     return struck
 
 
-def _after(scene: Scene, how: str, ended: Ended, old: Tree, new: Tree, place: Path) -> Iterator[str]:
+def _after(
+    scene: Scene, how: str, ended: Ended, old: Tree, new: Tree, place: Path
+) -> Iterator[str]:
     """What is wrong with the folder after the blow, before anything is repeated."""
     found = tree(place)
     left = {name for name in found if any(LEFT.fullmatch(part) for part in name.split("/"))}
@@ -174,7 +176,8 @@ def _after(scene: Scene, how: str, ended: Ended, old: Tree, new: Tree, place: Pa
     if ended.code not in (0, 2) or "Traceback" in ended.said:
         yield f"ended with {ended.code}: {ended.said}"
     elif ended.code == 2 and not re.search(
-        r"error: .*(disk is full|I/O error|Input/output error|No space left)", ended.said.replace("\n", " ")
+        r"error: .*(disk is full|I/O error|Input/output error|No space left)",
+        ended.said.replace("\n", " "),
     ):
         yield f"does not say what failed: {ended.said}"
     news = [_is_new(group, now, new) for group, now in zip(scene.outputs, written, strict=True)]
@@ -202,7 +205,9 @@ def _is_whole(group: tuple[str, ...], now: Tree, old: Tree, new: Tree, left: boo
     alone = {group[0]: now.get(group[0], b"")}
     if len(group) == 2 and now == alone:  # the weights without what lies beside them
         carried = HEADER_KEY.encode() in alone[group[0]][:100_000]
-        return alone.items() <= after.items() or (alone.items() <= before.items() and (carried or left))
+        return alone.items() <= after.items() or (
+            alone.items() <= before.items() and (carried or left)
+        )
     return False
 
 

@@ -45,13 +45,21 @@ def test_effects_are_slopes(tiny: MAKE, data: tuple[str, str]) -> None:
                 moved.append(outcomes_of(problem, ()))
         row = problem.candidates.index(head)
         for name in ("margin", "familiar", "foreign"):
-            torch.testing.assert_close(getattr(answers, name), getattr(present, name), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                getattr(answers, name), getattr(present, name), rtol=0, atol=1e-12
+            )
             slope = (getattr(moved[0], name) - getattr(moved[1], name)) / (2 * step)
-            torch.testing.assert_close(getattr(changes, name)[row].double(), -slope, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                getattr(changes, name)[row].double(), -slope, rtol=1e-5, atol=1e-6
+            )
 
 
-@pytest.mark.parametrize("objective", ["avg", *(pytest.param(o, marks=pytest.mark.slow) for o in ("acc", "ood"))])
-def test_attribution_is_greedy_over_predicted_answers(tiny: MAKE, data: tuple[str, str], objective: Any) -> None:
+@pytest.mark.parametrize(
+    "objective", ["avg", *(pytest.param(o, marks=pytest.mark.slow) for o in ("acc", "ood"))]
+)
+def test_attribution_is_greedy_over_predicted_answers(
+    tiny: MAKE, data: tuple[str, str], objective: Any
+) -> None:
     path = tiny()
     expected = slow_attribution(path, *data, objective, 8)
     problem = problem_of(path, *data, objective)
@@ -78,6 +86,8 @@ def test_predictions_do_not_depend_on_how_many_are_held(
 def test_heads_that_samples_do_not_run_through(tiny: MAKE, data: tuple[str, str]) -> None:
     problem = problem_of(tiny(), *data)
     other = replace(problem, candidates=(*problem.candidates, Head("text", 0, 0)))
-    with pytest.raises(SurgeryError, match=r"--search attribution: samples do not run through tower text") as caught:
+    with pytest.raises(
+        SurgeryError, match=r"--search attribution: samples do not run through tower text"
+    ) as caught:
         Attribution(other)
     assert "--tower vision" in str(caught.value.hint)

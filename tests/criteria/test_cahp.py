@@ -15,7 +15,14 @@ from torch.nn.functional import cross_entropy, interpolate
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.maps import attention_maps
 from hydrasurgeon.criteria.cahp import choice as cahp
-from hydrasurgeon.criteria.cahp.criterion import ClassMoments, Weigher, _check_maps, _resized, jeffries_matusita, layout
+from hydrasurgeon.criteria.cahp.criterion import (
+    ClassMoments,
+    Weigher,
+    _check_maps,
+    _resized,
+    jeffries_matusita,
+    layout,
+)
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.families import family_named
@@ -41,7 +48,9 @@ def test_maps_are_what_timm_multiplies_the_values_with(tiny: MAKE, images: SPEC)
     attn.register_forward_pre_hook(lambda _, args: seen.update(given=args[0]))
     attn.attn_drop.register_forward_hook(lambda _, args, out: seen.update(maps=out))
     module(x)
-    torch.testing.assert_close(attention_maps(site, seen["given"], None), seen["maps"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        attention_maps(site, seen["given"], None), seen["maps"], rtol=0, atol=1e-6
+    )
 
 
 def test_padding_is_cut_off_before_resizing() -> None:
@@ -236,9 +245,14 @@ def test_weights_are_mean_absolute_mask_gradients(tiny: MAKE, images: SPEC) -> N
         np.testing.assert_allclose(np.array(found.values["vision"]), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(("samples", "counted"), [(5, [0]), (97, [0]), (128, [0]), (129, [0]), (256, [0, 4])])
+@pytest.mark.parametrize(
+    ("samples", "counted"), [(5, [0]), (97, [0]), (128, [0]), (129, [0]), (256, [0, 4])]
+)
 def test_a_quarter_of_the_batches_counts_rounded_down(samples: int, counted: list[int]) -> None:
-    assert list(Weigher(torch.nn.Identity(), (), samples, torch.nn.functional.cross_entropy).weighed) == counted
+    assert (
+        list(Weigher(torch.nn.Identity(), (), samples, torch.nn.functional.cross_entropy).weighed)
+        == counted
+    )
 
 
 def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
@@ -249,7 +263,9 @@ def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     assert path.read_bytes() == once
     settings = scored.settings
     assert len(settings["clusters"]) == settings["automatic"]
-    assert sorted(tuple(h) for c in settings["clusters"] for h in c) == [tuple(h) for h in grid_heads(3, 4)]
+    assert sorted(tuple(h) for c in settings["clusters"] for h in c) == [
+        tuple(h) for h in grid_heads(3, 4)
+    ]
     assert len(settings["points"]) == 12
     auto = hs.prune(path, method="cahp", keep="auto")
     assert auto.path.name == "vit-cahp-auto.safetensors"
@@ -258,7 +274,9 @@ def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     assert {t: [list(r) for r in rows] for t, rows in kept.items()} == settings["kept"]
     # How many depends on the machine: t-SNE makes much of the last bits.
     assert count(kept) == settings["count"] <= 6
-    assert any(f"leaves {count(kept)} of 12 heads" in note for note in auto.notes) is (count(kept) < 6)
+    assert any(f"leaves {count(kept)} of 12 heads" in note for note in auto.notes) is (
+        count(kept) < 6
+    )
     for layer, row in enumerate(kept["vision"]):
         assert row  # no layer is empty
         for cluster in settings["clusters"]:
@@ -269,7 +287,9 @@ def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     assert hs.prune(path, method="cahp", remove=2, out=tmp_path / "r.safetensors").removed <= 2
     asked = hs.score(path, method="cahp", data=spec, keep=2).result
     assert len(asked.settings["clusters"]) == 6
-    assert {"vision": [list(r) for r in (two.manifest.kept or {})["vision"]]} == asked.settings["kept"]
+    assert {"vision": [list(r) for r in (two.manifest.kept or {})["vision"]]} == asked.settings[
+        "kept"
+    ]
     late = hs.prune(path, method="cahp", keep=1, layers="2", out=tmp_path / "late.safetensors")
     assert [len(r) for r in (late.manifest.kept or {})["vision"]] == [4, 4, 1]
     # A pruned member, ragged and with an empty layer, can be scored again.

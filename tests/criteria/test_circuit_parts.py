@@ -53,7 +53,9 @@ def test_drawn_samples_stand_for_all() -> None:
         estimates.append(float((value / drawn.chance)[drawn.taken].sum()))
         drawn_often += drawn.taken
     assert sum(estimates) / 3000 == pytest.approx(float(value.sum()), rel=5e-3)
-    torch.testing.assert_close(drawn_often / 3000, inclusion_probabilities(size, 0.5), rtol=0, atol=0.04)
+    torch.testing.assert_close(
+        drawn_often / 3000, inclusion_probabilities(size, 0.5), rtol=0, atol=0.04
+    )
     everything = drawn.up_to(torch.ones(60, dtype=torch.float64), order)
     assert len(everything) == 60 - int(len(first) + len(second))
     assert bool(drawn.taken.all())

@@ -40,11 +40,19 @@ def test_every_score_of_one_models_logits_is_there() -> None:
         *(pytest.param(score, "ood", marks=pytest.mark.slow) for score in ("entropy", "max-logit")),
     ],
 )
-def test_a_search_is_algorithm_1_with_that_score(tiny: MAKE, images: SPEC, score: str, objective: str) -> None:
+def test_a_search_is_algorithm_1_with_that_score(
+    tiny: MAKE, images: SPEC, score: str, objective: str
+) -> None:
     path = tiny()
     data, ood = images(rows=30), images("ood.npz", rows=25, seed=5, labels=False)
     expected, trace = algorithm_1(path, data, ood, objective, 4, ood_score=score)
-    options = {"method": "circuit", "objective": objective, "ood_score": score, "data": data, "ood": [ood]}
+    options = {
+        "method": "circuit",
+        "objective": objective,
+        "ood_score": score,
+        "data": data,
+        "ood": [ood],
+    }
     scored = hs.score(path, remove=4, batch_size=7, **options)
     assert scored.method == f"circuit-{objective}-{score}"
     assert list(scored.result.order or ()) == expected
@@ -68,7 +76,11 @@ def test_familiarity_orders_samples_as_the_score_does(score: str, rows: list[lis
 
 
 @pytest.mark.parametrize("score", OOD_SCORES)
-@given(row=LOGITS, shift=st.lists(st.floats(-1, 1), min_size=4, max_size=4), size=st.sampled_from([1.0, 1e-3]))
+@given(
+    row=LOGITS,
+    shift=st.lists(st.floats(-1, 1), min_size=4, max_size=4),
+    size=st.sampled_from([1.0, 1e-3]),
+)
 def test_a_score_moves_no_further_than_is_allowed_for(
     score: str, row: list[float], shift: list[float], size: float
 ) -> None:
@@ -80,7 +92,9 @@ def test_a_score_moves_no_further_than_is_allowed_for(
 
 def test_formulas() -> None:
     """Against the formulas, in exact enough arithmetic, also of more classes than gen looks at."""
-    logits = 3 * torch.randn(6, 130, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = 3 * torch.randn(
+        6, 130, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     p = logits.softmax(-1)
     largest = p.sort(dim=-1, descending=True).values[:, :100]
     expected = {
@@ -108,7 +122,9 @@ def test_keys() -> None:
     assert score_key("circuit") == "circuit-avg"
     assert score_key("circuit", "ood", "msp") == score_key("circuit-ood") == "circuit-ood"
     assert score_key("circuit", "ood", "max-logit") == "circuit-ood-max-logit"
-    assert score_key("circuit-ood", None, "gen") == score_key("circuit-ood-gen") == "circuit-ood-gen"
+    assert (
+        score_key("circuit-ood", None, "gen") == score_key("circuit-ood-gen") == "circuit-ood-gen"
+    )
     assert objective_of("circuit-ood-max-logit") == ("ood", "max-logit")
     assert objective_of("circuit-acc") == ("acc", "msp")
     recorded = ("circuit-ood", "circuit-ood-gen", "taylor")
@@ -133,7 +149,10 @@ def test_each_score_is_recorded_beside_the_others(
     manifest = read_manifest(sidecar(path))
     assert set(manifest.scores) == {"circuit-ood", "circuit-ood-gen"}
     assert "ood_score" not in manifest.scores["circuit-ood"].settings
-    assert [step.args["method"] for step in manifest.history[-2:]] == ["circuit-ood", "circuit-ood-gen"]
+    assert [step.args["method"] for step in manifest.history[-2:]] == [
+        "circuit-ood",
+        "circuit-ood-gen",
+    ]
     capsys.readouterr()
     assert run(["inspect", str(path), "--json"]) == 0
     assert "circuit-ood-gen" in json.loads(capsys.readouterr().out)["manifest"]["scores"]
@@ -143,6 +162,8 @@ def test_each_score_is_recorded_beside_the_others(
         assert member.path.name == f"vit-circuit-ood{'-gen' * (score == 'gen')}-r3.safetensors"
         gone[score] = member.manifest.kept["vision"]
         key = score_key("circuit", "ood", score)
-        assert all(head not in gone[score][layer] for _, layer, head in manifest.scores[key].order or ())
+        assert all(
+            head not in gone[score][layer] for _, layer, head in manifest.scores[key].order or ()
+        )
     with pytest.raises(UsageError, match="no circuit-avg-energy scores"):
         hs.prune(path, method="circuit-avg-energy", keep=2, out=tmp_path / "x.safetensors")

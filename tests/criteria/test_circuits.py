@@ -31,18 +31,24 @@ def test_search_is_algorithm_1(tiny: MAKE, images: SPEC, objective: str) -> None
     path = tiny()
     data, ood = images(rows=40), images("ood.npz", rows=30, seed=5, labels=False)
     expected, trace = algorithm_1(path, data, ood, objective, 6)
-    found = hs.score(path, method="circuit", objective=objective, data=data, ood=[ood], remove=6, batch_size=7).result
+    found = hs.score(
+        path, method="circuit", objective=objective, data=data, ood=[ood], remove=6, batch_size=7
+    ).result
     assert list(found.order) == expected
     assert found.trace == pytest.approx(trace, abs=1e-9)
 
 
 def searched(path: Path, search: str, **options: object) -> tuple[tuple[str, int, int], ...]:
     out = path.with_name(f"{search}.safetensors")
-    return hs.score(path, method="circuit", search=search, out=out, force=True, **options).result.order
+    return hs.score(
+        path, method="circuit", search=search, out=out, force=True, **options
+    ).result.order
 
 
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
-def test_late_layers_and_ragged_heads(tiny: MAKE, images: SPEC, tmp_path: Path, objective: str) -> None:
+def test_late_layers_and_ragged_heads(
+    tiny: MAKE, images: SPEC, tmp_path: Path, objective: str
+) -> None:
     mask = tmp_path / "mask.json"
     mask.write_text('{"vision": [[0, 2], [], [0, 1, 3]]}')
     path = hs.prune(tiny(), mask=mask, out=tmp_path / "ragged.safetensors").path
@@ -65,7 +71,13 @@ def test_ties_go_to_the_first_head(tiny: MAKE, images: SPEC) -> None:
     for search in ("exact", "fast"):
         for objective in ("acc", "avg"):
             order = searched(
-                bare, search, objective=objective, data=images(), ood=[images("o.npz", seed=1)], remove=5, arch=ARCH
+                bare,
+                search,
+                objective=objective,
+                data=images(),
+                ood=[images("o.npz", seed=1)],
+                remove=5,
+                arch=ARCH,
             )
             assert order == (*(("vision", 0, h) for h in range(4)), ("vision", 1, 0))
 
@@ -75,7 +87,8 @@ def outcomes(draw: st.DrawFn, circuits: int) -> tuple[Objective, Outcomes]:
     n, m = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     numbers = st.integers(-4, 4).map(lambda x: x / 2)
     rows = [
-        torch.tensor(draw(st.lists(numbers, min_size=circuits * k, max_size=circuits * k))).double() for k in (n, n, m)
+        torch.tensor(draw(st.lists(numbers, min_size=circuits * k, max_size=circuits * k))).double()
+        for k in (n, n, m)
     ]
     margin, familiar, foreign = (r.view(circuits, -1) for r in rows)
     return Objective(kind, n, m), Outcomes(margin, familiar, foreign)
@@ -87,13 +100,19 @@ def test_points_allow_for_rounding(data: st.DataObject) -> None:
     objective, seen = outcomes(data.draw, 2)
     tolerance = 0.3
     shifts = [
-        torch.tensor(data.draw(st.lists(st.floats(-0.6, 0.6), min_size=part.numel(), max_size=part.numel())))
+        torch.tensor(
+            data.draw(st.lists(st.floats(-0.6, 0.6), min_size=part.numel(), max_size=part.numel()))
+        )
         .double()
         .view(part.shape)
         for part in (seen.margin, seen.familiar, seen.foreign)
     ]
-    moved = Outcomes(*(p + s for p, s in zip((seen.margin, seen.familiar, seen.foreign), shifts, strict=True)))
-    for (low, high), (true, same) in zip(objective.points(seen, tolerance), objective.points(moved), strict=True):
+    moved = Outcomes(
+        *(p + s for p, s in zip((seen.margin, seen.familiar, seen.foreign), shifts, strict=True))
+    )
+    for (low, high), (true, same) in zip(
+        objective.points(seen, tolerance), objective.points(moved), strict=True
+    ):
         assert low <= true <= high
         assert true == same or bool((moved.margin == 0).any())
 
@@ -155,7 +174,14 @@ def killer(after: int) -> Callable[[str, int, int], None]:
 def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, search: str) -> None:
     rows = 120 if search == "fast" else 40  # fast draws from many samples only
     data, ood = images(rows=rows), images("ood.npz", rows=rows, seed=3)
-    options = {"method": "circuit", "data": data, "ood": [ood], "search": search, "remove": 6, "batch_size": 16}
+    options = {
+        "method": "circuit",
+        "data": data,
+        "ood": [ood],
+        "search": search,
+        "remove": 6,
+        "batch_size": 16,
+    }
     whole, cut = tiny("whole.safetensors"), tiny("cut.safetensors")
     hs.score(whole, **options)
     state = cut.with_name("cut.circuit-avg.search.json")
@@ -171,10 +197,18 @@ def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, sear
 
 @pytest.mark.parametrize("amount", [3, 7])
 @pytest.mark.parametrize("search", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
-def test_a_killed_search_goes_on_for_another_amount(tiny: MAKE, images: SPEC, search: str, amount: int) -> None:
+def test_a_killed_search_goes_on_for_another_amount(
+    tiny: MAKE, images: SPEC, search: str, amount: int
+) -> None:
     """An order has prefixes: shortened or extended, it is what a search for that amount finds, counts and all."""
     rows = 120 if search == "fast" else 25  # fast draws from many samples only
-    options = {"method": "circuit", "objective": "acc", "data": images(rows=rows), "search": search, "batch_size": 16}
+    options = {
+        "method": "circuit",
+        "objective": "acc",
+        "data": images(rows=rows),
+        "search": search,
+        "batch_size": 16,
+    }
     whole, cut = tiny("whole.safetensors"), tiny("cut.safetensors")
     hs.score(whole, remove=amount, **options)
     with pytest.raises(Killed):
@@ -232,13 +266,20 @@ def test_members_from_circuits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     assert [len(record.spec) > 0 for record in scores["circuit-ood"].data] == [True, True]
     for objective in ("acc", "ood"):
         kept = hs.prune(
-            path, method="circuit", objective=objective, keep=2, out=tmp_path / f"{objective}.safetensors"
+            path,
+            method="circuit",
+            objective=objective,
+            keep=2,
+            out=tmp_path / f"{objective}.safetensors",
         ).manifest.kept["vision"]
         gone = {(la, h) for _, la, h in scores[f"circuit-{objective}"].order[:6]}
         assert kept == tuple(tuple(h for h in range(4) if (la, h) not in gone) for la in range(3))
     with pytest.raises(UsageError, match="circuit-acc and circuit-ood"):
         hs.prune(path, method="circuit", keep=2, out=tmp_path / "x.safetensors")
-    pools = {hs.prune(path, method="circuit-ood", sample="4/8", seed=s).manifest.weights_sha256 for s in range(3)}
+    pools = {
+        hs.prune(path, method="circuit-ood", sample="4/8", seed=s).manifest.weights_sha256
+        for s in range(3)
+    }
     assert len(pools) > 1
     inline = hs.prune(path, method="circuit", objective="avg", keep=3, data=data, ood=[ood])
     assert inline.path.name == "vit-circuit-avg-k3.safetensors"
@@ -256,8 +297,17 @@ def test_fast_agrees_on_an_easy_model(tiny: MAKE, images: SPEC) -> None:
 
 
 def test_the_manifest_says_what_was_done(tiny: MAKE, images: SPEC) -> None:
-    options = {"method": "circuit", "data": images(rows=50), "ood": [images("ood.npz", rows=40, seed=5)]}
+    options = {
+        "method": "circuit",
+        "data": images(rows=50),
+        "ood": [images("ood.npz", rows=40, seed=5)],
+    }
     exact = hs.score(tiny(), remove=5, batch_size=8, **options).result.settings
     assert "the order of Algorithm 1" in exact["guarantee"]
     assert exact["counts"]["layers"] < (12 + 11 + 10 + 9 + 8) * 90 * 3 / 2
-    assert (exact["search"], exact["objective"], exact["removed"], exact["candidates"]) == ("exact", "avg", 5, 12)
+    assert (exact["search"], exact["objective"], exact["removed"], exact["candidates"]) == (
+        "exact",
+        "avg",
+        5,
+        12,
+    )

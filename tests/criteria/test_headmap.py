@@ -57,7 +57,9 @@ def test_it_is_the_definition(tiny: MAKE, images: SPEC) -> None:
     score = hs.score(path, method="headmap", data=spec, batch_size=7).result
     assert score.values is not None
     for layer in range(3):
-        assert score.values["vision"][layer] == pytest.approx(expected["vision", layer], rel=1e-3, abs=1e-6)
+        assert score.values["vision"][layer] == pytest.approx(
+            expected["vision", layer], rel=1e-3, abs=1e-6
+        )
     assert score.settings["circuit"] == [list(head) for head in circuit]
     alone, _ = by_definition(loss, [("vision", 2)], 4, 1)
     assert alone["vision", 2] != pytest.approx(expected["vision", 2], rel=1e-2)
@@ -91,7 +93,9 @@ def test_in_every_family(family: Family, tmp_path: Path) -> None:
     source, data = tmp_path / "source", family.data(tmp_path)
     family.write(source)
     score = hs.score(source, method="headmap", data=data, device="cpu", batch_size=5).result
-    kept = {tower: tuple(map(tuple, rows)) for tower, rows in family.both([[0, 1, 2, 3]] * 3).items()}
+    kept = {
+        tower: tuple(map(tuple, rows)) for tower, rows in family.both([[0, 1, 2, 3]] * 3).items()
+    }
     samples, runs = open_data(data), iter(range(1000))
 
     def loss(gone: list[Head]) -> float:

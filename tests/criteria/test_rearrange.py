@@ -50,7 +50,10 @@ def kwon(gradients: np.ndarray, number: int) -> list[int]:
     gone = by_importance[:number]
     for head in by_importance[number:]:
         trial = [*gone, head]
-        costs = [float((gradients[:, [h for h in trial if h != back]].sum(axis=1) ** 2).sum()) for back in trial]
+        costs = [
+            float((gradients[:, [h for h in trial if h != back]].sum(axis=1) ** 2).sum())
+            for back in trial
+        ]
         gone.append(head)
         del gone[int(np.argmin(costs))]
     return sorted(gone)
@@ -75,8 +78,16 @@ def test_prune_rearranges_each_layer(tiny: MAKE, images: SPEC, tmp_path: Path) -
     score = hs.score(path, method="fisher", data=spec, batch_size=7, device="cpu").result
     gradients = gradients_of(path, spec)
     for remove in (4, 6, 8):
-        plain = hs.prune(path, method="fisher", remove=remove, out=tmp_path / f"p{remove}.safetensors")
-        moved = hs.prune(path, method="fisher", remove=remove, rearrange=True, out=tmp_path / f"r{remove}.safetensors")
+        plain = hs.prune(
+            path, method="fisher", remove=remove, out=tmp_path / f"p{remove}.safetensors"
+        )
+        moved = hs.prune(
+            path,
+            method="fisher",
+            remove=remove,
+            rearrange=True,
+            out=tmp_path / f"r{remove}.safetensors",
+        )
         for layer in range(3):
             number = 4 - len(plain.manifest.kept["vision"][layer])
             row = moved.manifest.kept["vision"][layer]
@@ -103,7 +114,11 @@ def test_heads_that_cancel_go_together(tiny: MAKE) -> None:
     score = fabricated(manifest, matrix)
     heads = all_heads(manifest.kept)
     kept = drop(manifest.kept, [h for h in heads if h.layer == 0 and h.number < 2])
-    assert rearranged(manifest, score, kept, heads, "x")["vision"] == ((0, 1), (0, 1, 2, 3), (0, 1, 2, 3))
+    assert rearranged(manifest, score, kept, heads, "x")["vision"] == (
+        (0, 1),
+        (0, 1, 2, 3),
+        (0, 1, 2, 3),
+    )
     # Heads that may not go are left alone, and so is what nothing is gained by.
     free = [h for h in heads if h.number < 3]
     assert rearranged(manifest, score, kept, free, "x")["vision"][0] in ((1, 3), (0, 3))

@@ -64,8 +64,12 @@ def test_sequential_taylor_decides_layer_after_layer(tiny: MAKE, images: SPEC) -
         expected.append(scores)
         with torch.no_grad():
             for head in sorted(range(HEADS), key=lambda h: scores[h])[: HEADS - 1]:
-                module.blocks[layer].attn.proj.weight[:, head * HEAD_DIM : (head + 1) * HEAD_DIM] = 0
-    found = hs.score(path, method="taylor", data=spec, keep=1, batch_size=16).result.values["vision"]
+                module.blocks[layer].attn.proj.weight[
+                    :, head * HEAD_DIM : (head + 1) * HEAD_DIM
+                ] = 0
+    found = hs.score(path, method="taylor", data=spec, keep=1, batch_size=16).result.values[
+        "vision"
+    ]
     for layer in range(3):
         assert found[layer] == pytest.approx(expected[layer], rel=1e-4)
     assert found[0] == pytest.approx(plain[0], rel=1e-4)
@@ -151,7 +155,9 @@ def test_removal_in_all_goes_by_score(tiny: MAKE, tmp_path: Path) -> None:
     order = sorted((values[la][h], la, h) for la in range(3) for h in range(4))
     pruned = hs.prune(path, method="random", remove=5, out=tmp_path / "m.safetensors")
     gone = {(la, h) for _, la, h in order[:5]}
-    assert pruned.manifest.kept["vision"] == tuple(tuple(h for h in range(4) if (la, h) not in gone) for la in range(3))
+    assert pruned.manifest.kept["vision"] == tuple(
+        tuple(h for h in range(4) if (la, h) not in gone) for la in range(3)
+    )
     late = hs.prune(path, method="random", remove=2, layers="2", out=tmp_path / "late.safetensors")
     assert [len(row) for row in late.manifest.kept["vision"]] == [4, 4, 2]
 
@@ -159,11 +165,21 @@ def test_removal_in_all_goes_by_score(tiny: MAKE, tmp_path: Path) -> None:
 def test_samples_differ_by_seed_and_stay_in_the_pool(tiny: MAKE, tmp_path: Path) -> None:
     path = tiny()
     values = hs.score(path, method="random", seed=4).result.values["vision"]
-    pool = {(la, h) for _, la, h in sorted((values[la][h], la, h) for la in range(3) for h in range(4))[:8]}
+    pool = {
+        (la, h)
+        for _, la, h in sorted((values[la][h], la, h) for la in range(3) for h in range(4))[:8]
+    }
     seen = set()
     for seed in range(4):
-        pruned = hs.prune(path, method="random", sample="5/8", seed=seed, out=tmp_path / f"{seed}.safetensors")
-        gone = {(la, h) for la in range(3) for h in range(4) if h not in pruned.manifest.kept["vision"][la]}
+        pruned = hs.prune(
+            path, method="random", sample="5/8", seed=seed, out=tmp_path / f"{seed}.safetensors"
+        )
+        gone = {
+            (la, h)
+            for la in range(3)
+            for h in range(4)
+            if h not in pruned.manifest.kept["vision"][la]
+        }
         assert len(gone) == 5
         assert gone <= pool
         seen.add(tuple(sorted(gone)))

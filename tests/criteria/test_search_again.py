@@ -40,7 +40,14 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def score(path: Path, data: dict[str, Any], search: str, remove: int, **more: Any) -> Score:
     return hs.score(
-        path, method="circuit", search=search, remove=remove, device="cpu", batch_size=8, **data, **more
+        path,
+        method="circuit",
+        search=search,
+        remove=remove,
+        device="cpu",
+        batch_size=8,
+        **data,
+        **more,
     ).result
 
 
@@ -74,7 +81,9 @@ def test_attribution_measures_only_what_is_new(tiny: MAKE, data: dict[str, Any])
 
 
 @pytest.mark.slow
-def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(tiny: MAKE, data: dict[str, Any]) -> None:
+def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(
+    tiny: MAKE, data: dict[str, Any]
+) -> None:
     """It goes by what it saw of each head, which no order tells."""
     path = tiny()
     score(path, data, "fast", 5)
@@ -83,7 +92,9 @@ def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(tiny: MAKE, da
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [{"start": "x"}, {"counts": {"evaluations": -1}}, {"identity": "0" * 64}])
+@pytest.mark.parametrize(
+    "change", [{"start": "x"}, {"counts": {"evaluations": -1}}, {"identity": "0" * 64}]
+)
 def test_a_record_that_is_not_whole_is_not_believed(
     tiny: MAKE, data: dict[str, Any], rounds: list[int], change: dict[str, Any]
 ) -> None:

@@ -73,14 +73,18 @@ def test_a_position_that_no_search_has(tmp_path: Path, change: dict[str, Any]) -
 
 
 def refused(folder: Path, content: bytes | str) -> None:
-    with pytest.raises(CheckpointError, match=r"s\.json: the state of an interrupted search is damaged") as error:
+    with pytest.raises(
+        CheckpointError, match=r"s\.json: the state of an interrupted search is damaged"
+    ) as error:
         read(folder, content)
     assert error.value.exit_code == 3
     assert error.value.hint == "Delete s.json: the search then starts over."
     assert len(error.value.message) < 600 + len(str(folder))
 
 
-@pytest.mark.parametrize("content", ["", "[", "[" * 100_000, "3", "null", "[]", '{"a":' * 5000, "1" * 5000, "{}", "\0"])
+@pytest.mark.parametrize(
+    "content", ["", "[", "[" * 100_000, "3", "null", "[]", '{"a":' * 5000, "1" * 5000, "{}", "\0"]
+)
 def test_what_is_no_state(tmp_path: Path, content: str) -> None:
     refused(tmp_path, content)
 
@@ -96,7 +100,10 @@ def test_every_byte_counts(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_version(tmp_path: Path) -> None:
-    refused(tmp_path, written(tmp_path, GOOD).replace(b"hydrasurgeon.search/4", b"hydrasurgeon.search/1"))
+    refused(
+        tmp_path,
+        written(tmp_path, GOOD).replace(b"hydrasurgeon.search/4", b"hydrasurgeon.search/1"),
+    )
 
 
 def test_packed_predictions_have_the_rows_of_the_data() -> None:
@@ -105,7 +112,12 @@ def test_packed_predictions_have_the_rows_of_the_data() -> None:
     for rows in ((4, 3, 2), (3, 3, 0)):
         with pytest.raises(ValueError, match="does not hold"):
             unpack(Packed(**made), rows)
-    for wrong in ("!!", "é", made["margin"][:-4], pack(Outcomes(*[torch.full((3,), torch.nan)] * 3))["margin"]):
+    for wrong in (
+        "!!",
+        "é",
+        made["margin"][:-4],
+        pack(Outcomes(*[torch.full((3,), torch.nan)] * 3))["margin"],
+    ):
         with pytest.raises(ValueError):
             unpack(Packed(**{**made, "margin": wrong}), (3, 3, 2))
 
@@ -121,7 +133,10 @@ def test_packed_predictions_have_the_rows_of_the_data() -> None:
     ],
 )
 def test_what_a_search_cannot_have_known(change: dict[str, Any]) -> None:
-    memory = {"present": pack(Outcomes(torch.rand(3), torch.rand(3), torch.rand(2))), "favourites": [["vision", 0, 1]]}
+    memory = {
+        "present": pack(Outcomes(torch.rand(3), torch.rand(3), torch.rand(2))),
+        "favourites": [["vision", 0, 1]],
+    }
     problem: Any = SimpleNamespace(
         objective=Objective("avg", 3, 2), candidates=(Head("vision", 0, 0), Head("vision", 0, 1))
     )
@@ -140,6 +155,12 @@ def test_counts_that_a_search_cannot_have_had() -> None:
     counts = {"evaluations": 1, "stopped": 0, "rechecked": 0, "layers": 3, "parts": 4}
     search.take_over(counts)
     assert search.counts() == counts
-    for wrong in ({}, 3, {**counts, "evaluations": -1}, {**counts, "more": 1}, {**counts, "parts": "1"}):
+    for wrong in (
+        {},
+        3,
+        {**counts, "evaluations": -1},
+        {**counts, "more": 1},
+        {**counts, "parts": "1"},
+    ):
         with pytest.raises(ValueError):
             search.take_over(wrong)  # type: ignore[arg-type]

@@ -70,10 +70,14 @@ def algorithm_1(
 
     @torch.no_grad()
     def score() -> Fraction:
-        logits, outside = (torch.cat([model(b)[:, 0] for b in s.split(7)]).double() for s in (x, foreign))
+        logits, outside = (
+            torch.cat([model(b)[:, 0] for b in s.split(7)]).double() for s in (x, foreign)
+        )
         acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
         # ln (1 − p), summed over the others: 1 − p itself would round to 0 for sure samples.
-        strange, known = (z.log_softmax(-1).sort(-1).values[:, :-1].logsumexp(-1) for z in (outside, logits))
+        strange, known = (
+            z.log_softmax(-1).sort(-1).values[:, :-1].logsumexp(-1) for z in (outside, logits)
+        )
         above = 2 * int((strange[:, None] > known).sum()) + int((strange[:, None] == known).sum())
         auroc = Fraction(above, 2 * len(strange) * len(known))
         return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
@@ -96,7 +100,8 @@ def algorithm_1(
 
 
 @pytest.mark.parametrize(
-    ("objective", "count"), [("avg", 3), *(pytest.param(o, 6, marks=pytest.mark.slow) for o in ("acc", "ood", "avg"))]
+    ("objective", "count"),
+    [("avg", 3), *(pytest.param(o, 6, marks=pytest.mark.slow) for o in ("acc", "ood", "avg"))],
 )
 def test_the_search_is_algorithm_1_over_both_towers(
     clip: Path, sets: dict[str, Any], objective: str, count: int
@@ -130,7 +135,9 @@ def test_one_tower_alone(clip: Path, sets: dict[str, Any], tower: str, tmp_path:
         {"vision_cfg": {"pool_type": "avg"}, "text_cfg": {"pool_type": "first"}},
     ],
 )
-def test_the_engine_computes_what_the_model_computes(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_engine_computes_what_the_model_computes(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     """In float64: the present circuit and it without each other head of either tower."""
     config = deepcopy(CLIP)
     for key, value in changes.items():
@@ -138,7 +145,9 @@ def test_the_engine_computes_what_the_model_computes(tmp_path: Path, changes: di
     write_clip(tmp_path / "c", config=config)
     # Names of unequal length: texts end in different places.
     names = "cat,a very long name of a bird,dog"
-    model = hs.load(tmp_path / "c", classes=names, template=TEMPLATES, device="cpu", dtype="float64")
+    model = hs.load(
+        tmp_path / "c", classes=names, template=TEMPLATES, device="cpu", dtype="float64"
+    )
     from hydrasurgeon.families import family_named
 
     anatomy = family_named("open_clip").anatomy(model.module)
@@ -157,7 +166,12 @@ def test_the_engine_computes_what_the_model_computes(tmp_path: Path, changes: di
     )
     engine = engine_of(problem)
     assert isinstance(engine, Towers)
-    gone = [Head("vision", 1, 0), Head("text", 0, 2), Head("text", 2, 1), *(Head("text", 1, h) for h in range(4))]
+    gone = [
+        Head("vision", 1, 0),
+        Head("text", 0, 2),
+        Head("text", 2, 1),
+        *(Head("text", 1, h) for h in range(4)),
+    ]
     with torch.inference_mode():
         engine.remove(gone)
         part = torch.tensor([6, 0, 3])
@@ -215,7 +229,9 @@ def test_fast_takes_both_towers(clip: Path, sets: dict[str, Any]) -> None:
     assert abs(score.trace[0] - exact.trace[0]) < 0.1
 
 
-def test_members_lose_heads_of_both_towers(clip: Path, sets: dict[str, Any], tmp_path: Path) -> None:
+def test_members_lose_heads_of_both_towers(
+    clip: Path, sets: dict[str, Any], tmp_path: Path
+) -> None:
     order = hs.score(clip, method="circuit", remove=8, **sets).result.order
     assert order is not None
     made = hs.prune(clip, method="circuit", remove=8, out=tmp_path / "m.safetensors")
@@ -223,7 +239,9 @@ def test_members_lose_heads_of_both_towers(clip: Path, sets: dict[str, Any], tmp
     assert kept is not None
     assert {head for head in ALL if head.number not in kept[head.tower][head.layer]} == set(order)
     members = [
-        hs.prune(clip, method="circuit", sample="5/8", seed=seed, out=tmp_path / f"m{seed}.safetensors").path
+        hs.prune(
+            clip, method="circuit", sample="5/8", seed=seed, out=tmp_path / f"m{seed}.safetensors"
+        ).path
         for seed in range(3)
     ]
     fused = hs.fuse(members, out=tmp_path / "h.safetensors", check=sets["data"])

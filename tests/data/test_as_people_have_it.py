@@ -26,7 +26,13 @@ TEXTS = ["a fine film", 'he said "no", twice', "tabs\tand\nlines", "ünï"]
 STARS = ["bad", "good", "good", "bad"]
 
 
-def _table(path: Path, between: str, *, rows: slice = slice(None), names: tuple[str, str] = ("text", "label")) -> Path:
+def _table(
+    path: Path,
+    between: str,
+    *,
+    rows: slice = slice(None),
+    names: tuple[str, str] = ("text", "label"),
+) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter=between)
         writer.writerows([names, *list(zip(TEXTS, STARS, strict=True))[rows]])
@@ -57,16 +63,32 @@ def test_a_table_is_the_same_in_every_format(there: Path) -> None:
     _table(there / "part-1.csv", ",", rows=slice(2))
     _table(there / "part-2.csv", ",", rows=slice(2, None))
     _table(there / "other.csv", ",", names=("film.review", "the stars"))
-    for spec in ("a.tsv", "a.json", "columns.json", "a.csv.gz", "a.tsv.gz", "a.json.gz", "a.jsonl.gz", "part-*.csv"):
+    for spec in (
+        "a.tsv",
+        "a.json",
+        "columns.json",
+        "a.csv.gz",
+        "a.tsv.gz",
+        "a.json.gz",
+        "a.jsonl.gz",
+        "part-*.csv",
+    ):
         assert _content(open_data(spec)) == expected, spec
-    (spec,) = EvaluateOptions.of("m", data="other.csv", text_column="film.review", label_column="the stars").data
+    (spec,) = EvaluateOptions.of(
+        "m", data="other.csv", text_column="film.review", label_column="the stars"
+    ).data
     assert spec == "other.csv#film%2Ereview#the%20stars"
     assert _content(open_data(spec)) == expected
 
 
 def test_columns_are_named_for_each_set_that_has_them() -> None:
     options = CalibrateOptions.of(
-        "m", data="v.csv", ood=["o.csv", "near.csv#body"], text_column="t", label_column="l", out="o"
+        "m",
+        data="v.csv",
+        ood=["o.csv", "near.csv#body"],
+        text_column="t",
+        label_column="l",
+        out="o",
     )
     assert options.data == "v.csv#t#l"
     assert options.ood == ("o.csv#t", "near.csv#body")
@@ -84,7 +106,9 @@ def test_one_text_and_one_picture(there: Path) -> None:
     assert [both.name(i) for i in range(len(both))] == ["one.PNG", "two.png"]
 
 
-def test_one_picture_is_predicted(there: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_picture_is_predicted(
+    there: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny()
     Image.fromarray(np.full((28, 28), 7, np.uint8)).save(there / "one.png")
     assert run(["predict", "vit", "--data", "one.png", "--quiet"]) == 0
@@ -99,7 +123,9 @@ def _pictures(there: Path, *classes: str) -> None:
     for number, name in enumerate(classes):
         (there / "set" / name).mkdir(parents=True)
         for i in range(2):
-            Image.fromarray(np.full((4, 4), 40 * number + i, np.uint8)).save(there / "set" / name / f"{i}.png")
+            Image.fromarray(np.full((4, 4), 40 * number + i, np.uint8)).save(
+                there / "set" / name / f"{i}.png"
+            )
 
 
 @pytest.mark.parametrize("inside", ["", "set/", "some/set/"])
@@ -124,13 +150,17 @@ def _zip(path: Path, members: dict[str, bytes]) -> Callable[[], Samples]:
     return lambda: open_data(str(path))
 
 
-@pytest.mark.parametrize("name", ["../out.png", "/etc/out.png", "a/../../out.png", "a\\out.png", "a\x1b[2J.png"])
+@pytest.mark.parametrize(
+    "name", ["../out.png", "/etc/out.png", "a/../../out.png", "a\\out.png", "a\x1b[2J.png"]
+)
 def test_a_zip_that_leads_out_of_itself_is_refused(there: Path, name: str) -> None:
     with pytest.raises(DataError, match="names a file"):
         _zip(there / "z.zip", {"a/1.png": b"", name: b""})()
 
 
-def test_a_packed_file_cannot_become_too_large(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_file_cannot_become_too_large(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hydrasurgeon.data.sources.MAX_BYTES", 1000)
     bomb = _zip(there / "z.zip", {"1.png": bytes(100_000)})()
     with pytest.raises(DataError, match=r"1.png: unpacks to more than 1,000 bytes"):
@@ -139,7 +169,10 @@ def test_a_packed_file_cannot_become_too_large(there: Path, monkeypatch: pytest.
     with pytest.raises(DataError, match=r"not a readable \.zip file"):
         open_data("z.zip")
     monkeypatch.setattr(limits, "MAX_WHOLE", 1000)
-    for name, content in (("b.csv.gz", b"text\n" + b"a\n" * 1000), ("b.json.gz", b"[" + b" " * 2000 + b"]")):
+    for name, content in (
+        ("b.csv.gz", b"text\n" + b"a\n" * 1000),
+        ("b.json.gz", b"[" + b" " * 2000 + b"]"),
+    ):
         (there / name).write_bytes(gzip.compress(content))
         with pytest.raises(DataError):
             open_data(name)

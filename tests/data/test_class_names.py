@@ -61,7 +61,9 @@ def test_a_class_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_declared_class_without_samples_need_not_be_known(tmp_path: Path) -> None:
-    fitted = fit_classes(open_data(npz(tmp_path / "d.npz", ["other", *NAMES], [1, 5])), named(NAMES))
+    fitted = fit_classes(
+        open_data(npz(tmp_path / "d.npz", ["other", *NAMES], [1, 5])), named(NAMES)
+    )
     assert fitted.labels is not None
     assert fitted.labels.tolist() == [0, 4]
 
@@ -72,7 +74,10 @@ def test_one_side_has_names(tmp_path: Path) -> None:
     assert "0 is ant, 4 is eel" in numbers.note
     words = fit_classes(open_data(npz(tmp_path / "b.npz", NAMES, [0, 4])), named(None))
     assert words.classes == NAMES
-    assert words.note == "classes of b.npz, in this order, taken as the model's 0…4: ant, bee, cat, dog, eel"
+    assert (
+        words.note
+        == "classes of b.npz, in this order, taken as the model's 0…4: ant, bee, cat, dog, eel"
+    )
     with pytest.raises(DataError, match="has 3 classes, the model has 5"):
         fit_classes(open_data(npz(tmp_path / "c.npz", NAMES[:3], [0, 2])), named(None))
     assert fit_classes(open_data(npz(tmp_path / "d.npz", None, [0])), named(None)).note is None
@@ -86,7 +91,10 @@ def test_numbers_of_wordnet_are_no_words(tmp_path: Path) -> None:
     assert fitted.labels.tolist() == [3]
     assert fitted.note is not None
     with pytest.raises(DataError, match="no class n01440764"):
-        fit_classes(open_data(npz(tmp_path / "e.npz", ["n01440764"], [0])), named([f"n{i}" for i in range(5)]))
+        fit_classes(
+            open_data(npz(tmp_path / "e.npz", ["n01440764"], [0])),
+            named([f"n{i}" for i in range(5)]),
+        )
 
 
 def test_clip_takes_other_words_in_the_same_places_only(tmp_path: Path) -> None:
@@ -119,7 +127,9 @@ def test_every_stage_teaches_and_heeds_names(tiny: MAKE, tmp_path: Path) -> None
     """score, finetune and calibrate record the data's names; what comes later is matched by them."""
     vit, labels = tiny(), [i % 5 for i in range(60)]
     train = npz(tmp_path / "train.npz", NAMES, labels)
-    scored = hs.score(vit, method="taylor", data=train, device="cpu", out=tmp_path / "s.safetensors")
+    scored = hs.score(
+        vit, method="taylor", data=train, device="cpu", out=tmp_path / "s.safetensors"
+    )
     assert scored.manifest.model.labels == NAMES
     assert any("taken as the model's 0…4" in note for note in scored.notes)
     calibrated = hs.calibrate(vit, data=train, device="cpu", out=tmp_path / "c.safetensors")
@@ -143,15 +153,21 @@ def test_every_stage_teaches_and_heeds_names(tiny: MAKE, tmp_path: Path) -> None
         lambda: hs.finetune(tuned.path, data=train, val=renamed, out=out),
         lambda: hs.calibrate(tuned.path, data=renamed, out=out),
         lambda: hs.fuse([tuned.path, calibrated.path], out=out, check=renamed),
-        lambda: hs.probe(tuned.path, method="taylor", keep=2, data=renamed, corrupt=["gaussian_noise:1"]),
+        lambda: hs.probe(
+            tuned.path, method="taylor", keep=2, data=renamed, corrupt=["gaussian_noise:1"]
+        ),
         lambda: hs.build(tuned.path, data=train, val=renamed, budget="macs=2", out=out),
-        lambda: opened_trial(tuned.manifest.model, renamed, ExportOptions(checkpoint="t", check=renamed)),
+        lambda: opened_trial(
+            tuned.manifest.model, renamed, ExportOptions(checkpoint="t", check=renamed)
+        ),
     ]
     for attempt in attempts:
         with pytest.raises(DataError, match="no class doggy"):
             attempt()
     assert not out.exists()
-    fresh = hs.finetune(tuned.path, data=renamed, out=out, set={"classifier": "fresh", "epochs": "1"}, device="cpu")
+    fresh = hs.finetune(
+        tuned.path, data=renamed, out=out, set={"classifier": "fresh", "epochs": "1"}, device="cpu"
+    )
     assert fresh.manifest.model.labels == ("ant", "bee", "cat", "doggy", "eel")
     with pytest.raises(DataError, match=r"calls class 3 dog, out\.safetensors doggy"):
         hs.evaluate([tuned.path, out], data=train)
@@ -169,8 +185,12 @@ def test_a_directory_of_ours_learns_names_where_it_lies(tiny: MAKE, tmp_path: Pa
 
 def test_members_share_names(tiny: MAKE, tmp_path: Path) -> None:
     vit, data = tiny(), npz(tmp_path / "d.npz", NAMES, [i % 5 for i in range(20)])
-    plain = hs.prune(vit, method="magnitude", keep=3, data=data, out=tmp_path / "a.safetensors").path
-    taught = hs.prune(vit, method="taylor", keep=2, data=data, out=tmp_path / "b.safetensors", device="cpu").path
+    plain = hs.prune(
+        vit, method="magnitude", keep=3, data=data, out=tmp_path / "a.safetensors"
+    ).path
+    taught = hs.prune(
+        vit, method="taylor", keep=2, data=data, out=tmp_path / "b.safetensors", device="cpu"
+    ).path
     fused = hs.fuse([plain, taught], out=tmp_path / "h.safetensors")
     assert fused.manifest.model.labels == NAMES
     assert any("taken as those of b.safetensors" in note for note in fused.notes)
@@ -206,17 +226,23 @@ def test_a_second_text_is_refused(tmp_path: Path, second: str, suffix: str) -> N
         open_data(str(path))
 
 
-@pytest.mark.parametrize("pair", [("sentence1", "sentence2"), ("premise", "hypothesis"), ("query", "passage")])
+@pytest.mark.parametrize(
+    "pair", [("sentence1", "sentence2"), ("premise", "hypothesis"), ("query", "passage")]
+)
 def test_two_texts_without_a_first_are_refused_alike(tmp_path: Path, pair: tuple[str, str]) -> None:
     (tmp_path / "d.jsonl").write_text(json.dumps(dict.fromkeys(pair, "x")))
     with pytest.raises(DataError, match=f"columns {pair[0]}, {pair[1]} hold"):
         open_data(str(tmp_path / "d.jsonl"))
 
 
-@pytest.mark.parametrize("labels", [("0.5", "0.7"), ("[0, 2]", "[1]"), ("0;2", "1;2"), ("0,5", "1,5")])
+@pytest.mark.parametrize(
+    "labels", [("0.5", "0.7"), ("[0, 2]", "[1]"), ("0;2", "1;2"), ("0,5", "1,5")]
+)
 def test_labels_that_are_lists_or_fractions(tmp_path: Path, labels: tuple[str, str]) -> None:
     path = tmp_path / "d.csv"
-    path.write_text("".join(f"{row}\n" for row in ("text,label", *(f'x,"{label}"' for label in labels))))
+    path.write_text(
+        "".join(f"{row}\n" for row in ("text,label", *(f'x,"{label}"' for label in labels)))
+    )
     with pytest.raises(DataError, match=r"row 0 has (the|a list of) label") as refused:
         open_data(str(path), model=Model(family="timm", arch="a", num_classes=3))
     assert "whole numbers or names, one for each row" in str(refused.value.hint)

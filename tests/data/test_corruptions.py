@@ -13,7 +13,16 @@ from PIL import Image
 
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.data.corruptions import Corrupted, Corruption, corruptions_of
-from hydrasurgeon.data.corruptions.pictures import convolved, disk, gaussian, motion, plasma, sampled, spoiled, zoomed
+from hydrasurgeon.data.corruptions.pictures import (
+    convolved,
+    disk,
+    gaussian,
+    motion,
+    plasma,
+    sampled,
+    spoiled,
+    zoomed,
+)
 from hydrasurgeon.data.corruptions.samples import NAMES, SEVERITIES, scribbled
 from hydrasurgeon.data.samples import Arrays, Rows
 from hydrasurgeon.errors import DataError, UsageError
@@ -45,7 +54,9 @@ def spoilt(image: Image.Image, name: str, severity: int, seed: int = 0) -> np.nd
 
 def distance(image: Image.Image, name: str, severity: int) -> float:
     clean = np.asarray(image).astype(float)
-    return float(np.mean([np.abs(spoilt(image, name, severity, s) - clean).mean() for s in range(6)]))
+    return float(
+        np.mean([np.abs(spoilt(image, name, severity, s) - clean).mean() for s in range(6)])
+    )
 
 
 @pytest.mark.parametrize("name", NAMES["image"])
@@ -218,8 +229,14 @@ def test_several_in_turn() -> None:
 
 def test_what_can_be_asked_for() -> None:
     assert len(corruptions_of(["all"], "image")) == 75
-    assert corruptions_of(["all:3"], "text") == (Corruption("typos", 3), Corruption("word_dropout", 3))
-    assert corruptions_of(["fog:2", "fog:2", "snow:1"], "image") == (Corruption("fog", 2), Corruption("snow", 1))
+    assert corruptions_of(["all:3"], "text") == (
+        Corruption("typos", 3),
+        Corruption("word_dropout", 3),
+    )
+    assert corruptions_of(["fog:2", "fog:2", "snow:1"], "image") == (
+        Corruption("fog", 2),
+        Corruption("snow", 1),
+    )
     assert [c.severity for c in corruptions_of(["fog"], "image")] == [1, 2, 3, 4, 5]
     wrong = {
         "foog": "did you mean fog",
@@ -237,7 +254,10 @@ def test_what_can_be_asked_for() -> None:
         corruptions_of(["fog"], "text")
 
 
-SENTENCES = ["a wonderful film with a very good plot and fine actors", "dull, not worth 12 dollars"] * 60
+SENTENCES = [
+    "a wonderful film with a very good plot and fine actors",
+    "dull, not worth 12 dollars",
+] * 60
 
 
 def test_texts_lose_letters_and_words() -> None:
@@ -249,7 +269,14 @@ def test_texts_lose_letters_and_words() -> None:
         pairs = [(samples.read(i).split(), typed.read(i).split()) for i in range(len(samples))]
         assert all(len(a) >= len(b) for a, b in pairs)
         letters.append(np.mean([a != b for x, y in pairs for a, b in zip(x, y, strict=False)]))
-        words.append(np.mean([len(short.read(i).split()) / len(samples.read(i).split()) for i in range(len(samples))]))
+        words.append(
+            np.mean(
+                [
+                    len(short.read(i).split()) / len(samples.read(i).split())
+                    for i in range(len(samples))
+                ]
+            )
+        )
     assert all(more > less for less, more in itertools.pairwise(letters)), letters
     assert words == pytest.approx([0.95, 0.9, 0.8, 0.7, 0.6], abs=0.03)
     again = Corrupted(samples, Corruption("typos", 5))
@@ -310,7 +337,8 @@ def test_filters_against_slow_ones() -> None:
     assert np.diff(closer).mean() == pytest.approx(np.diff(ramp[0, :, 0]).mean() / 2, rel=0.05)
     assert closer.mean() == pytest.approx(0.5, abs=0.02)
     rough, smooth = (
-        np.abs(np.diff(plasma((64, 64, 3), decay, np.random.default_rng(0)), axis=0)).mean() for decay in (1.2, 3)
+        np.abs(np.diff(plasma((64, 64, 3), decay, np.random.default_rng(0)), axis=0)).mean()
+        for decay in (1.2, 3)
     )
     assert rough > 2 * smooth
 

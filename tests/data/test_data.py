@@ -19,7 +19,13 @@ from hydrasurgeon.families.transforms import eval_transform, train_transform
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.measuring.sets import labelled_sets, parse_ood
 
-PREPROCESS = {"input_size": [1, 28, 28], "interpolation": "bicubic", "mean": [0.5], "std": [0.25], "crop_pct": 1.0}
+PREPROCESS = {
+    "input_size": [1, 28, 28],
+    "interpolation": "bicubic",
+    "mean": [0.5],
+    "std": [0.25],
+    "crop_pct": 1.0,
+}
 
 
 def image(value: int, size: int = 28, mode: str = "L") -> Image.Image:
@@ -169,13 +175,18 @@ def test_slices_of_a_hub_split(
     """As the datasets library itself cuts them: here out of a folder of files."""
     import datasets
 
-    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"t{i},{i % 2}\n" for i in range(20)))
+    (tmp_path / "train.csv").write_text(
+        "text,label\n" + "".join(f"t{i},{i % 2}\n" for i in range(20))
+    )
     load = datasets.load_dataset
 
     def local(repo: str, config: str | None, split: str) -> object:
         assert (repo, config) == ("org/name", "config")
         return load(
-            "csv", data_files={"train": str(tmp_path / "train.csv")}, split=split, cache_dir=str(tmp_path / "cache")
+            "csv",
+            data_files={"train": str(tmp_path / "train.csv")},
+            split=split,
+            cache_dir=str(tmp_path / "cache"),
         )
 
     monkeypatch.setattr(datasets, "load_dataset", local)
@@ -213,11 +224,16 @@ def test_torchvision_sets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_limits_are_seeded_subsets(tmp_path: Path) -> None:
-    np.savez(tmp_path / "d.npz", images=np.zeros((100, 4, 4), np.uint8), labels=np.arange(100) // 50)
+    np.savez(
+        tmp_path / "d.npz", images=np.zeros((100, 4, 4), np.uint8), labels=np.arange(100) // 50
+    )
     first = open_data(str(tmp_path / "d.npz"), limit=20, seed=1)
     assert len(first) == 20
     assert 0 < first.labels.sum() < 20  # not the first rows of a sorted set
-    assert first.labels.tolist() == open_data(str(tmp_path / "d.npz"), limit=20, seed=1).labels.tolist()
+    assert (
+        first.labels.tolist()
+        == open_data(str(tmp_path / "d.npz"), limit=20, seed=1).labels.tolist()
+    )
     assert first.fingerprint() != open_data(str(tmp_path / "d.npz"), limit=20, seed=2).fingerprint()
 
 
@@ -235,7 +251,9 @@ def test_corrupt_images_are_named(tmp_path: Path) -> None:
     for workers in (0, 1):
         with pytest.raises(DataError, match=r"10\.png: not a readable image"):
             list(Batches(samples, eval_transform(PREPROCESS), batch_size=2, workers=workers))
-        batches = Batches(samples, eval_transform(PREPROCESS), batch_size=2, workers=workers, skip_bad=True)
+        batches = Batches(
+            samples, eval_transform(PREPROCESS), batch_size=2, workers=workers, skip_bad=True
+        )
         assert torch.cat([b.labels for b in batches]).tolist() == [0, 1, 1, 1]
         assert [name.split("/")[-1].split(":")[0] for name in batches.skipped] == ["10.png"]
 
@@ -249,9 +267,17 @@ def test_exact_size_is_left_exactly_alone() -> None:
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "I;16"])
 def test_every_picture_becomes_what_the_model_reads(mode: str) -> None:
-    picture = image(128, mode=mode) if mode != "I;16" else Image.fromarray(np.full((28, 28), 128 * 256, np.uint16))
+    picture = (
+        image(128, mode=mode)
+        if mode != "I;16"
+        else Image.fromarray(np.full((28, 28), 128 * 256, np.uint16))
+    )
     for channels in (1, 3):
-        preprocess = PREPROCESS | {"input_size": [channels, 28, 28], "mean": [0.0] * channels, "std": [1.0] * channels}
+        preprocess = PREPROCESS | {
+            "input_size": [channels, 28, 28],
+            "mean": [0.0] * channels,
+            "std": [1.0] * channels,
+        }
         found = eval_transform(preprocess)(picture)
         assert found.shape == (channels, 28, 28)
         assert found.mean().item() == pytest.approx(128 / 255, abs=0.01)
@@ -267,7 +293,9 @@ def test_augmentation_does_not_depend_on_workers_or_start(tmp_path: Path) -> Non
     before = torch.get_rng_state()
 
     def run(seed: int, workers: int, order: list[int]) -> torch.Tensor:
-        batches = Batches(samples, transform, batch_size=4, workers=workers, augment_seed=seed, order=order)
+        batches = Batches(
+            samples, transform, batch_size=4, workers=workers, augment_seed=seed, order=order
+        )
         return torch.cat([b.inputs for b in batches])
 
     whole = run(5, 0, list(range(12)))

@@ -51,17 +51,23 @@ def used(path: Path) -> None:
 
 
 FILES = {
-    "d.npz": npz(images=np.zeros((3, 8, 8), np.uint8), labels=np.arange(3), classes=np.array(["a", "b", "c"])),
+    "d.npz": npz(
+        images=np.zeros((3, 8, 8), np.uint8), labels=np.arange(3), classes=np.array(["a", "b", "c"])
+    ),
     "d.jsonl": b'{"text": "one", "label": 0}\n{"text": "two", "label": 1}\n{"text": "", "label": 2}\n',
     "d.csv": b'text,label\n"one, two",0\nthree,1\n"fo""ur",2\n',
     "d.parquet": parquet(
-        {b"huggingface": b'{"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}'},
+        {
+            b"huggingface": b'{"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}'
+        },
         text=["a", "b", "c"],
         label=[0, 1, 0],
     ),
     "i.parquet": parquet(image=[{"bytes": picture(), "path": "x"}] * 3, label=["x", "y", "x"]),
     "d.txt": b"x.png 0\nx.png 1\n",
-    "d.tar": tar(("0.png", picture()), ("0.txt", b"one"), ("1.jpg", picture("jpeg")), ("1.txt", b"two")),
+    "d.tar": tar(
+        ("0.png", picture()), ("0.txt", b"one"), ("1.jpg", picture("jpeg")), ("1.txt", b"two")
+    ),
 }
 
 
@@ -87,7 +93,8 @@ YCBCR = pytest.param(
     "YCbCr",
     90,
     marks=pytest.mark.skipif(
-        int(PIL.__version__.split(".")[0]) < 13, reason="older Pillows do not read the YCbCr that they write"
+        int(PIL.__version__.split(".")[0]) < 13,
+        reason="older Pillows do not read the YCbCr that they write",
     ),
 )
 
@@ -109,7 +116,9 @@ def test_modes_keep_their_values(kind: str, mode: str, value: int) -> None:
     if mode == "I;16":
         Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(file, kind)
     else:
-        Image.new("L", (8, 8), {"1": 255, "P": 102}.get(mode, 90)).convert("RGB").convert(mode).save(file, kind)
+        Image.new("L", (8, 8), {"1": 255, "P": 102}.get(mode, 90)).convert("RGB").convert(
+            mode
+        ).save(file, kind)
     image = decode(file.getvalue(), "x")
     assert image.mode in ("L", "RGB")
     assert np.asarray(image).astype(int) == pytest.approx(value, abs=1)
@@ -152,7 +161,10 @@ def test_images_of_a_hub_set_are_opened_by_us(monkeypatch: pytest.MonkeyPatch) -
     import datasets
 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    rows = {"image": [{"bytes": picture("eps"), "path": None}, {"bytes": picture(), "path": None}], "label": [0, 1]}
+    rows = {
+        "image": [{"bytes": picture("eps"), "path": None}, {"bytes": picture(), "path": None}],
+        "label": [0, 1],
+    }
     table = datasets.Dataset.from_dict(rows, features=features)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
     samples = open_data("hf:org/name:test")
@@ -161,8 +173,12 @@ def test_images_of_a_hub_set_are_opened_by_us(monkeypatch: pytest.MonkeyPatch) -
         samples.read(0)
 
 
-@pytest.mark.parametrize("name", ["pandas", "csv", "imagefolder", "pandas/x", "local", "org/set", "script.py"])
-def test_a_hub_set_is_never_looked_for_here(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["pandas", "csv", "imagefolder", "pandas/x", "local", "org/set", "script.py"]
+)
+def test_a_hub_set_is_never_looked_for_here(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`hf:pandas:train` once unpickled a train.pkl of the current folder, and folders here hide those on the hub."""
     import datasets
 
@@ -220,7 +236,10 @@ def test_minus_one_everywhere_is_no_label(suffix: str, tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
-    for name, content in (("d.csv", "text,label\nä,1\n"), ("d.jsonl", '{"text": "ä", "label": 1}\n')):
+    for name, content in (
+        ("d.csv", "text,label\nä,1\n"),
+        ("d.jsonl", '{"text": "ä", "label": 1}\n'),
+    ):
         (tmp_path / name).write_text(content, encoding="utf-8-sig")
         samples = open_data(str(tmp_path / name))
         assert samples.read(0) == "ä"
@@ -262,7 +281,9 @@ def test_damaged_statistics_do_not_end_the_process() -> None:
     """pyarrow 26 raised in a thread of its own what this file's histogram led it to; others read the file."""
     place = Path(__file__).parent / "histogram.parquet"
     program = "import sys; from hydrasurgeon.data import open_data; open_data(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", program, str(place)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(place)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0 or "DataError" in done.stderr, done.stderr
 
 
@@ -293,6 +314,9 @@ def test_a_decoder_says_nothing_on_the_terminal(tmp_path: Path) -> None:
         "else: raise SystemExit('it was read')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "x.tif")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, str(tmp_path / "x.tif")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -40,7 +40,9 @@ def test_samples_know_the_query_that_they_belong_to(tmp_path: Path) -> None:
 
 
 def test_a_row_without_its_query_is_named(tmp_path: Path) -> None:
-    spec = _jsonl(tmp_path / "a.jsonl", [{"text": "a", "group": "q1"}, {"text": "b", "group": None}])
+    spec = _jsonl(
+        tmp_path / "a.jsonl", [{"text": "a", "group": "q1"}, {"text": "b", "group": None}]
+    )
     samples = open_data(spec)
     assert samples.read(1) == "b"  # whoever needs no queries is not stopped
     with pytest.raises(DataError, match="row 1 has no group") as caught:
@@ -91,12 +93,17 @@ def test_pairs_are_the_same_in_every_format(tmp_path: Path, ending: str) -> None
 
 def test_columns_of_each_data_set() -> None:
     columns = {"text": "q", "text_pair": "p", "labels": "l", "group": "id"}
-    options = CalibrateOptions.of("m", data="v.csv", ood=["o.csv", "n.csv#t"], columns=columns, out="o")
+    options = CalibrateOptions.of(
+        "m", data="v.csv", ood=["o.csv", "n.csv#t"], columns=columns, out="o"
+    )
     assert options.data == "v.csv#text,q#text_pair,p#label,l#group,id"
     assert options.ood == ("o.csv#text,q#text_pair,p", "n.csv#t")
     assert CalibrateOptions.recalled(options.recorded()).data == options.data
     assert PredictOptions.of("m", data="v.csv", columns="group=id").data == "v.csv#group,id"
-    assert columns_of(options.data) == ("v.csv", {"text": "q", "label": "l", "text_pair": "p", "group": "id"})
+    assert columns_of(options.data) == (
+        "v.csv",
+        {"text": "q", "label": "l", "text_pair": "p", "group": "id"},
+    )
     for wrong, says in {
         "txt=q": r"--columns txt=q: txt is no role of a column \(did you mean text\?\)",
         "text": "--columns text=: names none",
@@ -108,7 +115,9 @@ def test_columns_of_each_data_set() -> None:
 def test_columns_of_images_and_groups(tmp_path: Path) -> None:
     Image.fromarray(np.full((3, 3), 7, np.uint8)).save(tmp_path / "one.png")
     row = {"path": "one.png", "class": "a", "query": 5}
-    spec = named(_jsonl(tmp_path / "a.jsonl", [row]), {"image": "path", "label": "class", "group": "query"})
+    spec = named(
+        _jsonl(tmp_path / "a.jsonl", [row]), {"image": "path", "label": "class", "group": "query"}
+    )
     samples = open_data(spec)
     assert np.asarray(samples.read(0)).tolist() == [[7] * 3] * 3
     assert (samples.classes, samples.groups) == (("a",), ("5",))
@@ -149,4 +158,9 @@ def test_both_texts_are_corrupted_and_perturbed() -> None:
     assert (first != pair[0], second != pair[1]) == (True, True)
     salad = Perturbed(samples, seed=1).read(0)
     assert [len(text.split()) for text in salad] == [9, 8]
-    assert {word for text in salad for word in text.split()} <= {*" ".join(pair).split(), "x", "y", "z"}
+    assert {word for text in salad for word in text.split()} <= {
+        *" ".join(pair).split(),
+        "x",
+        "y",
+        "z",
+    }

@@ -11,7 +11,9 @@ from hydrasurgeon.errors import DataError
 
 
 @pytest.mark.parametrize("delta", [0.001, 0.05, 0.5])
-@pytest.mark.parametrize(("wrong", "answered"), [(0, 1), (0, 300), (7, 100), (99, 100), (250, 5000), (3, 20_000)])
+@pytest.mark.parametrize(
+    ("wrong", "answered"), [(0, 1), (0, 300), (7, 100), (99, 100), (250, 5000), (3, 20_000)]
+)
 def test_the_bound_inverts_the_binomial_tail(wrong: int, answered: int, delta: float) -> None:
     bound = risk_bound(wrong, answered, delta)
     assert bound == pytest.approx(beta.ppf(1 - delta, wrong + 1, answered - wrong), rel=1e-9)

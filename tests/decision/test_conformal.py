@@ -46,7 +46,9 @@ def test_lac_is_mapies(coverage: float, count: int) -> None:
     of_truth = score.get_conformity_scores(y.numpy(), p.numpy(), y.numpy())
     alpha = np.array([1 - coverage])
     score.quantiles_ = _compute_classification_quantile(of_truth, alpha)
-    theirs = score.get_prediction_sets(np.repeat(others.numpy()[:, :, None], 1, axis=2), of_truth, alpha, cv="prefit")
+    theirs = score.get_prediction_sets(
+        np.repeat(others.numpy()[:, :, None], 1, axis=2), of_truth, alpha, cv="prefit"
+    )
     ours = fit_conformal(p, y, method="lac", coverage=coverage)
     assert ours.threshold == pytest.approx(float(score.quantiles_[0]), abs=1e-12)
     assert np.array_equal(prediction_sets(ours, others).numpy(), theirs[:, :, 0])
@@ -82,8 +84,12 @@ def test_aps_is_mapies_without_its_dice(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_raps_scores_are_mapies() -> None:
     p, y = made(50)
-    cumulated, rank = APSConformityScore.get_true_label_cumsum_proba(y.numpy(), p.numpy(), np.arange(6))
-    theirs = raps.RAPSConformityScore._regularize_conformity_score(np.array([2]), 0.1, cumulated, rank)
+    cumulated, rank = APSConformityScore.get_true_label_cumsum_proba(
+        y.numpy(), p.numpy(), np.arange(6)
+    )
+    theirs = raps.RAPSConformityScore._regularize_conformity_score(
+        np.array([2]), 0.1, cumulated, rank
+    )
     ours = conformity(p, "raps", Penalty(weight=0.1, free_ranks=2)).gather(1, y[:, None])
     np.testing.assert_allclose(ours, theirs[:, :, 0], atol=1e-12)
 

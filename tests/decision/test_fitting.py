@@ -31,7 +31,10 @@ class World:
 
     def seen(self, x: Tensor, labels: Tensor | None) -> Outputs:
         features = torch.stack([x @ view for view in self.views], dim=1)
-        logits = [features[:, m] @ w.T + b for m, (w, b) in enumerate(zip(self.weights, self.biases, strict=True))]
+        logits = [
+            features[:, m] @ w.T + b
+            for m, (w, b) in enumerate(zip(self.weights, self.biases, strict=True))
+        ]
         return Outputs(torch.stack(logits, dim=1), features, labels)
 
     def inside(self, count: int) -> Outputs:
@@ -72,7 +75,9 @@ def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
     assert decide(state, others.logits, others.features).unfamiliar.double().mean() > 0.5
 
 
-def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     easy, telling = world.outside(10), world.outside(20)
     worth = {
         "msp": (0.97, 0.5),
@@ -89,7 +94,11 @@ def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, m
     monkeypatch.setattr("hydrasurgeon.decision.fitting._auroc", auroc)
     val = world.inside(100)
     val = Outputs(val.logits, None, val.labels)
-    for foreign, best in (([easy], "energy"), ([telling], "max-logit"), ([easy, telling], "entropy")):
+    for foreign, best in (
+        ([easy], "energy"),
+        ([telling], "max-logit"),
+        ([easy, telling], "entropy"),
+    ):
         state, _ = fit_state(val, promise=promise(), foreign=foreign)
         assert state.record.ood.score == best
     assert state.record.ood.auroc["energy"] == pytest.approx((0.999 + 0.65) / 2)
@@ -113,7 +122,9 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
             }
             for name, q in each.items():
                 losses[name] -= float(q[0, truth].log()) / 301
-    assert state.record.nll == {name: pytest.approx(loss, abs=1e-9) for name, loss in losses.items()}
+    assert state.record.nll == {
+        name: pytest.approx(loss, abs=1e-9) for name, loss in losses.items()
+    }
     first = mean_probs(val.logits[halved[0]])
     assert state.record.temperature == pytest.approx(fit_temperature(first, val.labels[halved[0]]))
 
@@ -135,7 +146,9 @@ def test_the_promises_hold_on_fresh_data(world: World) -> None:
 
 
 def test_what_is_decided_follows_from_the_state(world: World) -> None:
-    state, _ = fit_state(world.inside(1000), promise=promise(risk=0.2), score="rmds", classifiers=world.classifiers)
+    state, _ = fit_state(
+        world.inside(1000), promise=promise(risk=0.2), score="rmds", classifiers=world.classifiers
+    )
     some = world.inside(50)
     found = decide(state, some.logits, some.features)
     p = calibrated(some.logits, state.record.temperature, state.record.joint)
@@ -150,7 +163,10 @@ def test_what_is_decided_follows_from_the_state(world: World) -> None:
         if float(found.ood_score[i]) > state.record.ood.threshold:
             expected = "unfamiliar"
         assert answer == expected
-        assert found.sets[i].tolist() == (1 - p[i] <= state.record.conformal.threshold + 1e-12).tolist()
+        assert (
+            found.sets[i].tolist()
+            == (1 - p[i] <= state.record.conformal.threshold + 1e-12).tolist()
+        )
 
 
 def test_uncertainties_are_entropies_of_the_calibrated_members(world: World) -> None:
@@ -160,7 +176,9 @@ def test_uncertainties_are_entropies_of_the_calibrated_members(world: World) -> 
         for i in range(5):
             mean = z[i].mean(dim=0)
             q = [
-                torch.softmax((z[i, m] if joint is None else mean + 0.5 * (z[i, m] - mean)) / 2, dim=0)
+                torch.softmax(
+                    (z[i, m] if joint is None else mean + 0.5 * (z[i, m] - mean)) / 2, dim=0
+                )
                 for m in range(MEMBERS)
             ]
             mixed = sum(q[1:], q[0]) / MEMBERS
@@ -173,7 +191,10 @@ def test_one_member_has_no_joint_calibration(world: World) -> None:
     val = world.inside(400)
     alone = Outputs(val.logits[:, :1], None, val.labels)
     state, _ = fit_state(
-        alone, promise=promise(), score="auto", foreign=[Outputs(world.outside(50).logits[:, :1], None)]
+        alone,
+        promise=promise(),
+        score="auto",
+        foreign=[Outputs(world.outside(50).logits[:, :1], None)],
     )
     assert state.record.joint is None
     assert set(state.record.nll) == {"before", "temperature"}
@@ -198,7 +219,9 @@ def test_statistics_from_data_of_their_own(world: World) -> None:
 
 def test_the_same_seed_gives_the_same_state(world: World) -> None:
     val = world.inside(600)
-    first, again, other = (fit_state(val, promise=promise(), score="msp", seed=seed)[0] for seed in (0, 0, 1))
+    first, again, other = (
+        fit_state(val, promise=promise(), score="msp", seed=seed)[0] for seed in (0, 0, 1)
+    )
     assert first == again != other
 
 
@@ -206,7 +229,9 @@ def test_auto_says_what_it_leaves_out(world: World) -> None:
     val = world.inside(300)
     assert val.labels is not None
     two = Outputs(val.logits, val.features, val.labels.clamp_max(1))
-    state, notes = fit_state(two, promise=promise(), classifiers=world.classifiers, foreign=[world.outside(50)])
+    state, notes = fit_state(
+        two, promise=promise(), classifiers=world.classifiers, foreign=[world.outside(50)]
+    )
     assert "mds" not in state.record.ood.auroc
     assert "vim" in state.record.ood.auroc
     assert any("class 2 never occurs" in note for note in notes)

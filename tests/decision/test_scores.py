@@ -141,7 +141,11 @@ def test_agrees_with_pytorch_ood(kind: str, data: Data, double: None) -> None:
         theirs = reference.MCM(None, data.weight).predict_features(others)
         theirs = theirs + 1 if float(theirs.max()) <= 0 else theirs
     elif kind == "nci":
-        theirs = reference.NCI(nn.Identity(), head.float()).fit_features(x.float()).predict_features(others.float())
+        theirs = (
+            reference.NCI(nn.Identity(), head.float())
+            .fit_features(x.float())
+            .predict_features(others.float())
+        )
         close = 1e-4  # they compute in float32
     else:
         detector = reference.ViM(None, d=principal(WIDTH), w=data.weight, b=data.bias)
@@ -180,7 +184,9 @@ def test_gen_takes_the_hundred_largest() -> None:
     assert float(ON_LOGITS["gen"](sure, 1.0)) == 0
 
 
-@pytest.mark.parametrize(("batch", "rows"), [(1, 2048), (1, 50), (37, 50), (37, 37), (600, 250), (600, 2048)])
+@pytest.mark.parametrize(
+    ("batch", "rows"), [(1, 2048), (1, 50), (37, 50), (37, 37), (600, 250), (600, 2048)]
+)
 def test_moments_do_not_depend_on_the_batches(
     batch: int, rows: int, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,9 +255,13 @@ def test_members_join_standardised(data: Data) -> None:
     inside = alone(held[:, :1], held_logits[:, :1])
     assert float(inside.mean()) == pytest.approx(0, abs=1e-12)
     assert float(inside.std(correction=0)) == pytest.approx(1, rel=1e-12)
-    torch.testing.assert_close(scores_of("rmds", logits, both, joined), joined(both, logits), rtol=0, atol=0)
+    torch.testing.assert_close(
+        scores_of("rmds", logits, both, joined), joined(both, logits), rtol=0, atol=0
+    )
     msp = scores_of("msp", logits, None, None, temperature=2.0)
-    torch.testing.assert_close(msp, 1 - (data.other_logits.softmax(-1).log() / 2).softmax(-1).amax(-1))
+    torch.testing.assert_close(
+        msp, 1 - (data.other_logits.softmax(-1).log() / 2).softmax(-1).amax(-1)
+    )
 
 
 @pytest.mark.parametrize("kind", FITTED)
@@ -323,7 +333,9 @@ def test_nan_is_refused(what: str, data: Data) -> None:
 
 def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
     gathering = Gathering(data.weight, data.bias, seed=1, bank=100)
-    for x, z, y in zip(data.features.split(64), data.logits.split(64), data.labels.split(64), strict=True):
+    for x, z, y in zip(
+        data.features.split(64), data.logits.split(64), data.labels.split(64), strict=True
+    ):
         gathering.add(x, z, y)
     evidence = gathering.evidence()
     assert evidence.features.shape == (100, WIDTH)
@@ -337,8 +349,16 @@ def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
 
 def test_statistics_of_a_thousand_classes_are_small() -> None:
     classes, width = 1000, 768
-    shapes = {"centre": width, "factor": width * width, "means": classes * width, "background": width * width}
-    stored = {kind: sum(4 * shapes[name] for name in FITTED[kind][1]) for kind in ("mds", "rmds", "maha++")}
+    shapes = {
+        "centre": width,
+        "factor": width * width,
+        "means": classes * width,
+        "background": width * width,
+    }
+    stored = {
+        kind: sum(4 * shapes[name] for name in FITTED[kind][1])
+        for kind in ("mds", "rmds", "maha++")
+    }
     assert max(stored.values()) <= 8_000_000
 
 

@@ -81,7 +81,9 @@ def test_temperature_of_answers_that_are_sure_and_wrong() -> None:
     assert found == pytest.approx(20.0, rel=1e-4)
 
 
-def test_of_many_samples_a_random_part_tells_the_joint_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_samples_a_random_part_tells_the_joint_constants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     z = members(6000)
     y = drawn(calibrated(z, joint=joint(2.0, 0.5)))
     order = y.argsort()  # the first are all of one class
@@ -91,4 +93,6 @@ def test_of_many_samples_a_random_part_tells_the_joint_constants(monkeypatch: py
     part = fit_joint(z, y)
     assert part != whole
     assert part.aleatoric == pytest.approx(whole.aleatoric, rel=0.1)
-    assert nll(calibrated(z, joint=part), y) == pytest.approx(nll(calibrated(z, joint=whole), y), abs=2e-3)
+    assert nll(calibrated(z, joint=part), y) == pytest.approx(
+        nll(calibrated(z, joint=whole), y), abs=2e-3
+    )

@@ -14,7 +14,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "any_model.py"
 
 @pytest.mark.slow
 def test_the_example_runs_and_its_decisions_hold(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(EXAMPLE), str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), str(tmp_path)], capture_output=True, text=True, check=True
+    )
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["forest", "convnext"]
     for line in lines:

@@ -33,7 +33,9 @@ def test_every_command_of_the_workflow_is_one_of_ours() -> None:
     workflow = yaml.safe_load((CI / "github-actions.yml").read_text(encoding="utf-8"))
     (job,) = workflow["jobs"].values()
     steps = [step["run"] for step in job["steps"] if "run" in step]
-    lines = [line for step in steps for line in step.splitlines() if line.startswith("hydrasurgeon")]
+    lines = [
+        line for step in steps for line in step.splitlines() if line.startswith("hydrasurgeon")
+    ]
     assert [parsed(line) for line in lines] == STAGES
     (inspect,) = re.findall(r"\$\((hydrasurgeon .*?) \|", "\n".join(steps))
     assert parsed(inspect) == "inspect"
@@ -64,5 +66,7 @@ def test_every_command_of_the_pipeline_is_one_of_ours() -> None:
             needed = {substituted(d, {**params, "item": item}) for d in body["deps"]}
             assert needed <= made
             for out in body.get("outs", []):
-                made.add(substituted(out if isinstance(out, str) else next(iter(out)), {"item": item}))
+                made.add(
+                    substituted(out if isinstance(out, str) else next(iter(out)), {"item": item})
+                )
     assert names == ["score", "prune", "prune", "prune", "fuse", "eval", "eval", "verify"]

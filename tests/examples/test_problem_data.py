@@ -50,22 +50,30 @@ def test_queries_meet_their_class_and_others(tmp_path: Path) -> None:
     for name in ("train", "val", "test"):
         texts = [{"text": f"{name} {i}", "label": i % 8} for i in range(32)]
         classes |= {row["text"]: row["label"] for row in texts}
-        (tmp_path / f"clinc-{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in texts))
+        (tmp_path / f"clinc-{name}.jsonl").write_text(
+            "".join(f"{json.dumps(row)}\n" for row in texts)
+        )
     (tmp_path / "clinc-far.jsonl").write_text('{"text": "far"}\n')
     clinc = importlib.import_module("clinc_pairs")
     said = clinc.main(tmp_path, tmp_path / "a")
     assert said[1] == "pairs-test.jsonl: 256 pairs of 32 queries"
     for name in ("train", "val", "test"):
         made = rows(tmp_path / "a" / f"pairs-{name}.jsonl")
-        assert all(row["label"] == (classes[row["text"]] == classes[row["text_pair"]]) for row in made)
-        assert all(row["text"] != row["text_pair"] and row["text_pair"].startswith(name) for row in made)
+        assert all(
+            row["label"] == (classes[row["text"]] == classes[row["text_pair"]]) for row in made
+        )
+        assert all(
+            row["text"] != row["text_pair"] and row["text_pair"].startswith(name) for row in made
+        )
         assert Counter(row["label"] for row in made) == {1: 64, 0: 192}
         assert any(row["label"] == 0 for row in made[::8])  # shuffled
     samples = open_data(str(tmp_path / "a" / "pairs-test.jsonl"))
     assert samples.inputs == "text_pair"
     assert samples.groups is not None
     assert {*Counter(samples.groups).values()} == {8}
-    assert [{*row} for row in rows(tmp_path / "a" / "pairs-far.jsonl")] == [{"text", "text_pair", "group"}] * 8
+    assert [{*row} for row in rows(tmp_path / "a" / "pairs-far.jsonl")] == [
+        {"text", "text_pair", "group"}
+    ] * 8
     clinc.main(tmp_path, tmp_path / "b")
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
@@ -75,7 +83,12 @@ def test_packages_have_their_tags_and_sources_stay_together(tmp_path: Path) -> N
     debian = importlib.import_module("debian_tags")
     first, *_ = debian.packages(INDEX.splitlines(keepends=True))
     tags = ("interface::commandline", "role::program", "use::searching")
-    assert (first.source, first.section, first.text, first.tags) == ("glimpse", "text", "finds text", tags)
+    assert (first.source, first.section, first.text, first.tags) == (
+        "glimpse",
+        "text",
+        "finds text",
+        tags,
+    )
     said = debian.main(INDEX.splitlines(keepends=True), tmp_path)
     files = {path.name: rows(path) for path in tmp_path.iterdir()}
     place = f"tags-{debian.file_of('glimpse', 0)}.jsonl"

@@ -55,7 +55,9 @@ def test_vit_base_is_plain() -> None:
 
 
 def test_what_a_file_may_say_itself() -> None:
-    architecture, overrides, _ = infer(shapes("vit_small_patch16_224", num_classes=7, img_size=112, in_chans=1))
+    architecture, overrides, _ = infer(
+        shapes("vit_small_patch16_224", num_classes=7, img_size=112, in_chans=1)
+    )
     assert architecture.name == "vit_small_patch16_224"
     assert overrides == {"num_classes": 7, "img_size": 112, "in_chans": 1}
 

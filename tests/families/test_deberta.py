@@ -41,16 +41,24 @@ def test_every_variant_is_the_librarys(variant: str, tmp_path: Path) -> None:
     family = deberta(variant, **VARIANTS[variant])
     source, inputs = tmp_path / "source", family.inputs(dtype=torch.float64)
     if VARIANTS[variant].get("type_vocab_size"):  # of the texts of a pair
-        inputs["token_type_ids"] = (torch.arange(9) > 3).long().expand(5, 9) * inputs["attention_mask"]
+        inputs["token_type_ids"] = (torch.arange(9) > 3).long().expand(5, 9) * inputs[
+            "attention_mask"
+        ]
     family.write(source)
-    torch.testing.assert_close(logits(source, inputs)[:, 0], family.stock(source)(inputs), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits(source, inputs)[:, 0], family.stock(source)(inputs), rtol=0, atol=1e-5
+    )
     model = hs.load(source, device="cpu", dtype="float64")
-    gone = [h for h in all_heads({"text": ((0, 1, 2, 3),) * LAYERS}) if h.number not in RAGGED[h.layer]]
+    gone = [
+        h for h in all_heads({"text": ((0, 1, 2, 3),) * LAYERS}) if h.number not in RAGGED[h.layer]
+    ]
     with torch.inference_mode(), ablated(model.anatomy.sites, gone):
         masked = model(inputs)
     pruned = member(source, family, RAGGED, tmp_path / "m.safetensors")
     torch.testing.assert_close(logits(pruned, inputs, "float64"), masked, rtol=0, atol=1e-11)
-    parts = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     parts[0] = tune(parts[0], tmp_path / "tuned.safetensors", seed=0)
     hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate").path
     expected = torch.cat([logits(part, inputs, "float64") for part in parts], dim=1)
@@ -86,7 +94,9 @@ def bare(**more: Any) -> Bare:
     config = V3 | more
     record = DebertaV2Config(**{k: v for k, v in config.items() if k in DebertaV2Config.names()})
     shapes = shapes_of(weights(record, 0))
-    return Bare({n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes.items()}, "here", config=config)
+    return Bare(
+        {n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes.items()}, "here", config=config
+    )
 
 
 @pytest.mark.parametrize("eps", [1e-7, 1])
@@ -98,16 +108,30 @@ def test_the_hubs_config_makes_the_librarys_tensors(eps: float) -> None:
     family.check(model, family.towers(model), "here")
     named = family.with_classes(model, 3, None)
     module = family.build(named, family.towers(named), {"text": (tuple(range(12)),) * 2})
-    assert {n: tuple(p.shape) for n, p in module.named_parameters()} == shapes_of(family.weights(named))
+    assert {n: tuple(p.shape) for n, p in module.named_parameters()} == shapes_of(
+        family.weights(named)
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "error", "says"),
     [
-        ({"conv_kernel_size": 3, "conv_act": "gelu"}, SurgeryError, r"convolution beside its first layer"),
+        (
+            {"conv_kernel_size": 3, "conv_act": "gelu"},
+            SurgeryError,
+            r"convolution beside its first layer",
+        ),
         ({"pos_att_type": "p2p|c2p"}, CheckpointError, r"pos_att_type"),
-        ({"position_buckets": 2}, CheckpointError, r"position_buckets 2 do not divide 512 distances"),
-        ({"position_buckets": 256, "max_relative_positions": 100}, CheckpointError, r"do not divide 100 distances"),
+        (
+            {"position_buckets": 2},
+            CheckpointError,
+            r"position_buckets 2 do not divide 512 distances",
+        ),
+        (
+            {"position_buckets": 256, "max_relative_positions": 100},
+            CheckpointError,
+            r"do not divide 100 distances",
+        ),
     ],
 )
 def test_what_is_refused(more: dict[str, Any], error: type[Exception], says: str) -> None:
@@ -125,23 +149,31 @@ def test_the_first_deberta_is_told_the_nearest(tmp_path: Path) -> None:
     assert "The nearest is deberta-v2." in str(refused.value.hint)
 
 
-@pytest.mark.parametrize("options", [{}, {"split_by_punct": True}, {"do_lower_case": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"split_by_punct": True}, {"do_lower_case": True}], ids=str
+)
 def test_its_tokenizer_is_the_librarys(options: dict[str, bool], tmp_path: Path) -> None:
     from transformers import AutoTokenizer, DebertaV2Tokenizer
 
     special = [(name, 0.0) for name in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
     pieces = ["▁good", "▁bad", "▁", "film", "▁film", "fi", "!", ",", "a", "▁a", "A"]
-    vocabulary = [*special, *((piece, -2.0 - i / 8) for i, piece in enumerate(pieces)), ("[MASK]", 0.0)]
+    vocabulary = [
+        *special,
+        *((piece, -2.0 - i / 8) for i, piece in enumerate(pieces)),
+        ("[MASK]", 0.0),
+    ]
     DebertaV2Tokenizer(vocab=vocabulary, **options).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
     texts = ["good film!", "Bad, a film  xyz", "film!!film", ""]
-    files = {name: (tmp_path / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
+    files = {
+        name: (tmp_path / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")
+    }
     theirs = AutoTokenizer.from_pretrained(tmp_path)(texts)["input_ids"]
     assert load_tokenizer(files, "deberta-v2", len(vocabulary))(texts)["input_ids"] == theirs
     assert theirs[0] == ([1, 4, 8, 6, 10, 2] if "split_by_punct" in options else [1, 4, 8, 10, 2])
 
 
 def test_longest_text_is_what_its_config_says() -> None:
-    assert DebertaV2().identify(bare(max_position_embeddings=TEXT["max_position_embeddings"], position_buckets=6))[
-        0
-    ].preprocess == {"max_length": 32}
+    assert DebertaV2().identify(
+        bare(max_position_embeddings=TEXT["max_position_embeddings"], position_buckets=6)
+    )[0].preprocess == {"max_length": 32}

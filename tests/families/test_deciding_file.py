@@ -46,7 +46,9 @@ def written() -> Iterator[Any]:
 @pytest.mark.parametrize("joint", [None, Joint(aleatoric=0.7, epistemic=2.5)])
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("score", SCORES)
-def test_every_score_is_that_of_the_package(written: Any, score: str, members: int, joint: Joint | None) -> None:
+def test_every_score_is_that_of_the_package(
+    written: Any, score: str, members: int, joint: Joint | None
+) -> None:
     state, generator = drawn(score, members, joint=joint), torch.Generator().manual_seed(members)
     logits, features = (torch.randn(6, members, count, generator=generator) for count in (5, 8))
     config = types.SimpleNamespace(hydrasurgeon={"decision": state.record.model_dump(mode="json")})
@@ -55,7 +57,9 @@ def test_every_score_is_that_of_the_package(written: Any, score: str, members: i
     assert torch.equal(answer["ood_score"], right.ood_score.float())
     assert torch.equal(answer["unfamiliar"], right.unfamiliar)
     assert torch.equal(answer["probabilities"], right.probs.float())
-    torch.testing.assert_close(answer["logits"].softmax(-1), right.probs.float(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        answer["logits"].softmax(-1), right.probs.float(), rtol=1e-5, atol=1e-7
+    )
     assert torch.equal(answer["uncertainty"], right.total.float())
 
 
@@ -65,7 +69,9 @@ def made(folder: Path, family: Family, kind: str, score: str, *, rows: int = 90)
     if kind == "member":
         path = member(path, family, RAGGED, folder / "m.safetensors")
     elif kind == "hydra":
-        members = [member(path, family, each, folder / f"m{i}.safetensors") for i, each in enumerate(KEPTS)]
+        members = [
+            member(path, family, each, folder / f"m{i}.safetensors") for i, each in enumerate(KEPTS)
+        ]
         path = hs.fuse(members, out=folder / "h.safetensors").path
     data = family.data(folder, rows=rows)
     return hs.calibrate(path, data=data, ood_score=score, out=f"{folder / 'ready'}/").path
@@ -103,7 +109,11 @@ def test_the_model_of_a_directory_decides(family: Family, kind: str, tmp_path: P
         # Stock transformers runs it too, and knows no state.
         from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
-        auto = AutoModelForSequenceClassification if family.is_text else AutoModelForImageClassification
+        auto = (
+            AutoModelForSequenceClassification
+            if family.is_text
+            else AutoModelForImageClassification
+        )
         plain = auto.from_pretrained(folder)
         assert "hydrasurgeon" not in type(plain).__module__
 
@@ -142,7 +152,9 @@ def test_a_pipeline_gives_calibrated_probabilities(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     folder = made(tmp_path, family, "hydra", "rmds")
     texts = ["good film", "a very very bad film"]
-    classify = pipeline("text-classification", model=str(folder), trust_remote_code=True, top_k=None)
+    classify = pipeline(
+        "text-classification", model=str(folder), trust_remote_code=True, top_k=None
+    )
     by_label = [sorted(rows, key=lambda row: row["label"]) for rows in classify(texts)]
     found = torch.tensor([[row["score"] for row in rows] for rows in by_label])
     model = hs.load(folder, device="cpu")
@@ -179,7 +191,11 @@ def test_a_pipeline_in_a_process_without_us(name: str, kind: str, tmp_path: Path
         capture_output=True,
         text=True,
         check=True,
-        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        env={
+            "HF_MODULES_CACHE": str(tmp_path / "modules"),
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(tmp_path),
+        },
     )
     probs, score, flag = json.loads(done.stdout.splitlines()[-1])
     model = hs.load(folder, device="cpu")
@@ -206,7 +222,9 @@ def test_a_pipeline_in_a_process_without_us(name: str, kind: str, tmp_path: Path
         lambda d: d["ood"].update(score="knn"),
     ],
 )
-def test_records_that_say_nonsense(change: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+def test_records_that_say_nonsense(
+    change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
     family = FAMILIES["BERT"]
     folder = made(tmp_path, family, "member", "mds")
     config = json.loads((folder / "config.json").read_text())

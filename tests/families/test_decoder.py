@@ -68,13 +68,19 @@ def test_a_pruned_model_is_the_librarys_with_groups_masked(family: Family, tmp_p
     for dtype, atol in (("float32", 1e-5), ("float64", 1e-12)):
         model = stock_model(tmp_path / "source", dtype=getattr(torch, dtype))
         # Gemma's own attention makes NaN of padding in float64.
-        whole = {name: value[[0, 3]] for name, value in inputs.items()} if dtype == "float64" else inputs
+        whole = (
+            {name: value[[0, 3]] for name, value in inputs.items()}
+            if dtype == "float64"
+            else inputs
+        )
         for padded in (whole, left(whole)):
             expected = masked(model, RAGGED, padded)
             assert (expected - masked(model, [[*range(HEADS)]] * LAYERS, padded)).abs().max() > 1e-2
             found = logits(pruned, padded, dtype)[:, 0]
             # The library's embedding scale and angles are rounded to float32 in one of the two.
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if "Gemma" in family.name else atol)
+            torch.testing.assert_close(
+                found, expected, rtol=0, atol=1e-5 if "Gemma" in family.name else atol
+            )
 
 
 @EACH
@@ -90,7 +96,9 @@ def test_stock_transformers_loads_a_member_of_equal_layers(family: Family, tmp_p
     with torch.inference_mode():
         expected = stock_model(folder)(**inputs).logits
     torch.testing.assert_close(logits(folder, inputs)[:, 0], expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(masked(stock_model(tmp_path / "source"), rows, inputs), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        masked(stock_model(tmp_path / "source"), rows, inputs), expected, rtol=0, atol=1e-5
+    )
     assert open_checkpoint(folder).manifest.kept == {"text": tuple(map(tuple, rows))}
     assert hs.verify(folder).holds
 
@@ -98,7 +106,9 @@ def test_stock_transformers_loads_a_member_of_equal_layers(family: Family, tmp_p
 def test_neurons_that_are_cut_alike_load_too(tmp_path: Path) -> None:
     family = FAMILIES["Qwen3"]
     family.write(tmp_path / "source")
-    cut = hs.prune(tmp_path / "source", method="magnitude", neurons=0.5, out=f"{tmp_path / 'm'}/").path
+    cut = hs.prune(
+        tmp_path / "source", method="magnitude", neurons=0.5, out=f"{tmp_path / 'm'}/"
+    ).path
     config = json.loads((cut / "config.json").read_text())
     assert (config["intermediate_size"], config["num_key_value_heads"]) == (24, HEADS)
     inputs = family.inputs()
@@ -111,7 +121,9 @@ def test_queries_that_do_not_divide_the_width_need_our_code(tmp_path: Path) -> N
     """Llama's config refuses them; three groups are six queries, and the width is 32."""
     for name, ours in (("Llama", True), ("Qwen3", False)):
         FAMILIES[name].write(tmp_path / name)
-        folder = member(tmp_path / name, FAMILIES[name], [[0, 1, 3]] * LAYERS, f"{tmp_path / name}-m/")
+        folder = member(
+            tmp_path / name, FAMILIES[name], [[0, 1, 3]] * LAYERS, f"{tmp_path / name}-m/"
+        )
         assert ("auto_map" in json.loads((folder / "config.json").read_text())) is ours
         inputs = FAMILIES[name].inputs()
         with torch.inference_mode():
@@ -122,9 +134,22 @@ def test_queries_that_do_not_divide_the_width_need_our_code(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("Llama", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}),
+        (
+            "Llama",
+            {
+                "rope_theta": 5e5,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
+            },
+        ),
         ("Qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}),
-        ("Gemma3", {"rope_local_base_freq": 100.0, "rope_theta": 300.0, "rope_scaling": {"rope_type": "linear"}}),
+        (
+            "Gemma3",
+            {
+                "rope_local_base_freq": 100.0,
+                "rope_theta": 300.0,
+                "rope_scaling": {"rope_type": "linear"},
+            },
+        ),
         ("Mistral", {"sliding_window": None, "rope_theta": 77.0}),
         ("Gemma2", {"attn_logit_softcapping": None}),
     ],
@@ -149,7 +174,9 @@ def test_configs_of_older_files_turn_and_hide_as_the_library_does(
     place.write_text(json.dumps({**config, **more}))
     expected = family.stock(tmp_path / "source")(family.inputs())
     assert (before - expected).abs().max() > 1e-3
-    torch.testing.assert_close(logits(tmp_path / "source", family.inputs())[:, 0], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits(tmp_path / "source", family.inputs())[:, 0], expected, rtol=0, atol=1e-5
+    )
 
 
 def test_what_stands_behind_the_last_word_is_not_read(tmp_path: Path) -> None:
@@ -181,7 +208,9 @@ def test_a_model_that_generates_gets_a_classifier(tmp_path: Path) -> None:
     with torch.inference_mode():
         hidden = model.model(**inputs).last_hidden_state
     expected = hidden[torch.arange(5), inputs["attention_mask"].sum(dim=1) - 1]
-    torch.testing.assert_close(logits(tmp_path / "generates", inputs)[:, 0], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits(tmp_path / "generates", inputs)[:, 0], expected, rtol=0, atol=1e-5
+    )
     tuned = hs.finetune(
         tmp_path / "generates",
         data=family.data(tmp_path),
@@ -220,9 +249,13 @@ def test_maps_are_the_mean_of_a_groups_queries(tmp_path: Path) -> None:
         expected = model.model(**inputs, output_attentions=True).attentions
         anatomy = hs.load(tmp_path / "source", device="cpu").anatomy
         stack = anatomy.embed(inputs)
-        found = attention_maps(anatomy.blocks[0].attention, anatomy.blocks[0].norm1(stack.hidden), stack.bias)
+        found = attention_maps(
+            anatomy.blocks[0].attention, anatomy.blocks[0].norm1(stack.hidden), stack.bias
+        )
     assert found.shape == (1, HEADS, 9, 9)
-    torch.testing.assert_close(found, expected[0].unflatten(1, (HEADS, QUERIES)).mean(dim=2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        found, expected[0].unflatten(1, (HEADS, QUERIES)).mean(dim=2), rtol=0, atol=1e-6
+    )
 
 
 def test_the_rows_of_a_group_are_cut_together() -> None:
@@ -234,7 +267,8 @@ def test_the_rows_of_a_group_are_cut_together() -> None:
     assert cut[:, 0].tolist() == [5 * row for row in (*range(6, 12), *range(18, 24))]
     assert head_mask(24, [2], spec=spec, head_dim=2).nonzero()[0].tolist() == [*range(12, 18)]
     assert np.array_equal(
-        take_heads(put_heads(cut, [1, 3], 4, spec=spec, head_dim=2), [1, 3], spec=spec, head_dim=2), cut
+        take_heads(put_heads(cut, [1, 3], 4, spec=spec, head_dim=2), [1, 3], spec=spec, head_dim=2),
+        cut,
     )
 
 
@@ -245,7 +279,9 @@ def test_no_pad_token_is_refused_with_the_mend(tmp_path: Path) -> None:
     for value in (None, "absent"):
         changed = {**config, "pad_token_id": value}
         place.write_text(json.dumps({k: v for k, v in changed.items() if v != "absent"}))
-        with pytest.raises(CheckpointError, match="has no pad token, so it cannot tell the last token") as caught:
+        with pytest.raises(
+            CheckpointError, match="has no pad token, so it cannot tell the last token"
+        ) as caught:
             open_checkpoint(tmp_path / "it")
         assert caught.value.exit_code == 3
         assert "Set pad_token_id in its config.json" in str(caught.value.hint)
@@ -254,13 +290,25 @@ def test_no_pad_token_is_refused_with_the_mend(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, SurgeryError, r"length of a text \(dynamic\)"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            SurgeryError,
+            r"length of a text \(dynamic\)",
+        ),
         ({"rope_scaling": {"type": "longrope"}}, SurgeryError, r"length of a text \(longrope\)"),
         ({"num_key_value_heads": 3}, CheckpointError, "8 heads cannot share 3 keys alike"),
         ({"use_bidirectional_attention": True}, CheckpointError, "use_bidirectional_attention"),
         ({"layer_types": ["full_attention"]}, CheckpointError, "layer_types lists 1 layers of 3"),
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, SurgeryError, "gpt2 is a decoder of a type"),
-        ({"model_type": "gemma3", "architectures": ["X"]}, SurgeryError, "transformers:gemma3 is not supported"),
+        (
+            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+            SurgeryError,
+            "gpt2 is a decoder of a type",
+        ),
+        (
+            {"model_type": "gemma3", "architectures": ["X"]},
+            SurgeryError,
+            "transformers:gemma3 is not supported",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(
@@ -403,8 +451,14 @@ def test_configs_as_they_lie_on_the_hub(name: str) -> None:
     assert isinstance(record, DecoderConfig)
     assert record.types.count("sliding_attention") == local
     with torch.device("meta"):
-        theirs = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
-    shapes = {name: tuple(value.shape) for name, value in theirs.state_dict().items() if name != "lm_head.weight"}
+        theirs = getattr(transformers, config["architectures"][0])(
+            transformers.AutoConfig.for_model(**config)
+        )
+    shapes = {
+        name: tuple(value.shape)
+        for name, value in theirs.state_dict().items()
+        if name != "lm_head.weight"
+    }
     assert {weight.name: weight.shape for weight in family.weights(model)} == shapes
 
 
@@ -417,15 +471,28 @@ def test_one_logit_is_a_probability(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert opened.manifest.model.problem == "one_logit"
     inputs = family.inputs()
     expected = family.stock(tmp_path / "source")(inputs)
-    torch.testing.assert_close(logits(tmp_path / "source", inputs)[:, 0], expected, rtol=0, atol=1e-5)
-    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    torch.testing.assert_close(
+        logits(tmp_path / "source", inputs)[:, 0], expected, rtol=0, atol=1e-5
+    )
+    parts = [
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
-    texts = [{"text": f"{word} film {other}", "label": at % 2} for at, word in enumerate(WORDS) for other in WORDS[:3]]
+    texts = [
+        {"text": f"{word} film {other}", "label": at % 2}
+        for at, word in enumerate(WORDS)
+        for other in WORDS[:3]
+    ]
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in texts))
     model = hs.load(hydra, device="cpu")
     with torch.inference_mode():
-        mean = model(model.transform.collate([row["text"] for row in texts])).sigmoid().mean(dim=1)[:, 0]
+        mean = (
+            model(model.transform.collate([row["text"] for row in texts]))
+            .sigmoid()
+            .mean(dim=1)[:, 0]
+        )
     rows = hs.predict(hydra, data=str(data), device="cpu")
     found = torch.tensor([row["probability"] for row in rows])
     assert found.std() > 1e-3
@@ -436,4 +503,7 @@ def test_words_are_the_checkpoints_own(tmp_path: Path) -> None:
     """tokenizer.json alone says what they are: Qwen's own class of transformers would add one."""
     FAMILIES["Qwen2"].write(tmp_path / "q")
     batch = hs.load(tmp_path / "q", device="cpu").transform.collate(["good film", "bad"])
-    assert batch["input_ids"].tolist() == [[0, VOCAB["good"], VOCAB["film"], 2], [0, VOCAB["bad"], 2, 1]]
+    assert batch["input_ids"].tolist() == [
+        [0, VOCAB["good"], VOCAB["film"], 2],
+        [0, VOCAB["bad"], 2, 1],
+    ]

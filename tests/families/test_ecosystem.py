@@ -42,7 +42,9 @@ def test_transformers_loads_members_and_hydras(family: Family, tmp_path: Path) -
     expected = logits(pruned, inputs)
     torch.testing.assert_close(stock_logits(model, inputs), expected[:, 0], rtol=0, atol=1e-5)
 
-    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    members = [
+        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     tuned = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(members)]
     for name, parts in (("shared", members), ("tuned", tuned)):
         hydra = hs.fuse(parts, out=f"{tmp_path / name}/").path
@@ -79,7 +81,9 @@ with torch.inference_mode():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), [("DINOv3 with biases and SwiGLU", "member"), ("timm ViT", "hydra")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("DINOv3 with biases and SwiGLU", "member"), ("timm ViT", "hydra")]
+)
 def test_timm_loads_members_and_hydras(tmp_path: Path, name: str, kind: str) -> None:
     """In a fresh process, whichever is imported first."""
     family = FAMILIES[name]
@@ -89,12 +93,17 @@ def test_timm_loads_members_and_hydras(tmp_path: Path, name: str, kind: str) -> 
         made = member(tmp_path / "source", family, RAGGED, f"{tmp_path / 'out'}/")
     else:
         parts = [
-            member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+            member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
+            for i, rows in enumerate(KEPTS)
         ]
         made = hs.fuse(parts, out=f"{tmp_path / 'out'}/").path
     expected = hs.load(made, device="cpu").predict(family.inputs())
-    order, pretrained = ("hydrasurgeon, timm", True) if kind == "member" else ("timm, hydrasurgeon", False)
-    code = TIMM.format(order=order, inputs=str(tmp_path / "inputs.pt"), folder=made, pretrained=pretrained)
+    order, pretrained = (
+        ("hydrasurgeon, timm", True) if kind == "member" else ("timm, hydrasurgeon", False)
+    )
+    code = TIMM.format(
+        order=order, inputs=str(tmp_path / "inputs.pt"), folder=made, pretrained=pretrained
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -106,10 +115,14 @@ def test_the_card_says_what_it_is_and_how_it_was_made(tmp_path: Path) -> None:
     data = family.data(tmp_path)
     hs.score(tmp_path / "source", method="taylor", data=data, keep=2, device="cpu")
     a = hs.prune(tmp_path / "source", method="taylor", keep=2, out=tmp_path / "a.safetensors").path
-    b = hs.prune(tmp_path / "source", method="random", keep=3, seed=4, out=tmp_path / "b.safetensors").path
+    b = hs.prune(
+        tmp_path / "source", method="random", keep=3, seed=4, out=tmp_path / "b.safetensors"
+    ).path
     card = (hs.fuse([a, b], out=f"{tmp_path / 'h'}/").path / "README.md").read_text()
     assert "keep different attention heads of one pretrained model (6, 9 of 12)" in card
     assert "`hydrasurgeon prune source --method random --keep 3 --seed 4`" in card
-    assert 'AutoModelForSequenceClassification.from_pretrained("DIR", trust_remote_code=True)' in card
+    assert (
+        'AutoModelForSequenceClassification.from_pretrained("DIR", trust_remote_code=True)' in card
+    )
     assert "Nothing was recorded. `hydrasurgeon eval" in card
     assert str(tmp_path) not in card

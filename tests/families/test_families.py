@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from slow_circuits import problem_of, slow_order
-from tiny_families import CLASSES, FAMILIES, HEADS, KINDS, LAYERS, NAMESAKES, VOCAB, WORDS, Family, thoroughly
+from tiny_families import (
+    CLASSES,
+    FAMILIES,
+    HEADS,
+    KINDS,
+    LAYERS,
+    NAMESAKES,
+    VOCAB,
+    WORDS,
+    Family,
+    thoroughly,
+)
 from tiny_members import KEPTS, RAGGED, logits, member, tune
 
 import hydrasurgeon as hs
@@ -63,7 +74,9 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("family", thoroughly(*KINDS, *NAMESAKES))
 def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> None:
     """Training-free members (shared heads, a trunk), and tuned ones (nothing shared)."""
-    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    members = [
+        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     fused = hs.fuse(members, out=tmp_path / "hydra.safetensors")
     assert fused.manifest.fusion is not None
     assert fused.manifest.fusion.trunk == 1
@@ -81,7 +94,10 @@ def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> N
 def test_a_layer_may_be_empty_in_all_members(family: Family, tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     rows = ([[0, 1], [], [2]], [[1, 3], [], [0]])
-    parts = [member(tmp_path / "source", family, row, tmp_path / f"m{i}.safetensors") for i, row in enumerate(rows)]
+    parts = [
+        member(tmp_path / "source", family, row, tmp_path / f"m{i}.safetensors")
+        for i, row in enumerate(rows)
+    ]
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
     inputs = family.inputs(dtype=torch.float64)
     expected = torch.cat([logits(part, inputs, "float64") for part in parts], dim=1)
@@ -104,7 +120,9 @@ def test_the_readout_looks_at_no_other_token(family: Family, source: Path) -> No
 
 @pytest.mark.parametrize("family", TEXTS)
 def test_padding_changes_nothing(family: Family, source: Path, tmp_path: Path) -> None:
-    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    members = [
+        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
     inputs = family.inputs()
     wider = {
@@ -124,7 +142,8 @@ def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path:
     data = family.data(tmp_path)
     for method in ("taylor", "fisher"):
         found = [
-            hs.score(source, method=method, data=data, batch_size=size, device="cpu").result.values for size in (5, 24)
+            hs.score(source, method=method, data=data, batch_size=size, device="cpu").result.values
+            for size in (5, 24)
         ]
         assert found[0] is not None
         assert found[1] is not None
@@ -146,7 +165,12 @@ def test_all_five_stages(family: Family, source: Path, tmp_path: Path) -> None:
     # Without dropout: a few steps must show in the loss, whatever the noise.
     options = {"steps": "24", "lr": "0.002", "batch_size": "8", "warmup": "0", "dropout": "0"}
     tuned = hs.finetune(
-        pruned.path, data=data, recipe=recipe, set=options, out=tmp_path / "t0.safetensors", device="cpu"
+        pruned.path,
+        data=data,
+        recipe=recipe,
+        set=options,
+        out=tmp_path / "t0.safetensors",
+        device="cpu",
     )
     assert tuned.manifest.kept == pruned.manifest.kept
     assert tuned.trained.steps == 24
@@ -154,7 +178,11 @@ def test_all_five_stages(family: Family, source: Path, tmp_path: Path) -> None:
     assert last["loss"] < first["loss"]
     other = hs.prune(source, method="random", keep=2, seed=1, out=tmp_path / "m1.safetensors")
     fused = hs.fuse(
-        [tuned.path, other.path], out=tmp_path / "h.safetensors", mlp="separate", check=data, tolerance=1e-5
+        [tuned.path, other.path],
+        out=tmp_path / "h.safetensors",
+        mlp="separate",
+        check=data,
+        tolerance=1e-5,
     )
     assert fused.agreement is not None
     assert fused.agreement.max_difference < 1e-5
@@ -198,7 +226,9 @@ def test_texts_become_the_checkpoints_own_tokens(tmp_path: Path) -> None:
 
 def test_the_table_in_the_docs_lists_what_is_tested() -> None:
     """docs/reference/families.md names exactly the families of this suite; the message is the table to paste."""
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "families.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "families.md").read_text(
+        encoding="utf-8"
+    )
     special = {
         **{
             name: f"| timm | {name.removeprefix('timm ')} | images | file, directory, `timm:` | `timm.create_model` |"
@@ -249,8 +279,12 @@ def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path
                 torch.testing.assert_close(ours, model.module(inputs), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("family", thoroughly("ModernBERT", "EVA02 with separate projections", "DINOv3", "SigLIP"))
-def test_repairs_cahp_halves_and_both_ways_of_running(family: Family, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family", thoroughly("ModernBERT", "EVA02 with separate projections", "DINOv3", "SigLIP")
+)
+def test_repairs_cahp_halves_and_both_ways_of_running(
+    family: Family, source: Path, tmp_path: Path
+) -> None:
     from hydrasurgeon.data import open_data
     from hydrasurgeon.runtime.outputs import logits_of
 
@@ -267,7 +301,9 @@ def test_repairs_cahp_halves_and_both_ways_of_running(family: Family, source: Pa
     halved = inputs if family.is_text else inputs.bfloat16()
     high, low = logits(source, inputs), logits(source, halved, "bfloat16")
     assert (low.float() - high).abs().max() < 0.1 * high.abs().max()
-    parts = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     hydra = hs.load(hs.fuse(parts, out=tmp_path / "h.safetensors").path, device="cpu")
     ways = []
     for mode in ("stacked", "apart"):

@@ -18,10 +18,20 @@ ENCODER = (r".*\.attention\.", r".*\.(intermediate|(?<!attention\.)output)\.dens
 TABLES = {
     "BERT": (r"bert\.embeddings\.", r"classifier\.", *ENCODER),
     "ViT": (r"vit\.embeddings\.", r"classifier\.", *ENCODER),
-    "ModernBERT pooling by mean": (r"model\.embeddings\.", r"classifier\.", r".*\.attn\.", r".*\.mlp\."),
+    "ModernBERT pooling by mean": (
+        r"model\.embeddings\.",
+        r"classifier\.",
+        r".*\.attn\.",
+        r".*\.mlp\.",
+    ),
     "DINOv3": (r"cls_token|reg_token|patch_embed\.", r"head\.", r".*\.attn\.", r".*\.mlp\."),
     "EVA02": (r"cls_token|pos_embed|patch_embed\.", r"head\.", r".*\.attn\.", r".*\.mlp\."),
-    "EVA02 with separate projections": (r"cls_token|pos_embed|patch_embed\.", r"head\.", r".*\.attn\.", r".*\.mlp\."),
+    "EVA02 with separate projections": (
+        r"cls_token|pos_embed|patch_embed\.",
+        r"head\.",
+        r".*\.attn\.",
+        r".*\.mlp\.",
+    ),
 }
 
 
@@ -35,7 +45,9 @@ def test_what_is_frozen_stays(tmp_path: Path, name: str) -> None:
 
     def still(**options: object) -> set[str]:
         out = tmp_path / "t.safetensors"
-        hs.finetune(tmp_path / "s", data=data, recipe="sst2", out=out, force=True, device="cpu", **options)
+        hs.finetune(
+            tmp_path / "s", data=data, recipe="sst2", out=out, force=True, device="cpu", **options
+        )
         after = load_file(out)
         assert after.keys() == before.keys()
         return {each for each, tensor in before.items() if torch.equal(tensor, after[each])}

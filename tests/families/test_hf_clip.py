@@ -47,10 +47,18 @@ NEW = {
     "architectures": ["SiglipModel"],
     "model_type": "siglip",
     "text_config": {"vocab_size": 256000},
-    "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "vision_use_head": True},
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "num_hidden_layers": 2,
+        "vision_use_head": True,
+    },
 }
 """google/siglip2-base-patch16-224, of two layers."""
-ALONE = {"architectures": ["SiglipVisionModel"], "model_type": "siglip_vision_model", "num_hidden_layers": 2}
+ALONE = {
+    "architectures": ["SiglipVisionModel"],
+    "model_type": "siglip_vision_model",
+    "num_hidden_layers": 2,
+}
 """Its image tower."""
 
 
@@ -59,7 +67,9 @@ def test_the_hubs_config_makes_the_librarys_tensors(raw: dict[str, Any]) -> None
     family = HFClip()
     config = stock_config(flat(raw, "here"), "here", KINDS)
     assert isinstance(config, Tower)
-    tensors = {n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes_of(weights(config, 0)).items()}
+    tensors = {
+        n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes_of(weights(config, 0)).items()
+    }
     bare = Bare(tensors, "here", config=raw)
     assert family.recognises(bare)
     model = family.identify(bare)[0]
@@ -68,7 +78,9 @@ def test_the_hubs_config_makes_the_librarys_tensors(raw: dict[str, Any]) -> None
     family.check(model, family.towers(model), "here")
     named = family.with_classes(model, 3, None)
     module = family.build(named, family.towers(named), {"vision": (tuple(range(12)),) * 2})
-    assert {n: tuple(p.shape) for n, p in module.named_parameters()} == shapes_of(family.weights(named))
+    assert {n: tuple(p.shape) for n, p in module.named_parameters()} == shapes_of(
+        family.weights(named)
+    )
 
 
 def test_the_config_that_the_library_takes_of_two() -> None:
@@ -83,7 +95,13 @@ def test_the_config_that_the_library_takes_of_two() -> None:
 def test_both_towers_become_the_body_of_a_classifier(name: str, tmp_path: Path) -> None:
     """What belongs to texts is left out, and a classifier is put on what stands before the library's own."""
     cls = "CLIPModel" if name == "CLIP" else "SiglipModel"
-    text = {**IMAGE, "vocab_size": 20, "max_position_embeddings": 8, "eos_token_id": 2, "bos_token_id": 0}
+    text = {
+        **IMAGE,
+        "vocab_size": 20,
+        "max_position_embeddings": 8,
+        "eos_token_id": 2,
+        "bos_token_id": 0,
+    }
     model = transformers_model(cls, {"vision_config": IMAGE, "text_config": text})
     model.save_pretrained(tmp_path / "both")
     wanted = f"transformers:{cls.removesuffix('Model')}ForImageClassification"
@@ -94,7 +112,13 @@ def test_both_towers_become_the_body_of_a_classifier(name: str, tmp_path: Path) 
     data = family.data(tmp_path)
     options = {"steps": "2", "warmup": "0", "batch_size": "8"}
     tuned = hs.finetune(
-        tmp_path / "both", arch=wanted, data=data, recipe="scratch", set=options, out=f"{tmp_path}/t/", device="cpu"
+        tmp_path / "both",
+        arch=wanted,
+        data=data,
+        recipe="scratch",
+        set=options,
+        out=f"{tmp_path}/t/",
+        device="cpu",
     )
     images = family.inputs()
     theirs = family.stock(tuned.path)(images)
@@ -106,7 +130,9 @@ def test_both_towers_become_the_body_of_a_classifier(name: str, tmp_path: Path) 
     untouched = hs.prune(
         tmp_path / "both", arch=wanted, method="magnitude", keep=4, out=tmp_path / "all.safetensors"
     ).path
-    torch.testing.assert_close(logits(untouched, images)[:, 0], patches.mean(dim=1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits(untouched, images)[:, 0], patches.mean(dim=1), rtol=0, atol=1e-5
+    )
 
 
 def test_an_attention_pool_that_nothing_reads_is_not_written(tmp_path: Path) -> None:
@@ -114,7 +140,9 @@ def test_an_attention_pool_that_nothing_reads_is_not_written(tmp_path: Path) -> 
     assert "vision_model.head.probe" in load_file(tmp_path / "s" / "model.safetensors")
     out = hs.prune(tmp_path / "s", method="magnitude", keep=4, out=f"{tmp_path}/out/").path
     assert not [name for name in load_file(out / "model.safetensors") if ".head." in name]
-    assert json.loads((out / "config.json").read_text())["vision_config"]["vision_use_head"] is False
+    assert (
+        json.loads((out / "config.json").read_text())["vision_config"]["vision_use_head"] is False
+    )
     images = FAMILIES["SigLIP 2"].inputs()
     theirs = [FAMILIES["SigLIP 2"].stock(path)(images) for path in (tmp_path / "s", out)]
     torch.testing.assert_close(*theirs, rtol=0, atol=0)

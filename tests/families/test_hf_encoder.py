@@ -46,9 +46,13 @@ def test_an_encoder_without_classifier_gets_one(tmp_path: Path, pooler: bool) ->
     data = FAMILIES["BERT"].data(tmp_path)
     with pytest.raises(DataError):
         hs.score(tmp_path / "b", method="taylor", data=data, device="cpu")
-    tuned = hs.finetune(pruned.path, data=data, recipe="sst2", set={"steps": "2"}, out=tmp_path / "t", device="cpu")
+    tuned = hs.finetune(
+        pruned.path, data=data, recipe="sst2", set={"steps": "2"}, out=tmp_path / "t", device="cpu"
+    )
     assert tuned.manifest.model.num_classes == 3
-    assert tuned.manifest.model.preprocess["max_length"] == 24  # the tokenizer's, below the recipe's
+    assert (
+        tuned.manifest.model.preprocess["max_length"] == 24
+    )  # the tokenizer's, below the recipe's
     names = load_file(tuned.path)
     assert names["classifier.weight"].shape == (3, 32)
     assert names["bert.pooler.dense.weight"].shape == (32, 32)
@@ -63,7 +67,9 @@ def test_old_names_and_pretraining_heads(tmp_path: Path) -> None:
     model = bare_bert(tmp_path / "b")
     tensors = {f"bert.{name}": value for name, value in model.state_dict().items()}
     tensors = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
         for name, value in tensors.items()
     }
     tensors["cls.predictions.bias"] = torch.zeros(14)
@@ -91,7 +97,9 @@ def test_texts_need_the_tokenizer_and_images_an_image_model(tmp_path: Path) -> N
     hs.score(tmp_path / "b", method="taylor", data=texts, device="cpu")
     # Scores are recorded beside the files; another tokenizer would make them lies.
     told = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
-    (tmp_path / "b" / "tokenizer_config.json").write_text(json.dumps({**told, "model_max_length": 7}))
+    (tmp_path / "b" / "tokenizer_config.json").write_text(
+        json.dumps({**told, "model_max_length": 7})
+    )
     with pytest.raises(ManifestError, match="another tokenizer"):
         open_checkpoint(tmp_path / "b")
     for name in ("heads.json", "tokenizer.json", "tokenizer_config.json"):
@@ -102,14 +110,25 @@ def test_texts_need_the_tokenizer_and_images_an_image_model(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["ViT", "DeiT", "DINOv2"])
 @pytest.mark.parametrize("stored", [True, False])
-def test_images_are_prepared_as_the_checkpoint_says(tmp_path: Path, kind: str, stored: bool) -> None:
+def test_images_are_prepared_as_the_checkpoint_says(
+    tmp_path: Path, kind: str, stored: bool
+) -> None:
     """The library's own processor against ours; resizing may differ by rounding, never by a pixel's place."""
-    from transformers import AutoImageProcessor, BitImageProcessor, DeiTImageProcessor, ViTImageProcessor
+    from transformers import (
+        AutoImageProcessor,
+        BitImageProcessor,
+        DeiTImageProcessor,
+        ViTImageProcessor,
+    )
 
     processors = {
         "ViT": ViTImageProcessor(size={"height": 28, "width": 28}),
-        "DeiT": DeiTImageProcessor(size={"height": 32, "width": 32}, crop_size={"height": 28, "width": 28}),
-        "DINOv2": BitImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28}, resample=3),
+        "DeiT": DeiTImageProcessor(
+            size={"height": 32, "width": 32}, crop_size={"height": 28, "width": 28}
+        ),
+        "DINOv2": BitImageProcessor(
+            size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28}, resample=3
+        ),
     }
     FAMILIES[kind].write(tmp_path / "v")
     if stored:

@@ -38,19 +38,25 @@ def test_the_librarys_usual_sizes_make_its_tensors(cls: str, name: str) -> None:
     family = HFZeroShot()
     bare = Bare({}, "here", config=config)
     assert family.recognises(bare)
-    assert not family.recognises(Bare({}, "here", config=config | {"architectures": [f"{cls[:-5]}VisionModel"]}))
+    assert not family.recognises(
+        Bare({}, "here", config=config | {"architectures": [f"{cls[:-5]}VisionModel"]})
+    )
     model = family.identify(bare)[0]
     family.check(model, family.towers(model), "here")
     with torch.device("meta"):
         made = getattr(transformers, cls)(getattr(transformers, cls).config_class())
-    assert shapes_of(weights(read_towers(config, "here"))) == {n: tuple(p.shape) for n, p in made.named_parameters()}
+    assert shapes_of(weights(read_towers(config, "here"))) == {
+        n: tuple(p.shape) for n, p in made.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("end", [2, 7])
 def test_texts_are_read_where_clip_reads_them(end: int, tmp_path: Path) -> None:
     """At the token that its config names; where that is 2, as files of before 2023 have it, at the highest."""
     text = {**TEXT, "max_position_embeddings": 9, "eos_token_id": end, "bos_token_id": 0}
-    theirs = transformers_model("CLIPModel", {"vision_config": IMAGE, "text_config": text, "projection_dim": 16})
+    theirs = transformers_model(
+        "CLIPModel", {"vision_config": IMAGE, "text_config": text, "projection_dim": 16}
+    )
     theirs.save_pretrained(tmp_path / "clip")
     tokenizer(tmp_path / "clip")
     ours = hs.load(tmp_path / "clip", classes=",".join(ADJECTIVES), device="cpu").module
@@ -68,7 +74,9 @@ def test_siglip_says_yes_or_no_to_each_name(tmp_path: Path) -> None:
     """Its probabilities are those of its own pipeline: a sigmoid each; labels of one class are lists of one."""
     SIGLIP.write(tmp_path / "s")
     data = SIGLIP.data(tmp_path, rows=150)
-    out = hs.calibrate(tmp_path / "s", data=data, out=tmp_path / "ready.safetensors", device="cpu").path
+    out = hs.calibrate(
+        tmp_path / "s", data=data, out=tmp_path / "ready.safetensors", device="cpu"
+    ).path
     model = open_checkpoint(out).manifest.model
     assert model.problem == "multi_label"
     images = SIGLIP.inputs()
@@ -91,17 +99,26 @@ def test_siglips_texts_are_written_as_it_learnt_them() -> None:
 
 def test_siglips_loss_is_of_every_pair() -> None:
     generator = torch.Generator().manual_seed(0)
-    images, texts = (torch.nn.functional.normalize(torch.randn(5, 4, generator=generator), dim=-1) for _ in "it")
+    images, texts = (
+        torch.nn.functional.normalize(torch.randn(5, 4, generator=generator), dim=-1) for _ in "it"
+    )
     scale, bias = torch.tensor([3.0]), torch.tensor([-1.0])
     texts, scale, bias = (each.requires_grad_() for each in (texts, scale, bias))
     signs = 2 * torch.eye(5) - 1
     loss = -torch.nn.functional.logsigmoid(signs * (scale * images @ texts.T + bias)).sum() / 5
     loss.backward()
     found = contrast(images, texts, scale, bias, pairwise=True)
-    parts = [contrast(images, texts, scale, bias, pairwise=True, rows=rows) for rows in (range(2), range(2, 5))]
+    parts = [
+        contrast(images, texts, scale, bias, pairwise=True, rows=rows)
+        for rows in (range(2), range(2, 5))
+    ]
     torch.testing.assert_close(found.loss, loss.detach())
     torch.testing.assert_close(sum(part.loss for part in parts), loss.detach())
-    for mine, theirs in ((found.texts, texts.grad), (found.scale, scale.grad), (found.bias, bias.grad)):
+    for mine, theirs in (
+        (found.texts, texts.grad),
+        (found.scale, scale.grad),
+        (found.bias, bias.grad),
+    ):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -120,19 +137,35 @@ def test_the_text_tower_learns_from_pairs(family: Any, tmp_path: Path) -> None:
     (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n")
     options = {"steps": "3", "warmup": "0", "batch_size": "6", "accumulate": "1", "lr": "1e-2"}
     out = tmp_path / "t.safetensors"
-    hs.finetune(tmp_path / "both", data=str(folder / "pairs.jsonl"), recipe="lit", set=options, out=out, device="cpu")
+    hs.finetune(
+        tmp_path / "both",
+        data=str(folder / "pairs.jsonl"),
+        recipe="lit",
+        set=options,
+        out=out,
+        device="cpu",
+    )
     before, after = load_file(tmp_path / "both" / "model.safetensors"), load_file(out)
     moved = {name.split(".")[0] for name in after if not torch.equal(before[name], after[name])}
-    assert moved == {"text_model", "logit_scale"} | ({"text_projection"} if family is CLIP else {"logit_bias"})
+    assert moved == {"text_model", "logit_scale"} | (
+        {"text_projection"} if family is CLIP else {"logit_bias"}
+    )
 
 
 @BOTH
 def test_folders_load_in_transformers_where_no_head_is_gone(family: Any, tmp_path: Path) -> None:
     family.write(tmp_path / "source")
-    whole = hs.prune(tmp_path / "source", method="random", keep=4, out=f"{tmp_path / 'whole'}/").path
+    whole = hs.prune(
+        tmp_path / "source", method="random", keep=4, out=f"{tmp_path / 'whole'}/"
+    ).path
     images = family.inputs()
-    torch.testing.assert_close(family.stock(whole)(images), logits(whole, images)[:, 0], rtol=0, atol=1e-5)
-    cut = [member(tmp_path / "source", family, rows, f"{tmp_path / f'm{i}'}/") for i, rows in enumerate(KEPTS)]
+    torch.testing.assert_close(
+        family.stock(whole)(images), logits(whole, images)[:, 0], rtol=0, atol=1e-5
+    )
+    cut = [
+        member(tmp_path / "source", family, rows, f"{tmp_path / f'm{i}'}/")
+        for i, rows in enumerate(KEPTS)
+    ]
     hydra = hs.fuse(cut, out=f"{tmp_path / 'hydra'}/").path
     expected = torch.cat([logits(path, images) for path in cut], dim=1)
     torch.testing.assert_close(logits(hydra, images), expected, rtol=0, atol=1e-5)

@@ -44,7 +44,10 @@ def test_code_in_the_name_of_an_architecture_is_never_written(
 ) -> None:
     path = recorded(tmp_path, "BERT")
     retold(path, arch=CODE.replace("{there}", str(tmp_path / "pwned")))
-    assert run(["prune", str(path), "--method", "magnitude", "--keep", "1", "-o", f"{tmp_path}/out/"]) == 3
+    assert (
+        run(["prune", str(path), "--method", "magnitude", "--keep", "1", "-o", f"{tmp_path}/out/"])
+        == 3
+    )
     assert not (tmp_path / "out").exists()
     assert str(tmp_path) in capsys.readouterr().err
 

@@ -83,10 +83,18 @@ def retold(folder: Path, copy: Path, change: Callable[[dict[str, Any]], None]) -
 def test_weights_that_do_not_hold_the_heads_listed(made: dict[str, Path], tmp_path: Path) -> None:
     """A list that is right in form, and wrong for these weights."""
     with pytest.raises(ValueError, match=r"has shape \(32, 8\), not 3 heads of 8"):
-        loaded(retold(made["hydra"], tmp_path / "x", lambda told: told["members"][0].__setitem__(1, [0, 2])))
+        loaded(
+            retold(
+                made["hydra"],
+                tmp_path / "x",
+                lambda told: told["members"][0].__setitem__(1, [0, 2]),
+            )
+        )
 
 
-def test_a_hydra_with_a_tensor_missing_is_not_filled_up(made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_hydra_with_a_tensor_missing_is_not_filled_up(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
     """transformers draws what is missing at random, and only warns."""
     shutil.copytree(made["hydra"], tmp_path / "x")
     tensors = load_file(tmp_path / "x" / "model.safetensors")

@@ -60,7 +60,9 @@ def bare(config: dict[str, Any], classes: int = 2) -> Bare:
     kind = transformers.ModernBertForSequenceClassification
     with torch.device("meta"):
         built = kind(kind.config_class(**config, num_labels=classes))
-    tensors = {name: TensorInfo(name, "F32", tuple(p.shape), 0, 0) for name, p in built.named_parameters()}
+    tensors = {
+        name: TensorInfo(name, "F32", tuple(p.shape), 0, 0) for name, p in built.named_parameters()
+    }
     return Bare(tensors, "here", config=config)
 
 
@@ -73,7 +75,12 @@ def test_configs_as_they_lie_on_the_hub(config: dict[str, Any]) -> None:
     family.check(model, family.towers(model), "here")
     assert family_of(model) is family
     record = family.config(model)
-    assert record.types == ("full_attention", "sliding_attention", "sliding_attention", "full_attention")
+    assert record.types == (
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    )
     thetas = (160000.0, 10000.0) if config is BASE else (80000.0, 5000.0)
     assert record.thetas == dict(zip(("full_attention", "sliding_attention"), thetas, strict=True))
     if config is LATER:
@@ -114,7 +121,9 @@ def test_a_masked_language_model_is_pruned_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classifier", ["keep", "zero"])
-def test_a_masked_language_models_head_goes_on_to_a_classifier(tmp_path: Path, classifier: str) -> None:
+def test_a_masked_language_models_head_goes_on_to_a_classifier(
+    tmp_path: Path, classifier: str
+) -> None:
     """As `from_pretrained` of a sequence classifier takes it: only the last layer is new."""
     import transformers
 
@@ -155,10 +164,14 @@ def test_layers_turn_by_their_own_angles_and_see_their_own_window(tmp_path: Path
     for block, theta in zip(anatomy.blocks, (160000.0, 10000.0, 10000.0), strict=True):
         assert block.attention.rotate is not None
         speeds = theta ** (-torch.arange(half) / half)
-        turned = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * torch.arange(9)[:, None] * speeds)
+        turned = torch.complex(x[..., :half], x[..., half:]) * torch.exp(
+            1j * torch.arange(9)[:, None] * speeds
+        )
         expected = torch.cat([turned.real, turned.imag], dim=-1)
         torch.testing.assert_close(block.attention.rotate(x), expected, rtol=0, atol=1e-5)
-        torch.testing.assert_close(block.attention.rotate(x[:, :, :1]), expected[:, :, :1], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            block.attention.rotate(x[:, :, :1]), expected[:, :, :1], rtol=0, atol=1e-5
+        )
     assert anatomy.blocks[0].attention.bias is None
     assert isinstance(anatomy.blocks[0].norm1, torch.nn.Identity)
     for block in anatomy.blocks[1:]:

@@ -12,7 +12,11 @@ from hydrasurgeon.families import FAMILIES
 
 PACKAGE = Path(hydrasurgeon.__file__).parent
 LIBRARIES = {"open_clip", "timm", "transformers"}
-ELSEWHERE = [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] != "families"]
+ELSEWHERE = [
+    path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.relative_to(PACKAGE).parts[0] != "families"
+]
 
 
 @cache
@@ -80,6 +84,14 @@ def test_no_one_asks_which_family_it_is() -> None:
     found = []
     for path in ELSEWHERE:
         tree = parsed(path)
-        found += [f"{path.relative_to(PACKAGE)}: == {text}" for text in compared(tree) if text in LIBRARIES]
-        found += [f"{path.relative_to(PACKAGE)}: {name}" for name in imported(tree) if name.startswith(tuple(own))]
+        found += [
+            f"{path.relative_to(PACKAGE)}: == {text}"
+            for text in compared(tree)
+            if text in LIBRARIES
+        ]
+        found += [
+            f"{path.relative_to(PACKAGE)}: {name}"
+            for name in imported(tree)
+            if name.startswith(tuple(own))
+        ]
     assert found == ["sharing/timm_entry.py: hydrasurgeon.families.timm_vit.family"]

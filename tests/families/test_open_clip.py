@@ -103,7 +103,9 @@ def test_every_variant_is_read_and_runs_alike(tmp_path: Path, changes: dict[str,
         config[key] = {**config[key], **value} if isinstance(value, dict) else value
     write_clip(tmp_path / "c", config=config)
     theirs = stock(tmp_path / "c")
-    assert shapes_of(weights(stock_config(config, "x"))) == {n: tuple(p.shape) for n, p in theirs.state_dict().items()}
+    assert shapes_of(weights(stock_config(config, "x"))) == {
+        n: tuple(p.shape) for n, p in theirs.state_dict().items()
+    }
     height, width = (28, 14) if "image_size" in changes.get("vision_cfg", {}) else (28, 28)
     images = pictures()[..., :height, :width]
     read = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'c'}")
@@ -124,7 +126,10 @@ def test_the_architecture_gets_its_name() -> None:
     family = family_named("open_clip")
     model = family.identify(Bare({}, "x", config={"model_cfg": config}))[0]
     assert model.arch == "ViT-L-14"
-    assert [(t.layers, t.heads, t.head_dim) for t in family.towers(model).values()] == [(24, 16, 64), (12, 12, 64)]
+    assert [(t.layers, t.heads, t.head_dim) for t in family.towers(model).values()] == [
+        (24, 16, 64),
+        (12, 12, 64),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,13 @@ def test_zero_shot_equals_open_clips(clip: Path, tmp_path: Path) -> None:
     spec = data(tmp_path, names=True)
     (tmp_path / "templates.txt").write_text("\n".join(TEMPLATES))
     found = tmp_path / "p.safetensors"
-    report = hs.evaluate([clip], data=spec, template=[str(tmp_path / "templates.txt")], predictions=found, device="cpu")
+    report = hs.evaluate(
+        [clip],
+        data=spec,
+        template=[str(tmp_path / "templates.txt")],
+        predictions=found,
+        device="cpu",
+    )
     from safetensors.torch import load_file
 
     theirs, labels = stock(clip), sorted(NAMES)
@@ -186,14 +197,22 @@ def test_class_names_are_recorded_and_go_along(clip: Path, tmp_path: Path) -> No
     assert not (clip / "heads.json").exists()
     (tmp_path / "names.txt").write_text("\n".join(NAMES) + "\n")
     scored = hs.score(
-        clip, method="taylor", data=spec, device="cpu", classes=str(tmp_path / "names.txt"), template=[TEMPLATES[1]]
+        clip,
+        method="taylor",
+        data=spec,
+        device="cpu",
+        classes=str(tmp_path / "names.txt"),
+        template=[TEMPLATES[1]],
     )
     assert scored.manifest.model.labels == NAMES
     assert scored.manifest.model.config["zero_shot"]["templates"] == [TEMPLATES[1]]
     assert scored.manifest.history[-1].args["classes"] == "names.txt"
     hashed = scored.manifest.model.config["zero_shot"]["sha256"]
     assert scored.result.settings["templates_sha256"] == hashed
-    members = [hs.prune(clip, method="taylor", keep=k, out=tmp_path / f"m{k}.safetensors").path for k in (2, 3)]
+    members = [
+        hs.prune(clip, method="taylor", keep=k, out=tmp_path / f"m{k}.safetensors").path
+        for k in (2, 3)
+    ]
     fused = hs.fuse(members, out=tmp_path / "h.safetensors", check=spec, tolerance=1e-6)
     assert fused.manifest.model.labels == NAMES
     (result,) = hs.evaluate([fused.path], data=spec, device="cpu").report.results
@@ -222,7 +241,9 @@ def test_the_datas_own_names(clip: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="n01440760, …, which are no words"):
         hs.evaluate([clip], data=spec, classes="data", device="cpu")
     (tmp_path / "names").write_text("missile\ncat\nmissile")
-    (found,) = hs.evaluate([clip], data=spec, classes=str(tmp_path / "names"), device="cpu").report.results
+    (found,) = hs.evaluate(
+        [clip], data=spec, classes=str(tmp_path / "names"), device="cpu"
+    ).report.results
     assert found.id is not None
     assert found.id.n == 12
 
@@ -325,7 +346,9 @@ def test_a_selection_stays_in_its_tower(clip: Path, tmp_path: Path, method: str)
     with pytest.raises(UsageError, match="only text was scored"):
         hs.prune(clip, method=method, keep=2, tower="vision")
     hs.score(clip, method=method, data=spec, tower="both", **options)
-    late = hs.prune(clip, method=method, keep=1, tower="vision", layers="1-2", out=tmp_path / "v.safetensors")
+    late = hs.prune(
+        clip, method=method, keep=1, tower="vision", layers="1-2", out=tmp_path / "v.safetensors"
+    )
     assert late.manifest.kept is not None
     assert [len(row) for row in late.manifest.kept["vision"]] == [4, 1, 1]
     assert late.manifest.kept["text"] == full
@@ -343,17 +366,29 @@ def test_a_directory_loads_again(clip: Path, tmp_path: Path) -> None:
     member = cut(clip, tmp_path / "m.safetensors", text=TEXT_ROWS[0])
     again = hs.prune(member, method="random", keep=1, tower="vision", out=f"{tmp_path / 'dir'}/")
     names = sorted(p.name for p in again.path.iterdir())
-    assert names == ["README.md", "heads.json", "open_clip_config.json", "open_clip_model.safetensors"]
+    assert names == [
+        "README.md",
+        "heads.json",
+        "open_clip_config.json",
+        "open_clip_model.safetensors",
+    ]
     lone = hs.prune(member, method="random", keep=1, tower="vision", out=tmp_path / "l.safetensors")
     with torch.inference_mode():
-        torch.testing.assert_close(named(again.path)(images), named(lone.path)(images), rtol=0, atol=0)
+        torch.testing.assert_close(
+            named(again.path)(images), named(lone.path)(images), rtol=0, atol=0
+        )
 
 
 def test_finetuning_reaches_both_towers(clip: Path, tmp_path: Path) -> None:
     """By cross-entropy over the class names, which come from the data."""
     options = {"steps": "6", "batch_size": "6", "warmup": "0"}
     tuned = hs.finetune(
-        clip, data=data(tmp_path, names=True), recipe="scratch", set=options, out=tmp_path / "t", device="cpu"
+        clip,
+        data=data(tmp_path, names=True),
+        recipe="scratch",
+        set=options,
+        out=tmp_path / "t",
+        device="cpu",
     )
     assert tuned.manifest.model.labels == tuple(sorted(NAMES))
     before, after = open_checkpoint(clip).digests(), open_checkpoint(tuned.path).digests()
@@ -369,13 +404,22 @@ def test_hub_ids(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((repo, "open_clip_model.safetensors" in allow_patterns, "*.safetensors" in allow_patterns))
+        asked.append(
+            (
+                repo,
+                "open_clip_model.safetensors" in allow_patterns,
+                "*.safetensors" in allow_patterns,
+            )
+        )
         return str(clip)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     for spec in ("open_clip:ViT-B-32/laion2b_s34b_b79k", "open_clip:someone/tiny-clip"):
         assert open_checkpoint(spec).manifest.model.family == "open_clip"
-    assert asked == [("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", True, False), ("someone/tiny-clip", True, False)]
+    assert asked == [
+        ("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", True, False),
+        ("someone/tiny-clip", True, False),
+    ]
 
 
 def test_transformers_weights_beside_open_clips_are_left_alone(clip: Path) -> None:

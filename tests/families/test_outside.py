@@ -64,7 +64,9 @@ class RowsFamily(Family):
     def identify(self, bare: Bare) -> tuple[Model, None]:
         config = dict(bare.config or {})
         preprocess = {"input_size": [3, 28, 28], "mean": [0.5] * 3, "std": [0.5] * 3}
-        return Model(family=self.name, arch="rows", config=config, num_classes=CLASSES, preprocess=preprocess), None
+        return Model(
+            family=self.name, arch="rows", config=config, num_classes=CLASSES, preprocess=preprocess
+        ), None
 
     def towers(self, model: Model) -> dict[str, Tower]:
         return {"vision": Tower(layers=LAYERS, heads=HEADS, head_dim=HEAD_DIM, dim=DIM)}
@@ -84,7 +86,9 @@ class RowsFamily(Family):
             yield from (part.within(f"layers.{layer}", "vision", layer) for part in parts)
         yield from linear("head", model.num_classes, DIM, "classifier")
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         with torch.device("cpu" if fresh else "meta"):
             return Rows(model.num_classes, kept)
 
@@ -178,7 +182,9 @@ def test_all_five_stages(source: Path, images: Any, tmp_path: Path) -> None:
     still = {name for name in before if before[name] == after[name]}
     assert still == {"embed.weight", "embed.bias"}
     other = hs.prune(source, method="random", keep=2, seed=1, out=tmp_path / "m1.safetensors")
-    fused = hs.fuse([tuned.path, other.path], out=f"{tmp_path}/h/", mlp="separate", check=data, tolerance=1e-5)
+    fused = hs.fuse(
+        [tuned.path, other.path], out=f"{tmp_path}/h/", mlp="separate", check=data, tolerance=1e-5
+    )
     assert (fused.path / "model.safetensors").is_file()  # a directory, in the family's layout
     (result,) = hs.evaluate([fused.path], data=data, device="cpu").report.results
     assert result.members == 2

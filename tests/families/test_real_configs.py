@@ -29,7 +29,12 @@ REAL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert-base-multilingual-cased": (
         "bert",
         "BertForMaskedLM",
-        {"directionality": "bidi", "pooler_fc_size": 768, "pooler_type": "first_token_transform", "vocab_size": 119547},
+        {
+            "directionality": "bidi",
+            "pooler_fc_size": 768,
+            "pooler_type": "first_token_transform",
+            "vocab_size": 119547,
+        },
     ),
     "a fine-tuned BERT": (
         "bert",
@@ -48,12 +53,22 @@ REAL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "roberta-base": (
         "roberta",
         "RobertaForMaskedLM",
-        {"layer_norm_eps": 1e-05, "max_position_embeddings": 514, "pad_token_id": 1, "type_vocab_size": 1},
+        {
+            "layer_norm_eps": 1e-05,
+            "max_position_embeddings": 514,
+            "pad_token_id": 1,
+            "type_vocab_size": 1,
+        },
     ),
     "xlm-roberta-base": (
         "xlm-roberta",
         "XLMRobertaForMaskedLM",
-        {"layer_norm_eps": 1e-05, "max_position_embeddings": 514, "output_past": True, "vocab_size": 250002},
+        {
+            "layer_norm_eps": 1e-05,
+            "max_position_embeddings": 514,
+            "output_past": True,
+            "vocab_size": 250002,
+        },
     ),
     "camembert-base": (
         "camembert",
@@ -63,25 +78,53 @@ REAL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "distilbert sst-2": (
         "distilbert",
         "DistilBertForSequenceClassification",
-        {"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}, "finetuning_task": "sst-2", "tie_weights_": True},
+        {
+            "id2label": {"0": "NEGATIVE", "1": "POSITIVE"},
+            "finetuning_task": "sst-2",
+            "tie_weights_": True,
+        },
     ),
-    "electra-small": ("electra", "ElectraForPreTraining", {"summary_activation": "gelu", "summary_use_proj": True}),
-    "mpnet-base": ("mpnet", "MPNetForMaskedLM", {"max_position_embeddings": 514, "vocab_size": 30527}),
+    "electra-small": (
+        "electra",
+        "ElectraForPreTraining",
+        {"summary_activation": "gelu", "summary_use_proj": True},
+    ),
+    "mpnet-base": (
+        "mpnet",
+        "MPNetForMaskedLM",
+        {"max_position_embeddings": 514, "vocab_size": 30527},
+    ),
     "vit-small": (
         "vit",
         "ViTForImageClassification",
-        {"hidden_size": 384, "num_attention_heads": 6, "id2label": {"0": "tench"}, "pooler_act": "tanh"},
+        {
+            "hidden_size": 384,
+            "num_attention_heads": 6,
+            "id2label": {"0": "tench"},
+            "pooler_act": "tanh",
+        },
     ),
     "deit-small-distilled": ("deit", "DeiTForImageClassificationWithTeacher", {"hidden_size": 384}),
     "dinov2-small": (
         "dinov2",
         "Dinov2Model",
-        {"image_size": 518, "out_features": ["stage12"], "apply_layernorm": True, "use_swiglu_ffn": False},
+        {
+            "image_size": 518,
+            "out_features": ["stage12"],
+            "apply_layernorm": True,
+            "use_swiglu_ffn": False,
+        },
     ),
     "dinov2-with-registers-small": (
         "dinov2_with_registers",
         "Dinov2WithRegistersForImageClassification",
-        {"image_size": 518, "patch_size": 14, "hidden_size": 384, "num_attention_heads": 6, "num_register_tokens": 4},
+        {
+            "image_size": 518,
+            "patch_size": 14,
+            "hidden_size": 384,
+            "num_attention_heads": 6,
+            "num_register_tokens": 4,
+        },
     ),
 }
 
@@ -93,7 +136,11 @@ def test_transformers(name: str) -> None:
 
     kind, arch, more = REAL[name]
     depth = "n_layers" if kind == "distilbert" else "num_hidden_layers"
-    stock = {key: value for key, value in AutoConfig.for_model(kind).to_dict().items() if key != "id2label"}
+    stock = {
+        key: value
+        for key, value in AutoConfig.for_model(kind).to_dict().items()
+        if key != "id2label"
+    }
     raw = {**stock, **more, "model_type": kind, "architectures": [arch], depth: 2}
     family = family_named("transformers")
     shapes = shapes_of(weights(stock_config(raw, name), arch, len(raw.get("id2label", {}))))
@@ -141,7 +188,9 @@ def test_every_vit_that_openclip_knows() -> None:
     spec = find_spec("open_clip")
     assert spec is not None
     names = []
-    for path in sorted(Path(next(iter(spec.submodule_search_locations or ())), "model_configs").glob("*.json")):
+    for path in sorted(
+        Path(next(iter(spec.submodule_search_locations or ())), "model_configs").glob("*.json")
+    ):
         raw = json.loads(path.read_text())
         try:
             clip_config(raw, path.stem)

@@ -29,14 +29,22 @@ def hydra(folder: Path, name: str, *, tuned: tuple[int, ...] = ()) -> Path:
     """A hydra; the members whose numbers are in `tuned` have weights of their own, the others share."""
     family = FAMILIES[name]
     family.write(folder / "source")
-    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
-    parts = [tune(p, folder / f"t{i}.safetensors", seed=i) if i in tuned else p for i, p in enumerate(parts)]
+    parts = [
+        member(folder / "source", family, rows, folder / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
+    parts = [
+        tune(p, folder / f"t{i}.safetensors", seed=i) if i in tuned else p
+        for i, p in enumerate(parts)
+    ]
     return hs.fuse(parts, out=f"{folder}/h/", mlp="separate").path
 
 
 def answers(model: Any, inputs: Any) -> torch.Tensor:
     with torch.inference_mode():
-        return model.eval()(**inputs if isinstance(inputs, dict) else {"pixel_values": inputs}).logits
+        return model.eval()(
+            **inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
+        ).logits
 
 
 @pytest.mark.parametrize("family", thoroughly("BERT", "ModernBERT", "ViT", "DistilBERT", "MPNet"))
@@ -70,7 +78,10 @@ def test_trainer_resumes_a_hydra(tmp_path: Path) -> None:
 
     folder = hydra(tmp_path, "BERT", tuned=(1,))
     inputs = FAMILIES["BERT"].inputs(rows=4)
-    rows = [{**{name: tensor[i % 4] for name, tensor in inputs.items()}, "labels": i % 3} for i in range(16)]
+    rows = [
+        {**{name: tensor[i % 4] for name, tensor in inputs.items()}, "labels": i % 3}
+        for i in range(16)
+    ]
 
     def trained(out: str, steps: int, resume: str | None = None) -> Any:
         model = opened(folder)
@@ -98,8 +109,12 @@ def test_trainer_resumes_a_hydra(tmp_path: Path) -> None:
     first = str(tmp_path / "halves" / "checkpoint-2")
     resumed = trained("halves", 4, resume=first)
     for name, parameter in whole.named_parameters():
-        torch.testing.assert_close(dict(resumed.named_parameters())[name], parameter, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            dict(resumed.named_parameters())[name], parameter, rtol=0, atol=1e-6
+        )
     start = dict(opened(folder).named_parameters())
-    assert any(not torch.equal(parameter, start[name]) for name, parameter in whole.named_parameters())
+    assert any(
+        not torch.equal(parameter, start[name]) for name, parameter in whole.named_parameters()
+    )
     saved = opened(tmp_path / "halves" / "checkpoint-4")
     torch.testing.assert_close(answers(saved, inputs), answers(whole, inputs), rtol=0, atol=1e-5)

@@ -74,7 +74,11 @@ def test_what_was_recognised_passes(stocks: Callable[[str], Path], name: str) ->
 
 
 CONTRADICTIONS = [
-    ("timm ViT", {"model__config__model_args__num_heads": 2}, r"towers\.vision\.heads is 4, model\.config says 2"),
+    (
+        "timm ViT",
+        {"model__config__model_args__num_heads": 2},
+        r"towers\.vision\.heads is 4, model\.config says 2",
+    ),
     ("timm ViT", {"model__config__model_args__depth": 2}, r"towers\.vision\.layers is 3"),
     ("timm ViT", {"model__labels": ["a", "b"]}, "2 labels for 3 classes"),
     (
@@ -83,7 +87,11 @@ CONTRADICTIONS = [
         "mean and std must be 1 numbers, one for each channel",
     ),
     ("timm ViT", {"model__preprocess__input_size": [3, 56, 56]}, "the model reads 3×28×28"),
-    ("timm ViT", {"model__config__model_args__embed_dim": 30}, "embed_dim 30 is not a multiple of num_heads 4"),
+    (
+        "timm ViT",
+        {"model__config__model_args__embed_dim": 30},
+        "embed_dim 30 is not a multiple of num_heads 4",
+    ),
     ("timm ViT", {"model__config__model_args__class_token": False}, "global_pool is token"),
     (
         "BERT",
@@ -93,7 +101,11 @@ CONTRADICTIONS = [
     ("BERT", {"model__config__num_attention_heads": 2}, r"towers\.text\.heads is 4"),
     ("BERT", {"model__config__hidden_size": 30}, "dim 30 is not a multiple of 4 heads"),
     ("BERT", {"model__config__model_type": "roberta"}, "is no classifier of type 'roberta'"),
-    ("BERT", {"model__arch": "RobertaForSequenceClassification"}, "is no classifier of type 'bert'"),
+    (
+        "BERT",
+        {"model__arch": "RobertaForSequenceClassification"},
+        "is no classifier of type 'bert'",
+    ),
     ("BERT", {"model__preprocess__max_length": 33}, "33 tokens, the model has positions for 32"),
     ("BERT", {"model__config__pad_token_id": 14}, "pad_token_id 14 is none of 14 words"),
     ("RoBERTa", {"model__preprocess__max_length": 31}, "the model has positions for 30"),
@@ -106,7 +118,11 @@ CONTRADICTIONS = [
     ("OpenCLIP", {"model__labels": ["cat", "dog"]}, "2 labels for 3 classes"),
     ("OpenCLIP", {"model__labels": None}, "without names of classes"),
     ("OpenCLIP", {"model__config__zero_shot": ...}, "without names of classes and templates"),
-    ("OpenCLIP", {"model__config__zero_shot__templates": ["{label}"]}, "sha256 is not that of the templates"),
+    (
+        "OpenCLIP",
+        {"model__config__zero_shot__templates": ["{label}"]},
+        "sha256 is not that of the templates",
+    ),
     ("OpenCLIP", {"model__config__zero_shot__templates": ["a photo"]}, "has no {label}"),
     ("OpenCLIP", {"model__preprocess__input_size": [3, 14, 14]}, "the model reads"),
 ]
@@ -129,7 +145,9 @@ def test_a_manifest_that_contradicts_itself_is_refused(
 
 def test_opening_asks_the_family(stocks: Callable[[str], Path], tmp_path: Path) -> None:
     """A model of four heads that says it has two ran with other heads, silently."""
-    path = hs.prune(stocks("timm ViT"), method="magnitude", keep=4, out=tmp_path / "m.safetensors").path
+    path = hs.prune(
+        stocks("timm ViT"), method="magnitude", keep=4, out=tmp_path / "m.safetensors"
+    ).path
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     manifest = changed(json.loads(metadata["hydrasurgeon"]), model__config__model_args__num_heads=2)
@@ -212,7 +230,9 @@ def test_timm_gets_the_tables_name_and_known_arguments_only(
         {"init_values": 0},
     ],
 )
-def test_arguments_of_timm_that_are_not_in_the_table(stocks: Callable[[str], Path], extra: dict[str, Any]) -> None:
+def test_arguments_of_timm_that_are_not_in_the_table(
+    stocks: Callable[[str], Path], extra: dict[str, Any]
+) -> None:
     (key,) = extra
     config = json.loads((stocks("timm ViT") / "config.json").read_text())
     config["model_args"] |= extra
@@ -221,7 +241,9 @@ def test_arguments_of_timm_that_are_not_in_the_table(stocks: Callable[[str], Pat
     words = ",".join(f"{name}={json.dumps(value)}" for name, value in extra.items())
     if "," not in words:
         with pytest.raises(UsageError, match=key):
-            open_checkpoint(stocks("timm ViT") / "model.safetensors", arch=f"timm:vit_tiny_patch16_224,{words}")
+            open_checkpoint(
+                stocks("timm ViT") / "model.safetensors", arch=f"timm:vit_tiny_patch16_224,{words}"
+            )
 
 
 def identified(family: str, stock: Path, config: Any, files: dict[str, str] | None = None) -> Model:
@@ -266,5 +288,7 @@ def test_sizes_are_bounded_before_anything_is_counted(
 
 def test_no_number_of_a_preprocess_record_is_nan() -> None:
     for bad in (float("nan"), float("inf")):
-        with pytest.raises(CheckpointError, match=r"here: mean\.\d: Input should be a finite number"):
+        with pytest.raises(
+            CheckpointError, match=r"here: mean\.\d: Input should be a finite number"
+        ):
             parse(Images, {"input_size": [3, 8, 8], "mean": [bad] * 3, "std": [1.0] * 3}, "here")

@@ -35,7 +35,10 @@ def directory(home: Path, family: Family, kind: str) -> Path:
     out = f"{home / name}/"
     if kind == "pruned":
         return member(home / "source", family, RAGGED, out)
-    parts = [member(home / "source", family, rows, home / f"{name}-m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(home / "source", family, rows, home / f"{name}-m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     if kind == "tuned hydra":
         parts = [tune(path, home / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)]
     return hs.fuse(parts, out=out).path
@@ -56,7 +59,9 @@ def stock_ways(family: Family, folder: Path) -> list[Callable[[], object]]:
     kind = "Sequence" if family.is_text else "Image"
     auto = getattr(transformers, f"AutoModelFor{kind}Classification")
     task = f"{'text' if family.is_text else 'image'}-classification"
-    own = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    own = getattr(
+        transformers, json.loads((folder / "config.json").read_text())["architectures"][0]
+    )
     return [
         lambda: auto.from_pretrained(folder),
         lambda: transformers.AutoModel.from_pretrained(folder),
@@ -85,7 +90,9 @@ def test_stock_timm_raises(tmp_path: Path) -> None:
     import subprocess
 
     folders = [
-        str(directory(tmp_path / name, FAMILIES[name], kind)) for name in ("timm ViT", "DINOv3") for kind in KINDS
+        str(directory(tmp_path / name, FAMILIES[name], kind))
+        for name in ("timm ViT", "DINOv3")
+        for kind in KINDS
     ]
     code = f"""
 import sys; sys.modules["hydrasurgeon"] = None
@@ -107,7 +114,9 @@ def test_pipelines_that_trust_our_code_answer_as_we_do(family: Family, tmp_path:
 
     inputs: list[Any] = ["good film", "a very very bad film"]
     if not family.is_text:
-        pixels = torch.randint(0, 256, (2, 28, 28, 3), generator=torch.Generator().manual_seed(5)).to(torch.uint8)
+        pixels = torch.randint(
+            0, 256, (2, 28, 28, 3), generator=torch.Generator().manual_seed(5)
+        ).to(torch.uint8)
         inputs = [Image.fromarray(each.numpy()) for each in pixels]
     for kind in KINDS:
         folder = directory(tmp_path, family, kind)
@@ -116,7 +125,11 @@ def test_pipelines_that_trust_our_code_answer_as_we_do(family: Family, tmp_path:
         rows = [sorted(each, key=lambda row: row["label"]) for each in classify(inputs)]
         answers = torch.tensor([[row["score"] for row in each] for each in rows])
         model = hs.load(folder, device="cpu")
-        ready = model.transform.collate(inputs) if family.is_text else torch.stack([*map(model.transform, inputs)])
+        ready = (
+            model.transform.collate(inputs)
+            if family.is_text
+            else torch.stack([*map(model.transform, inputs)])
+        )
         torch.testing.assert_close(answers, model.predict(ready), rtol=0, atol=1e-5)
 
 
@@ -126,7 +139,9 @@ def test_stock_models_load_after_ours(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     for kind in ("pruned", "hydra"):
         Auto.from_pretrained(directory(tmp_path, family, kind), trust_remote_code=True)
-    assert type(Auto.from_pretrained(tmp_path / "source")).__module__.startswith("transformers.models")
+    assert type(Auto.from_pretrained(tmp_path / "source")).__module__.startswith(
+        "transformers.models"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +152,9 @@ def test_what_transformers_saves_again_is_no_stock_model_either(kind: str, tmp_p
     folder = directory(tmp_path, family, kind)
     model = Auto.from_pretrained(folder, trust_remote_code=True)
     model.save_pretrained(tmp_path / "again")
-    first, second = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "again"))
+    first, second = (
+        json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "again")
+    )
     for key in ("model_type", "transformers_weights", "auto_map", "hydrasurgeon"):
         assert first[key] == second[key]
     for load in stock_ways(family, tmp_path / "again"):
@@ -150,7 +167,10 @@ def test_what_transformers_saves_again_is_no_stock_model_either(kind: str, tmp_p
 
 
 def test_verify_names_a_config_that_stock_libraries_would_take(tmp_path: Path) -> None:
-    for name, key, value in (("BERT", "model_type", "bert"), ("timm ViT", "architecture", "vit_tiny_patch16_224")):
+    for name, key, value in (
+        ("BERT", "model_type", "bert"),
+        ("timm ViT", "architecture", "vit_tiny_patch16_224"),
+    ):
         folder = directory(tmp_path / key, FAMILIES[name], "pruned")
         assert hs.verify(folder).holds
         place = folder / "config.json"
@@ -161,14 +181,22 @@ def test_verify_names_a_config_that_stock_libraries_would_take(tmp_path: Path) -
 
 
 def test_the_first_lines_of_the_card_say_how_to_load_it(tmp_path: Path) -> None:
-    lines = (directory(tmp_path, FAMILIES["BERT"], "hydra") / "README.md").read_text().partition("# Hydra")[2]
+    lines = (
+        (directory(tmp_path, FAMILIES["BERT"], "hydra") / "README.md")
+        .read_text()
+        .partition("# Hydra")[2]
+    )
     first = lines.split("```")[1]
-    assert 'AutoModelForSequenceClassification.from_pretrained("DIR", trust_remote_code=True)' in first
+    assert (
+        'AutoModelForSequenceClassification.from_pretrained("DIR", trust_remote_code=True)' in first
+    )
     assert "Without trust_remote_code=True transformers raises" in first
 
 
 @pytest.mark.parametrize("name", ["BERT", "ViT", "timm ViT"])
-def test_one_logit_is_what_its_own_library_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_logit_is_what_its_own_library_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import tiny_families
 
     monkeypatch.setattr(tiny_families, "CLASSES", 1)
@@ -182,8 +210,14 @@ def test_one_logit_is_what_its_own_library_says(name: str, tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["BertForTokenClassification"]}, "BertForTokenClassification is made for token classif"),
-        ({"architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering is made for question answering"),
+        (
+            {"architectures": ["BertForTokenClassification"]},
+            "BertForTokenClassification is made for token classif",
+        ),
+        (
+            {"architectures": ["BertForQuestionAnswering"]},
+            "BertForQuestionAnswering is made for question answering",
+        ),
         ({"architectures": ["BertForMultipleChoice"]}, "made for multiple choice"),
         ({"architectures": ["BertForNextSentencePrediction"]}, "made for next sentence prediction"),
         ({"problem_type": "regression"}, "made for regression"),

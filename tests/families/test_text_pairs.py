@@ -30,7 +30,10 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     def text() -> str:
         return " ".join(random.choice(WORDS, size=random.integers(1, 20)))
 
-    return [{"text": text(), "text_pair": text(), "label": i % 3, "group": f"q{i // 4}"} for i in range(count)]
+    return [
+        {"text": text(), "text_pair": text(), "label": i % 3, "group": f"q{i // 4}"}
+        for i in range(count)
+    ]
 
 
 def written(folder: Path, count: int = 24, seed: int = 0) -> str:
@@ -47,7 +50,9 @@ def stock_logits(folder: Path, pairs: list[dict[str, Any]]) -> torch.Tensor:
     loader = transformers.AutoModelForSequenceClassification
     model = loader.from_pretrained(folder, trust_remote_code=True).eval()
     first, second = [row["text"] for row in pairs], [row["text_pair"] for row in pairs]
-    read = tokenizer(first, second, padding=True, truncation=True, max_length=24, return_tensors="pt")
+    read = tokenizer(
+        first, second, padding=True, truncation=True, max_length=24, return_tensors="pt"
+    )
     if "token_type_ids" in read and getattr(model.config, "type_vocab_size", 0) < 2:
         del read["token_type_ids"]
     with torch.no_grad():
@@ -72,7 +77,8 @@ def made(folder: Path, name: str = "BERT") -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["BERT", "ELECTRA", "RoBERTa", "DistilBERT", "MPNet", "ModernBERT", "DeBERTa-v3", TYPED[-1]]
+    "name",
+    ["BERT", "ELECTRA", "RoBERTa", "DistilBERT", "MPNet", "ModernBERT", "DeBERTa-v3", TYPED[-1]],
 )
 def test_pairs_are_read_as_transformers_reads_them(tmp_path: Path, name: str) -> None:
     made(tmp_path / "m", name)
@@ -97,7 +103,14 @@ def tuned(folder: Path, spec: str, *, members: int = 1, **options: Any) -> list[
     for seed in range(members):
         hs.prune(folder / "m", method="random", keep=2, seed=seed, out=folder / f"cut-{seed}")
         out = folder / f"tuned-{seed}"
-        hs.finetune(folder / f"cut-{seed}", data=spec, recipe="text", set={"epochs": "1"}, out=out, **options)
+        hs.finetune(
+            folder / f"cut-{seed}",
+            data=spec,
+            recipe="text",
+            set={"epochs": "1"},
+            out=out,
+            **options,
+        )
         outs.append(out.with_suffix(".safetensors"))
     return outs
 
@@ -109,7 +122,9 @@ def test_members_and_hydra_answer_as_stock_transformers(tmp_path: Path) -> None:
     live = [hs.load(member) for member in members]
     alone = [our_logits(model, spec) for model in live]
     hydra = hs.load(tmp_path / "hydra")
-    torch.testing.assert_close(our_logits(hydra, spec), torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        our_logits(hydra, spec), torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5
+    )
     assert hydra.manifest.model.inputs == "text_pair"
     hs.prune(members[0], method="random", keep=1, out=f"{tmp_path / 'dir'}/")
     for place in ("hydra", "dir"):
@@ -133,7 +148,9 @@ def test_a_model_knows_what_it_was_tuned_on(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="holds texts, the model was tuned on pairs of texts"):
             refused()
     with pytest.raises(SurgeryError, match="pairs of texts"):
-        hs.finetune(tmp_path / "m", data=single, teacher=[member], recipe="text", out=tmp_path / "taught")
+        hs.finetune(
+            tmp_path / "m", data=single, teacher=[member], recipe="text", out=tmp_path / "taught"
+        )
     other = tmp_path / "single"
     hs.finetune(tmp_path / "cut-0", data=single, recipe="text", set={"epochs": "1"}, out=other)
     with pytest.raises(DataError, match="holds pairs of texts, the model was tuned on texts"):
@@ -150,11 +167,18 @@ def test_teachers_see_pairs_with_masked_tokens(tmp_path: Path) -> None:
     (member,) = tuned(tmp_path, spec)
     options = {"epochs": "2", "mask_tokens": "0.3"}
     taught = hs.finetune(
-        tmp_path / "cut-0", data=spec, teacher=[member], recipe="text", set=options, out=tmp_path / "t"
+        tmp_path / "cut-0",
+        data=spec,
+        teacher=[member],
+        recipe="text",
+        set=options,
+        out=tmp_path / "t",
     )
     assert taught.manifest.model.inputs == "text_pair"
     hydra = hs.fuse([member, tmp_path / "t"], out=tmp_path / "hydra", mlp="separate")
-    again = hs.finetune(hydra.path, data=spec, recipe="text", set={"epochs": "1"}, out=tmp_path / "again")
+    again = hs.finetune(
+        hydra.path, data=spec, recipe="text", set={"epochs": "1"}, out=tmp_path / "again"
+    )
     assert again.manifest.model.inputs == "text_pair"
 
 
@@ -169,10 +193,15 @@ def test_calibrated_on_pairs(
     pair = rows(1)[0]
     (row,) = hs.predict(done.path, text=pair["text"], text_pair=pair["text_pair"])
     in_python = hs.load(done.path).predict([(pair["text"], pair["text_pair"])])[0]
-    assert (row["answer"], row["ood_score"]) == (in_python["answer"], pytest.approx(in_python["ood_score"], abs=1e-4))
+    assert (row["answer"], row["ood_score"]) == (
+        in_python["answer"],
+        pytest.approx(in_python["ood_score"], abs=1e-4),
+    )
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{pair['text']}\t{pair['text_pair']}\n"))
     assert run(["predict", str(done.path), "--data", "-", "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["probability"] == pytest.approx(row["probability"], abs=1e-5)
+    assert json.loads(capsys.readouterr().out)["probability"] == pytest.approx(
+        row["probability"], abs=1e-5
+    )
     measured = hs.evaluate(done.path, data=spec, ood=[f"near:odd={odd}"], corrupt=["typos:3"])
     assert 0 <= measured.report.results[0].ood[0].auroc <= 1
 
@@ -187,6 +216,10 @@ def test_a_graph_takes_the_types_of_tokens(tmp_path: Path) -> None:
     assert graph.inputs == ("input_ids", "attention_mask", "token_type_ids")
     (batch,) = Batches(open_data(spec), hs.load(tmp_path / "m").transform, batch_size=64)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    (logits,) = session.run(["logits"], {name: value.numpy() for name, value in batch.inputs.items()})
-    np.testing.assert_allclose(logits[:, 0], stock_logits(tmp_path / "m", pairs), atol=1e-5, rtol=1e-4)
+    (logits,) = session.run(
+        ["logits"], {name: value.numpy() for name, value in batch.inputs.items()}
+    )
+    np.testing.assert_allclose(
+        logits[:, 0], stock_logits(tmp_path / "m", pairs), atol=1e-5, rtol=1e-4
+    )
     assert export(tmp_path / "m", out=tmp_path / "plain.onnx").inputs == graph.inputs[:2]

@@ -107,7 +107,9 @@ def test_patches_are_rotated_and_other_tokens_are_not(name: str, tmp_path: Path)
     grid = (patches @ patches.T).unflatten(0, (4, 4)).unflatten(-1, (4, 4))
     torch.testing.assert_close(grid[:3, :3, :3, :3], grid[1:, 1:, 1:, 1:], rtol=0, atol=1e-5)
     assert (patches[0] - patches[-1]).abs().max() > 0.1
-    torch.testing.assert_close(site.rotate(one.expand(1, 1, prefix + 3, -1))[0, 0], turned[: prefix + 3])
+    torch.testing.assert_close(
+        site.rotate(one.expand(1, 1, prefix + 3, -1))[0, 0], turned[: prefix + 3]
+    )
 
 
 def test_images_of_another_size_turn_by_another_grid(tmp_path: Path) -> None:
@@ -124,7 +126,9 @@ def test_images_of_another_size_turn_by_another_grid(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 42, 28)
     stock = timm.create_model(f"local-dir:{tmp_path / 'source'}", pretrained=True).eval()
     with torch.inference_mode():
-        torch.testing.assert_close(logits(tmp_path / "source", images)[:, 0], stock(images), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            logits(tmp_path / "source", images)[:, 0], stock(images), rtol=0, atol=1e-5
+        )
     pruned = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
     assert open_checkpoint(pruned).manifest.model.preprocess["input_size"] == [3, 42, 28]
 
@@ -146,11 +150,15 @@ def test_the_heads_of_an_attention_pool_stay_whole(tmp_path: Path) -> None:
     family = FAMILIES["SigLIP"]
     family.write(tmp_path / "source")
     opened = open_checkpoint(tmp_path / "source")
-    pool = {name: weight for name, weight in opened.weights.items() if name.startswith("attn_pool.")}
+    pool = {
+        name: weight for name, weight in opened.weights.items() if name.startswith("attn_pool.")
+    }
     assert len(pool) == 13
     assert all(weight.heads is None and weight.layer is None for weight in pool.values())
     model = hs.load(tmp_path / "source", device="cpu")
     assert [site.layer for site in model.anatomy.sites] == [0, 1, 2]
-    pruned = open_checkpoint(member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors"))
+    pruned = open_checkpoint(
+        member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
+    )
     for name in pool:
         assert (pruned.tensors.read(name) == opened.tensors.read(name)).all()

@@ -42,7 +42,9 @@ def vocabulary() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("files", ["tokenizer.json", "vocab.txt", "vocab.txt, cased"])
-def test_texts_become_what_transformers_makes_of_them(bert: Path, tmp_path: Path, files: str) -> None:
+def test_texts_become_what_transformers_makes_of_them(
+    bert: Path, tmp_path: Path, files: str
+) -> None:
     from transformers import AutoTokenizer
 
     given = files_of(bert) if files == "tokenizer.json" else vocabulary()
@@ -61,10 +63,14 @@ def test_texts_become_what_transformers_makes_of_them(bert: Path, tmp_path: Path
 def test_the_transform_goes_to_worker_processes(bert: Path) -> None:
     transform: Any = hs.load(bert, device="cpu").transform
     twin = pickle.loads(pickle.dumps(transform))
-    assert twin.collate(TEXTS)["input_ids"].tolist() == transform.collate(TEXTS)["input_ids"].tolist()
+    assert (
+        twin.collate(TEXTS)["input_ids"].tolist() == transform.collate(TEXTS)["input_ids"].tolist()
+    )
 
 
-def test_only_what_a_config_may_say_reaches_transformers(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_a_config_may_say_reaches_transformers(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import transformers
 
     stock, seen = transformers.AutoTokenizer.from_pretrained, {}
@@ -88,18 +94,31 @@ def test_only_what_a_config_may_say_reaches_transformers(bert: Path, monkeypatch
         unk_token="[UNK]",
     )
     made = load_tokenizer(hostile, "bert", 100)
-    assert made(TEXTS)["input_ids"] == load_tokenizer(files_of(bert), "bert", 100)(TEXTS)["input_ids"]
-    assert set(seen) == {"cls_token", "model_max_length", "pad_token", "sep_token", "tokenizer_class", "unk_token"}
+    assert (
+        made(TEXTS)["input_ids"] == load_tokenizer(files_of(bert), "bert", 100)(TEXTS)["input_ids"]
+    )
+    assert set(seen) == {
+        "cls_token",
+        "model_max_length",
+        "pad_token",
+        "sep_token",
+        "tokenizer_class",
+        "unk_token",
+    }
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json"]
+)
 def test_code_that_comes_along_is_refused(bert: Path, tmp_path: Path, name: str) -> None:
     """Who loads what we write is told to trust its code: ours, not a tokenizer's."""
     for path in bert.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "heads.json").unlink(missing_ok=True)
     told = json.loads((tmp_path / name).read_text()) if (tmp_path / name).exists() else {}
-    (tmp_path / name).write_text(json.dumps(told | {"auto_map": {"AutoTokenizer": ["owner/repo--evil.Evil", None]}}))
+    (tmp_path / name).write_text(
+        json.dumps(told | {"auto_map": {"AutoTokenizer": ["owner/repo--evil.Evil", None]}})
+    )
     with pytest.raises(CheckpointError, match=rf"{name}: runs code of its own") as refused:
         open_checkpoint(tmp_path)
     assert str(tmp_path) in refused.value.message
@@ -107,7 +126,9 @@ def test_code_that_comes_along_is_refused(bert: Path, tmp_path: Path, name: str)
 
 def test_a_class_that_nothing_describes_is_refused() -> None:
     files = saying(vocabulary(), tokenizer_class="BertJapaneseTokenizer")
-    with pytest.raises(CheckpointError, match=r"'BertJapaneseTokenizer' is not supported without tokenizer\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"'BertJapaneseTokenizer' is not supported without tokenizer\.json"
+    ):
         check_files(files, "here")
 
 
@@ -118,7 +139,9 @@ def test_words_that_the_model_has_no_row_for(bert: Path) -> None:
         load_tokenizer(files_of(bert), "bert", len(VOCAB) - 1)
     far = json.loads(files["tokenizer.json"])
     far["model"]["vocab"]["plot"] = 10**9
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json has a word number 1000000000, the model"):
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer\.json has a word number 1000000000, the model"
+    ):
         load_tokenizer({**files, "tokenizer.json": json.dumps(far)}, "bert", len(VOCAB) + 1)
     with pytest.raises(CheckpointError, match=r"has 14 words"):
         load_tokenizer(saying(files, added_tokens_decoder={"14": {"content": "new"}}), "bert", 14)
@@ -134,7 +157,9 @@ def test_texts_that_a_tokenizer_breaks_down_on(bert: Path) -> None:
     files = files_of(bert)
     whole = json.loads(files["tokenizer.json"]) | {"normalizer": replaced({"Regex": "(a+)+$"}, "b")}
     text = json.dumps(whole)
-    transform = Tokenize(lambda: load_tokenizer({**files, "tokenizer.json": text}, "bert", 100), max_length=8)
+    transform = Tokenize(
+        lambda: load_tokenizer({**files, "tokenizer.json": text}, "bert", 100), max_length=8
+    )
     assert transform.collate(["good film"])["input_ids"].tolist() == [[0, 4, 8, 2]]
     with pytest.raises(CheckpointError, match=r"tokenizer cannot read these texts: .*[Rr]etry"):
         transform.collate(["a" * 30 + "!"])

@@ -50,7 +50,9 @@ def test_what_is_no_state_is_left_alone(tmp_path: Path, other: str) -> None:
 
 def test_lines_of_another_run_are_left_alone(tmp_path: Path) -> None:
     Growing(tmp_path / "rows.jsonl", {"weights": "abd"}, step=2, force=False).close()
-    with pytest.raises(UsageError, match=r"an interrupted prediction with another weights \(abd, now abc\)"):
+    with pytest.raises(
+        UsageError, match=r"an interrupted prediction with another weights \(abd, now abc\)"
+    ):
         grow(tmp_path / "rows.jsonl")
 
 
@@ -60,7 +62,9 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
-        with pytest.raises(OutputError, match=r"rows\.jsonl\.partial: cannot be written \(the disk is full\)"):
+        with pytest.raises(
+            OutputError, match=r"rows\.jsonl\.partial: cannot be written \(the disk is full\)"
+        ):
             grow(tmp_path / "rows.jsonl")
     growing = Growing(tmp_path / "rows.jsonl", WHO, step=2, force=False)
     growing.close()

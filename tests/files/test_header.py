@@ -115,7 +115,10 @@ def test_hostile_lengths(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7)])
 def test_what_the_library_writes_is_read(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    arrays = {"x": np.arange(np.prod(shape, dtype=int), dtype="f4").reshape(shape), "y": np.ones(3, dtype="i8")}
+    arrays = {
+        "x": np.arange(np.prod(shape, dtype=int), dtype="f4").reshape(shape),
+        "y": np.ones(3, dtype="i8"),
+    }
     save_file(arrays, tmp_path / "x.safetensors", metadata={"a": "b"})
     file = TensorFile(tmp_path / "x.safetensors")
     for name, array in arrays.items():

@@ -50,14 +50,20 @@ MEMBER: dict[str, tuple[Change, str]] = {
     "kind": (put("kind", value="fusion"), "kind: Input should be"),
     "kind hydra": (put("kind", value="hydra"), "a hydra needs members"),
     "a backbone without heads": (put("kind", value="backbone"), "a backbone keeps all its heads"),
-    "arch with a control character": (put("model", "arch", value="a\x1b]52;c;x\x07"), "control characters"),
+    "arch with a control character": (
+        put("model", "arch", value="a\x1b]52;c;x\x07"),
+        "control characters",
+    ),
     "config deeper": (put("model", "config", value={"a": nested(40)}), "nested more than 32"),
     "classes negative": (put("model", "num_classes", value=-1), "num_classes"),
     "classes many": (put("model", "num_classes", value=2**30), "num_classes"),
     "classes true": (put("model", "num_classes", value=True), "num_classes"),
     "labels too few": (put("model", "labels", value=["a", "b", "c"]), "3 labels for 8 classes"),
     "no towers": (put("towers", value={}), "towers"),
-    "another tower": (put("towers", value={"sound": {"layers": 1, "heads": 1, "head_dim": 1, "dim": 1}}), "towers"),
+    "another tower": (
+        put("towers", value={"sound": {"layers": 1, "heads": 1, "head_dim": 1, "dim": 1}}),
+        "towers",
+    ),
     "layers 1e9": (put("towers", "vision", "layers", value=10**9), "layers"),
     "heads 2**70": (put("towers", "vision", "heads", value=2**70), "heads"),
     "dim": (put("towers", "vision", "dim", value=2**21), "dim"),
@@ -65,25 +71,49 @@ MEMBER: dict[str, tuple[Change, str]] = {
     "kept of another tower": (put("kept", value={"text": [[0]] * 6}), "kept heads speak of towers"),
     "kept twice": (put("kept", "vision", 0, value=[1, 1]), "not sorted heads"),
     "kept beyond": (put("kept", "vision", 0, value=[8]), "not sorted heads below 8"),
-    "members of a member": (put("members", value=[{"kept": {"vision": [[0]] * 6}, "sha256": SHA}] * 2), "no members"),
+    "members of a member": (
+        put("members", value=[{"kept": {"vision": [[0]] * 6}, "sha256": SHA}] * 2),
+        "no members",
+    ),
     "score empty": (put("scores", value={"taylor": {}}), "values or an order"),
-    "score NaN": (put("scores", value={"taylor": {"values": {"vision": [[float("nan")] * 8] * 6}}}), "NaN"),
+    "score NaN": (
+        put("scores", value={"taylor": {"values": {"vision": [[float("nan")] * 8] * 6}}}),
+        "NaN",
+    ),
     "score of too few layers": (
         put("scores", value={"t": {"values": {"vision": [[0.5] * 8] * 5}}}),
         "no value for every head",
     ),
-    "order of a head beyond": (put("scores", value={"c": {"order": [["vision", 0, 8]]}}), "has no head vision 0 8"),
-    "order of another tower": (put("scores", value={"c": {"order": [["text", 0, 0]]}}), "has no head text 0 0"),
-    "order twice": (put("scores", value={"c": {"order": [["vision", 0, 0]] * 2}}), "names a head twice"),
-    "trace of another length": (put("scores", value={"c": {"order": [["vision", 0, 0]], "trace": []}}), "a trace of 0"),
+    "order of a head beyond": (
+        put("scores", value={"c": {"order": [["vision", 0, 8]]}}),
+        "has no head vision 0 8",
+    ),
+    "order of another tower": (
+        put("scores", value={"c": {"order": [["text", 0, 0]]}}),
+        "has no head text 0 0",
+    ),
+    "order twice": (
+        put("scores", value={"c": {"order": [["vision", 0, 0]] * 2}}),
+        "names a head twice",
+    ),
+    "trace of another length": (
+        put("scores", value={"c": {"order": [["vision", 0, 0]], "trace": []}}),
+        "a trace of 0",
+    ),
     "score name": (put("scores", value={"a\n": SCORE}), "scores"),
     "hash short": (put("weights_sha256", value="0" * 63), "weights_sha256"),
     "history object": (put("history", value={}), "history"),
     "history endless": (put("history", value=[{"command": "x"}] * 4097), "history"),
     "command": (put("history", 0, "command", value="a\x1b[0m"), "history.0.command"),
     "seed true": (put("history", 0, "seed", value=True), "history.0.seed"),
-    "input hash": (put("history", 0, "inputs", value=[{"name": "x", "sha256": "../x"}]), "history.0.inputs"),
-    "rows negative": (put("history", 0, "data", value=[{"spec": "x", "rows": -1, "sha256": SHA}]), "history.0.data"),
+    "input hash": (
+        put("history", 0, "inputs", value=[{"name": "x", "sha256": "../x"}]),
+        "history.0.inputs",
+    ),
+    "rows negative": (
+        put("history", 0, "data", value=[{"spec": "x", "rows": -1, "sha256": SHA}]),
+        "history.0.data",
+    ),
 }
 
 HYDRA: dict[str, tuple[Change, str]] = {

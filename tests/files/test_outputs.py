@@ -27,7 +27,11 @@ BARE = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=
 
 
 def listing(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -101,7 +105,12 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_outputs_are_checked_before_the_work_begins(
-    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[[str], str], line: str
+    tiny: MAKE,
+    images: SPEC,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Callable[[str], str],
+    line: str,
 ) -> None:
     tiny()
     images("d.npz")
@@ -170,7 +179,10 @@ def test_force_replaces_reports(tiny: MAKE, images: SPEC, tmp_path: Path) -> Non
     report.write_text("old")
     hs.evaluate([path], data=data, device="cpu", json=report, force=True)
     assert json.loads(report.read_text())["format"] == "hydrasurgeon.eval/1"
-    assert run(["bench", str(path), "--batch", "1", "--runs", "1", "--json", str(report), "--force"]) == 0
+    assert (
+        run(["bench", str(path), "--batch", "1", "--runs", "1", "--json", str(report), "--force"])
+        == 0
+    )
     assert json.loads(report.read_text())["format"] == "hydrasurgeon.bench/1"
 
 
@@ -187,12 +199,20 @@ with claims():
 
 @pytest.mark.parametrize("name", ["m.safetensors", "m/"])
 def test_a_second_writer_is_told_before_it_works(
-    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[[str], str], name: str
+    tiny: MAKE,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Callable[[str], str],
+    name: str,
 ) -> None:
     tiny()
     line = f"prune vit --method random --keep 2 -o {name}"
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, name], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, name],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
@@ -313,13 +333,23 @@ def test_a_folder_of_another_family_is_not_mixed_up(tiny: MAKE, tmp_path: Path) 
         metadata = file.metadata()
     save_file(load_file(path), folder / "open_clip_model.safetensors", metadata=metadata)
     hs.prune(path, method="random", keep=2, out=folder, force=True)
-    assert sorted(p.name for p in folder.iterdir()) == ["README.md", "config.json", "heads.json", "model.safetensors"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "heads.json",
+        "model.safetensors",
+    ]
     assert open_checkpoint(folder).manifest.kind == "member"
 
 
 def test_what_killed_runs_left_is_cleaned_and_nothing_else(tmp_path: Path) -> None:
     ours = [".a.json.0a1b2c3d.part", ".a.json.00000000.old", ".a.json.exclusive.lock"]
-    theirs = [".a.json.part", ".b.json.0a1b2c3d.part", "a.json.0a1b2c3d.part", ".a.json.0a1b2c3d.part.bak"]
+    theirs = [
+        ".a.json.part",
+        ".b.json.0a1b2c3d.part",
+        "a.json.0a1b2c3d.part",
+        ".a.json.0a1b2c3d.part.bak",
+    ]
     for name in ours + theirs:
         (tmp_path / name).write_text("x")
     (tmp_path / "a.json").write_text("x")
@@ -345,7 +375,10 @@ def test_a_name_that_is_too_long_is_refused_before_the_work(tmp_path: Path) -> N
     with claims():
         write_text(output_file(tmp_path / longest, option="--json", force=False), "x")
     for name in (longest + "n", "n" * 300):
-        with claims(), pytest.raises(OutputError, match=r"cannot be written \(File name too long\)"):
+        with (
+            claims(),
+            pytest.raises(OutputError, match=r"cannot be written \(File name too long\)"),
+        ):
             output_file(tmp_path / name, option="--json", force=False)
     assert [p.name for p in tmp_path.iterdir()] == [longest]
 
@@ -387,7 +420,11 @@ def test_contents_and_names_are_seen_onto_the_disk(
     monkeypatch.setattr(os, "rename", named(rename))
     hs.prune(source, method="random", keep=2, out=f"{tmp_path}/{out}")
     folder = tmp_path / "m"
-    files = [*folder.iterdir()] if out == "m/" else [tmp_path / "m.safetensors", tmp_path / "m.heads.json"]
+    files = (
+        [*folder.iterdir()]
+        if out == "m/"
+        else [tmp_path / "m.safetensors", tmp_path / "m.heads.json"]
+    )
     for file in files:
         put = events.index(("named", (folder if out == "m/" else file).stat().st_ino))
         assert ("synced", file.stat().st_ino) in events[:put]

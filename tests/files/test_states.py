@@ -36,7 +36,13 @@ def test_a_search_with_a_new_folder_as_output_is_resumed(
     tiny: MAKE, images: SPEC, tmp_path: Path, command: str
 ) -> None:
     path, data = tiny(), images()
-    options: dict[str, Any] = {"method": "circuit", "objective": "acc", "data": data, "device": "cpu", "remove": 2}
+    options: dict[str, Any] = {
+        "method": "circuit",
+        "objective": "acc",
+        "data": data,
+        "device": "cpu",
+        "remove": 2,
+    }
     run: Callable[..., Any] = getattr(hs, command)
     whole = run(path, out=f"{tmp_path}/whole/", **options).path
     with pytest.raises(Killed):
@@ -44,7 +50,9 @@ def test_a_search_with_a_new_folder_as_output_is_resumed(
     assert not (tmp_path / "cut").exists()
     assert (tmp_path / "cut.circuit-acc.search.json").exists()
     cut = run(path, out=f"{tmp_path}/cut/", **options).path
-    assert {p.name: p.read_bytes() for p in cut.iterdir()} == {p.name: p.read_bytes() for p in whole.iterdir()}
+    assert {p.name: p.read_bytes() for p in cut.iterdir()} == {
+        p.name: p.read_bytes() for p in whole.iterdir()
+    }
     assert not list(tmp_path.glob("*.search.json"))
 
 
@@ -58,7 +66,11 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
     for write in (lambda: trained.write_text("mine"), lambda: save_file({}, trained)):
         write()
         before = trained.read_bytes()
-        refusals: dict[str, type[HydraError]] = {"": OutputError, "force": OutputError, "resume": CheckpointError}
+        refusals: dict[str, type[HydraError]] = {
+            "": OutputError,
+            "force": OutputError,
+            "resume": CheckpointError,
+        }
         for option, error in refusals.items():
             more: dict[str, Any] = {option: True} if option else {}
             with pytest.raises(error, match=r"t\.training.*is no state of an interrupted training"):
@@ -70,8 +82,14 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        ({FORMAT: "kept.state/1", "identity": "", "position": "", "sha256": ""}, "its format is 'kept.state/1'; "),
-        ({FORMAT: "others.state/1", "identity": "", "position": "", "sha256": ""}, "its format is 'others.state/1'"),
+        (
+            {FORMAT: "kept.state/1", "identity": "", "position": "", "sha256": ""},
+            "its format is 'kept.state/1'; ",
+        ),
+        (
+            {FORMAT: "others.state/1", "identity": "", "position": "", "sha256": ""},
+            "its format is 'others.state/1'",
+        ),
         ({FORMAT: "kept.state/2"}, "it does not say what a state says"),
         ({FORMAT: 2}, "it does not"),
         ([], "it does not"),
@@ -87,7 +105,9 @@ def test_a_state_that_is_none(says: Any, words: str, tmp_path: Path) -> None:
     assert refused.value.hint == "Delete t.json: the training then starts over."
 
 
-def test_an_interrupted_run_is_not_started_over_by_mistake(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_not_started_over_by_mistake(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"data": images(), "recipe": "demo", "set": SHORT, "device": "cpu"}
     path, out, state = tiny(), tmp_path / "t.safetensors", tmp_path / "t.training.safetensors"
     with pytest.raises(Killed):
@@ -109,6 +129,8 @@ def test_an_interrupted_run_is_not_started_over_by_mistake(tiny: MAKE, images: S
 
 def test_resuming_nothing_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     """It begins, so that a job's command is the same each time it is started, and says that it did."""
-    tuned = hs.finetune(tiny(), data=images(), recipe="demo", set=SHORT, out=tmp_path / "t", resume=True)
+    tuned = hs.finetune(
+        tiny(), data=images(), recipe="demo", set=SHORT, out=tmp_path / "t", resume=True
+    )
     assert tuned.notes == ("nothing was left to resume: trained from the beginning",)
     assert open_checkpoint(tuned.path).manifest.history[-1].command == "finetune"

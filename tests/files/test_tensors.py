@@ -19,7 +19,10 @@ def test_parts_make_the_file_that_one_piece_makes(tmp_path: Path) -> None:
     arrays = {f"t{i}": rng.integers(0, 99, (5, i), dtype="u4") for i in (0, 1, 4, 9, 40, 3)}
 
     def planned(make: Callable[[Any], Any]) -> list[Planned]:
-        return [Planned(name, "F32", array.shape, lambda array=array: make(array)) for name, array in arrays.items()]
+        return [
+            Planned(name, "F32", array.shape, lambda array=array: make(array))
+            for name, array in arrays.items()
+        ]
 
     entries = [
         write_tensors(tmp_path / "one", planned(lambda array: [array]), lambda _: {}),

@@ -35,7 +35,12 @@ def main() -> int:
     parser.add_argument("--replay", metavar="KIND:SEED", help="one input again, with its traceback")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="hydrasurgeon-fuzz-"))
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HOME": str(folder), "HF_HOME": str(folder / "hf"), "NO_COLOR": "1"}
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "HOME": str(folder),
+        "HF_HOME": str(folder / "hf"),
+        "NO_COLOR": "1",
+    }
     bases, sandbox = Bases(folder / "bases"), Sandbox(folder / "box", readable=(folder / "bases",))
     if options.replay:
         kind, seed = options.replay.split(":")
@@ -62,7 +67,10 @@ def main() -> int:
                 outcomes[outcome.code] += 1
                 if outcome.problem is not None or outcome.code not in kind.EXITS | {2}:
                     failures += 1
-                    print(f"{outcome.where} {outcome.problem or outcome.code}   --replay {name}:{seed}", flush=True)
+                    print(
+                        f"{outcome.where} {outcome.problem or outcome.code}   --replay {name}:{seed}",
+                        flush=True,
+                    )
         print(f"{name}: {dict(sorted(outcomes.items()))}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     return 1 if failures else 0

@@ -68,7 +68,8 @@ class Bases:
         from tiny_families import FAMILIES
 
         return {
-            name: {path.name: path for path in self.directory(name).iterdir()} for name in self.families or FAMILIES
+            name: {path.name: path for path in self.directory(name).iterdir()}
+            for name in self.families or FAMILIES
         }
 
     @cached_property
@@ -78,7 +79,10 @@ class Bases:
         if not made.exists():
             self._make_checkpoints(self.folder / ".files")
             (self.folder / ".files").rename(made)
-        return tuple(Checkpoint(path.stem, *unpacked(path.read_bytes())) for path in sorted(made.glob("*.safetensors")))
+        return tuple(
+            Checkpoint(path.stem, *unpacked(path.read_bytes()))
+            for path in sorted(made.glob("*.safetensors"))
+        )
 
     def checkpoint(self, name: str) -> Checkpoint:
         return next(base for base in self.checkpoints if base.name == name)
@@ -102,24 +106,35 @@ class Bases:
         hs.score(vit, method="random", out=scored)
         members = [pruned(scored, f"member-{i}", mask) for i, mask in enumerate(MASKS)]
         hs.fuse(members, out=folder / "hydra.safetensors")
-        tuned = [_moved(path, folder / f"tuned-{i}.safetensors") for i, path in enumerate(members[:2])]
+        tuned = [
+            _moved(path, folder / f"tuned-{i}.safetensors") for i, path in enumerate(members[:2])
+        ]
         hs.fuse(tuned, out=folder / "hydra-tuned.safetensors", mlp="separate")
         if not self.families or "BERT" in self.families:
             bert = self.directory("BERT")
-            texts = [pruned(bert, f"text-{i}", {"text": mask["vision"]}) for i, mask in enumerate(MASKS[:2])]
+            texts = [
+                pruned(bert, f"text-{i}", {"text": mask["vision"]})
+                for i, mask in enumerate(MASKS[:2])
+            ]
             hs.fuse(texts, out=folder / "hydra-text.safetensors")
         if not self.families or "OpenCLIP" in self.families:
             clip = self.folder / "small-clip"
             _small_clip(clip)
             both = {"vision": [[0, 1], [0]], "text": [[0], [0, 1]]}
-            pairs = [pruned(clip, f"clip-{i}", mask) for i, mask in enumerate((both, {**both, "text": [[1], []]}))]
+            pairs = [
+                pruned(clip, f"clip-{i}", mask)
+                for i, mask in enumerate((both, {**both, "text": [[1], []]}))
+            ]
             hs.fuse(pairs, out=folder / "hydra-clip.safetensors")
         if not self.families or "ModernBERT" in self.families:
             modern = self.directory("ModernBERT")
             pruned(modern, "modernbert", {"text": MASKS[0]["vision"]})
         for name in ("EVA02", "DINOv3"):
             if not self.families or name in self.families:
-                eva = [pruned(self.directory(name), f"{name.lower()}-{i}", mask) for i, mask in enumerate(MASKS[:2])]
+                eva = [
+                    pruned(self.directory(name), f"{name.lower()}-{i}", mask)
+                    for i, mask in enumerate(MASKS[:2])
+                ]
                 hs.fuse(eva, out=folder / f"hydra-{name.lower()}.safetensors")
         self._calibrate(folder)
 
@@ -173,7 +188,19 @@ def _small_clip(folder: Path) -> None:
         folder,
         config={
             "embed_dim": 8,
-            "vision_cfg": {"image_size": 14, "patch_size": 7, "layers": 2, "width": 16, "head_width": 8},
-            "text_cfg": {"context_length": 12, "width": 16, "heads": 2, "layers": 2, "vocab_size": 50},
+            "vision_cfg": {
+                "image_size": 14,
+                "patch_size": 7,
+                "layers": 2,
+                "width": 16,
+                "head_width": 8,
+            },
+            "text_cfg": {
+                "context_length": 12,
+                "width": 16,
+                "heads": 2,
+                "layers": 2,
+                "vocab_size": 50,
+            },
         },
     )

@@ -20,11 +20,37 @@ from typing import Any
 import hydrasurgeon
 from hydrasurgeon.errors import HydraError
 
-OS = ("rename", "remove", "mkdir", "rmdir", "symlink", "link", "truncate", "chmod", "chown", "utime")
+OS = (
+    "rename",
+    "remove",
+    "mkdir",
+    "rmdir",
+    "symlink",
+    "link",
+    "truncate",
+    "chmod",
+    "chown",
+    "utime",
+)
 MADE = {*(f"os.{name}" for name in OS), "shutil.rmtree", "shutil.copyfile", "shutil.move"}
 NEVER = {
-    *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen"),
-    *("socket.connect", "socket.getaddrinfo", "socket.bind", "socket.sendto", "urllib.Request", "http.client.connect"),
+    *(
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.fork",
+        "os.forkpty",
+        "subprocess.Popen",
+    ),
+    *(
+        "socket.connect",
+        "socket.getaddrinfo",
+        "socket.bind",
+        "socket.sendto",
+        "urllib.Request",
+        "http.client.connect",
+    ),
     *("pickle.find_class", "webbrowser.open"),
 }
 # Where an interpreter and its libraries read from, whatever the input; and what may be opened to see that it is no
@@ -99,7 +125,9 @@ class _Watch:
     def _opened(self, path: Any, mode: Any, flags: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
             return
-        writes = bool(flags & WRITES) if isinstance(flags, int) else bool(set(mode or "r") & set("wax+"))
+        writes = (
+            bool(flags & WRITES) if isinstance(flags, int) else bool(set(mode or "r") & set("wax+"))
+        )
         if self._inside(path):
             return
         name = os.path.realpath(os.fsdecode(path))
@@ -111,7 +139,9 @@ class _Watch:
         name = os.fsdecode(path)
         if "\0" in name:
             return True  # no file can be called so
-        return ((os.path.realpath if self.links else os.path.abspath)(name) + os.sep).startswith(self.roots)
+        return ((os.path.realpath if self.links else os.path.abspath)(name) + os.sep).startswith(
+            self.roots
+        )
 
 
 _watch = _Watch()
@@ -126,12 +156,19 @@ class Sandbox:
         self.inside, self.out, self.tmp = root / "in", root / "out", root / "tmp"
         for folder in (self.inside, self.out, self.tmp):
             folder.mkdir(parents=True, exist_ok=True)
-        self.roots = tuple(os.path.realpath(folder) + os.sep for folder in (self.inside, self.out, self.tmp))
+        self.roots = tuple(
+            os.path.realpath(folder) + os.sep for folder in (self.inside, self.out, self.tmp)
+        )
         # Decoys: what an input may name with ../ is there to be read.
         (root / "outside.json").write_text("{}")
         (root / "outside.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
         package = Path(hydrasurgeon.__file__).resolve().parents[1]
-        library = {sys.prefix, sys.base_prefix, sys.exec_prefix, *(p for p in sys.path if "site-packages" in p)}
+        library = {
+            sys.prefix,
+            sys.base_prefix,
+            sys.exec_prefix,
+            *(p for p in sys.path if "site-packages" in p),
+        }
         self.readable = (*READABLE, *library, str(package), *map(str, readable))
         if not _hooked:
             sys.addaudithook(_watch)
@@ -164,9 +201,14 @@ class Sandbox:
         return self._judged(attempt, lambda: run_here(arguments), writes=attempt.writes)
 
     def arguments(self, attempt: Attempt) -> list[str]:
-        return [part.replace("{}", str(self.inside)).replace("{out}", str(self.out)) for part in attempt.command]
+        return [
+            part.replace("{}", str(self.inside)).replace("{out}", str(self.out))
+            for part in attempt.command
+        ]
 
-    def _judged(self, attempt: Attempt, call: Callable[[], object], *, writes: bool = False) -> Outcome:
+    def _judged(
+        self, attempt: Attempt, call: Callable[[], object], *, writes: bool = False
+    ) -> Outcome:
         self.lay_out(attempt)
         before = None if writes else self._seen()
         try:
@@ -205,7 +247,9 @@ class Sandbox:
     def clear(self) -> None:
         for folder in (self.inside, self.out, self.tmp):
             for entry in os.scandir(folder):
-                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(
+                    entry.path
+                )
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[list[str]]:

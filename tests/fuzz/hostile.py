@@ -25,17 +25,67 @@ def words(text: str) -> tuple[str, ...]:
 
 NUMBERS: tuple[Any, ...] = (
     *(0, 1, -1, 2, 3, 5, 7, 64, 255, 2**31 - 1, 2**31, 2**63, 2**70, -(2**63), 10**9, 10**4000),
-    *(1e308, -1e308, 5e-324, 0.5, 1.0, -0.0, math.nan, math.inf, -math.inf, True, False, None, "@digits:5000@"),
+    *(
+        1e308,
+        -1e308,
+        5e-324,
+        0.5,
+        1.0,
+        -0.0,
+        math.nan,
+        math.inf,
+        -math.inf,
+        True,
+        False,
+        None,
+        "@digits:5000@",
+    ),
 )
 PATHS = (
-    *words("../outside.json ../outside.safetensors /etc/hostname .. . / C:\\x a/b a\\b //host/share tokenizer.json/"),
-    *words("./config.json config.json heads.json README.md modeling_hydrasurgeon.py CON Tokenizer.json ~/x $HOME"),
-    *("", "x" * 300, "tokenizer.json\x00.txt", "file:///etc/hostname", "\uff0e\uff0e/x", "/dev/zero", "/dev/stdin"),
+    *words(
+        "../outside.json ../outside.safetensors /etc/hostname .. . / C:\\x a/b a\\b //host/share tokenizer.json/"
+    ),
+    *words(
+        "./config.json config.json heads.json README.md modeling_hydrasurgeon.py CON Tokenizer.json ~/x $HOME"
+    ),
+    *(
+        "",
+        "x" * 300,
+        "tokenizer.json\x00.txt",
+        "file:///etc/hostname",
+        "\uff0e\uff0e/x",
+        "/dev/zero",
+        "/dev/stdin",
+    ),
 )
 TEXTS = (
-    *words("[red] [/red] {label} {0} %s NaN None __class__ __metadata__ owner/kernel flash_attention_2 model vision"),
-    *("text", "", " ", "\x00", "\x1b[2J\x1b]52;c;aGk=\x07", "\u202egnp.exe", "\ud800", "é" * 100, "x" * 5000, "0" * 64),
-    *("f" * 64, 'A"\nimport os\nB="', "a\nb", "a\r", "\U0001f40d", "\u200b", "1e400", "١٢", "²", "-1"),
+    *words(
+        "[red] [/red] {label} {0} %s NaN None __class__ __metadata__ owner/kernel flash_attention_2 model vision"
+    ),
+    *(
+        "text",
+        "",
+        " ",
+        "\x00",
+        "\x1b[2J\x1b]52;c;aGk=\x07",
+        "\u202egnp.exe",
+        "\ud800",
+        "é" * 100,
+        "x" * 5000,
+        "0" * 64,
+    ),
+    *(
+        "f" * 64,
+        'A"\nimport os\nB="',
+        "a\nb",
+        "a\r",
+        "\U0001f40d",
+        "\u200b",
+        "1e400",
+        "١٢",
+        "²",
+        "-1",
+    ),
 )
 WRITTEN = re.compile(r'"@(deep|digits|again):((?:[^"\\@]|\\.)*?)(?::(\d+))?(:closed)?@"')
 
@@ -80,7 +130,11 @@ def _change(holder: Any, random: Random) -> None:
     key: Any = 0
     while isinstance(holder[key], dict | list) and len(holder[key]) and random.random() < 0.85:
         holder = holder[key]
-        key = random.choice(list(holder)) if isinstance(holder, dict) else random.randrange(len(holder))
+        key = (
+            random.choice(list(holder))
+            if isinstance(holder, dict)
+            else random.randrange(len(holder))
+        )
     random.choice(CHANGES)(holder, key, random)
 
 
@@ -96,13 +150,31 @@ def _near(holder: Any, key: Any, random: Random) -> None:
     elif isinstance(here, int):
         small = abs(here) < 2**70
         holder[key] = random.choice(
-            (here + 1, here - 1, -here, here * 2, here // 2, *((float(here), str(here), here + 0.5) if small else ()))
+            (
+                here + 1,
+                here - 1,
+                -here,
+                here * 2,
+                here // 2,
+                *((float(here), str(here), here + 0.5) if small else ()),
+            )
         )
     elif isinstance(here, float):
-        holder[key] = random.choice((-here, here * 1e300, math.nan, int(here) if math.isfinite(here) else 0, str(here)))
+        holder[key] = random.choice(
+            (-here, here * 1e300, math.nan, int(here) if math.isfinite(here) else 0, str(here))
+        )
     elif isinstance(here, str):
         holder[key] = random.choice(
-            (here.upper(), here[::-1], here + "x", here[:-1], here * 2, " " + here, here + "\x00", "../" + here)
+            (
+                here.upper(),
+                here[::-1],
+                here + "x",
+                here[:-1],
+                here * 2,
+                " " + here,
+                here + "\x00",
+                "../" + here,
+            )
         )
     else:
         holder[key] = value(random)
@@ -121,7 +193,9 @@ def _double(holder: Any, key: Any, random: Random) -> None:
 
 def _rename(holder: Any, key: Any, random: Random) -> None:
     if isinstance(holder, dict):
-        holder[random.choice((text(random), str(key).upper(), str(key) + " ", str(key)[:-1]))] = holder.pop(key)
+        holder[random.choice((text(random), str(key).upper(), str(key) + " ", str(key)[:-1]))] = (
+            holder.pop(key)
+        )
     else:
         holder[key] = [holder[key]]
 
@@ -173,7 +247,9 @@ def damaged(content: bytes, random: Random) -> bytes:
     if kind == 2:
         return b"\xef\xbb\xbf" + content
     if kind == 3:
-        return content.decode("utf-8", "replace").encode(random.choice(("utf-16", "utf-32", "latin-1")), "replace")
+        return content.decode("utf-8", "replace").encode(
+            random.choice(("utf-16", "utf-32", "latin-1")), "replace"
+        )
     if kind == 4:
         return content[:at] + content[at // 2 :]
     if kind == 5:

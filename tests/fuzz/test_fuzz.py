@@ -42,11 +42,18 @@ def sandbox(tmp_path: Path, bases: Bases, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.parametrize("name", list(KINDS))
-def test_hostile_inputs_end_in_success_or_a_message(name: str, sandbox: Sandbox, bases: Bases) -> None:
+def test_hostile_inputs_end_in_success_or_a_message(
+    name: str, sandbox: Sandbox, bases: Bases
+) -> None:
     kind = KINDS[name]
     kind.make(Random(0), bases)  # what it starts from is made before anything is watched
 
-    @settings(max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.randoms(use_true_random=False))
     def attempt(random: Random) -> None:
         outcome = sandbox.run(kind.make(random, bases))
@@ -121,7 +128,11 @@ BAD = [
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_no_input_may_do_is_noticed(sandbox: Sandbox, what: str) -> None:
-    attempt = Attempt({"x": b"x", "link": Link("../outside.json")}, lambda folder, out: _bad(what, folder, out), ())
+    attempt = Attempt(
+        {"x": b"x", "link": Link("../outside.json")},
+        lambda folder, out: _bad(what, folder, out),
+        (),
+    )
     assert sandbox.run(attempt).problem is not None
 
 

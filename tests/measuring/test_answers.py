@@ -23,7 +23,9 @@ def logits(rows: int = 257, members: int = 3, classes: int = 5) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("elements", [1, 100, 1 << 20])
-def test_pieces_of_any_size_make_the_metrics_of_the_whole(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_any_size_make_the_metrics_of_the_whole(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     z, labels = logits(), torch.arange(257) % 5
     reading = Reading(1.7, conformal=Conformal(method="lac", coverage=0.9, threshold=0.8))
     probs = metrics.mean_probs(z, 1.7)
@@ -60,7 +62,9 @@ def test_a_shifted_set_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     probs = metrics.mean_probs(z, 1.7)
     assert whole.accuracy == pytest.approx(metrics.accuracy(probs, labels), abs=1e-14)
     truth = torch.nn.functional.one_hot(labels, 20)
-    assert whole.brier == pytest.approx(float((probs - truth).square().sum(dim=-1).mean()), abs=1e-14)
+    assert whole.brier == pytest.approx(
+        float((probs - truth).square().sum(dim=-1).mean()), abs=1e-14
+    )
     monkeypatch.setattr(module, "ELEMENTS", 70 * 3 * 20)
     with Largest() as largest:
         pieces = shifted("fog", 3, z, labels, Reading(1.7))
@@ -70,7 +74,9 @@ def test_a_shifted_set_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", ["msp", "entropy", "energy", "max-logit", "mi", "gen"])
-def test_scores_by_pieces_are_those_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_by_pieces_are_those_of_the_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = metrics.ood_score(logits(), kind, 1.3)
     monkeypatch.setattr(module, "ELEMENTS", 40)
     assert torch.equal(Reading(1.3).foreign(kind, logits(), {}), whole)
@@ -111,6 +117,8 @@ def test_a_histogram_counts_every_sample_once() -> None:
     assert [sum(each) for each in shares] == pytest.approx([1, 1])
     assert shares[1][-1] == 1
     # The fewer the samples, the fewer the bars.
-    assert [len(charts.bars_of([torch.rand(n), torch.rand(9000)])[2][0]) for n in (3, 125, 9000)] == [8, 10, 40]
+    assert [
+        len(charts.bars_of([torch.rand(n), torch.rand(9000)])[2][0]) for n in (3, 125, 9000)
+    ] == [8, 10, 40]
     flat = charts.bars_of([torch.zeros(3)])
     assert flat[0] < 0 < flat[1]

@@ -31,7 +31,10 @@ SPEC = Callable[..., str]
         ("members==3", (None, "members", "==", 3.0)),
         ("cost.macs<2e9", (None, "cost.macs", "<", 2e9)),
         ("ood.my.digits.auroc>.9", (None, "ood.my.digits.auroc", ">", 0.9)),
-        ("shift.gaussian_noise:1.accuracy>=0.8", (None, "shift.gaussian_noise:1.accuracy", ">=", 0.8)),
+        (
+            "shift.gaussian_noise:1.accuracy>=0.8",
+            (None, "shift.gaussian_noise:1.accuracy", ">=", 0.8),
+        ),
         ("hydra:id.ece<=0.02", ("hydra", "id.ece", "<=", 0.02)),
         ("a + b:ood_average.all.auroc>=-1", ("a + b", "ood_average.all.auroc", ">=", -1.0)),
         ("hf:me/model:shift.fog:5.accuracy>=0", ("hf:me/model", "shift.fog:5.accuracy", ">=", 0.0)),
@@ -77,7 +80,9 @@ def measured(name: str, *, cost: bool = True) -> Result:
         ShiftSet("sketch", None, logits, labels),
     )
     about = Cost(params=7, macs=9, latency_ms=None) if cost else None
-    return row_of(Predictions(name, "hydra", logits, labels, foreign, shifted, about), Reading()).result
+    return row_of(
+        Predictions(name, "hydra", logits, labels, foreign, shifted, about), Reading()
+    ).result
 
 
 def test_every_number_has_a_path() -> None:
@@ -99,7 +104,9 @@ def test_every_number_has_a_path() -> None:
 def test_names_and_values_of_the_broken() -> None:
     results = [measured("a"), measured("b", cost=False)]
     ece = results[0].id.ece
-    limits = [parse_assertion(t) for t in ("id.ece<=0", "b:id.accuracy>=0", "cost.macs<=9", "id.ece>=0")]
+    limits = [
+        parse_assertion(t) for t in ("id.ece<=0", "b:id.accuracy>=0", "cost.macs<=9", "id.ece>=0")
+    ]
     outcome = judged(limits, results)
     assert [(o.assertion, o.result, o.holds) for o in outcome] == [
         ("id.ece<=0", "a", False),
@@ -120,7 +127,9 @@ def test_names_and_values_of_the_broken() -> None:
     require(outcome[2:4])
 
 
-@pytest.mark.parametrize(("sign", "holds"), [("<=", True), (">=", True), ("==", True), ("<", False), (">", False)])
+@pytest.mark.parametrize(
+    ("sign", "holds"), [("<=", True), (">=", True), ("==", True), ("<", False), (">", False)]
+)
 def test_limits_themselves(sign: str, holds: bool) -> None:
     limit = parse_assertion(f"id.ece{sign}0.5")
     assert limit.holds(0.5) is holds
@@ -132,7 +141,11 @@ def test_unknown_ones_are_refused_with_what_there_is() -> None:
     for text, says, hint in (
         ("id.acuracy>=0", "the report has no id.acuracy", "Did you mean id.accuracy? There are"),
         ("ood.mnist.auorc>=0", "the report has no ood.mnist.auorc", "Did you mean ood.auroc?"),
-        ("shift_average.severities.5.eec>=0", "no shift_average.severities.5.eec", "shift_average.mce"),
+        (
+            "shift_average.severities.5.eec>=0",
+            "no shift_average.severities.5.eec",
+            "shift_average.mce",
+        ),
         ("c:id.ece<=0.02", "no result is called c", "There are a, b."),
     ):
         with pytest.raises(UsageError, match=says) as refused:
@@ -169,7 +182,12 @@ def test_in_the_command(
     report = json.loads(out)
     assert [a["holds"] for a in report["asserts"]] == [True, True, False]
     accuracy = report["results"][0]["id"]["accuracy"]
-    assert report["asserts"][2] == {"assertion": "id.accuracy>1", "result": "vit", "value": accuracy, "holds": False}
+    assert report["asserts"][2] == {
+        "assertion": "id.accuracy>1",
+        "result": "vit",
+        "value": accuracy,
+        "holds": False,
+    }
     assert "error: 1 of 3 assertions does not hold" in err
     assert f"vit: id.accuracy>1, but it is {accuracy:.6g}" in err
     again = ["eval", "--predictions-in", "p.safetensors", "--assert"]
@@ -186,4 +204,6 @@ def test_several_data_sets(tiny: Callable[..., Path], images: SPEC) -> None:
     report = hs.evaluate([model], data=sets, asserts=limits, limit=10).report
     assert report.asserts is not None
     assert [a.holds for a in report.asserts] == [True, False, True]
-    assert "asserts" not in json.loads(hs.evaluate([model], data=sets[0], limit=10).report.to_json())
+    assert "asserts" not in json.loads(
+        hs.evaluate([model], data=sets[0], limit=10).report.to_json()
+    )

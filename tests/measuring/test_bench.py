@@ -23,7 +23,8 @@ MAKE = Callable[..., Path]
 def parts(tiny: MAKE, tmp_path: Path) -> tuple[Path, list[Path], Path]:
     whole = tiny()
     members = [
-        hs.prune(whole, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2, 3)
+        hs.prune(whole, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path
+        for s in (1, 2, 3)
     ]
     return whole, members, hs.fuse(members, out=tmp_path / "hydra.safetensors").path
 
@@ -43,7 +44,9 @@ def test_report(parts: tuple[Path, list[Path], Path], tmp_path: Path) -> None:
     # The same figures that eval gives for the same models.
     model = hs.load(hydra, device="cpu")
     assert fused["params"] == sum(p.numel() for p in model.parameters())
-    assert apart["params"] == sum(p.numel() for m in members for p in hs.load(m, device="cpu").parameters())
+    assert apart["params"] == sum(
+        p.numel() for m in members for p in hs.load(m, device="cpu").parameters()
+    )
     # Members that keep half of the heads: less than three models, and the hydra less than its members.
     assert fused["macs"] < apart["macs"] < 3 * single["macs"]
     for entry in (single, apart, fused):
@@ -64,7 +67,9 @@ def test_peak_memory_is_weights_and_activations() -> None:
     model = Chain()
     weights = 4 * sum(p.numel() for p in model.parameters())
     hidden, out = 128 * 4096 * 4, 128 * 64 * 4
-    assert peak_bytes(model, torch.randn(128, 64)) == pytest.approx(weights + hidden + out, rel=0.05)
+    assert peak_bytes(model, torch.randn(128, 64)) == pytest.approx(
+        weights + hidden + out, rel=0.05
+    )
     # One after another: all weights, but only one model's activations at a time.
     twice = peak_bytes(InTurn([model, Chain()]), torch.randn(128, 64))
     assert twice == pytest.approx(2 * weights + hidden + 2 * out, rel=0.05)
@@ -105,7 +110,9 @@ def test_interleaved_medians(clock: Clock) -> None:
     assert clock.calls == ["a", "b"] * 4
 
 
-def test_the_models_of_a_table_are_timed_in_turn(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_models_of_a_table_are_timed_in_turn(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def table(*names: str) -> SideBySide:
         made = SideBySide()
         for i, name in enumerate(names, 1):
@@ -138,7 +145,9 @@ def test_what_cannot_be_compiled_is_measured_as_it_is(
     assert found.results[0].points[0].latency_ms > 0
 
 
-def test_contenders_must_read_the_same_inputs(tiny: MAKE, parts: tuple[Path, list[Path], Path]) -> None:
+def test_contenders_must_read_the_same_inputs(
+    tiny: MAKE, parts: tuple[Path, list[Path], Path]
+) -> None:
     other = tiny(
         "other.safetensors",
         arch="timm:vit_tiny_patch16_224,img_size=14,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5",

@@ -30,7 +30,11 @@ def some_sides(seed: int, count: int = 60) -> Sides:
 def answerable(sides: Sides) -> list[float]:
     """Shares that can be answered with at most 5 % of the answers wrong."""
     answered = [sides.confidence >= least for least in sides.confidence.unique()]
-    return [float(some.double().mean()) for some in answered if (~sides.correct[some]).double().mean() <= 0.05 + 1e-12]
+    return [
+        float(some.double().mean())
+        for some in answered
+        if (~sides.correct[some]).double().mean() <= 0.05 + 1e-12
+    ]
 
 
 def slowly(sides: Sides) -> dict[str, float]:
@@ -62,7 +66,9 @@ def test_intervals_resample_the_same_rows_of_both() -> None:
     for name, (low, high) in found.items():
         sign = -100 if name == "fpr95" else 100
         drops = [sign * (slowly(at(other, i))[name] - slowly(at(one, i))[name]) for i in range(40)]
-        ends = torch.tensor(drops, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+        ends = torch.tensor(drops, dtype=torch.float64).quantile(
+            torch.tensor([0.025, 0.975], dtype=torch.float64)
+        )
         assert (low, high) == pytest.approx(tuple(ends.tolist()), abs=1e-5)
     same = intervals(one, one, seed=0, repeats=10)
     assert set(same.values()) == {(0.0, 0.0)}
@@ -74,7 +80,10 @@ def test_many_labels_lose_micro_f1() -> None:
     from sklearn.metrics import f1_score
 
     random = torch.Generator().manual_seed(0)
-    scores, out = torch.rand(2, 40, generator=random).double(), torch.rand(2, 15, generator=random).double()
+    scores, out = (
+        torch.rand(2, 40, generator=random).double(),
+        torch.rand(2, 15, generator=random).double(),
+    )
     truth, first, second = (torch.rand(3, 40, 4, generator=random) < 0.4).unbind()
     one, other = (
         Sides((said & truth).double().sum(-1), s, s, (o,), (said ^ truth).double().sum(-1) / 2)
@@ -83,16 +92,24 @@ def test_many_labels_lose_micro_f1() -> None:
     going = scores[0] > 0.5
     mixed = one.mixed(other, [going, out[0] > 0.5])
     said = torch.where(going[:, None], second, first)
-    lost = [100 * (f1_score(truth, second, average="micro") - f1_score(truth, said, average="micro"))]
+    lost = [
+        100 * (f1_score(truth, second, average="micro") - f1_score(truth, said, average="micro"))
+    ]
     assert drops_of(mixed, other)["micro_f1"] == pytest.approx(lost[0], abs=1e-9)
     found = intervals(mixed, other, seed=3, repeats=40)
     assert set(found) == {"micro_f1", "auroc", "fpr95"}
     rows = torch.randint(40, (40, 40), generator=torch.Generator().manual_seed(3))
     lost = [
-        100 * (f1_score(truth[r], second[r], average="micro") - f1_score(truth[r], said[r], average="micro"))
+        100
+        * (
+            f1_score(truth[r], second[r], average="micro")
+            - f1_score(truth[r], said[r], average="micro")
+        )
         for r in rows
     ]
-    ends = torch.tensor(lost, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    ends = torch.tensor(lost, dtype=torch.float64).quantile(
+        torch.tensor([0.025, 0.975], dtype=torch.float64)
+    )
     assert found["micro_f1"] == pytest.approx(tuple(ends.tolist()), abs=1e-6)
 
 
@@ -154,7 +171,9 @@ def test_promises_hold_on_fresh_data(differing: CascadeFit) -> None:
     cascade, fresh = record, outputs(7, 6000)
     assert fresh.labels is not None
     probs, scores = answers_of(fit.state, cascade, fresh)
-    covered = prediction_sets(cascade.conformal, probs).gather(1, fresh.labels[:, None]).double().mean()
+    covered = (
+        prediction_sets(cascade.conformal, probs).gather(1, fresh.labels[:, None]).double().mean()
+    )
     assert 0.87 < float(covered) < 0.94
     assert 0.02 < float((scores > cascade.ood_threshold).double().mean()) < 0.08
     confidence, label = probs.max(dim=-1)

@@ -12,7 +12,14 @@ from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.measuring.cost import MultiplyAdds, StepMacs, macs, single_macs, step_macs, without_padding
+from hydrasurgeon.measuring.cost import (
+    MultiplyAdds,
+    StepMacs,
+    macs,
+    single_macs,
+    step_macs,
+    without_padding,
+)
 from hydrasurgeon.runtime.cascaded import said
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
@@ -27,7 +34,10 @@ TRUNKED = ([FULL, FULL, [0, 1]], [FULL, [1, 2], [0, 1]], [FULL, [1, 2], []])
 def planned(plan: CostModel, parts: list[Part], first: int) -> StepMacs:
     """Cost of a cascade whose first so many members answer every row."""
     trunk = plan.trunk(parts)
-    return StepMacs(plan.shared(parts[0], trunk) + plan.behind(parts[:first], trunk), plan.behind(parts[first:], trunk))
+    return StepMacs(
+        plan.shared(parts[0], trunk) + plan.behind(parts[:first], trunk),
+        plan.behind(parts[first:], trunk),
+    )
 
 
 @pytest.mark.parametrize("family", thoroughly())
@@ -58,7 +68,9 @@ def test_the_single_model_has_the_neurons_that_members_lost(family: Family, tmp_
     source = tmp_path / "source"
     family.write(source)
     settings = {"method": "random", "neurons": 0.4, "keep": 3, "spread": "ranked"}
-    members = [hs.prune(source, **settings, seed=seed, out=tmp_path / f"m{seed}").path for seed in (1, 2)]
+    members = [
+        hs.prune(source, **settings, seed=seed, out=tmp_path / f"m{seed}").path for seed in (1, 2)
+    ]
     model = hs.load(hs.fuse(members, out=tmp_path / "hydra").path, device="cpu")
     inputs = family.inputs()
     whole = as_classifier(open_checkpoint(source), device="cpu", lean=True)
@@ -75,7 +87,8 @@ def test_all_rows_through_count_what_runs(tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
     paths = [
-        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(TRUNKED)
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
+        for i, rows in enumerate(TRUNKED)
     ]
     model = hs.load(hs.fuse(paths, out=tmp_path / "hydra.safetensors").path, device="cpu")
     inputs = family.inputs(4)

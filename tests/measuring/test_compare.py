@@ -30,7 +30,9 @@ def member(path: Path, kept: object, out: Path) -> Path:
 @pytest.fixture
 def pair(tiny: MAKE, tmp_path: Path) -> tuple[Path, Path]:
     whole = tiny()
-    return member(whole, A, tmp_path / "a.safetensors"), member(whole, B, tmp_path / "b.safetensors")
+    return member(whole, A, tmp_path / "a.safetensors"), member(
+        whole, B, tmp_path / "b.safetensors"
+    )
 
 
 def written_out(a: set[int], b: set[int], size: int) -> float:
@@ -45,7 +47,14 @@ def written_out(a: set[int], b: set[int], size: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [({0, 1, 2}, {2, 3}), ({0}, {0}), ({0, 1}, {2, 3, 4}), ({0, 1, 2, 3}, {1}), ({5}, set(range(9)))]
+    ("a", "b"),
+    [
+        ({0, 1, 2}, {2, 3}),
+        ({0}, {0}),
+        ({0, 1}, {2, 3, 4}),
+        ({0, 1, 2, 3}, {1}),
+        ({5}, set(range(9))),
+    ],
 )
 def test_divergence_is_the_definition(a: set[int], b: set[int]) -> None:
     assert divergence(len(a), len(b), len(a & b)) == pytest.approx(written_out(a, b, 10), abs=1e-12)
@@ -78,7 +87,9 @@ def test_ragged_and_empty_layers(pair: tuple[Path, Path]) -> None:
     heads_b = {4 * la + h for la, row in enumerate(B["vision"]) for h in row}
     everything = set(range(12))
     assert found.kept.jsd == pytest.approx(written_out(heads_a, heads_b, 12))
-    assert found.removed.jsd == pytest.approx(written_out(everything - heads_a, everything - heads_b, 12))
+    assert found.removed.jsd == pytest.approx(
+        written_out(everything - heads_a, everything - heads_b, 12)
+    )
 
 
 def test_members_and_manifests(pair: tuple[Path, Path], tmp_path: Path) -> None:

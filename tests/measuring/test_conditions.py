@@ -31,7 +31,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tuned(home: Path, source: Path, name: str, *, seed: int = 0, **changes: str) -> Path:
     return hs.finetune(
-        source, data=str(home / "data.npz"), recipe="demo", set=changes, seed=seed, out=home / name, force=True
+        source,
+        data=str(home / "data.npz"),
+        recipe="demo",
+        set=changes,
+        seed=seed,
+        out=home / name,
+        force=True,
     ).path
 
 
@@ -41,7 +47,9 @@ def headline(page: Path) -> str:
 
 
 def verdict(page: Path, name: str) -> str:
-    (sentence,) = re.findall(rf"<h2>{re.escape(name)}</h2><p>([^<]*)</p>", page.read_text(encoding="utf-8"))
+    (sentence,) = re.findall(
+        rf"<h2>{re.escape(name)}</h2><p>([^<]*)</p>", page.read_text(encoding="utf-8")
+    )
     return unescape(sentence)
 
 
@@ -49,14 +57,22 @@ def test_steps_are_counted_along_each_chain(home: Path) -> None:
     first = tuned(home, home / "source", "first.safetensors", steps="3")
     members = []
     for seed in (1, 2):
-        pruned = hs.prune(first, method="random", keep=2, seed=seed, out=home / f"m{seed}.safetensors").path
+        pruned = hs.prune(
+            first, method="random", keep=2, seed=seed, out=home / f"m{seed}.safetensors"
+        ).path
         members.append(tuned(home, pruned, f"t{seed}.safetensors", seed=seed, steps=str(2 * seed)))
     hydra = hs.fuse(members, out=home / "hydra.safetensors").path
     last = tuned(home, members[0], "last.safetensors", epochs="2", batch_size="40")
-    counts = [steps_trained(open_checkpoint(each).manifest.history) for each in (first, *members, hydra, last)]
+    counts = [
+        steps_trained(open_checkpoint(each).manifest.history)
+        for each in (first, *members, hydra, last)
+    ]
     assert counts == [3, 5, 7, 7, 5 + 2 * (90 // 40)]
     entry = open_checkpoint(last).manifest.history[-1]
-    assert recorded_steps(entry.model_copy(update={"args": {**entry.args, "recipe": "own.toml"}})) is None
+    assert (
+        recorded_steps(entry.model_copy(update={"args": {**entry.args, "recipe": "own.toml"}}))
+        is None
+    )
 
 
 def test_training_is_named_with_the_verdict(home: Path) -> None:
@@ -73,7 +89,9 @@ def test_training_is_named_with_the_verdict(home: Path) -> None:
 
 def test_a_calibrated_model_is_compared_with_a_calibrated_reference(home: Path) -> None:
     data, ood = str(home / "data.npz"), [f"near:noise={home / 'noise.npz'}"]
-    decided = hs.calibrate(home / "source", data=data, ood_score="rmds", out=home / "decided.safetensors").path
+    decided = hs.calibrate(
+        home / "source", data=data, ood_score="rmds", out=home / "decided.safetensors"
+    ).path
     page = home / "plain.html"
     done = hs.evaluate([home / "source", decided], data=data, ood=ood, html=page)
     assert [row.name for row in done.report.results] == ["source", "decided"]
@@ -81,12 +99,19 @@ def test_a_calibrated_model_is_compared_with_a_calibrated_reference(home: Path) 
     assert f"({named})" in headline(page)
     assert verdict(page, "decided").endswith(f"not alike: {named}.")
     (advice,) = [note for note in done.notes if "--val VAL" in note]
-    assert "hydrasurgeon calibrate source --data VAL --ood-score rmds -o calibrated.safetensors" in advice
-    done = hs.evaluate([home / "source", decided], data=data, ood=ood, html=page, val=data, force=True)
+    assert (
+        "hydrasurgeon calibrate source --data VAL --ood-score rmds -o calibrated.safetensors"
+        in advice
+    )
+    done = hs.evaluate(
+        [home / "source", decided], data=data, ood=ood, html=page, val=data, force=True
+    )
     assert [row.name for row in done.report.results] == ["source", "source (calibrated)", "decided"]
     _, alike, model = done.report.results
     assert (alike.id, alike.ood) == (model.id, model.ood)
-    assert headline(page).startswith("Compared with source (calibrated): decided is level; source is ")
+    assert headline(page).startswith(
+        "Compared with source (calibrated): decided is level; source is "
+    )
     assert "(OOD by msp, the reference by rmds; not calibrated, the reference is)" in headline(page)
     assert not any("--val" in note for note in done.notes)
 

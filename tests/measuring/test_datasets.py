@@ -21,7 +21,11 @@ SPEC = Callable[..., str]
 def test_each_data_set_is_measured_as_if_alone(tiny: MAKE, images: SPEC) -> None:
     path = tiny()
     members = [path, hs.prune(path, method="random", keep=2).path]
-    specs = [images("a.npz", rows=30), f"second={images('b.npz', rows=50, seed=4)}", f"third={images('c.npz', seed=9)}"]
+    specs = [
+        images("a.npz", rows=30),
+        f"second={images('b.npz', rows=50, seed=4)}",
+        f"third={images('c.npz', seed=9)}",
+    ]
     ood = [images("ood.npz", seed=7, labels=False)]
     together = hs.evaluate(members, data=specs, ood=ood, device="cpu").report
     for spec, name in zip(specs, ("a", "second", "third"), strict=True):
@@ -41,7 +45,9 @@ def test_each_data_set_is_measured_as_if_alone(tiny: MAKE, images: SPEC) -> None
     fixed = hs.evaluate(members, data=specs[1], ensemble=True, device="cpu").report.results[0]
     assert ensemble.sets is not None
     assert ensemble.sets[1].nll == fixed.id.nll
-    cool = hs.evaluate(members, data=specs, ensemble=True, temperature=3, device="cpu").report.results[0]
+    cool = hs.evaluate(
+        members, data=specs, ensemble=True, temperature=3, device="cpu"
+    ).report.results[0]
     assert cool.sets is not None
     assert cool.sets[1].nll != ensemble.sets[1].nll
     assert cool.sets[1].accuracy == ensemble.sets[1].accuracy
@@ -65,11 +71,17 @@ def folders(home: Path, names: tuple[str, ...]) -> str:
 
 
 def test_each_data_set_has_its_own_class_names(clip: Path, tmp_path: Path) -> None:
-    animals, things = folders(tmp_path / "animals", NAMES), folders(tmp_path / "things", ("cup", "jar", "pen", "key"))
+    animals, things = (
+        folders(tmp_path / "animals", NAMES),
+        folders(tmp_path / "things", ("cup", "jar", "pen", "key")),
+    )
     codes = folders(tmp_path / "codes", ("n001", "n002"))
     options: dict[str, Any] = {"device": "cpu"}
     found = hs.evaluate(
-        [clip], data=[animals, things, f"in1k={codes}"], classes=["data", "in1k=tench,goldfish"], **options
+        [clip],
+        data=[animals, things, f"in1k={codes}"],
+        classes=["data", "in1k=tench,goldfish"],
+        **options,
     ).report
     (result,) = found.results
     assert result.sets is not None

@@ -17,7 +17,9 @@ from hydrasurgeon.measuring.drift import DRAWS, classes_p, drift_of, unfamiliar_
     ("count", "rows", "promised", "certified"),
     [(3, 20, 0.05, 45), (80, 1000, 0.05, 500), (7, 7, 0.1, 30), (1, 9, 0.5, 3)],
 )
-def test_the_unfamiliar_fraction_against_scipy(count: int, rows: int, promised: float, certified: int) -> None:
+def test_the_unfamiliar_fraction_against_scipy(
+    count: int, rows: int, promised: float, certified: int
+) -> None:
     below = int(np.ceil((certified + 1) * (1 - promised) - 1e-9))
     expected = stats.betabinom.sf(count - 1, rows, certified + 1 - below, below)
     assert unfamiliar_p(count, rows, promised, certified) == pytest.approx(expected, rel=1e-9)
@@ -43,11 +45,15 @@ def test_classes_of_few_answers_are_compared_by_all_that_could_have_come() -> No
     pool = [klass for klass, n in enumerate(np.add(one, other)) for _ in range(n)]
 
     def distance(rows: list[int]) -> float:
-        table = np.array([np.bincount(rows, minlength=4), np.add(one, other) - np.bincount(rows, minlength=4)])
+        table = np.array(
+            [np.bincount(rows, minlength=4), np.add(one, other) - np.bincount(rows, minlength=4)]
+        )
         return float(stats.contingency.chi2_contingency(table, correction=False).statistic)
 
     observed = distance([1, 1, 2, 2, 2])
-    drawn = Counter(distance([pool[i] for i in rows]) >= observed - 1e-9 for rows in combinations(range(9), 5))
+    drawn = Counter(
+        distance([pool[i] for i in rows]) >= observed - 1e-9 for rows in combinations(range(9), 5)
+    )
     assert classes_p(one, other, seed=0) == pytest.approx(drawn[True] / drawn.total(), abs=0.005)
 
 
@@ -71,7 +77,9 @@ def decision(seen: Seen | None) -> Decision:
 
 
 def tally(unfamiliar: int, *predicted: int) -> Seen:
-    return Seen(rows=sum(predicted), unfamiliar=unfamiliar, abstain=0, uncertainty=0.1, predicted=predicted)
+    return Seen(
+        rows=sum(predicted), unfamiliar=unfamiliar, abstain=0, uncertainty=0.1, predicted=predicted
+    )
 
 
 def test_the_verdict_is_of_both_tests_together() -> None:
@@ -81,10 +89,14 @@ def test_the_verdict_is_of_both_tests_together() -> None:
     assert calm.sentence == "no drift is shown by 300 answers at alpha 0.01"
     shifted = drift_of(tally(15, 90, 150, 60), decision(seen), "abc", alpha=0.01)
     assert [test.drifted for test in shifted.tests] == [False, True]
-    assert shifted.sentence == "drifted: predicted classes shifted, most of all a from 50.0% to 30.0%"
+    assert (
+        shifted.sentence == "drifted: predicted classes shifted, most of all a from 50.0% to 30.0%"
+    )
     odd = drift_of(tally(60, 150, 90, 60), decision(None), "abc", alpha=0.01)
     assert [test.name for test in odd.tests] == ["unfamiliar"]
-    assert odd.sentence == "drifted: 20.0% of the inputs look unfamiliar, at most 5.0% were promised"
+    assert (
+        odd.sentence == "drifted: 20.0% of the inputs look unfamiliar, at most 5.0% were promised"
+    )
     # Each test has half of alpha: what is barely below it alone is no drift beside the other.
     p = unfamiliar_p(29, 300, 0.05, 500)
     assert 0.005 < p < 0.01

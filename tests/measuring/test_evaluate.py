@@ -24,14 +24,22 @@ SPEC = Callable[..., str]
 @pytest.fixture
 def members(tiny: MAKE, tmp_path: Path) -> list[Path]:
     path = tiny()
-    return [hs.prune(path, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in range(3)]
+    return [
+        hs.prune(path, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path
+        for s in range(3)
+    ]
 
 
-def test_a_hydra_and_its_unfused_ensemble_agree(members: list[Path], images: SPEC, tmp_path: Path) -> None:
+def test_a_hydra_and_its_unfused_ensemble_agree(
+    members: list[Path], images: SPEC, tmp_path: Path
+) -> None:
     hydra = hs.fuse(members, out=tmp_path / "h.safetensors").path
     options = {
         "data": images(),
-        "ood": [f"near:n={images('n.npz', seed=5)}", f"far:f={images('f.npz', seed=6, labels=False)}"],
+        "ood": [
+            f"near:n={images('n.npz', seed=5)}",
+            f"far:f={images('f.npz', seed=6, labels=False)}",
+        ],
     }
     fused = hs.evaluate([hydra], **options).report.results[0]
     apart = hs.evaluate(members, ensemble=True, **options).report.results[0]
@@ -42,10 +50,14 @@ def test_a_hydra_and_its_unfused_ensemble_agree(members: list[Path], images: SPE
         assert a.auroc == pytest.approx(b.auroc, abs=1e-6)
     assert fused.diversity.mi > 0
     assert fused.cost.params < apart.cost.params
-    assert fused.ood_average["all"].auroc == pytest.approx((fused.ood[0].auroc + fused.ood[1].auroc) / 2)
+    assert fused.ood_average["all"].auroc == pytest.approx(
+        (fused.ood[0].auroc + fused.ood[1].auroc) / 2
+    )
 
 
-def test_metrics_come_from_the_averaged_probabilities(members: list[Path], images: SPEC, tmp_path: Path) -> None:
+def test_metrics_come_from_the_averaged_probabilities(
+    members: list[Path], images: SPEC, tmp_path: Path
+) -> None:
     spec, out = images(), tmp_path / "p.safetensors"
     found = hs.evaluate(members, ensemble=True, data=spec, predictions=out).report.results[0]
     stored = load_file(out)
@@ -63,7 +75,12 @@ def test_strangers_predictions(tmp_path: Path) -> None:
     path = tmp_path / "theirs.safetensors"
     save_file({"logits": z, "labels": y, "ood.noise.logits": torch.randn(5, 4)}, path)
     found = hs.evaluate([], predictions_in=[path]).report.results[0]
-    assert (found.name, found.kind, found.members, found.ood[0].group) == ("theirs", "unknown", 1, "far")
+    assert (found.name, found.kind, found.members, found.ood[0].group) == (
+        "theirs",
+        "unknown",
+        1,
+        "far",
+    )
     assert found.id.accuracy == pytest.approx(float((z.argmax(-1) == y).float().mean()))
     save_file({"logits": z, "labels": y[:3]}, path)
     with pytest.raises(DataError, match="labels must be integer"):
@@ -98,10 +115,13 @@ def test_temperature_is_fitted_on_validation_data(members: list[Path], images: S
 
 
 def test_shifted_sets(members: list[Path], images: SPEC) -> None:
-    found = hs.evaluate(members[:1], data=images(), shift=[f"noise:3={images('s.npz', seed=2)}"]).report.results[0]
+    found = hs.evaluate(
+        members[:1], data=images(), shift=[f"noise:3={images('s.npz', seed=2)}"]
+    ).report.results[0]
     assert (found.shift[0].name, found.shift[0].severity) == ("noise", 3)
     assert (
-        found.shift[0].accuracy == hs.evaluate(members[:1], data=images("s.npz", seed=2)).report.results[0].id.accuracy
+        found.shift[0].accuracy
+        == hs.evaluate(members[:1], data=images("s.npz", seed=2)).report.results[0].id.accuracy
     )
 
 
@@ -112,7 +132,17 @@ def test_the_report_is_the_contracts(members: list[Path], images: SPEC, tmp_path
     assert report["format"] == "hydrasurgeon.eval/1"
     assert len(report["results"]) == 3
     first = report["results"][0]
-    assert set(first) == {"name", "kind", "members", "id", "ood", "ood_average", "shift", "diversity", "cost"}
+    assert set(first) == {
+        "name",
+        "kind",
+        "members",
+        "id",
+        "ood",
+        "ood_average",
+        "shift",
+        "diversity",
+        "cost",
+    }
     assert " ".join(first["id"]) == "accuracy brier nll ece aece n aurc augrc cov5 smece mis_auroc"
     assert set(first["ood"][0]) == {"name", "group", "n", "auroc", "fpr95", "aupr", "aupr_id"}
     assert set(first["cost"]) == {"params", "macs", "latency_ms"}
@@ -134,7 +164,9 @@ def test_multiply_adds_by_hand(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     together = hs.evaluate(paths, ensemble=True, data=images()).report.results
     assert [r.cost.macs for r in alone] == [single] * 3 + [3 * single]
     assert [r.cost.macs for r in together] == [3 * single]
-    assert [r.macs for r in hs.bench([*paths, hydra], batch="1", runs=1).results] == [single] * 3 + [3 * single]
+    assert [r.macs for r in hs.bench([*paths, hydra], batch="1", runs=1).results] == [
+        single
+    ] * 3 + [3 * single]
 
 
 def test_an_ensemble_of_predictions_files_is_that_of_their_models(
@@ -153,7 +185,9 @@ def test_an_ensemble_of_predictions_files_is_that_of_their_models(
     assert len(apart) == 1
     assert apart[0].cost.latency_ms is None
     unnamed = {"latency_ms": together.cost.latency_ms}
-    assert apart[0].model_copy(update={"cost": apart[0].cost.model_copy(update=unnamed)}) == together
+    assert (
+        apart[0].model_copy(update={"cost": apart[0].cost.model_copy(update=unnamed)}) == together
+    )
     # Beside checkpoints, a file is a result of its own.
     beside = hs.evaluate(members, ensemble=True, predictions_in=files[:1], **options).report
     assert [result.members for result in beside.results] == [3, 1]
@@ -193,10 +227,19 @@ def test_the_length_of_a_text_stands_beside_its_multiply_adds(
     """eval counts the data's first text, bench a random one as long as the model reads."""
     source = tmp_path / "bert"
     FAMILIES["BERT"].write(source)
-    (tmp_path / "data.jsonl").write_text('{"text": "good film", "label": 0}\n{"text": "bad", "label": 1}\n')
+    (tmp_path / "data.jsonl").write_text(
+        '{"text": "good film", "label": 0}\n{"text": "bad", "label": 1}\n'
+    )
     out = tmp_path / "p.safetensors"
-    assert run(["eval", str(source), "--data", str(tmp_path / "data.jsonl"), "--predictions", str(out)]) == 0
-    assert "Multiply-adds are of one text of 4 tokens" in capsys.readouterr().out  # with [CLS] and [SEP]
+    assert (
+        run(
+            ["eval", str(source), "--data", str(tmp_path / "data.jsonl"), "--predictions", str(out)]
+        )
+        == 0
+    )
+    assert (
+        "Multiply-adds are of one text of 4 tokens" in capsys.readouterr().out
+    )  # with [CLS] and [SEP]
     assert hs.evaluate([], predictions_in=[out]).report.results[0].cost.tokens == 4
     measured = hs.bench([source], batch="1", runs=1)
     assert measured.results[0].tokens == 24

@@ -23,7 +23,10 @@ VIT = FAMILIES["timm ViT"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
     VIT.write(folder / "source")
-    paths = [member(folder / "source", VIT, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    paths = [
+        member(folder / "source", VIT, rows, folder / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(paths)]
     hydra = hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path
     for name, rows in (("val", 120), ("test", 60)):
@@ -31,7 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     noise = np.random.default_rng(3).integers(0, 255, (40, 28, 28, 3), dtype=np.uint8)
     np.savez(folder / "noise.npz", images=noise)
     hs.calibrate(
-        hydra, data=str(folder / "val.npz"), ood_score="mds", cascade=True, budget=1.6, out=folder / "c.safetensors"
+        hydra,
+        data=str(folder / "val.npz"),
+        ood_score="mds",
+        cascade=True,
+        budget=1.6,
+        out=folder / "c.safetensors",
     )
     return folder
 
@@ -45,7 +53,12 @@ def test_the_cascades_row(folder: Path) -> None:
     test, noise = folder / "test.npz", folder / "noise.npz"
     path = folder / "c.safetensors"
     report = hs.evaluate(
-        [path], data=str(test), ood=[f"far:noise={noise}"], cascade=True, batch_size=16, shift=[f"again={test}"]
+        [path],
+        data=str(test),
+        ood=[f"far:noise={noise}"],
+        cascade=True,
+        batch_size=16,
+        shift=[f"again={test}"],
     ).report
     part, whole = report.results
     assert (part.name, whole.name) == ("c", "c (full)")
@@ -62,8 +75,12 @@ def test_the_cascades_row(folder: Path) -> None:
         assert row.shift[0].accuracy == pytest.approx(float(right))
         nll = -found.probs.gather(1, batch.labels[:, None]).log().mean()
         assert row.id.nll == pytest.approx(float(nll), abs=1e-5)
-        assert row.ood[0].auroc == pytest.approx(auroc(found.ood_score, outside.ood_score), abs=2e-3)
-        assert row.id.coverage == pytest.approx(float(found.sets.gather(1, batch.labels[:, None]).double().mean()))
+        assert row.ood[0].auroc == pytest.approx(
+            auroc(found.ood_score, outside.ood_score), abs=2e-3
+        )
+        assert row.id.coverage == pytest.approx(
+            float(found.sets.gather(1, batch.labels[:, None]).double().mean())
+        )
     found, batch = decided(model, test)
     share = float((found.members_run == 3).double().mean())
     assert part.cost is not None
@@ -77,14 +94,24 @@ def test_the_cascades_row(folder: Path) -> None:
     # One member alone disagrees with nobody.
     assert part.diversity.mi < whole.diversity.mi
     assert "expected_macs" not in whole.model_dump()["cost"]
-    again = hs.evaluate([path], data=str(test), ood=[f"far:noise={noise}"], batch_size=16).report.results[0]
+    again = hs.evaluate(
+        [path], data=str(test), ood=[f"far:noise={noise}"], batch_size=16
+    ).report.results[0]
     assert again.id == whole.id
     assert again.ood == whole.ood
 
 
 def test_bench_times_batches_of_real_data(folder: Path) -> None:
     path, data = folder / "c.safetensors", str(folder / "test.npz")
-    benched = hs.bench([path], backbone=folder / "source", cascade=True, data=data, batch="1,20", runs=1, device="cpu")
+    benched = hs.bench(
+        [path],
+        backbone=folder / "source",
+        cascade=True,
+        data=data,
+        batch="1,20",
+        runs=1,
+        device="cpu",
+    )
     kinds = {each.name: each.kind for each in benched.results}
     assert kinds == {
         "source": "backbone" if "backbone" in kinds.values() else "single",

@@ -51,8 +51,12 @@ def test_the_state_is_in_use(ready: Path) -> None:
     inside, outside = decided
     labels = torch.from_numpy(open_data(data).labels)
     assert found.id.nll == pytest.approx(metrics.nll(inside.probs, labels), rel=1e-5)
-    assert found.id.coverage == pytest.approx(float(inside.sets.gather(1, labels[:, None]).double().mean()), abs=0.03)
-    assert found.id.set_size == pytest.approx(float(inside.sets.sum(dim=-1).double().mean()), abs=0.03)
+    assert found.id.coverage == pytest.approx(
+        float(inside.sets.gather(1, labels[:, None]).double().mean()), abs=0.03
+    )
+    assert found.id.set_size == pytest.approx(
+        float(inside.sets.sum(dim=-1).double().mean()), abs=0.03
+    )
     right = inside.label == labels
     area = float(torch.trapezoid(metrics.risks(inside.probability, right))) / (len(right) - 1)
     assert found.id.aurc == pytest.approx(area, rel=1e-4)
@@ -61,7 +65,9 @@ def test_the_state_is_in_use(ready: Path) -> None:
     assert found.ood[0].auroc == pytest.approx(expected, abs=2e-3)
     stored = load_file(ready / "p.safetensors")
     torch.testing.assert_close(stored["scores.rmds"], inside.ood_score, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(stored["ood.noise.scores.rmds"], outside.ood_score, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        stored["ood.noise.scores.rmds"], outside.ood_score, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_options_override_the_state(ready: Path) -> None:

@@ -45,7 +45,9 @@ ABOUT: dict[str, Any] = {
 
 def write(path: Path, *, about: Any = ABOUT, **changes: torch.Tensor | None) -> Path:
     """A good file with some tensors replaced or left out."""
-    changed = {name: tensor for name, tensor in {**tensors(), **changes}.items() if tensor is not None}
+    changed = {
+        name: tensor for name, tensor in {**tensors(), **changes}.items() if tensor is not None
+    }
     text = about if isinstance(about, str) else json.dumps(about)
     save_file(changed, path, metadata={"hydrasurgeon.predictions": text})
     return path
@@ -71,13 +73,29 @@ def value(name: str, row: int, number: float) -> Tensors:
 MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     ("no logits", {"logits": None}, "tensor logits is missing"),
     ("no labels", {"labels": None}, "tensor labels is missing"),
-    ("logits of one dimension", {"logits": torch.randn(6)}, "logits must be floating-point [sample, member, class]"),
-    ("logits of integers", {"logits": torch.ones(6, 2, 3, dtype=torch.int64)}, "logits must be floating-point"),
-    ("no rows", {"logits": torch.randn(0, 2, 3), "labels": torch.arange(0)}, "logits must be floating-point"),
+    (
+        "logits of one dimension",
+        {"logits": torch.randn(6)},
+        "logits must be floating-point [sample, member, class]",
+    ),
+    (
+        "logits of integers",
+        {"logits": torch.ones(6, 2, 3, dtype=torch.int64)},
+        "logits must be floating-point",
+    ),
+    (
+        "no rows",
+        {"logits": torch.randn(0, 2, 3), "labels": torch.arange(0)},
+        "logits must be floating-point",
+    ),
     ("no members", {"logits": torch.randn(6, 0, 3)}, "logits must be floating-point"),
     ("no classes", {"logits": torch.randn(6, 2, 0)}, "logits must be floating-point"),
     ("NaN", value("logits", 7, float("nan")), "logits holds values that are not finite"),
-    ("infinity in an OOD set", value("ood.b.logits", 0, float("inf")), "ood.b.logits holds values that are not finite"),
+    (
+        "infinity in an OOD set",
+        value("ood.b.logits", 0, float("inf")),
+        "ood.b.logits holds values that are not finite",
+    ),
     ("beyond float32", {"logits": torch.full((6, 2, 3), 1e300, dtype=torch.float64)}, "not finite"),
     ("labels of floats", {"labels": torch.arange(6).float()}, "labels must be integer"),
     ("labels of booleans", {"labels": torch.ones(6, dtype=torch.bool)}, "labels must be integer"),
@@ -88,21 +106,41 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
         {"labels": torch.tensor([0, 1, 3, 0, 0, 0])},
         "row 2 has the label 3; labels must lie in 0-2",
     ),
-    ("a negative label", {"labels": torch.tensor([0, 1, 2, 0, -1, 0], dtype=torch.int8)}, "row 4 has the label -1"),
+    (
+        "a negative label",
+        {"labels": torch.tensor([0, 1, 2, 0, -1, 0], dtype=torch.int8)},
+        "row 4 has the label -1",
+    ),
     (
         "other classes for OOD",
         {"ood.a.logits": torch.randn(4, 2, 5)},
         "ood.a.logits has 2 members and 5 classes, logits has 2 and 3",
     ),
-    ("other members for OOD", {"ood.b.logits": torch.randn(4, 3, 3)}, "ood.b.logits has 3 members and 3 classes"),
-    ("a shift without labels", {"shift.fog.1.labels": None}, "tensor shift.fog.1.labels is missing"),
-    ("a shift with too few labels", {"shift.fog.1.labels": torch.tensor([0])}, "shift.fog.1.labels must be integer"),
+    (
+        "other members for OOD",
+        {"ood.b.logits": torch.randn(4, 3, 3)},
+        "ood.b.logits has 3 members and 3 classes",
+    ),
+    (
+        "a shift without labels",
+        {"shift.fog.1.labels": None},
+        "tensor shift.fog.1.labels is missing",
+    ),
+    (
+        "a shift with too few labels",
+        {"shift.fog.1.labels": torch.tensor([0])},
+        "shift.fog.1.labels must be integer",
+    ),
     (
         "a shift of other classes",
         {"shift.fog.1.logits": torch.randn(4, 2, 9)},
         "shift.fog.1.logits has 2 members and 9 classes",
     ),
-    ("a shift with a label of no class", {"shift.fog.1.labels": torch.tensor([0, 1, 7, 0])}, "row 2 has the label 7"),
+    (
+        "a shift with a label of no class",
+        {"shift.fog.1.labels": torch.tensor([0, 1, 7, 0])},
+        "row 2 has the label 7",
+    ),
     ("an OOD set that is not there", {"ood.a.logits": None}, "tensor ood.a.logits is missing"),
     ("a name that moves the cursor", {"ood.\x1b[2J.logits": torch.randn(4, 2, 3)}, "is not a name"),
     ("a name of blanks", {"ood. .logits": torch.randn(4, 2, 3)}, "is no name of a set"),
@@ -169,10 +207,17 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 
 def test_scores_beside_logits_are_left_alone(tmp_path: Path) -> None:
-    more = {"scores.rmds": torch.randn(6), "ood.a.scores.rmds": torch.randn(4), "ood.a.scores.logits": torch.randn(4)}
+    more = {
+        "scores.rmds": torch.randn(6),
+        "ood.a.scores.rmds": torch.randn(4),
+        "ood.a.scores.logits": torch.randn(4),
+    }
     path = write(tmp_path / "p.safetensors", **more)
     plain = write(tmp_path / "q.safetensors")
-    assert row_of(read_predictions(path), Reading()).result == row_of(read_predictions(plain), Reading()).result
+    assert (
+        row_of(read_predictions(path), Reading()).result
+        == row_of(read_predictions(plain), Reading()).result
+    )
 
 
 def test_disagreement_of_many_members_is_that_of_the_pairs() -> None:

@@ -23,14 +23,20 @@ from hydrasurgeon.measuring.rows import summary
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch_uncertainty.metrics as tu
-    from torchmetrics.functional.classification import binary_auroc, multiclass_accuracy, multiclass_calibration_error
+    from torchmetrics.functional.classification import (
+        binary_auroc,
+        multiclass_accuracy,
+        multiclass_calibration_error,
+    )
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
 CLOSE = 1e-6
 
 
-def logits(samples: int = 300, members: int = 3, klasses: int = 5, seed: int = 0, scale: float = 2.0) -> Tensor:
+def logits(
+    samples: int = 300, members: int = 3, klasses: int = 5, seed: int = 0, scale: float = 2.0
+) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(samples, members, klasses, generator=generator)
 
@@ -73,14 +79,18 @@ def test_calibration_agrees_with_the_references(case: str) -> None:
     z, y = CASES[case]
     p = metrics.mean_probs(z)
     found = summary(answers(z, y, Reading(1.0)), Reading(1.0))
-    assert found.accuracy == pytest.approx(float(multiclass_accuracy(p, y, num_classes=5, average="micro")), abs=CLOSE)
+    assert found.accuracy == pytest.approx(
+        float(multiclass_accuracy(p, y, num_classes=5, average="micro")), abs=CLOSE
+    )
     assert found.brier == pytest.approx(float(_tu(tu.BrierScore(num_classes=5), p, y)), abs=CLOSE)
     assert found.nll == pytest.approx(float(_tu(tu.CategoricalNLL(), p, y)), abs=CLOSE)
     assert found.ece == pytest.approx(
         float(multiclass_calibration_error(p, y, num_classes=5, n_bins=15, norm="l1")), abs=CLOSE
     )
     if len(y) >= 15:  # torch-uncertainty divides by the size of empty bins
-        reference = tu.AdaptiveCalibrationError(task="multiclass", num_classes=5, num_bins=15, norm="l1")
+        reference = tu.AdaptiveCalibrationError(
+            task="multiclass", num_classes=5, num_bins=15, norm="l1"
+        )
         assert found.aece == pytest.approx(float(_tu(reference, p, y)), abs=CLOSE)
 
 
@@ -114,7 +124,9 @@ def test_ood_agrees_with_the_references(kind: str) -> None:
     ranks = scores.unique(return_inverse=True)[1].double()
     within = ranks / max(1.0, float(ranks.max()))  # torchmetrics squashes what lies outside [0, 1]
     assert found["auroc"] == pytest.approx(float(binary_auroc(within, truth)), abs=CLOSE)
-    assert found["fpr95"] == pytest.approx(float(_tu(tu.FPR95(pos_label=1), scores, truth)), abs=CLOSE)
+    assert found["fpr95"] == pytest.approx(
+        float(_tu(tu.FPR95(pos_label=1), scores, truth)), abs=CLOSE
+    )
 
 
 @pytest.mark.parametrize("kind", ON_LOGITS)
@@ -123,7 +135,10 @@ def test_classes_in_another_order_are_no_ranking(kind: str, members: int) -> Non
     """The same numbers in another order sum up to others in the last bit; all pairs are ties nevertheless."""
     one = logits(1, members, 7)
     generator = torch.Generator().manual_seed(4)
-    inside, outside = (torch.cat([one[..., torch.randperm(7, generator=generator)] for _ in range(60)]) for _ in "ab")
+    inside, outside = (
+        torch.cat([one[..., torch.randperm(7, generator=generator)] for _ in range(60)])
+        for _ in "ab"
+    )
     found = metrics.ood_metrics(metrics.ood_score(inside, kind), metrics.ood_score(outside, kind))
     assert (found["auroc"], found["fpr95"], found["aupr"]) == (0.5, 1.0, 0.5)
 
@@ -133,7 +148,9 @@ def test_diversity_agrees_with_torch_uncertainty() -> None:
     p = metrics.member_probs(z)
     mi = tu.MutualInformation()
     mi.update(p)
-    assert float(metrics.mutual_information(z).mean()) == pytest.approx(float(mi.compute()), abs=CLOSE)
+    assert float(metrics.mutual_information(z).mean()) == pytest.approx(
+        float(mi.compute()), abs=CLOSE
+    )
     di = tu.Disagreement()
     di.update(p)
     assert metrics.disagreement(z) == pytest.approx(float(di.compute()), abs=CLOSE)
@@ -143,7 +160,9 @@ def test_by_hand() -> None:
     p = torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=torch.float64)
     y = torch.tensor([0, 0])
     assert metrics.accuracy(p, y) == 0.5
-    assert summary(answers(p.log()[:, None], y, Reading(1.0)), Reading(1.0)).brier == pytest.approx((0.08 + 0.72) / 2)
+    assert summary(answers(p.log()[:, None], y, Reading(1.0)), Reading(1.0)).brier == pytest.approx(
+        (0.08 + 0.72) / 2
+    )
     assert metrics.nll(p, y) == pytest.approx(-(math.log(0.8) + math.log(0.4)) / 2)
     assert metrics.ece(p, y) == pytest.approx((0.2 + 0.6) / 2)
     inside, outside = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.25, 0.5])
@@ -161,7 +180,9 @@ def test_ensembles_average_probabilities_not_logits() -> None:
 
 def test_a_certain_mistake_has_a_finite_nll() -> None:
     z = torch.tensor([[[0.0, 1e5]]])
-    assert summary(answers(z, torch.tensor([0]), Reading(1.0)), Reading(1.0)).nll == pytest.approx(-math.log(TINY))
+    assert summary(answers(z, torch.tensor([0]), Reading(1.0)), Reading(1.0)).nll == pytest.approx(
+        -math.log(TINY)
+    )
 
 
 @given(st.floats(0.3, 4.0))

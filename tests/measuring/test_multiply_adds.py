@@ -55,7 +55,9 @@ def test_attention_whatever_it_runs_as(mode: type, bias: torch.Tensor | None) ->
 def test_attention_under_every_name(name: str) -> None:
     """What other devices and versions make of it, without having them."""
 
-    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object) -> tuple[object, ...]:
+    def kernel(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object
+    ) -> tuple[object, ...]:
         return q.new_empty(B, H, Q, V), q.new_empty(B, H, Q)
 
     kernel.overloadpacket = SimpleNamespace(__name__=name)  # type: ignore[attr-defined]

@@ -38,10 +38,16 @@ def named(tiny: MAKE) -> Callable[[str], Checkpoint]:
     return lambda path: replace(opened, path=Path(path))
 
 
-def test_a_table_and_its_page_tell_them_apart(runs: list[Path], images: SPEC, tmp_path: Path) -> None:
+def test_a_table_and_its_page_tell_them_apart(
+    runs: list[Path], images: SPEC, tmp_path: Path
+) -> None:
     page = tmp_path / "page.html"
-    report = hs.evaluate(runs, data=images(), html=page, reference=str(runs[1]).removesuffix(".safetensors")).report
-    assert [row.name for row in report.results] == [str(path).removesuffix(".safetensors") for path in runs]
+    report = hs.evaluate(
+        runs, data=images(), html=page, reference=str(runs[1]).removesuffix(".safetensors")
+    ).report
+    assert [row.name for row in report.results] == [
+        str(path).removesuffix(".safetensors") for path in runs
+    ]
     assert report.results[0].cost.macs < report.results[1].cost.macs
     text = page.read_text(encoding="utf-8")
     # The head maps of both, not twice those of the last.
@@ -78,5 +84,7 @@ def test_predictions_of_the_same_name(runs: list[Path], images: SPEC, tmp_path: 
     ],
     ids=["other names", "one apart", "one file twice", "one file, named in two ways"],
 )
-def test_the_path_tells_them_apart(paths: list[str], names: list[str], named: Callable[[str], Checkpoint]) -> None:
+def test_the_path_tells_them_apart(
+    paths: list[str], names: list[str], named: Callable[[str], Checkpoint]
+) -> None:
     assert [name_of([each]) for each in by_path([named(path) for path in paths], paths)] == names

@@ -26,21 +26,31 @@ def predictions(rows: int = 200) -> Predictions:
     logits = torch.randn(rows, 2, 4, generator=generator)
     logits[torch.arange(rows), :, labels] += 2
     outside = torch.randn(120, 2, 4, generator=generator)
-    sets = (OodSet("a", "near", outside), OodSet("b", "far", 0.5 * outside[:70]), OodSet("c", "far", outside[:60]))
+    sets = (
+        OodSet("a", "near", outside),
+        OodSet("b", "far", 0.5 * outside[:70]),
+        OodSet("c", "far", outside[:60]),
+    )
     return Predictions("m", "hydra", logits, labels, sets)
 
 
-@pytest.mark.parametrize(("n", "m", "digits"), [(200, 120, 5), (30, 40, 0), (1, 1, 0), (50, 19, 1), (7, 21, 0)])
+@pytest.mark.parametrize(
+    ("n", "m", "digits"), [(200, 120, 5), (30, 40, 0), (1, 1, 0), (50, 19, 1), (7, 21, 0)]
+)
 def test_counting_gives_what_sorting_gives(n: int, m: int, digits: int) -> None:
     generator = torch.Generator().manual_seed(n)
     inside = torch.randn(n, generator=generator).double().round(decimals=digits)
     outside = (torch.randn(m, generator=generator).double() + 0.5).round(decimals=digits)
     ranked = Ranked(inside, outside)
     for draw in range(20):
-        rows = [torch.randint(k, (k,), generator=generator) if draw else torch.arange(k) for k in (n, m)]
+        rows = [
+            torch.randint(k, (k,), generator=generator) if draw else torch.arange(k) for k in (n, m)
+        ]
         expected = metrics.ood_metrics(inside[rows[0]], outside[rows[1]])
         counted = ranked.metrics(*(each[None] for each in rows))
-        assert {name: float(value) for name, value in counted.items()} == pytest.approx(expected, abs=1e-12)
+        assert {name: float(value) for name, value in counted.items()} == pytest.approx(
+            expected, abs=1e-12
+        )
 
 
 def test_intervals_are_those_of_resamples_that_are_measured_one_by_one() -> None:
@@ -49,10 +59,15 @@ def test_intervals_are_those_of_resamples_that_are_measured_one_by_one() -> None
 
     def slow(*drawn: torch.Tensor) -> dict[str, torch.Tensor]:
         each = [one(*rows) for rows in zip(*drawn, strict=True)]
-        return {name: torch.tensor([values[name] for values in each], dtype=torch.float64) for name in each[0]}
+        return {
+            name: torch.tensor([values[name] for values in each], dtype=torch.float64)
+            for name in each[0]
+        }
 
     def one(rows: torch.Tensor, *chosen: torch.Tensor) -> dict[str, float]:
-        sets = [metrics.ood_metrics(inside[rows], o[c]) for o, c in zip(outside, chosen, strict=True)]
+        sets = [
+            metrics.ood_metrics(inside[rows], o[c]) for o, c in zip(outside, chosen, strict=True)
+        ]
         values = {f"{at} {name}": each[name] for at, each in enumerate(sets) for name in NAMES}
         return values | {f"far {name}": (sets[1][name] + sets[2][name]) / 2 for name in NAMES}
 

@@ -34,8 +34,17 @@ def write(path: Path, sharpness: float, *, name: str, **changes: Any) -> Path:
     logits = torch.randn(200, 2, 4, generator=generator)
     logits[torch.arange(200), :, labels] += sharpness
     foreign = torch.randn(90, 2, 4, generator=generator)
-    tensors = {"logits": logits, "labels": labels, "ood.near <$set$>.logits": foreign, "ood.far.logits": foreign / 2}
-    tensors |= {f"shift.fog.{s}.{what}": t for s in (1, 5) for what, t in (("logits", logits / s), ("labels", labels))}
+    tensors = {
+        "logits": logits,
+        "labels": labels,
+        "ood.near <$set$>.logits": foreign,
+        "ood.far.logits": foreign / 2,
+    }
+    tensors |= {
+        f"shift.fog.{s}.{what}": t
+        for s in (1, 5)
+        for what, t in (("logits", logits / s), ("labels", labels))
+    }
     about = {
         "name": name,
         "kind": "hydra",
@@ -102,7 +111,12 @@ def page(files: list[Path], path: Path, **options: Any) -> tuple[Page, str]:
 def test_one_file_that_asks_for_nothing(files: list[Path], tmp_path: Path) -> None:
     parsed, text = page(files, tmp_path / "r.html")
     assert len(text) < 300_000
-    assert not [a for _, attributes in parsed.tags for a in attributes if a in ("src", "style") or a.startswith("on")]
+    assert not [
+        a
+        for _, attributes in parsed.tags
+        for a in attributes
+        if a in ("src", "style") or a.startswith("on")
+    ]
     assert all(a["href"].startswith("#") for a in parsed.all("a"))
     assert "http" not in re.sub(r'http-equiv="Content', "", text)
     # The policy names this style and this script, by their hashes.
@@ -126,14 +140,20 @@ def test_who_cannot_see_it_is_told(files: list[Path], tmp_path: Path) -> None:
     parsed, _ = page(files, tmp_path / "r.html")
     charts = parsed.all("svg")
     assert len(charts) > 10
-    assert all(svg["role"] == "img" and len(str(svg["aria-label"])) > 20 and svg["tabindex"] == "0" for svg in charts)
+    assert all(
+        svg["role"] == "img" and len(str(svg["aria-label"])) > 20 and svg["tabindex"] == "0"
+        for svg in charts
+    )
     assert len(parsed.all("desc")) == len(charts)
     # No level of headings is left out, and no two charts of a section have one caption.
     levels = [int(tag[1]) for tag, _ in parsed.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
     # Nor have two regions of the page one name: a table stands in a section that may be called like it.
-    named = [*parsed.said("h2"), *(str(a["aria-label"]) for a in parsed.all("div") if a.get("role") == "region")]
+    named = [
+        *parsed.said("h2"),
+        *(str(a["aria-label"]) for a in parsed.all("div") if a.get("role") == "region"),
+    ]
     assert "Distribution shift" in named
     assert len(set(named)) == len(named)
     captions = parsed.said("figcaption")
@@ -184,7 +204,10 @@ def few(path: Path, rows: int, sharpness: float, foreign: int, name: str) -> Pat
 
 def test_a_few_samples_decide_nothing(tmp_path: Path) -> None:
     # Every resample of one sample is that sample: the interval would be a point, and anything a difference.
-    for rows, says in ((1, "1 sample cannot tell it from a"), (19, "19 samples cannot tell it from a")):
+    for rows, says in (
+        (1, "1 sample cannot tell it from a"),
+        (19, "19 samples cannot tell it from a"),
+    ):
         pair = [
             few(tmp_path / f"{name}{rows}.safetensors", rows, sharp, 30, name)
             for name, sharp in (("a", 1.0), ("b", 9.0))
@@ -195,7 +218,10 @@ def test_a_few_samples_decide_nothing(tmp_path: Path) -> None:
         assert "may have answered for other samples" in text
     assert "on 19 labelled samples, with 1 OOD set of 30 samples" in text
     # Nor do a few foreign ones decide who detects them.
-    pair = [few(tmp_path / f"{name}.safetensors", 40, sharp, 3, name) for name, sharp in (("a", 1.0), ("b", 9.0))]
+    pair = [
+        few(tmp_path / f"{name}.safetensors", 40, sharp, 3, name)
+        for name, sharp in (("a", 1.0), ("b", 9.0))
+    ]
     _, text = page(pair, tmp_path / "foreign.html")
     (words,) = re.findall(r"<p>(Better than a[^<]*)</p>", text)
     assert "OOD" not in words
@@ -213,14 +239,16 @@ def test_checkpoints_bring_heads_and_history(
 ) -> None:
     source = tiny()
     members = [
-        hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)
+        hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path
+        for s in (1, 2)
     ]
     hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
     evaluation = hs.evaluate([source, hydra], data=images(), html=tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     parsed = Page(text)
     manifests = [
-        json.loads(Path(f"{str(p).removesuffix('.safetensors')}.heads.json").read_text()) for p in (source, hydra)
+        json.loads(Path(f"{str(p).removesuffix('.safetensors')}.heads.json").read_text())
+        for p in (source, hydra)
     ]
     for manifest in manifests:
         assert manifest["weights_sha256"] in text
@@ -271,7 +299,10 @@ def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
     assert any("<small>" in cell for cell in underlined)  # beside its interval
     two = tables(hs.evaluate([], predictions_in=files[:2]).report.results)[0]
     assert [row[at].rank for row in two.rows] == ["", "best"]  # the second of two is the worst
-    tied = [write(tmp_path / f"t{at}.safetensors", sharp, name=f"t{at}") for at, sharp in enumerate((1.0, 1.0, 3.0))]
+    tied = [
+        write(tmp_path / f"t{at}.safetensors", sharp, name=f"t{at}")
+        for at, sharp in enumerate((1.0, 1.0, 3.0))
+    ]
     three = tables(hs.evaluate([], predictions_in=tied).report.results)[0]
     assert [row[at].rank for row in three.rows] == ["", "", "best"]  # nor are two that tie
     alike = tables(hs.evaluate([], predictions_in=[files[0], files[0]]).report.results)[0]
@@ -313,7 +344,15 @@ def test_foreign_data_that_is_not_foreign_is_told(
 
 
 def test_small_parts() -> None:
-    counts = {0: "0", 999: "999", 25_312: "25.3 k", 999_499: "999 k", 999_500: "1 M", 17.58e9: "17.6 G", 2e12: "2 T"}
+    counts = {
+        0: "0",
+        999: "999",
+        25_312: "25.3 k",
+        999_499: "999 k",
+        999_500: "1 M",
+        17.58e9: "17.6 G",
+        2e12: "2 T",
+    }
     assert {count: amount(count) for count in counts} == counts
     assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
     assert ticks(-3, 17) == pytest.approx([0, 5, 10, 15])
@@ -324,7 +363,9 @@ def test_small_parts() -> None:
 
 def test_intervals_that_are_compared_share_an_axis(files: list[Path], tmp_path: Path) -> None:
     _, text = page(files, tmp_path / "r.html")
-    drawn = re.findall(r'aria-label="(accuracy|NLL) . less that of base\.(.*?)</svg>', text, re.DOTALL)
+    drawn = re.findall(
+        r'aria-label="(accuracy|NLL) . less that of base\.(.*?)</svg>', text, re.DOTALL
+    )
     assert [metric for metric, _ in drawn] == ["accuracy", "NLL"]
     for metric, svg in drawn:
         (zero,) = map(float, re.findall(r'class="zero" x1="([^"]*)"', svg))
@@ -334,11 +375,19 @@ def test_intervals_that_are_compared_share_an_axis(files: list[Path], tmp_path: 
             svg,
         )
         assert len(marks) == 2
-        places = [(float(value), float(x)) for m in marks for value, x in zip(m[:3], (m[3], m[4], m[5]), strict=True)]
-        values = [(float(m[0]), float(m[5])) for m in marks] + [(float(m[1]), float(m[3])) for m in marks]
+        places = [
+            (float(value), float(x))
+            for m in marks
+            for value, x in zip(m[:3], (m[3], m[4], m[5]), strict=True)
+        ]
+        values = [(float(m[0]), float(m[5])) for m in marks] + [
+            (float(m[1]), float(m[3])) for m in marks
+        ]
         assert len(places) == 6
         scales = [(x - zero) / value for value, x in values if abs(value) > 0.02]
-        assert scales == pytest.approx([scales[0]] * len(scales), rel=0.02)  # one scale, and one zero
+        assert scales == pytest.approx(
+            [scales[0]] * len(scales), rel=0.02
+        )  # one scale, and one zero
         assert (scales[0] > 0) == (metric == "accuracy")  # better lies to the right
 
 
@@ -347,14 +396,20 @@ def test_dots_lie_where_their_figures_are(files: list[Path], tmp_path: Path) -> 
     twin = write(tmp_path / "t.safetensors", 1.5, name="twin")
     _, text = page([*files, twin], tmp_path / "r.html")
     (svg,) = re.findall(r'aria-label="NLL against cost\.(.*?)</svg>', text, re.DOTALL)
-    listed = re.findall(r"([^;.]*?): ([0-9.]+), ([0-9.]+)", re.findall("<desc>(.*?)</desc>", svg, re.DOTALL)[0])
-    dots = [(float(x), float(y)) for x, y in re.findall(r'<circle[^>]* cx="([^"]*)" cy="([^"]*)"', svg)]
+    listed = re.findall(
+        r"([^;.]*?): ([0-9.]+), ([0-9.]+)", re.findall("<desc>(.*?)</desc>", svg, re.DOTALL)[0]
+    )
+    dots = [
+        (float(x), float(y)) for x, y in re.findall(r'<circle[^>]* cx="([^"]*)" cy="([^"]*)"', svg)
+    ]
     assert len(dots) == len(listed) == 4
     assert dots[0] == dots[3]
     ratios = [float(x) for _, x, _ in listed]
     left, right = dots[2][0], dots[1][0]
     for (x, _), ratio in zip(dots, ratios, strict=True):
-        assert x == pytest.approx(left + (ratio - ratios[2]) / (ratios[1] - ratios[2]) * (right - left), abs=1.5)
+        assert x == pytest.approx(
+            left + (ratio - ratios[2]) / (ratios[1] - ratios[2]) * (right - left), abs=1.5
+        )
     tips = re.findall('data-tip="([^"]*)"', svg)
     assert "base" in tips[3]
     assert "twin" in tips[3]
@@ -378,12 +433,18 @@ def test_thresholds_and_calibration_are_told(
 ) -> None:
     source, data = tiny(), images(rows=60)
     far = images("far.npz", seed=5, rows=40)
-    ready = hs.calibrate(source, data=data, ood_score="energy", out=tmp_path / "ready.safetensors").path
-    evaluation = hs.evaluate([source, ready], data=data, ood=[f"far:noise={far}"], html=tmp_path / "r.html")
+    ready = hs.calibrate(
+        source, data=data, ood_score="energy", out=tmp_path / "ready.safetensors"
+    ).path
+    evaluation = hs.evaluate(
+        [source, ready], data=data, ood=[f"far:noise={far}"], html=tmp_path / "r.html"
+    )
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     parsed = Page(text)
     spent = [line for line in parsed.said("p") if line.startswith("Calibrated: ")]
-    threshold = json.loads((tmp_path / "ready.heads.json").read_text())["decision"]["ood"]["threshold"]
+    threshold = json.loads((tmp_path / "ready.heads.json").read_text())["decision"]["ood"][
+        "threshold"
+    ]
     assert spent == [
         "Calibrated: no. OOD by msp, no threshold.",
         f"Calibrated: yes, on data.npz (60 samples). OOD by energy, threshold {threshold:.3g}.",

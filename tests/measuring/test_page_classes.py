@@ -16,7 +16,9 @@ from hydrasurgeon.measuring.predictions import Predictions, write_predictions
 from hydrasurgeon.report.columns import Cell, Column, Metric, Table, csv_of, tables
 
 
-def predictions(path: Path, *, classes: int = 5, rows: int = 203, noise: float = 1.0, name: str = "model") -> Path:
+def predictions(
+    path: Path, *, classes: int = 5, rows: int = 203, noise: float = 1.0, name: str = "model"
+) -> Path:
     """Answers of which some are wrong, for classes of different sizes; class 1 has no sample."""
     random = torch.Generator().manual_seed(classes)
     labels = (torch.rand(rows, generator=random) ** 2 * classes).long()
@@ -34,14 +36,18 @@ def answers(path: Path) -> list[tuple[int, int]]:
     read = read_predictions(path)
     mean = read.logits.softmax(dim=-1).mean(dim=1)
     return [
-        (int(label), max(range(len(p)), key=p.tolist().__getitem__)) for label, p in zip(read.labels, mean, strict=True)
+        (int(label), max(range(len(p)), key=p.tolist().__getitem__))
+        for label, p in zip(read.labels, mean, strict=True)
     ]
 
 
 def csvs(text: str) -> dict[str, list[list[str]]]:
     """What the buttons of a page copy, by the title of the table."""
     buttons = re.findall(r'data-csv="([^"]*)" aria-label="Copy ([^"]*) as CSV"', text)
-    return {html.unescape(title): list(csv.reader(io.StringIO(html.unescape(body)))) for body, title in buttons}
+    return {
+        html.unescape(title): list(csv.reader(io.StringIO(html.unescape(body))))
+        for body, title in buttons
+    }
 
 
 def test_classes_are_those_of_a_loop(tmp_path: Path) -> None:
@@ -65,9 +71,14 @@ def test_classes_are_those_of_a_loop(tmp_path: Path) -> None:
     head, *rows = csvs(text)["Most confused pairs"]
     pairs = [(tuple(map(int, name.split(" → "))), list(map(int, counts))) for name, *counts in rows]
     assert pairs[0][1][1] > 1
-    assert [counts[1] for _, counts in pairs] == sorted((counts[1] for _, counts in pairs), reverse=True)
+    assert [counts[1] for _, counts in pairs] == sorted(
+        (counts[1] for _, counts in pairs), reverse=True
+    )
     for (true, taken), counts in pairs:
-        assert counts == [sum(t == true for t, _ in both[0]), *(each.count((true, taken)) for each in both)]
+        assert counts == [
+            sum(t == true for t, _ in both[0]),
+            *(each.count((true, taken)) for each in both),
+        ]
     # The drawn matrix has every pair that occurs, diagonal and all, and nothing else.
     for name, each in zip(("m1.0", "m2.0"), both, strict=True):
         (drawn,) = re.findall(rf'aria-label="Confusion matrix of {name}.*?</svg>', text, re.DOTALL)
@@ -103,7 +114,10 @@ def test_who_makes_no_mistake_confuses_nothing(tmp_path: Path) -> None:
 
 def test_every_table_can_be_copied(tmp_path: Path) -> None:
     evaluation = hs.evaluate(
-        [], predictions_in=[predictions(tmp_path / "p.safetensors")], html=tmp_path / "r.html", ci=0.9
+        [],
+        predictions_in=[predictions(tmp_path / "p.safetensors")],
+        html=tmp_path / "r.html",
+        ci=0.9,
     )
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert text.count("<table>") == text.count("data-csv=") > 2
@@ -113,18 +127,26 @@ def test_every_table_can_be_copied(tmp_path: Path) -> None:
     assert values["model"] == "model"
     assert float(values["accuracy"]) == pytest.approx(result.accuracy, rel=1e-5)
     assert result.ci is not None
-    assert [float(values[f"ECE {end}"]) for end in ("low", "high")] == pytest.approx(list(result.ci["ece"]), rel=1e-5)
+    assert [float(values[f"ECE {end}"]) for end in ("low", "high")] == pytest.approx(
+        list(result.ci["ece"]), rel=1e-5
+    )
     # A table that is as wide as the window holds all columns, in parts.
     parts = tables(evaluation.report.results)[0].parts(650)
     assert [each.title for each in parts[:2]] == ["In distribution", "In distribution, part 2"]
-    assert [c for part in parts for c in part.columns] == list(tables(evaluation.report.results)[0].columns)
+    assert [c for part in parts for c in part.columns] == list(
+        tables(evaluation.report.results)[0].columns
+    )
     assert all(sum(c.width for c in part.columns) <= 500 for part in parts)
 
 
 def test_a_group_of_columns_stays_together() -> None:
     wide = tuple(Column(Metric("m", "m"), group, (Cell("0.123456789"),)) for group in "aaabbb")
     assert [len(part.columns) for part in Table("t", ("n",), wide).parts(550)] == [3, 3]
-    assert [len(part.columns) for part in Table("t", ("n",), wide).parts(400)] == [2, 2, 2]  # unless it is too wide
+    assert [len(part.columns) for part in Table("t", ("n",), wide).parts(400)] == [
+        2,
+        2,
+        2,
+    ]  # unless it is too wide
 
 
 def test_a_name_is_no_formula() -> None:

@@ -25,11 +25,17 @@ from hydrasurgeon.report.examples import EXACT, LETTERS, MOST, SIDE, examples_of
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)> &amp; \u202e"
 
 
-def row(confidence: torch.Tensor, predicted: list[int], labels: list[int], scores: torch.Tensor | None) -> Answered:
+def row(
+    confidence: torch.Tensor, predicted: list[int], labels: list[int], scores: torch.Tensor | None
+) -> Answered:
     nothing = torch.zeros(len(labels))
     truth, answer = torch.tensor(labels), torch.tensor(predicted)
     inside = Answers(truth, confidence, answer, answer == truth, nothing, nothing, nothing, nothing)
-    return Answered(inside, {} if scores is None else {"maha++": scores}, threshold=None if scores is None else 2.5)
+    return Answered(
+        inside,
+        {} if scores is None else {"maha++": scores},
+        threshold=None if scores is None else 2.5,
+    )
 
 
 class Texts:
@@ -54,7 +60,9 @@ class Texts:
 
 def test_each_kind_has_its_order() -> None:
     confidence = torch.tensor([0.9, 0.6, 0.6, 0.95, 0.3])
-    answered = row(confidence, [1, 1, 0, 1, 0], [0, 0, 0, 1, 1], torch.tensor([1.0, 3.0, 2.0, 0.0, 3.0]))
+    answered = row(
+        confidence, [1, 1, 0, 1, 0], [0, 0, 0, 1, 1], torch.tensor([1.0, 3.0, 2.0, 0.0, 3.0])
+    )
     samples: Any = Texts(6)  # one of which cannot be read, so that all behind it move up
     made = {group.kind: group.samples for group in examples_of([(7, answered)], samples, ["cat"])}
     assert {kind: [each.text for each in group] for kind, group in made.items()} == {
@@ -63,13 +71,23 @@ def test_each_kind_has_its_order() -> None:
         "least sure": ["text 5", "text 2", "text 3", "text 0", "text 4"],
     }
     first = made["surest mistakes"][0]
-    assert (first.name, first.truth, first.answer, first.confidence) == ("sample 0", "cat", "1", "90.0 %")
-    assert [each.more for each in made["most unfamiliar, by maha++"][1:3]] == ["OOD 3, flagged", "OOD 2"]
+    assert (first.name, first.truth, first.answer, first.confidence) == (
+        "sample 0",
+        "cat",
+        "1",
+        "90.0 %",
+    )
+    assert [each.more for each in made["most unfamiliar, by maha++"][1:3]] == [
+        "OOD 3, flagged",
+        "OOD 2",
+    ]
     assert [each.correct for each in made["least sure"]] == [False, False, True, False, True]
 
 
 def test_a_thumbnail_is_pixels_alone(tmp_path: Path) -> None:
-    large = Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 600, 3), dtype=np.uint8))
+    large = Image.fromarray(
+        np.random.default_rng(0).integers(0, 255, (300, 600, 3), dtype=np.uint8)
+    )
     large.info.update(comment=b"where it was taken", exif=b"Exif\0\0GPS", icc_profile=b"profile")
     for image, kind in ((large, "jpeg"), (large.resize((EXACT, 5)), "png")):
         image.info.update(large.info)
@@ -84,12 +102,16 @@ def test_a_thumbnail_is_pixels_alone(tmp_path: Path) -> None:
     assert len(url) < 12_000
 
 
-def test_pictures_on_the_page(tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path) -> None:
+def test_pictures_on_the_page(
+    tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
+) -> None:
     source, data = tiny(), images(rows=90)
     other = hs.prune(source, method="random", keep=1, out=tmp_path / "other.safetensors").path
     ood = [f"far:noise={images('noise.npz', seed=4)}"]
     third = hs.prune(source, method="random", keep=2, out=tmp_path / "third.safetensors").path
-    hs.evaluate([source, other, third], data=data, ood=ood, ood_score="energy", html=tmp_path / "r.html")
+    hs.evaluate(
+        [source, other, third], data=data, ood=ood, ood_score="energy", html=tmp_path / "r.html"
+    )
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     pictures = re.findall('<img src="data:image/png;base64,([^"]*)"', text)
     assert 20 < len(pictures) <= MOST
@@ -99,8 +121,12 @@ def test_pictures_on_the_page(tiny: Callable[..., Path], images: Callable[..., s
     stored = np.load(data)["images"]
     shown = [np.asarray(Image.open(io.BytesIO(base64.b64decode(each)))) for each in pictures]
     numbers = [int(each) for each in re.findall('alt="sample ([0-9]+)"', text)]
-    assert all(np.array_equal(picture, stored[at]) for picture, at in zip(shown, numbers, strict=True))
-    hs.evaluate([source, other, third], data=data, ood=ood, ood_score="energy", html=tmp_path / "s.html")
+    assert all(
+        np.array_equal(picture, stored[at]) for picture, at in zip(shown, numbers, strict=True)
+    )
+    hs.evaluate(
+        [source, other, third], data=data, ood=ood, ood_score="energy", html=tmp_path / "s.html"
+    )
     assert (tmp_path / "s.html").read_text(encoding="utf-8") == text
     hs.evaluate([source], data=data, html=tmp_path / "none.html", no_examples=True)
     bare = (tmp_path / "none.html").read_text(encoding="utf-8")
@@ -132,6 +158,8 @@ def test_texts_are_cut_and_mean_nothing(tmp_path: Path) -> None:
     assert secret not in (tmp_path / "none.html").read_text(encoding="utf-8")
 
 
-def test_without_a_page_there_is_nothing_to_leave_out(tiny: Callable[..., Path], images: Callable[..., str]) -> None:
+def test_without_a_page_there_is_nothing_to_leave_out(
+    tiny: Callable[..., Path], images: Callable[..., str]
+) -> None:
     with pytest.raises(UsageError, match=r"no.examples"):
         hs.evaluate([tiny()], data=images(), no_examples=True)

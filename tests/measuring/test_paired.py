@@ -32,17 +32,21 @@ def slow(a: Answered, b: Answered) -> dict[str, list[float]]:
     generator = torch.Generator().manual_seed(5)
     inside, sizes = len(a.inside.labels), [len(s.scores["msp"]) for s in a.foreign]
     every = [torch.arange(inside), *map(torch.arange, sizes)]
-    draws = [every] + [[torch.randint(n, (n,), generator=generator) for n in (inside, *sizes)] for _ in range(300)]
+    draws = [every] + [
+        [torch.randint(n, (n,), generator=generator) for n in (inside, *sizes)] for _ in range(300)
+    ]
     values: dict[str, list[float]] = {}
     for rows, *outside in draws:
         per = []
         for each in (a, b):
             i, score = each.inside, each.scores["msp"][rows]
             areas = [
-                metrics.auroc(score, s.scores["msp"][chosen]) for s, chosen in zip(each.foreign, outside, strict=True)
+                metrics.auroc(score, s.scores["msp"][chosen])
+                for s, chosen in zip(each.foreign, outside, strict=True)
             ]
             flagged = [
-                metrics.fpr95(score, s.scores["msp"][chosen]) for s, chosen in zip(each.foreign, outside, strict=True)
+                metrics.fpr95(score, s.scores["msp"][chosen])
+                for s, chosen in zip(each.foreign, outside, strict=True)
             ]
             per.append(
                 {

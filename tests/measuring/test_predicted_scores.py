@@ -71,12 +71,22 @@ def test_scores_are_columns_beside_functions_of_the_logits(tmp_path: Path) -> No
     assert only.scores is not None
     assert list(only.scores) == ["dist.v2", "vilu"]
     for name, value in only.scores.items():
-        assert value == pytest.approx(auroc(own[f"ood.a.scores.{name}"], own[f"scores.{name}"]), abs=1e-9)
+        assert value == pytest.approx(
+            auroc(own[f"ood.a.scores.{name}"], own[f"scores.{name}"]), abs=1e-9
+        )
     msp = {name: 1 - own[name].softmax(-1).amax(-1) for name in ("ood.a.logits", "logits")}
     assert only.auroc == pytest.approx(auroc(msp["ood.a.logits"], msp["logits"]), abs=1e-6)
     (every,) = hs.evaluate([], predictions_in=[path], ood_score="all").report.results
     assert every.ood[0].scores is not None
-    assert set(every.ood[0].scores) == {"entropy", "energy", "max-logit", "mi", "gen", "dist.v2", "vilu"}
+    assert set(every.ood[0].scores) == {
+        "entropy",
+        "energy",
+        "max-logit",
+        "mi",
+        "gen",
+        "dist.v2",
+        "vilu",
+    }
     # A score by the name of a function of the logits comes before it.
     own_msp = write(
         tmp_path / "msp.safetensors",
@@ -94,16 +104,25 @@ def test_our_own_file_keeps_its_fitted_score(tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     data = family.data(tmp_path, rows=90)
     foreign = tmp_path / "noise.npz"
-    np.savez(foreign, images=np.random.default_rng(1).integers(0, 255, (25, 28, 28, 3), dtype=np.uint8))
-    made = hs.calibrate(tmp_path / "source", data=data, ood_score="mds", out=tmp_path / "c.safetensors").path
+    np.savez(
+        foreign, images=np.random.default_rng(1).integers(0, 255, (25, 28, 28, 3), dtype=np.uint8)
+    )
+    made = hs.calibrate(
+        tmp_path / "source", data=data, ood_score="mds", out=tmp_path / "c.safetensors"
+    ).path
     out = tmp_path / "p.safetensors"
-    (first,) = hs.evaluate([made], data=data, ood=[f"far:n={foreign}"], predictions=out).report.results
+    (first,) = hs.evaluate(
+        [made], data=data, ood=[f"far:n={foreign}"], predictions=out
+    ).report.results
     (again,) = hs.evaluate([], predictions_in=[out], ood_score="mds").report.results
     assert again.ood == first.ood
     read = read_predictions(out)
     assert set(read.scores) == {"mds"}
     assert torch.equal(read.scores["mds"], load_file(out)["scores.mds"])
-    with pytest.raises(UsageError, match=r"--ood-score rmds: .* does not hold this score of every set \(did you mean"):
+    with pytest.raises(
+        UsageError,
+        match=r"--ood-score rmds: .* does not hold this score of every set \(did you mean",
+    ):
         hs.evaluate([], predictions_in=[out], ood_score="rmds")
 
 
@@ -114,19 +133,30 @@ def test_our_own_file_keeps_its_fitted_score(tmp_path: Path) -> None:
             {"ood__a__scores__vilu": torch.zeros(29)},
             r"ood\.a\.scores\.vilu must be floating-point, one for each of 30, found F32 \(29,\)",
         ),
-        ({"scores__vilu": torch.zeros(40, 1)}, r"scores\.vilu must be floating-point, one for each of 40"),
+        (
+            {"scores__vilu": torch.zeros(40, 1)},
+            r"scores\.vilu must be floating-point, one for each of 40",
+        ),
         ({"scores__vilu": torch.zeros(40, dtype=torch.int64)}, "found I64"),
         ({"ood__b__scores__vilu": torch.zeros(0)}, r"found F32 \(0,\)"),
-        ({"ood__b__scores__vilu": torch.tensor(1.0)}, r"must be floating-point, one for each of 0, found F32 \(\)"),
+        (
+            {"ood__b__scores__vilu": torch.tensor(1.0)},
+            r"must be floating-point, one for each of 0, found F32 \(\)",
+        ),
         ({"ood__b__scores__other": torch.zeros(19)}, "one for each of 20, found"),
-        ({"scores__vilu": torch.full((40,), float("nan"))}, r"scores\.vilu holds values that are not finite"),
+        (
+            {"scores__vilu": torch.full((40,), float("nan"))},
+            r"scores\.vilu holds values that are not finite",
+        ),
         ({"ood__a__scores__vilu": torch.full((30,), float("inf"))}, "not finite"),
         ({"scores__  ": torch.zeros(40)}, "no name of a score"),
         ({"ood__  __scores__v": torch.zeros(4)}, "no name of a set"),
         ({"logits": None}, "tensor logits is missing"),
     ],
 )
-def test_scores_that_are_none(changes: dict[str, torch.Tensor | None], what: str, tmp_path: Path) -> None:
+def test_scores_that_are_none(
+    changes: dict[str, torch.Tensor | None], what: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=what):
         read_predictions(write(tmp_path / "p.safetensors", **changes))
 

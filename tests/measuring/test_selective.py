@@ -40,13 +40,20 @@ def as_probs(sure: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([sure, rest, rest], dim=1), (~right).long()
 
 
-def measured(sure: Tensor, right: Tensor, rows: Tensor | None = None) -> list[dict[str, float | None]]:
+def measured(
+    sure: Tensor, right: Tensor, rows: Tensor | None = None
+) -> list[dict[str, float | None]]:
     """Of each resample; of all answers, without any."""
     promised = torch.rand(len(sure), generator=torch.Generator().manual_seed(7))
     inside = SimpleNamespace(confidence=sure, correct=right, promised=promised, kept=right.double())
-    values = Selective(cast("Answers", inside)).metrics(torch.arange(len(sure))[None] if rows is None else rows)
+    values = Selective(cast("Answers", inside)).metrics(
+        torch.arange(len(sure))[None] if rows is None else rows
+    )
     each = zip(*values.values(), strict=True)
-    return [{name: None if v.isnan() else float(v) for name, v in zip(values, row, strict=True)} for row in each]
+    return [
+        {name: None if v.isnan() else float(v) for name, v in zip(values, row, strict=True)}
+        for row in each
+    ]
 
 
 @pytest.mark.parametrize("count", [2, 30, 500])
@@ -96,7 +103,9 @@ def test_one_sample_has_no_area() -> None:
 
 def test_misclassification_auroc_is_scikit_learns() -> None:
     sure, right = answers(300)
-    assert measured(sure, right)[0]["mis_auroc"] == pytest.approx(roc_auc_score(right, sure), abs=1e-12)
+    assert measured(sure, right)[0]["mis_auroc"] == pytest.approx(
+        roc_auc_score(right, sure), abs=1e-12
+    )
     assert measured(sure, torch.ones(300, dtype=torch.bool))[0]["mis_auroc"] is None
 
 
@@ -120,7 +129,11 @@ def test_bootstrap_intervals_are_those_of_a_mean() -> None:
 
     def measure(rows: Tensor) -> dict[str, Tensor]:
         never = torch.full((len(rows),), math.nan)
-        return {"mean": values[rows].mean(dim=1), "never": never, "sometimes": never.where(rows[:, 0] % 2 == 1, 1.0)}
+        return {
+            "mean": values[rows].mean(dim=1),
+            "never": never,
+            "sometimes": never.where(rows[:, 0] % 2 == 1, 1.0),
+        }
 
     found = bootstrap(measure, 400, level=0.9)
     half = 1.6449 * float(values.std()) / 20
@@ -137,7 +150,10 @@ def test_bootstrap_intervals_are_those_of_a_mean() -> None:
 def test_resamples_are_counted_as_if_measured_one_by_one(share: float) -> None:
     random = torch.Generator().manual_seed(0)
     sure = torch.rand(60, generator=random).mul(20).round() / 20  # many are equally sure
-    right, rows = torch.rand(60, generator=random) < share, torch.randint(60, (9, 60), generator=random)
+    right, rows = (
+        torch.rand(60, generator=random) < share,
+        torch.randint(60, (9, 60), generator=random),
+    )
     promised = torch.rand(60, generator=torch.Generator().manual_seed(7))
     for each, found in zip(rows, measured(sure, right, rows), strict=True):
         (alone,) = measured(sure[each], right[each])

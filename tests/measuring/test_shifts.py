@@ -23,7 +23,9 @@ SPEC = Callable[..., str]
 
 
 def one(*accuracies: tuple[str, int | None, float], name: str = "m") -> Row:
-    shift = tuple(ShiftResult(name=n, severity=s, accuracy=a, brier=1 - a) for n, s, a in accuracies)
+    shift = tuple(
+        ShiftResult(name=n, severity=s, accuracy=a, brier=1 - a) for n, s, a in accuracies
+    )
     plain = row_of(Predictions(name, "hydra", torch.eye(2)[:, None], torch.arange(2)), Reading())
     return plain.but(shift=shift, shift_average=averaged(shift))
 
@@ -33,7 +35,9 @@ def test_averages_by_hand() -> None:
     average = row.result.shift_average
     assert average is not None
     assert list(average.severities) == [1, 2]
-    assert average.severities[1].model_dump() == pytest.approx({"accuracy": 0.65, "brier": 0.35, "sets": 2})
+    assert average.severities[1].model_dump() == pytest.approx(
+        {"accuracy": 0.65, "brier": 0.35, "sets": 2}
+    )
     assert average.severities[2].accuracy == 0.6
     assert average.accuracy == pytest.approx((0.65 + 0.6) / 2)
     assert average.mce is None
@@ -44,7 +48,9 @@ def test_corruption_errors_beside_the_first_row() -> None:
     first = one(("fog", 1, 0.8), ("fog", 2, 0.6), ("snow", 1, 0.5))
     second = one(("fog", 1, 0.9), ("fog", 2, 0.8), ("snow", 1, 0.25))
     rows = with_mce([first, second])
-    assert [row.result.shift_average.mce for row in rows] == pytest.approx([1.0, (0.3 / 0.6 + 0.75 / 0.5) / 2])
+    assert [row.result.shift_average.mce for row in rows] == pytest.approx(
+        [1.0, (0.3 / 0.6 + 0.75 / 0.5) / 2]
+    )
     others = with_mce([first, one(("fog", 1, 0.8)), one()])
     assert others[1].result.shift_average.mce is None
     assert others[2].result.shift_average is None
@@ -67,10 +73,15 @@ def test_corruptions_are_the_sets_they_would_be(tiny: MAKE, images: SPEC, tmp_pa
     stored = np.stack([np.asarray(samples.read(i)) for i in range(len(samples))])
     np.savez(tmp_path / "fog.npz", images=stored, labels=parent.labels)
     out = tmp_path / "p.safetensors"
-    made = hs.evaluate([model], data=spec, corrupt=["fog:3", "contrast"], predictions=out, batch_size=7)
+    made = hs.evaluate(
+        [model], data=spec, corrupt=["fog:3", "contrast"], predictions=out, batch_size=7
+    )
     given = hs.evaluate([model], data=spec, shift=[f"fog:3={tmp_path / 'fog.npz'}"]).report
     row, other = made.report.results[0], given.results[0]
-    assert [(s.name, s.severity) for s in row.shift] == [("fog", 3), *(("contrast", s) for s in range(1, 6))]
+    assert [(s.name, s.severity) for s in row.shift] == [
+        ("fog", 3),
+        *(("contrast", s) for s in range(1, 6)),
+    ]
     assert row.shift[0].accuracy == other.shift[0].accuracy
     assert row.shift[0].brier == pytest.approx(other.shift[0].brier, abs=1e-6)
     assert made.report.settings["corrupt"] == ["fog:3", "contrast"]
@@ -90,7 +101,9 @@ def test_texts(tmp_path: Path) -> None:
 
     family = FAMILIES["BERT"]
     family.write(tmp_path / "bert")
-    row = hs.evaluate([tmp_path / "bert"], data=family.data(tmp_path), corrupt=["all:2"]).report.results[0]
+    row = hs.evaluate(
+        [tmp_path / "bert"], data=family.data(tmp_path), corrupt=["all:2"]
+    ).report.results[0]
     assert [(s.name, s.severity) for s in row.shift] == [("typos", 2), ("word_dropout", 2)]
     with pytest.raises(UsageError, match="--corrupt fog: no such corruption of texts"):
         hs.evaluate([tmp_path / "bert"], data=family.data(tmp_path), corrupt=["fog"])

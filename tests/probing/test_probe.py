@@ -37,7 +37,10 @@ def model_of(path: Path) -> tuple[Any, Any]:
     with torch.no_grad():
         for parameter in module.parameters():  # far from zero, so that every term counts
             parameter.add_(
-                0.4 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+                0.4
+                * torch.randn(
+                    parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())
+                )
             )
     return module, opened.family.anatomy(module)
 
@@ -53,7 +56,9 @@ def in_batches(size: int, rows: int = 7) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
-def exact(module: Any, weights: Weights, of: Callable[..., Tensor] = cross_entropy) -> tuple[Tensor, Tensor]:
+def exact(
+    module: Any, weights: Weights, of: Callable[..., Tensor] = cross_entropy
+) -> tuple[Tensor, Tensor]:
     """Gradient and whole Hessian of the mean loss, by autograd alone."""
     names = [n for p in weights.parameters for n, q in module.named_parameters() if q is p]
     shapes = [p.shape for p in weights.parameters]
@@ -106,13 +111,17 @@ def test_of_many_labels_against_the_exact_hessian(tiny: MAKE) -> None:
     weights = Weights.of(anatomy.sites)
     removal = weights.removal([Head("vision", 0, 1), Head("vision", 1, 0)])
     (x, _), truth = samples(), (torch.arange(21).reshape(7, 3) % 2).double()
-    gradient, hessian = exact(module, weights, lambda z, _: binary_cross_entropy_with_logits(z, truth))
+    gradient, hessian = exact(
+        module, weights, lambda z, _: binary_cross_entropy_with_logits(z, truth)
+    )
     batches = list(zip(x.split(3), truth.split(3), strict=True))
     losses = PROBLEMS["multi_label"].losses
     bent = curvature(module, weights, batches, removal, draws=1, seed=0, losses=losses)
     assert torch.allclose(flat(bent.gradient), gradient, atol=1e-12)
     assert bent.along == pytest.approx(float(flat(removal) @ hessian @ flat(removal)), abs=1e-11)
-    assert bent.loss == pytest.approx(float(binary_cross_entropy_with_logits(module(x), truth)), abs=1e-12)
+    assert bent.loss == pytest.approx(
+        float(binary_cross_entropy_with_logits(module(x), truth)), abs=1e-12
+    )
     assert loss_of(module, batches, losses) == pytest.approx(bent.loss, abs=1e-12)
 
 
@@ -120,7 +129,9 @@ def test_batches_do_not_matter(tiny: MAKE) -> None:
     module, anatomy = model_of(tiny(arch=SMALLEST))
     weights = Weights.of(anatomy.sites)
     removal = weights.removal([Head("vision", 0, 0)])
-    one, many = (curvature(module, weights, in_batches(s), removal, draws=1, seed=0) for s in (7, 2))
+    one, many = (
+        curvature(module, weights, in_batches(s), removal, draws=1, seed=0) for s in (7, 2)
+    )
     assert torch.allclose(flat(one.gradient), flat(many.gradient), atol=1e-12)
     assert one.along == pytest.approx(many.along, abs=1e-12)
     assert all(not p.requires_grad for p in module.parameters())
@@ -163,7 +174,9 @@ def test_means_by_head(tiny: MAKE) -> None:
     qkv, out = values[0], values[1]
     for head in range(2):
         rows = [slice(4 * part + 2 * head, 4 * part + 2 * head + 2) for part in range(3)]
-        parts = [qkv[row].reshape(-1) for row in rows] + [out[:, 2 * head : 2 * head + 2].reshape(-1)]
+        parts = [qkv[row].reshape(-1) for row in rows] + [
+            out[:, 2 * head : 2 * head + 2].reshape(-1)
+        ]
         assert means["vision", 0][head] == pytest.approx(float(torch.cat(parts).mean()), abs=1e-12)
 
 
@@ -173,7 +186,9 @@ def test_separation_against_numpy(tiny: MAKE) -> None:
     vectors: dict[int, list[Tensor]] = {}
     for block in anatomy.blocks:
         site = block.attention
-        site.out.register_forward_pre_hook(lambda _, a, layer=site.layer: vectors.setdefault(layer, []).append(a[0]))
+        site.out.register_forward_pre_hook(
+            lambda _, a, layer=site.layer: vectors.setdefault(layer, []).append(a[0])
+        )
     generator = torch.Generator().manual_seed(0)
     inside = torch.randn(60, 1, 28, 28, generator=generator, dtype=torch.float64)
     outside = 0.5 + 2 * torch.randn(30, 1, 28, 28, generator=generator, dtype=torch.float64)
@@ -186,7 +201,9 @@ def test_separation_against_numpy(tiny: MAKE) -> None:
         shown[::7] = True
         pairs = zip(data.split(16), index.split(16), strict=True)
         seen.append(head_moments(module, anatomy, pairs, shown))
-        slow.append({k: torch.cat(v)[:, 0].unflatten(-1, (4, 8)).numpy() for k, v in vectors.items()})
+        slow.append(
+            {k: torch.cat(v)[:, 0].unflatten(-1, (4, 8)).numpy() for k, v in vectors.items()}
+        )
     for layer in range(3):
         here, there = (each["vision", layer] for each in seen)
         a, b = (each[layer] for each in slow)
@@ -196,7 +213,9 @@ def test_separation_against_numpy(tiny: MAKE) -> None:
             apart = a[:, head].mean(axis=0) - b[:, head].mean(axis=0)
             assert euclidean[head] == pytest.approx(float(np.linalg.norm(apart)), rel=1e-9)
             precision = np.linalg.inv(np.cov(a[:, head], rowvar=False))
-            assert mahalanobis[head] == pytest.approx(float(np.sqrt(apart @ precision @ apart)), rel=1e-6)
+            assert mahalanobis[head] == pytest.approx(
+                float(np.sqrt(apart @ precision @ apart)), rel=1e-6
+            )
 
 
 def test_moments_far_from_zero() -> None:
@@ -243,7 +262,9 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     spec = family.data(tmp_path)
     foreign = tmp_path / ("foreign.jsonl" if family.is_text else "foreign.npz")
     if family.is_text:
-        foreign.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("a the a", "very dull plot plot") * 5))
+        foreign.write_text(
+            "".join(json.dumps({"text": t}) + "\n" for t in ("a the a", "very dull plot plot") * 5)
+        )
     else:
         pixels = np.random.default_rng(1).integers(0, 256, (10, 28, 28, 3), dtype=np.uint8)
         np.savez(foreign, images=pixels)
@@ -270,7 +291,9 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     assert set(about.hessian.heads) == set(towers)
     (each,) = report.separation
     assert set(each.mahalanobis) == {family.tower}
-    values = [v for rows in (each.euclidean, each.mahalanobis) for row in rows[family.tower] for v in row]
+    values = [
+        v for rows in (each.euclidean, each.mahalanobis) for row in rows[family.tower] for v in row
+    ]
     assert len(values) == 2 * 3 * 4
     assert all(v is not None and v > 0 for v in values)
     assert report.pictured is not None
@@ -283,7 +306,12 @@ def test_a_member_and_the_same_bytes(tiny: MAKE, images: SPEC, tmp_path: Path) -
     mask = tmp_path / "mask.json"
     mask.write_text(json.dumps({"vision": [[0, 2], [], [1, 2, 3]]}))
     member = hs.prune(tiny(), mask=mask, out=tmp_path / "m.safetensors").path
-    options = {"data": images(), "ood": [images("far.npz", seed=9, labels=False)], "draws": 1, "remove": 1}
+    options = {
+        "data": images(),
+        "ood": [images("far.npz", seed=9, labels=False)],
+        "draws": 1,
+        "remove": 1,
+    }
     outputs = []
     for name in ("a", "b"):
         hs.probe(member, **options, json=tmp_path / f"{name}.json", plot=tmp_path / f"{name}.png")
@@ -308,7 +336,12 @@ def test_which_heads_matter(tiny: MAKE, images: SPEC) -> None:
     path, spec = tiny(), images()
     scored = hs.score(path, method="circuit", objective="acc", data=spec, remove=4, device="cpu")
     order = [tuple(head) for head in scored.result.order]
-    options = {"data": spec, "ood": [images("far.npz", labels=False)], "draws": 1, "corrupt": ["fog:3"]}
+    options = {
+        "data": spec,
+        "ood": [images("far.npz", labels=False)],
+        "draws": 1,
+        "corrupt": ["fog:3"],
+    }
     report = hs.probe(path, method="circuit", objective="acc", remove=2, **options)
     assert report.pictured.least[:4] == tuple(order)
     assert set(report.proposition.removed) == set(order[:2])
@@ -342,7 +375,10 @@ def test_noisy_data_of_ones_own(tiny: MAKE, images: SPEC) -> None:
 
 def test_what_cannot_be_probed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
-    members = [hs.prune(path, method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path for s in (0, 1)]
+    members = [
+        hs.prune(path, method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path
+        for s in (0, 1)
+    ]
     hydra = hs.fuse(members, out=tmp_path / "h.safetensors").path
     with pytest.raises(SurgeryError, match="is a hydra of 2 members"):
         hs.probe(hydra, data=spec)
@@ -351,7 +387,11 @@ def test_what_cannot_be_probed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
         ({"data": images("bare.npz", labels=False)}, DataError, "has no labels"),
         ({"data": spec, "dtype": "bfloat16"}, UsageError, "--dtype bfloat16"),
         ({"data": spec, "keep": 4}, SurgeryError, "no head would go"),
-        ({"data": images("few.npz", rows=8), "ood": [spec]}, DataError, "no covariance of 8 dimensions"),
+        (
+            {"data": images("few.npz", rows=8), "ood": [spec]},
+            DataError,
+            "no covariance of 8 dimensions",
+        ),
     ]
     for options, error, message in wrong:
         with pytest.raises(error, match=message):

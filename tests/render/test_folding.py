@@ -25,8 +25,14 @@ def test_a_command_stays_whole() -> None:
 
 def test_the_first_line_is_as_wide_as_the_terminal() -> None:
     text = "holds          shapes: those of the architecture"
-    assert lines(text, 40, 15) == ["holds          shapes: those of the", "               architecture"]
-    assert lines("  ← prune vit.safetensors --keep 2", 30) == ["  ← prune vit.safetensors", "    --keep 2"]
+    assert lines(text, 40, 15) == [
+        "holds          shapes: those of the",
+        "               architecture",
+    ]
+    assert lines("  ← prune vit.safetensors --keep 2", 30) == [
+        "  ← prune vit.safetensors",
+        "    --keep 2",
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 200, " " * 50])

@@ -15,4 +15,9 @@ def test_layers_of_two_towers_stand_in_line(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_parameters_are_never_none() -> None:
-    assert [millions(count) for count in (1_361_000, 5_000, 4_490, 0)] == ["1.36 M", "0.01 M", "4,490", "0"]
+    assert [millions(count) for count in (1_361_000, 5_000, 4_490, 0)] == [
+        "1.36 M",
+        "0.01 M",
+        "4,490",
+        "0",
+    ]

@@ -51,7 +51,9 @@ def test_ascii_loses_nothing(here: Path) -> None:
 def test_a_closed_stdout_is_quiet(here: Path) -> None:
     done = bash("hs prune --method random --keep 2 vit -o m >&-; echo $? >&2", here)
     assert done.stderr == "0\n"
-    whole = bash("hs prune --method random --keep 2 vit -o n; cmp m.safetensors n.safetensors", here)
+    whole = bash(
+        "hs prune --method random --keep 2 vit -o n; cmp m.safetensors n.safetensors", here
+    )
     assert whole.returncode == 0
     done = bash("hs inspect gone <&- >&- 2>&-", here)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")

@@ -13,7 +13,10 @@ METRICS = ("AUROC", "FPR95", "AUPR")
 TABLE = (
     "out of distribution",
     [(group, metric) for group in ("near", "far") for metric in METRICS],
-    [["single", *(f"0.1{at}3" for at in range(6))], ["hydra", *((f"0.2{at}7", "bold") for at in range(6))]],
+    [
+        ["single", *(f"0.1{at}3" for at in range(6))],
+        ["hydra", *((f"0.2{at}7", "bold") for at in range(6))],
+    ],
 )
 
 
@@ -68,7 +71,10 @@ numbers = st.floats(0, 99).map(lambda value: f"{value:.3f}")
 def test_no_number_is_ever_cut(terminal, data: st.DataObject, width: int) -> None:
     groups = st.sampled_from(["", "near", "far"])
     heads = [(data.draw(groups), data.draw(names)) for _ in range(data.draw(st.integers(1, 6)))]
-    rows = [[data.draw(names), *(data.draw(numbers) for _ in heads)] for _ in range(data.draw(st.integers(1, 4)))]
+    rows = [
+        [data.draw(names), *(data.draw(numbers) for _ in heads)]
+        for _ in range(data.draw(st.integers(1, 4)))
+    ]
     shown = terminal(("t", heads, rows), width)
     for _, *cells in rows:
         for number in cells:
@@ -84,7 +90,9 @@ def test_no_number_is_ever_cut(terminal, data: st.DataObject, width: int) -> Non
         ([1234.5e6, 0.0], ["1234", "0"]),
     ],
 )
-def test_costs_have_as_many_decimals_in_each_row(values: list[float | None], shown: list[str]) -> None:
+def test_costs_have_as_many_decimals_in_each_row(
+    values: list[float | None], shown: list[str]
+) -> None:
     (column,) = columns(COST[1:2], [type("Cost", (), {"macs": value}) for value in values])
     assert [cell.text for cell in column.cells] == shown
 

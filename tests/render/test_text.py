@@ -137,20 +137,30 @@ def comparison() -> Comparison:
 
 
 SHOWS: dict[str, Callable[[], object]] = {
-    "inspect": lambda: render.inspected(Inspection(Path(EVIL), manifest(), 1, 1, 1, (EVIL,), True, EVIL), json=False),
+    "inspect": lambda: render.inspected(
+        Inspection(Path(EVIL), manifest(), 1, 1, 1, (EVIL,), True, EVIL), json=False
+    ),
     "inspect hydra": lambda: render.inspected(
         Inspection(Path(EVIL), manifest("hydra"), 1, 2, 1, ("F32",), True, None), json=False
     ),
     "compare": lambda: render.compared(comparison(), json=False),
     "score, values": lambda: render.scored(scored(), json=False, quiet=False),
     "score, order": lambda: render.scored(scored(ORDER), json=False, quiet=False),
-    "prune": lambda: render.pruned(Pruned(Path(EVIL), manifest(), 1, (EVIL,), EVIL), json=False, quiet=False),
-    "fuse": lambda: render.fused(Fused(Path(EVIL), manifest("hydra"), 2, 2, 1, None, EVIL), json=False, quiet=False),
+    "prune": lambda: render.pruned(
+        Pruned(Path(EVIL), manifest(), 1, (EVIL,), EVIL), json=False, quiet=False
+    ),
+    "fuse": lambda: render.fused(
+        Fused(Path(EVIL), manifest("hydra"), 2, 2, 1, None, EVIL), json=False, quiet=False
+    ),
     "eval": lambda: render.evaluated(
-        Evaluation(Report(settings={}, results=(result(), result())), (EVIL,), (Path(EVIL),)), json=False, quiet=False
+        Evaluation(Report(settings={}, results=(result(), result())), (EVIL,), (Path(EVIL),)),
+        json=False,
+        quiet=False,
     ),
     "bench": lambda: render.benched(bench(), json=False, quiet=False),
-    "export": lambda: render.exported(Export(Path(EVIL), 1, (EVIL,), (EVIL,), 0.0, 17), json=False, quiet=False),
+    "export": lambda: render.exported(
+        Export(Path(EVIL), 1, (EVIL,), (EVIL,), 0.0, 17), json=False, quiet=False
+    ),
     "failed": lambda: render.failed(CheckFailed(EVIL, hint=EVIL, details=(EVIL,))),
     "say": lambda: render.say(EVIL, style="bold"),
 }
@@ -181,7 +191,9 @@ def test_json_is_ascii_and_strict(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out) == {"name": EVIL, "numbers": [None, [None, 1.5]], EVIL: 1}
 
 
-def test_progress_says_what_it_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_says_what_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("hydrasurgeon.render.console.PLAIN_EVERY_SECONDS", 0.0)
     with render.progress(False) as tick:
         assert tick is not None
@@ -189,7 +201,9 @@ def test_progress_says_what_it_is_told(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == f"{SHOWN}: 1/2\n"
 
 
-@pytest.mark.parametrize("name", ["d[/red].safetensors", "run[lr=0.1].safetensors", "e\x1b[2J.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["d[/red].safetensors", "run[lr=0.1].safetensors", "e\x1b[2J.safetensors"]
+)
 def test_paths_are_no_markup(
     tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -204,7 +218,9 @@ def test_paths_are_no_markup(
     assert visible(f"gone {name}") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["inspect", EVIL], ["inspect", f"--{EVIL}"], [EVIL], ["eval", "x", "--limit", EVIL]])
+@pytest.mark.parametrize(
+    "words", [["inspect", EVIL], ["inspect", f"--{EVIL}"], [EVIL], ["eval", "x", "--limit", EVIL]]
+)
 def test_words_of_the_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) in (2, 3)
     said = capsys.readouterr().err

@@ -27,14 +27,23 @@ ROWS = 7
 
 def state(gate: Gate, first: int = 1) -> State:
     """A decision state with other numbers for rows that stop early than for those that go on."""
-    cascade = cascade_by(gate, ORDER, first, temperature=1.7, ood_threshold=0.31, conformal=lac(0.55, 0.8))
+    cascade = cascade_by(
+        gate, ORDER, first, temperature=1.7, ood_threshold=0.31, conformal=lac(0.55, 0.8)
+    )
     joint = Joint(aleatoric=0.9, epistemic=1.4)
-    return made_state(threshold=0.4, temperature=0.8, joint=joint, conformal=lac(0.7, 0.8), cascade=cascade)
+    return made_state(
+        threshold=0.4, temperature=0.8, joint=joint, conformal=lac(0.7, 0.8), cascade=cascade
+    )
 
 
-def hydra(folder: Path, family: Family, *, tuned: bool = True, dtype: str = "float64") -> hs.Classifier:
+def hydra(
+    folder: Path, family: Family, *, tuned: bool = True, dtype: str = "float64"
+) -> hs.Classifier:
     family.write(folder / "source")
-    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(folder / "source", family, rows, folder / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     if tuned:
         parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(parts)]
     fused = hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate")
@@ -126,7 +135,9 @@ def test_float32_keeps_five_digits(tmp_path: Path) -> None:
     slow = torch.stack([each.softmax(-1).mean(0) for each in slowly(model, inputs, ROWS)])
     torch.testing.assert_close(whole, slow, rtol=0, atol=1e-5)
     torch.testing.assert_close(model.predict(inputs, cascade=True), slow, rtol=0, atol=1e-5)
-    torch.testing.assert_close(model.predict(row(inputs, 2), cascade=True), slow[2:3], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        model.predict(row(inputs, 2), cascade=True), slow[2:3], rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("tuned", [False, True])
@@ -148,14 +159,18 @@ def test_a_gate_that_lets_everything_through_is_the_hydra(tuned: bool, tmp_path:
         torch.testing.assert_close(found.probs, plain.probs, rtol=0, atol=1e-6)
     model.state = state(Gate(score="msp", low=2.0))
     assert model.decide(inputs).members_run.tolist() == [1] * ROWS
-    torch.testing.assert_close(model.predict(inputs, cascade=True), logits[:, 2].softmax(-1).float(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        model.predict(inputs, cascade=True), logits[:, 2].softmax(-1).float(), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("score", "first"), [("msp", 1), ("disagreement", 2)])
 def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_path: Path) -> None:
     model = hydra(tmp_path, FAMILIES["timm ViT"])
     inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
-    model.state = given = state(Gate(score=score, low=middle(model, inputs, score, ORDER[:first])), first)
+    model.state = given = state(
+        Gate(score=score, low=middle(model, inputs, score, ORDER[:first])), first
+    )
     found, slow = model.decide(inputs), slowly(model, inputs, ROWS)
     assert found.members_run.tolist() == [len(each) for each in slow]
     assert sorted(set(found.members_run.tolist())) == [first, 3]
@@ -191,7 +206,10 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
     generator = torch.Generator().manual_seed(0)
     parts = {"centre": (32,), "factor": (32, 32), "means": (3, 32)}
-    fits = tuple({name: torch.randn(shape, generator=generator) for name, shape in parts.items()} for _ in range(3))
+    fits = tuple(
+        {name: torch.randn(shape, generator=generator) for name, shape in parts.items()}
+        for _ in range(3)
+    )
     standards = tuple(Standard(mean=m + 1.0, deviation=m + 4.0) for m in range(3))
     fitted = EnsembleScore("mds", fits, standards)
     with torch.inference_mode(), reading(model) as read:
@@ -208,7 +226,9 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     found = model.decide(inputs)
     assert sorted(found.members_run.tolist()) == [1] * 4 + [3] * 3
     model.module.going_on = 1.0
-    torch.testing.assert_close(model.decide(inputs).ood_score, found.ood_score, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        model.decide(inputs).ood_score, found.ood_score, rtol=1e-6, atol=1e-6
+    )
     mean = torch.stack([standard(m).double() for m in range(3)]).mean(0)
     expected = torch.where(found.members_run == 3, mean, first)
     torch.testing.assert_close(found.ood_score.double(), expected, rtol=1e-4, atol=1e-4)
@@ -267,7 +287,10 @@ def test_rows_that_keep_going_on_are_answered_in_one_pass(tmp_path: Path) -> Non
     passes: list[Any] = []
     for part in (model.module, first, rest):
         part.finish = partial(_counted, passes, part, part.finish)
-    for gate, expected in ((Gate(score="msp", low=-1.0), [first, rest]), (Gate(score="msp", low=2.0), [model.module])):
+    for gate, expected in (
+        (Gate(score="msp", low=-1.0), [first, rest]),
+        (Gate(score="msp", low=2.0), [model.module]),
+    ):
         model.state = state(gate)
         model.predict(inputs, cascade=True)
         assert passes == expected

@@ -35,7 +35,9 @@ def vit(folder: Path, **rates: float) -> Path:
 
 
 def of(path: Path, passes: int = 4, seed: int = 0, arch: str | None = None) -> torch.nn.Module:
-    return sampled(open_checkpoint(path, arch=arch), passes, seed=seed, device="cpu", dtype="float32")
+    return sampled(
+        open_checkpoint(path, arch=arch), passes, seed=seed, device="cpu", dtype="float32"
+    )
 
 
 @torch.no_grad()
@@ -70,7 +72,9 @@ def test_timm_takes_its_rates_from_its_arguments(tmp_path: Path) -> None:
     plain, dropped = tmp_path / "plain.safetensors", tmp_path / "dropped.safetensors"
     fresh(TIMM, plain)
     fresh(f"{TIMM},proj_drop_rate=0.1,attn_drop_rate=0.1", dropped)
-    with pytest.raises(SurgeryError, match="has no dropout that --mc-dropout could turn on") as refused:
+    with pytest.raises(
+        SurgeryError, match="has no dropout that --mc-dropout could turn on"
+    ) as refused:
         of(plain)
     # This file's manifest says how it was made: no --arch can change that.
     assert "--arch" not in str(refused.value.hint)
@@ -88,7 +92,9 @@ def test_eval_reports_passes_as_members(tmp_path: Path) -> None:
     path = vit(tmp_path / "vit", hidden_dropout_prob=0.2)
     rng = np.random.default_rng(0)
     np.savez(
-        tmp_path / "data.npz", images=rng.integers(0, 255, (12, 28, 28, 3), dtype=np.uint8), labels=np.arange(12) % 3
+        tmp_path / "data.npz",
+        images=rng.integers(0, 255, (12, 28, 28, 3), dtype=np.uint8),
+        labels=np.arange(12) % 3,
     )
     data = str(tmp_path / "data.npz")
     logits = tmp_path / "logits.safetensors"

@@ -30,7 +30,10 @@ def check(model: hs.Classifier, inputs: object) -> torch.Tensor:
             again, _ = read(inputs)
         torch.testing.assert_close(logits, plain, rtol=0, atol=0)
         torch.testing.assert_close(again, plain, rtol=0, atol=0)
-        made = [features[:, m] @ linear.weight.T + linear.bias for m, linear in enumerate(classifiers(model))]
+        made = [
+            features[:, m] @ linear.weight.T + linear.bias
+            for m, linear in enumerate(classifiers(model))
+        ]
         torch.testing.assert_close(torch.stack(made, dim=1), logits, rtol=0, atol=1e-10)
         # Afterwards nothing listens any more.
         torch.testing.assert_close(model(inputs), plain, rtol=0, atol=0)
@@ -46,9 +49,16 @@ def test_features_give_the_logits(family: Family, tmp_path: Path) -> None:
     torch.testing.assert_close(single, whole, rtol=0, atol=1e-10)
     if family.towers:
         torch.testing.assert_close(single.norm(dim=-1), torch.ones(5, 1).double())
-    paths = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    paths = [
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     for tuned in (False, True):
-        parts = [tune(p, tmp_path / f"t{i}.safetensors", i) for i, p in enumerate(paths)] if tuned else paths
+        parts = (
+            [tune(p, tmp_path / f"t{i}.safetensors", i) for i, p in enumerate(paths)]
+            if tuned
+            else paths
+        )
         hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate", force=True)
         hydra = loaded(tmp_path / "hydra.safetensors")
         alone = torch.cat([check(loaded(part), inputs) for part in parts], dim=1)

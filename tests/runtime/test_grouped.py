@@ -22,11 +22,17 @@ from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
 
 EQUAL = ([[0, 1, 3], [1, 2, 3], [0, 2, 3]], [[0, 1, 2], [0, 1, 3], [0, 1, 2]], [[1, 2, 3]] * 3)
-RAGGED = ([[0, 1, 2, 3], [0, 1], [1, 2, 3]], [[0, 1, 2, 3], [1, 3], [0]], [[0, 1, 2, 3], [], [0, 2]])
+RAGGED = (
+    [[0, 1, 2, 3], [0, 1], [1, 2, 3]],
+    [[0, 1, 2, 3], [1, 3], [0]],
+    [[0, 1, 2, 3], [], [0, 2]],
+)
 EXTRAS = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,embed_dim=32,depth=3,num_heads=4,num_classes=3"
 
 
-def hydra(source: Path, rows: Any, folder: Path, *, tuned: bool, family: Family | None = None) -> Classifier:
+def hydra(
+    source: Path, rows: Any, folder: Path, *, tuned: bool, family: Family | None = None
+) -> Classifier:
     """Three members fused, stacked whatever the batch; tuned ones share nothing."""
     mask, parts = folder / "mask.json", []
     for i, kept in enumerate(rows):
@@ -83,7 +89,9 @@ def test_same_as_the_members(family: Family, tuned: bool, rows: Any, tmp_path: P
     assert_grouped(model, inputs)
 
 
-@pytest.mark.parametrize("extra", ["qk_norm=true", "init_values=0.3", "class_token=false,global_pool=avg"])
+@pytest.mark.parametrize(
+    "extra", ["qk_norm=true", "init_values=0.3", "class_token=false,global_pool=avg"]
+)
 def test_norms_of_queries_scales_and_pooling(tmp_path: Path, extra: str) -> None:
     from hydrasurgeon.tuning.start import fresh
 
@@ -117,7 +125,10 @@ def test_filling_up_is_no_multiply_add_of_the_model(tmp_path: Path) -> None:
     """A member's cost is what it keeps, however its neighbours are shaped."""
     FAMILIES["timm ViT"].write(tmp_path / "source")
     model = hydra(tmp_path / "source", RAGGED, tmp_path, tuned=True, family=FAMILIES["timm ViT"])
-    members = [Hydra([member], family_named("timm").anatomy, mode="apart") for member in model.module.members]
+    members = [
+        Hydra([member], family_named("timm").anatomy, mode="apart")
+        for member in model.module.members
+    ]
     assert macs(model, IMAGES) == sum(macs(member, IMAGES) for member in members)
     assert model.module.mode == "stacked"
 
@@ -126,7 +137,11 @@ def test_nothing_is_stored_twice(model: Classifier) -> None:
     """Members of equal head counts: their parameters are views of what the products use."""
 
     def held() -> int:
-        return sum({s.data_ptr(): s.nbytes() for p in model.parameters() if (s := p.untyped_storage())}.values())
+        return sum(
+            {
+                s.data_ptr(): s.nbytes() for p in model.parameters() if (s := p.untyped_storage())
+            }.values()
+        )
 
     before = held()
     assert_grouped(model, IMAGES)
@@ -182,7 +197,9 @@ def test_copied_rows_are_followed_and_counted(tmp_path: Path) -> None:
     assert_grouped(model, IMAGES)
     # Layers that differ hold [3 members, 3 × heads × 8 rows, 32 + 1] and [3, 32, heads × 8], for 2 and 3 heads.
     assert sum(copy.numel() for copy in model.module.copies) == 3 * 8 * (2 + 3) * (3 * 33 + 32)
-    assert peak_bytes(model, IMAGES) > sum(p.nbytes for p in (*model.parameters(), *model.module.copies))
+    assert peak_bytes(model, IMAGES) > sum(
+        p.nbytes for p in (*model.parameters(), *model.module.copies)
+    )
     first = model.module._grouped
     with torch.no_grad():
         model.module.members[0].blocks[1].attn.proj.weight.mul_(2)
@@ -204,7 +221,9 @@ def test_training_after_inference(model: Classifier, tmp_path: Path) -> None:
         assert a.grad is not None, name
         torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-10)
     assert_grouped(model, IMAGES)
-    save_file({n: p.contiguous() for n, p in model.state_dict().items()}, tmp_path / "s.safetensors")
+    save_file(
+        {n: p.contiguous() for n, p in model.state_dict().items()}, tmp_path / "s.safetensors"
+    )
     for name, tensor in load_file(tmp_path / "s.safetensors").items():
         assert torch.equal(tensor, fresh.state_dict()[name]), name
 
@@ -228,7 +247,9 @@ def test_dropout_stays_where_it_is_switched_on(model: Classifier) -> None:
 @pytest.mark.parametrize("mode", ["stacked", "apart"])
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fused", [False, True])
-def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str, compiled: bool, fused: bool) -> None:
+def test_heads_once_shared_may_come_to_differ(
+    tmp_path: Path, mode: str, compiled: bool, fused: bool
+) -> None:
     """A training-free hydra runs a head that several keep once; tuned, each member runs its own. A fused AdamW writes
     without counting up the parameters' versions."""
     FAMILIES["timm ViT"].write(tmp_path / "source")
@@ -239,7 +260,9 @@ def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str, compile
         assert model.module._union.copies  # shared so far
         before = by_members(model, IMAGES)
     tuned = model.requires_grad_(True).parameters()
-    optimizer = torch.optim.AdamW(tuned, lr=0.05, fused=True) if fused else torch.optim.SGD(tuned, lr=0.5)
+    optimizer = (
+        torch.optim.AdamW(tuned, lr=0.05, fused=True) if fused else torch.optim.SGD(tuned, lr=0.5)
+    )
     model(IMAGES)[:, 0].square().sum().backward()  # the first member alone
     optimizer.step()
     with torch.no_grad():

@@ -19,8 +19,12 @@ from hydrasurgeon.runtime.classifier import as_classifier
 @pytest.mark.parametrize("family", thoroughly())
 def test_the_same_as_the_library(family: Family, last: list[int], tmp_path: Path) -> None:
     family.write(tmp_path / "source")
-    (tmp_path / "mask.json").write_text(json.dumps(family.both([[0, 1], *[[1, 2, 3]] * (LAYERS - 2), last])))
-    member = hs.prune(tmp_path / "source", mask=tmp_path / "mask.json", out=tmp_path / "m.safetensors")
+    (tmp_path / "mask.json").write_text(
+        json.dumps(family.both([[0, 1], *[[1, 2, 3]] * (LAYERS - 2), last]))
+    )
+    member = hs.prune(
+        tmp_path / "source", mask=tmp_path / "mask.json", out=tmp_path / "m.safetensors"
+    )
     opened = open_checkpoint(member.path)
     whole = as_classifier(opened, device="cpu", dtype="float64")
     lean = as_classifier(opened, device="cpu", dtype="float64", lean=True)
@@ -40,7 +44,11 @@ def test_texts_are_counted_without_padding(tmp_path: Path) -> None:
     found = []
     for words in ("bad", "bad " * 15):
         (tmp_path / "data.jsonl").write_text(f'{first}{{"text": "{words}", "label": 1}}\n')
-        cost = hs.evaluate([tmp_path / "source"], data=str(tmp_path / "data.jsonl")).report.results[0].cost
+        cost = (
+            hs.evaluate([tmp_path / "source"], data=str(tmp_path / "data.jsonl"))
+            .report.results[0]
+            .cost
+        )
         assert cost is not None
         found.append(cost.macs)
     tokens, dim, mlp = 4, 32, 48  # with [CLS] and [SEP]

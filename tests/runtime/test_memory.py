@@ -74,4 +74,6 @@ def test_pieces_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert temperature_of(logits, labels) == fit_temperature(mean_probs(logits), labels)
     assert nll_of(logits, labels, 1.3) == nll(mean_probs(logits, 1.3), labels)
     joint = Joint(aleatoric=1.4, epistemic=0.7)
-    assert nll_of(logits, labels, joint=joint) == pytest.approx(nll(calibrated(logits, joint=joint), labels), rel=1e-14)
+    assert nll_of(logits, labels, joint=joint) == pytest.approx(
+        nll(calibrated(logits, joint=joint), labels), rel=1e-14
+    )

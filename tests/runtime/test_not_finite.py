@@ -87,9 +87,13 @@ def test_eval_and_load_name_the_tensor(tiny: MAKE, images: SPEC) -> None:
             use()
 
 
-def test_logits_that_are_not_finite_are_refused(tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logits_that_are_not_finite_are_refused(
+    tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, spec = overflowing(tiny()), images()
-    with pytest.raises(CheckpointError, match=r"huge.* hold NaN or infinity for samples of data\.npz"):
+    with pytest.raises(
+        CheckpointError, match=r"huge.* hold NaN or infinity for samples of data\.npz"
+    ):
         hs.evaluate([path], data=spec, device="cpu")
     assert run(["eval", str(path), "--data", spec, "--device", "cpu", "--json", "-"]) == 3
     captured = capsys.readouterr()
@@ -99,7 +103,9 @@ def test_logits_that_are_not_finite_are_refused(tiny: MAKE, images: SPEC, capsys
 
 def test_half_precision_that_overflows_is_told_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     large = edited(
-        tiny(), tmp_path / "large.safetensors", lambda name, tensor: tensor * 1e6 if name == "head.weight" else tensor
+        tiny(),
+        tmp_path / "large.safetensors",
+        lambda name, tensor: tensor * 1e6 if name == "head.weight" else tensor,
     )
     assert hs.evaluate([large], data=images(), device="cpu").report.results[0].id.n == 40
     with pytest.raises(CheckpointError) as caught:
@@ -122,16 +128,22 @@ def test_a_hydra_names_its_tensor(tiny: MAKE, images: SPEC, tmp_path: Path) -> N
         hs.fuse([members[0], broken(members[1])], out=tmp_path / "again.safetensors")
 
 
-def test_finetune_names_the_tensor_not_the_learning_rate(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+def test_finetune_names_the_tensor_not_the_learning_rate(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match=f"tensor {QKV} holds NaN"):
         hs.finetune(broken(tiny()), data=images(), recipe="demo", out=tmp_path / "t.safetensors")
     with pytest.raises(UsageError, match="the loss is nan in step 1") as caught:
-        hs.finetune(overflowing(tiny("v")), data=images(), recipe="demo", out=tmp_path / "t.safetensors")
+        hs.finetune(
+            overflowing(tiny("v")), data=images(), recipe="demo", out=tmp_path / "t.safetensors"
+        )
     assert "The model overflows" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("how", ["mean", "lstsq"])
-def test_repairs_that_are_not_finite_are_not_written(tiny: MAKE, images: SPEC, tmp_path: Path, how: str) -> None:
+def test_repairs_that_are_not_finite_are_not_written(
+    tiny: MAKE, images: SPEC, tmp_path: Path, how: str
+) -> None:
     mask = tmp_path / "mask.json"
     mask.write_text(json.dumps({"vision": [[0, 1]] * 3}))
     path = overflowing(tiny())
@@ -140,7 +152,9 @@ def test_repairs_that_are_not_finite_are_not_written(tiny: MAKE, images: SPEC, t
     assert not (tmp_path / "m.safetensors").exists()
 
 
-def test_all_samples_unreadable(tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_samples_unreadable(
+    tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in "abcde":
         (tmp_path / "d" / name).mkdir(parents=True)
         (tmp_path / "d" / name / "x.png").write_bytes(b"nothing")

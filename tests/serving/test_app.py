@@ -20,7 +20,9 @@ import hydrasurgeon as hs
 from hydrasurgeon.stages.serve import PACKAGES, Served, serve
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"the extra serve is missing: {name}")
+    pytest.mark.skipif(
+        importlib.util.find_spec(name) is None, reason=f"the extra serve is missing: {name}"
+    )
     for name in PACKAGES
 ]
 JSON = "application/json"
@@ -33,7 +35,9 @@ class Reply:
     headers: dict[str, str]
 
 
-async def ask(app: Any, path: str, body: bytes | None = None, kind: str = JSON, *, step: int = 1 << 20) -> Reply:
+async def ask(
+    app: Any, path: str, body: bytes | None = None, kind: str = JSON, *, step: int = 1 << 20
+) -> Reply:
     """One request, its body in steps of so many bytes."""
     pieces = [(body or b"")[at : at + step] for at in range(0, len(body or b""), step)] or [b""]
     sent: list[dict[str, Any]] = []
@@ -46,12 +50,21 @@ async def ask(app: Any, path: str, body: bytes | None = None, kind: str = JSON, 
         sent.append(message)
 
     headers = [(b"content-type", kind.encode())]
-    scope = {"type": "http", "method": "GET" if body is None else "POST", "path": path, "headers": headers}
+    scope = {
+        "type": "http",
+        "method": "GET" if body is None else "POST",
+        "path": path,
+        "headers": headers,
+    }
     await app({"query_string": b"", "http_version": "1.1", **scope}, receive, send)
     assert body is None or not pieces, "a client that still sends would not see the answer"
     named = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     content = b"".join(message.get("body", b"") for message in sent[1:])
-    return Reply(sent[0]["status"], json.loads(content) if named["content-type"] == JSON else content.decode(), named)
+    return Reply(
+        sent[0]["status"],
+        json.loads(content) if named["content-type"] == JSON else content.decode(),
+        named,
+    )
 
 
 def conversation(app: Any, talk: Callable[[Any], Any]) -> Any:
@@ -65,7 +78,14 @@ def conversation(app: Any, talk: Callable[[Any], Any]) -> Any:
 
 
 def row(name: Any, sample: Any) -> dict[str, Any]:
-    return {"id": name, "label": sample, "total": 0.5, "unfamiliar": False, "members_run": 1, "answer": sample}
+    return {
+        "id": name,
+        "label": sample,
+        "total": 0.5,
+        "unfamiliar": False,
+        "members_run": 1,
+        "answer": sample,
+    }
 
 
 def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any) -> Any:
@@ -76,7 +96,9 @@ def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any)
     def echo(samples: list[Any]) -> list[Any]:
         return [row(name, sample) for name, sample in samples]
 
-    limits = {"batch": 4, "wait": 0.0, "size": 8} | {name: bound for name, bound in bounds.items() if name != "inputs"}
+    limits = {"batch": 4, "wait": 0.0, "size": 8} | {
+        name: bound for name, bound in bounds.items() if name != "inputs"
+    }
     most = limits.pop("most_bytes", 1 << 20)
     batcher = Batcher(answer or echo, **limits)
     transform = Tokenize(lambda: None, max_length=8, inputs=bounds.get("inputs"))
@@ -91,15 +113,29 @@ def png(width: int = 8, height: int = 8) -> bytes:
 
 def form(*parts: bytes, file: bool) -> tuple[bytes, str]:
     """A multipart body and its type."""
-    head = b'--B\r\nContent-Disposition: form-data; name="x"' + (b'; filename="a"' if file else b"") + b"\r\n\r\n"
-    return b"".join(head + part + b"\r\n" for part in parts) + b"--B--\r\n", "multipart/form-data; boundary=B"
+    head = (
+        b'--B\r\nContent-Disposition: form-data; name="x"'
+        + (b'; filename="a"' if file else b"")
+        + b"\r\n\r\n"
+    )
+    return b"".join(
+        head + part + b"\r\n" for part in parts
+    ) + b"--B--\r\n", "multipart/form-data; boundary=B"
 
 
 def test_several_inputs_are_answered_in_order() -> None:
     body = json.dumps({"inputs": ["a é", {"id": "x", "text": "b"}, {"text": "c"}]}).encode()
-    reply = conversation(texts(), lambda app: ask(app, "/v1/predict", body, "application/json; charset=utf-8", step=7))
-    assert (reply.status, reply.body) == (200, {"answers": [row(0, "a é"), row("x", "b"), row(2, "c")]})
-    reply = conversation(texts(), lambda app: ask(app, "/v1/predict", *form(b"a", "é".encode(), file=False)))
+    reply = conversation(
+        texts(),
+        lambda app: ask(app, "/v1/predict", body, "application/json; charset=utf-8", step=7),
+    )
+    assert (reply.status, reply.body) == (
+        200,
+        {"answers": [row(0, "a é"), row("x", "b"), row(2, "c")]},
+    )
+    reply = conversation(
+        texts(), lambda app: ask(app, "/v1/predict", *form(b"a", "é".encode(), file=False))
+    )
     assert reply.body == {"answers": [row(0, "a"), row(1, "é")]}
 
 
@@ -116,10 +152,26 @@ def test_several_inputs_are_answered_in_order() -> None:
         (b'{"text": "a"}', 422, 'the body is not {"inputs": [...]}'),
         (b'{"inputs": []}', 422, "there are no inputs"),
         (b'{"inputs": ["a", 3]}', 422, 'inputs[1]: is neither a text nor {"id": …, "text": …}'),
-        (b'{"inputs": [{"id": true, "text": "a"}]}', 422, 'inputs[0]: is neither a text nor {"id": …, "text": …}'),
-        (b'{"inputs": [{"text": "a", "top": 1}]}', 422, 'inputs[0]: holds more than "id" and "text"'),
-        (json.dumps({"inputs": ["a" * 20_001]}).encode(), 413, "inputs[0]: a text of more than 20,000 characters"),
-        (json.dumps({"inputs": ["a"] * 9}).encode(), 413, "9 inputs; at most 8 are taken in one request"),
+        (
+            b'{"inputs": [{"id": true, "text": "a"}]}',
+            422,
+            'inputs[0]: is neither a text nor {"id": …, "text": …}',
+        ),
+        (
+            b'{"inputs": [{"text": "a", "top": 1}]}',
+            422,
+            'inputs[0]: holds more than "id" and "text"',
+        ),
+        (
+            json.dumps({"inputs": ["a" * 20_001]}).encode(),
+            413,
+            "inputs[0]: a text of more than 20,000 characters",
+        ),
+        (
+            json.dumps({"inputs": ["a"] * 9}).encode(),
+            413,
+            "9 inputs; at most 8 are taken in one request",
+        ),
         (b"x" * (3 << 20), 413, "the body has more than 1,048,576 bytes"),
     ],
 )
@@ -136,24 +188,36 @@ def test_pairs_are_answered_and_refused_by_what_the_model_reads() -> None:
     pair = {"text": "a", "text_pair": "b"}
     for wanted in (None, "text_pair"):
         assert asked([pair], wanted).body == {"answers": [row(0, ["a", "b"])]}
-    assert asked(["c", {"id": 7, **pair}], None).body == {"answers": [row(0, "c"), row(7, ["a", "b"])]}
+    assert asked(["c", {"id": 7, **pair}], None).body == {
+        "answers": [row(0, "c"), row(7, ["a", "b"])]
+    }
     for inputs, wanted, says in (
         ([pair], "text", "inputs[0]: the model was tuned on texts"),
         ([pair, "a"], "text_pair", "inputs[1]: the model was tuned on pairs of texts"),
         ([{"text": "a", "text_pair": ""}], "text_pair", "inputs[0]: its text_pair is no text"),
-        ([{"text": "a" * 11_000, "text_pair": "b" * 11_000}], None, "inputs[0]: a text of more than 20,000 characters"),
+        (
+            [{"text": "a" * 11_000, "text_pair": "b" * 11_000}],
+            None,
+            "inputs[0]: a text of more than 20,000 characters",
+        ),
     ):
         assert asked(inputs, wanted).body == {"detail": says}
 
 
 def test_forms_that_do_not_suit() -> None:
     async def talk(app: Any) -> list[Reply]:
-        bodies = [form(b"a", file=True), (b"x", "multipart/form-data; boundary=B"), (b"x", "text/html")]
+        bodies = [
+            form(b"a", file=True),
+            (b"x", "multipart/form-data; boundary=B"),
+            (b"x", "text/html"),
+        ]
         return [await ask(app, "/v1/predict", *body) for body in bodies]
 
     replies = conversation(texts(), talk)
     assert [reply.status for reply in replies] == [422, 400, 415]
-    assert replies[0].body == {"detail": "part 0: is a file of the form; the model reads texts, which are fields"}
+    assert replies[0].body == {
+        "detail": "part 0: is a file of the form; the model reads texts, which are fields"
+    }
 
 
 def test_requests_that_come_together_run_together_and_more_than_may_wait_are_refused() -> None:
@@ -172,7 +236,9 @@ def test_requests_that_come_together_run_together_and_more_than_may_wait_are_ref
     async def talk(app: Any) -> list[Reply]:
         first = asyncio.create_task(ask(app, "/v1/predict", body("a")))
         await asyncio.sleep(0.05)  # it runs alone
-        others = [asyncio.create_task(ask(app, "/v1/predict", body(f"{i}", f"{i}!"))) for i in range(3)]
+        others = [
+            asyncio.create_task(ask(app, "/v1/predict", body(f"{i}", f"{i}!"))) for i in range(3)
+        ]
         await asyncio.sleep(0.05)
         refused = [await ask(app, "/v1/predict", body("b", "c")), await ask(app, "/ready")]
         fits = asyncio.create_task(ask(app, "/v1/predict", body("b")))
@@ -210,7 +276,9 @@ def served(
 
     replies: list[Any] = []
     monkeypatch.setattr(
-        uvicorn.Server, "run", lambda server, sockets: replies.append(conversation(server.config.app, talk))
+        uvicorn.Server,
+        "run",
+        lambda server, sockets: replies.append(conversation(server.config.app, talk)),
     )
     result = serve(path, port=0, device="cpu", **options)
     return replies[0], result
@@ -222,7 +290,9 @@ def test_answers_are_those_of_predict(tmp_path: Path, monkeypatch: pytest.Monkey
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
     data = family.data(tmp_path, rows=60)
-    path = hs.calibrate(tmp_path / "source", data=data, ood_score="mds", coverage=0.6, out=tmp_path / "c").path
+    path = hs.calibrate(
+        tmp_path / "source", data=data, ood_score="mds", coverage=0.6, out=tmp_path / "c"
+    ).path
     lines: list[str] = []
     hs.predict(path, data=data, each=lines.append, device="cpu", top=2, batch_size=60)
     pictures = []
@@ -230,26 +300,44 @@ def test_answers_are_those_of_predict(tmp_path: Path, monkeypatch: pytest.Monkey
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "PNG")
         pictures.append(buffer.getvalue())
-    bad = [json.dumps({"inputs": [base64.b64encode(each).decode()]}).encode() for each in (png(1, 20_000), b"GIF89a")]
+    bad = [
+        json.dumps({"inputs": [base64.b64encode(each).decode()]}).encode()
+        for each in (png(1, 20_000), b"GIF89a")
+    ]
 
     async def talk(app: Any) -> list[Reply]:
-        body = json.dumps({"inputs": [base64.b64encode(each).decode() for each in pictures]}).encode()
+        body = json.dumps(
+            {"inputs": [base64.b64encode(each).decode() for each in pictures]}
+        ).encode()
         refused = [await ask(app, "/v1/predict", each) for each in (*bad, b'{"inputs": ["@"]}')]
-        asked = [await ask(app, "/v1/predict", body), await ask(app, "/v1/predict", *form(*pictures, file=True))]
+        asked = [
+            await ask(app, "/v1/predict", body),
+            await ask(app, "/v1/predict", *form(*pictures, file=True)),
+        ]
         return [*asked, *refused, await ask(app, "/metrics"), await ask(app, "/openapi.json")]
 
     options = {"top": 2, "answers": tmp_path / "answers.jsonl", "batch_size": 60}
-    (by_json, by_form, *refused, metrics, openapi), result = served(path, talk, monkeypatch, **options)
+    (by_json, by_form, *refused, metrics, openapi), result = served(
+        path, talk, monkeypatch, **options
+    )
     expected = [json.loads(line) for line in lines]
     assert by_json.body["answers"] == by_form.body["answers"] == expected
     assert [reply.status for reply in refused] == [422, 422, 422]
     assert refused[1].body == {"detail": "inputs[0]: not a readable image"}
-    assert [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()] == expected * 2
+    assert [
+        json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()
+    ] == expected * 2
     assert result.inputs == 120
     unfamiliar = sum(each["answer"] == "unfamiliar" for each in expected)
     assert f"hydrasurgeon_unfamiliar_total {2 * unfamiliar}.0" in metrics.body
     assert "hydrasurgeon_inputs_total 120.0" in metrics.body
-    sums = dict(line.rsplit(" ", 1) for line in metrics.body.splitlines() if not line.startswith("#"))
-    assert float(sums["hydrasurgeon_uncertainty_sum"]) == pytest.approx(2 * sum(each["total"] for each in expected))
-    described = openapi.body["paths"]["/v1/predict"]["post"]["responses"]["200"]["content"][JSON]["schema"]
+    sums = dict(
+        line.rsplit(" ", 1) for line in metrics.body.splitlines() if not line.startswith("#")
+    )
+    assert float(sums["hydrasurgeon_uncertainty_sum"]) == pytest.approx(
+        2 * sum(each["total"] for each in expected)
+    )
+    described = openapi.body["paths"]["/v1/predict"]["post"]["responses"]["200"]["content"][JSON][
+        "schema"
+    ]
     assert [*described["properties"]["answers"]["items"]["properties"]] == [*expected[0]]

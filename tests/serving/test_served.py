@@ -31,7 +31,9 @@ from hydrasurgeon.stages.serve import PACKAGES
 pytestmark = [
     pytest.mark.slow,
     *(
-        pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"the extra serve is missing: {name}")
+        pytest.mark.skipif(
+            importlib.util.find_spec(name) is None, reason=f"the extra serve is missing: {name}"
+        )
         for name in PACKAGES
     ),
 ]
@@ -42,7 +44,18 @@ ROOT = Path(__file__).parents[2]
 def serving(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server, and its port."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "hydrasurgeon", "serve", str(path), "--port", "0", "--device", "cpu", *options]
+    line = [
+        sys.executable,
+        "-m",
+        "hydrasurgeon",
+        "serve",
+        str(path),
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        *options,
+    ]
     server = subprocess.Popen(
         line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
@@ -62,7 +75,9 @@ def serving(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
 def post(port: int, *inputs: str, kind: str = "application/json") -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request("POST", "/v1/predict", json.dumps({"inputs": inputs}), {"Content-Type": kind})
+        connection.request(
+            "POST", "/v1/predict", json.dumps({"inputs": inputs}), {"Content-Type": kind}
+        )
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:
@@ -88,7 +103,9 @@ def calibrated(name: str, folder: Path) -> tuple[Path, str, float]:
     family = FAMILIES[name]
     family.write(folder / "source")
     data = family.data(folder, rows=96)
-    made = hs.calibrate(folder / "source", data=data, ood_score="energy", out=folder / "c.safetensors")
+    made = hs.calibrate(
+        folder / "source", data=data, ood_score="energy", out=folder / "c.safetensors"
+    )
     assert made.manifest.decision is not None
     return made.path, data, made.manifest.decision.ood.threshold
 
@@ -114,7 +131,9 @@ def test_images_under_load(tmp_path: Path) -> None:
     rows, pixels = expected_rows(path, data), np.load(data)["images"]
     with serving(path, "--wait", "50") as (_, port):
         with ThreadPoolExecutor(16) as clients:
-            replies = list(clients.map(lambda picture: post(port, picture), [*map(encoded, pixels)] * 3))
+            replies = list(
+                clients.map(lambda picture: post(port, picture), [*map(encoded, pixels)] * 3)
+            )
         assert {status for status, _ in replies} == {200}
         for (_, reply), right in zip(replies, rows * 3, strict=True):
             check(reply["answers"][0], right, threshold)
@@ -133,7 +152,10 @@ def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
     """By what `decide` says of each row, however rows fall into batches."""
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
-    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
     data = family.data(tmp_path, rows=160)
     path = hs.calibrate(
@@ -150,7 +172,10 @@ def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
         assert [row["members_run"] for row in answers] == [row["members_run"] for row in rows]
         assert [row["label"] for row in answers] == [row["label"] for row in rows]
         counted = metrics(port)
-        assert (counted["hydrasurgeon_went_on_total"], counted["hydrasurgeon_inputs_total"]) == (going, len(rows))
+        assert (counted["hydrasurgeon_went_on_total"], counted["hydrasurgeon_inputs_total"]) == (
+            going,
+            len(rows),
+        )
 
 
 def test_texts_and_a_full_queue(tmp_path: Path) -> None:
@@ -174,7 +199,9 @@ def test_many_labels(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")
     config = tmp_path / "source" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"problem_type": "multi_label_classification"}))
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"problem_type": "multi_label_classification"})
+    )
     texts = ["good film", "bad plot", "good the", "dull"]
     with serving(tmp_path / "source") as (_, port):
         status, reply = post(port, *texts)
@@ -188,7 +215,9 @@ def test_many_labels(tmp_path: Path) -> None:
     held = Counter[str]()
     for row, expected in zip(reply["answers"], right, strict=True):
         assert row["answer"] == expected["answer"] == [name for name, _ in row["labels"]]
-        assert [p for _, p in row["top"]] == pytest.approx([p for _, p in expected["top"]], abs=1e-6)
+        assert [p for _, p in row["top"]] == pytest.approx(
+            [p for _, p in expected["top"]], abs=1e-6
+        )
         held.update(map(str, row["answer"]))
     assert held
     for name, count in held.items():
@@ -208,6 +237,9 @@ def test_a_stop_answers_what_was_taken(tmp_path: Path) -> None:
             server.send_signal(signal.SIGTERM)
             assert [reply.result()[0] for reply in replies] == [200] * 8
         assert server.stdout is not None
-        assert server.stdout.read() == f"stopped: 16 inputs answered; answers are in {tmp_path / 'a.jsonl'}\n"
+        assert (
+            server.stdout.read()
+            == f"stopped: 16 inputs answered; answers are in {tmp_path / 'a.jsonl'}\n"
+        )
         assert server.wait(30) == 143
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 16

@@ -42,10 +42,15 @@ def runner(path: Path) -> Any:
 
 def hydra(folder: Path, family: Family, *, tuned: bool) -> hs.Classifier:
     family.write(folder / "source")
-    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(folder / "source", family, rows, folder / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     if tuned:
         parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(parts)]
-    return hs.load(hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path, device="cpu")
+    return hs.load(
+        hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path, device="cpu"
+    )
 
 
 def state(gate: Gate, first: int = 1) -> State:
@@ -75,9 +80,15 @@ def some(inputs: Any, at: slice) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "tuned", "first", "score"),
-    [("timm ViT", True, 2, "disagreement"), ("BERT", False, 1, "entropy"), ("OpenCLIP", False, 1, "msp")],
+    [
+        ("timm ViT", True, 2, "disagreement"),
+        ("BERT", False, 1, "entropy"),
+        ("OpenCLIP", False, 1, "msp"),
+    ],
 )
-def test_rows_stop_and_go_on_as_in_python(name: str, tuned: bool, first: int, score: str, tmp_path: Path) -> None:
+def test_rows_stop_and_go_on_as_in_python(
+    name: str, tuned: bool, first: int, score: str, tmp_path: Path
+) -> None:
     family = FAMILIES[name]
     model = hydra(tmp_path, family, tuned=tuned)
     inputs = many(family, 300)
@@ -119,9 +130,13 @@ def test_one_logit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear = ((doubts - bound).abs() > 1e-5).numpy()
     goes_on = (doubts >= bound).numpy()
     assert answers["went_on"][clear].tolist() == goes_on[clear].tolist()
-    np.testing.assert_allclose(answers["probabilities"][clear], right.probs.numpy()[clear], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        answers["probabilities"][clear], right.probs.numpy()[clear], rtol=0, atol=1e-5
+    )
     early = clear & ~goes_on
-    np.testing.assert_allclose(answers["probabilities"][early, 1], chances.numpy()[early], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        answers["probabilities"][early, 1], chances.numpy()[early], rtol=0, atol=1e-5
+    )
 
 
 def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:
@@ -133,7 +148,9 @@ def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:
         write(two_graphs(model), tmp_path)
         answers = runner(tmp_path / "c.onnx")(fed(inputs))
         assert answers["went_on"].mean() == share
-        np.testing.assert_allclose(answers["probabilities"], model.decide(inputs).probs.numpy(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            answers["probabilities"], model.decide(inputs).probs.numpy(), rtol=0, atol=1e-5
+        )
     assert model.state is not None
     model.state = with_cascade(model.state, gate=Gate(score="msp"))
     with pytest.raises(SurgeryError, match="lets every row through"):

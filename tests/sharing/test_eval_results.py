@@ -106,7 +106,11 @@ def test_it_does_not_keep_a_directory_from_being_replaced(folder: Path, bands: s
 
 
 def test_card_and_results_are_pushed_as_one_commit(
-    hub: FakeHub, folder: Path, bands: str, images: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    hub: FakeHub,
+    folder: Path,
+    bands: str,
+    images: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = folder.parent / "vit.safetensors"
     hs.prune(source, method="random", keep=2, out=f"{folder}/", force=True, push_to_hub="me/x")

@@ -21,7 +21,10 @@ SPEC = Callable[..., str]
 def pair(tiny: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
     """A member and a hydra, as directories."""
     source = tiny()
-    files = [hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)]
+    files = [
+        hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path
+        for s in (1, 2)
+    ]
     lone = hs.prune(files[0], mask=tmp_path / "m1.heads.json", out=f"{tmp_path / 'member'}/").path
     return lone, hs.fuse(files, out=f"{tmp_path / 'hydra'}/").path
 
@@ -30,7 +33,9 @@ def between(card: str) -> str:
     return card.partition(BEGIN)[2].partition(END)[0]
 
 
-def test_each_card_gets_its_own_figures(pair: tuple[Path, Path], images: SPEC, tmp_path: Path) -> None:
+def test_each_card_gets_its_own_figures(
+    pair: tuple[Path, Path], images: SPEC, tmp_path: Path
+) -> None:
     before = {path: path.read_bytes() for folder in pair for path in folder.iterdir()}
     left = pair[0] / ".README.md.0123abcd.part"  # of a run that was killed
     left.write_text("half a card")
@@ -51,7 +56,10 @@ def test_each_card_gets_its_own_figures(pair: tuple[Path, Path], images: SPEC, t
         i, near, far = result.id, *result.ood
         numbers = " | ".join(f"{v:.3f}" for v in (i.accuracy, i.brier, i.nll, i.ece, i.aece))
         assert f"` | {numbers} |" in section
-        assert f"| `held\\x7cout (near)` | {near.auroc:.3f} | {near.fpr95:.3f} | {near.aupr:.3f} |" in section
+        assert (
+            f"| `held\\x7cout (near)` | {near.auroc:.3f} | {near.fpr95:.3f} | {near.aupr:.3f} |"
+            in section
+        )
         assert f"| `f (far)` | {far.auroc:.3f} | {far.fpr95:.3f} | {far.aupr:.3f} |" in section
         assert f"| `mean, all` | {result.ood_average['all'].auroc:.3f} |" in section
         assert "mean, near" not in section  # of one set, that is the set
@@ -72,8 +80,13 @@ def test_each_card_gets_its_own_figures(pair: tuple[Path, Path], images: SPEC, t
         assert read["accuracy"].dataset_name == "data.npz"
         # All else is as it was: the rest of the card, the weights, the manifest.
         old = before[folder / "README.md"].decode()
-        assert old.partition(BEGIN)[0] == re.sub(r"model-index:\n(.+\n)*?---\n", "---\n", card).partition(BEGIN)[0]
-        assert [p for p in folder.iterdir() if before.get(p) != p.read_bytes()] == [folder / "README.md"]
+        assert (
+            old.partition(BEGIN)[0]
+            == re.sub(r"model-index:\n(.+\n)*?---\n", "---\n", card).partition(BEGIN)[0]
+        )
+        assert [p for p in folder.iterdir() if before.get(p) != p.read_bytes()] == [
+            folder / "README.md"
+        ]
         open_checkpoint(folder).digests()
     assert sha256[pair[0]] == sha256[pair[1]]
 
@@ -115,7 +128,13 @@ def test_a_decision_state_is_told(pair: tuple[Path, Path], images: SPEC, tmp_pat
         images("f|o`o.npz", rows=40, seed=6),
     )
     made = hs.calibrate(
-        pair[1], data=val, fit_data=train, ood=[foreign], id_flagged=0.1, coverage=0.8, out=f"{tmp_path / 'ready'}/"
+        pair[1],
+        data=val,
+        fit_data=train,
+        ood=[foreign],
+        id_flagged=0.1,
+        coverage=0.8,
+        out=f"{tmp_path / 'ready'}/",
     )
     card = (made.path / "README.md").read_text()
     section = card.partition("## When it answers\n")[2].partition("\n## ")[0]

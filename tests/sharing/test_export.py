@@ -26,7 +26,9 @@ def made_of(family: Family, folder: Path) -> tuple[Path, Path]:
     source = folder / "source"
     family.write(source)
     pruned = member(source, family, RAGGED, folder / "m.safetensors")
-    parts = [member(source, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(source, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     return pruned, hs.fuse(parts, out=folder / "hydra.safetensors").path
 
 
@@ -63,7 +65,10 @@ def test_torch_reads_its_own_file_alike(name: str, tmp_path: Path) -> None:
         assert made.max_difference < 1e-5  # 0 on some processors
         facts = {"hydrasurgeon.json": ""}
         program = torch.export.load(made.path, extra_files=facts)
-        assert {*json.loads(facts["hydrasurgeon.json"])} == {"hydrasurgeon.labels", "hydrasurgeon.weights_sha256"}
+        assert {*json.loads(facts["hydrasurgeon.json"])} == {
+            "hydrasurgeon.labels",
+            "hydrasurgeon.weights_sha256",
+        }
         model = hs.load(path, device="cpu")
         for rows in (1, 5):  # neither is the size of the batch it was captured with
             some = [tensor[:rows] for tensor in tensors]

@@ -42,7 +42,11 @@ class Decides(nn.Module):
 @exports
 @pytest.mark.parametrize(
     ("score", "members"),
-    [pytest.param(s, m, marks=() if (s, m) == ("rmds", 3) else pytest.mark.slow) for s in SCORES for m in (1, 3)],
+    [
+        pytest.param(s, m, marks=() if (s, m) == ("rmds", 3) else pytest.mark.slow)
+        for s in SCORES
+        for m in (1, 3)
+    ],
 )
 def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     """What is behind logits and features, alone: there nothing is rounded to float32."""
@@ -50,14 +54,18 @@ def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     generator = torch.Generator().manual_seed(9)
     logits, features = (torch.randn(7, members, n, generator=generator) for n in (CLASSES, WIDTH))
     free = {0: torch.export.Dim.DYNAMIC}
-    program = torch.export.export(Decides(state), (logits[:2], features[:2]), dynamic_shapes=(free, free), strict=False)
+    program = torch.export.export(
+        Decides(state), (logits[:2], features[:2]), dynamic_shapes=(free, free), strict=False
+    )
     outputs = ("probabilities", "uncertainty", "ood_score", "unfamiliar", "x", "y")
     content = sharing.written(program, ("logits", "features"), outputs, {})[0]
     proto = onnx.load_from_string(content)
     # Not in float64 in the oldest onnxruntime that is allowed.
     assert "ReduceL2" not in {node.op_type for node in proto.graph.node}
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    probs, total, value, flag, *_ = session.run(None, {"logits": logits.numpy(), "features": features.numpy()})
+    probs, total, value, flag, *_ = session.run(
+        None, {"logits": logits.numpy(), "features": features.numpy()}
+    )
     right = state.ood_score(logits, features)
     assert value.dtype == np.float64
     np.testing.assert_allclose(value, right.numpy(), rtol=1e-12, atol=1e-13)
@@ -71,7 +79,9 @@ def calibrated(folder: Path, family: Family, score: str, *, kind: str) -> Path:
     family.write(folder / "source")
     path = folder / "source"
     if kind == "hydra":
-        members = [member(path, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+        members = [
+            member(path, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+        ]
         path = hs.fuse(members, out=folder / "hydra.safetensors").path
     data = family.data(folder, rows=160)
     return hs.calibrate(path, data=data, ood_score=score, out=folder / "c.safetensors").path
@@ -81,9 +91,15 @@ def check(path: Path, family: Family, folder: Path, rows: int = 5) -> onnxruntim
     made = export(path, out=folder / "c.onnx", force=True)
     assert made.outputs == ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
     assert made.max_difference < 1e-4
-    session = onnxruntime.InferenceSession(made.path.read_bytes(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        made.path.read_bytes(), providers=["CPUExecutionProvider"]
+    )
     inputs = family.inputs(rows)
-    fed = {k: v.numpy() for k, v in inputs.items()} if family.is_text else {"pixel_values": inputs.numpy()}
+    fed = (
+        {k: v.numpy() for k, v in inputs.items()}
+        if family.is_text
+        else {"pixel_values": inputs.numpy()}
+    )
     logits, probs, total, score, flag = session.run(list(made.outputs), fed)
     model = hs.load(path, device="cpu")
     decided = model.decide(inputs)
@@ -101,7 +117,8 @@ def check(path: Path, family: Family, folder: Path, rows: int = 5) -> onnxruntim
 @exports
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "score", "kind"), [("timm ViT", "rmds", "hydra"), ("BERT", "vim", "single"), ("OpenCLIP", "mcm", "single")]
+    ("name", "score", "kind"),
+    [("timm ViT", "rmds", "hydra"), ("BERT", "vim", "single"), ("OpenCLIP", "mcm", "single")],
 )
 def test_onnxruntime_decides_alike(name: str, score: str, kind: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
@@ -129,7 +146,9 @@ def test_a_joint_calibration_is_in_the_graph(tmp_path: Path) -> None:
     decision = open_checkpoint(path).manifest.decision
     assert decision is not None
     joint = {**decision.model_dump(), "joint": {"aleatoric": 0.7, "epistemic": 2.5}}
-    check(edited(path, tmp_path / "j.safetensors", lambda _, t: t, decision=joint), family, tmp_path)
+    check(
+        edited(path, tmp_path / "j.safetensors", lambda _, t: t, decision=joint), family, tmp_path
+    )
 
 
 @exports
@@ -140,9 +159,13 @@ def test_without_a_state_the_file_says_nothing_of_one(tmp_path: Path) -> None:
     made = export(pruned, out=tmp_path / "v.onnx")
     assert made.outputs == ("logits", "probs")
     inputs = family.inputs()
-    session = onnxruntime.InferenceSession(made.path.read_bytes(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        made.path.read_bytes(), providers=["CPUExecutionProvider"]
+    )
     _, probs = session.run(None, {"pixel_values": inputs.numpy()})
-    np.testing.assert_allclose(probs, hs.load(pruned, device="cpu").predict(inputs).numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        probs, hs.load(pruned, device="cpu").predict(inputs).numpy(), rtol=0, atol=1e-5
+    )
     told = {each.key: each.value for each in onnx.load(made.path).metadata_props}
     sha256 = open_checkpoint(pruned).manifest.weights_sha256
     assert told == {"hydrasurgeon.labels": "null", "hydrasurgeon.weights_sha256": sha256}

@@ -32,7 +32,13 @@ FIGURES = {"accuracy": 0.9, "brier": 0.1, "nll": 0.2, "ece": 0.01, "aece": 0.02}
 DECISION = Decision.model_validate(
     {
         "temperature": 1.5,
-        "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "ood", "auroc": {"<b>": 0.5}},
+        "ood": {
+            "score": "msp",
+            "threshold": 0.5,
+            "id_flagged": 0.05,
+            "chosen_by": "ood",
+            "auroc": {"<b>": 0.5},
+        },
         "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5},
         "nll": {"# h": 1.0},
         "fitted": 20,
@@ -54,9 +60,17 @@ def card(name: str) -> str:
         weights_sha256="0" * 64,
         history=(
             Step.model_construct(
-                command=name, args={"key": name}, inputs=(Input.model_construct(name=name, sha256=name),), data=(data,)
+                command=name,
+                args={"key": name},
+                inputs=(Input.model_construct(name=name, sha256=name),),
+                data=(data,),
             ),
-            Step.model_construct(command="calibrate", args={"data": name, "ood": [name]}, inputs=(), data=(data, data)),
+            Step.model_construct(
+                command="calibrate",
+                args={"data": name, "ood": [name]},
+                inputs=(),
+                data=(data, data),
+            ),
         ),
         decision=DECISION,
     )
@@ -80,9 +94,18 @@ def measured(text: str, name: str) -> str:
             "sets_average": FIGURES,
         }
     )
-    settings = {"temperature": "1", "ood_score": "msp", "limit": None, "seed": 0, "dtype": "float32"}
+    settings = {
+        "temperature": "1",
+        "ood_score": "msp",
+        "limit": None,
+        "seed": 0,
+        "dtype": "float32",
+    }
     return with_measured(
-        text, result, {"in distribution": DataRecord.model_construct(spec=name, rows=3, sha256="0")}, settings
+        text,
+        result,
+        {"in distribution": DataRecord.model_construct(spec=name, rows=3, sha256="0")},
+        settings,
     )
 
 
@@ -96,7 +119,9 @@ def parsed(text: str) -> list[Any]:
 def test_a_name_changes_no_structure(name: str) -> None:
     first, plain = measured(card(name), name), measured(card("plain"), "plain")
     for text, other in ((card(name), card("plain")), (first, plain)):
-        assert [t.type for t in parsed(text) if t.type != "text"] == [t.type for t in parsed(other) if t.type != "text"]
+        assert [t.type for t in parsed(text) if t.type != "text"] == [
+            t.type for t in parsed(other) if t.type != "text"
+        ]
         html = [t.content.strip() for t in parsed(text) if t.type.startswith("html")]
         assert html == [t.content.strip() for t in parsed(other) if t.type.startswith("html")]
         assert not [t for t in parsed(text) if t.type in ("link_open", "image")]

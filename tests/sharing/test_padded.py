@@ -57,14 +57,19 @@ def in_float64(inputs: Any) -> Any:
 def test_one_member_of_a_hydra(tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
-    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors", mlp="separate").path
     inputs = family.inputs(rows=5)
     with torch.inference_mode():
         expected = hs.load(hydra, device="cpu")(inputs)
     for number in range(3):
         made = export(hydra, format="padded", member=number, out=f"{tmp_path}/w{number}/")
-        torch.testing.assert_close(family.stock(made.path)(inputs), expected[:, number], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            family.stock(made.path)(inputs), expected[:, number], rtol=0, atol=1e-5
+        )
     for number in (None, 3, -1):
         with pytest.raises(UsageError, match="is a hydra of 3 members"):
             export(hydra, format="padded", member=number, out=f"{tmp_path}/x/")
@@ -91,7 +96,9 @@ def test_what_is_written_can_be_pruned_again(tmp_path: Path) -> None:
         {"format": "padded"},
         (parent.record(parent.digests()),),
     )
-    assert "hydrasurgeon export m.safetensors --format padded" in (made.path / "README.md").read_text()
+    assert (
+        "hydrasurgeon export m.safetensors --format padded" in (made.path / "README.md").read_text()
+    )
     again = member(made.path, family, RAGGED, tmp_path / "again.safetensors")
     assert open_checkpoint(again).digests() == open_checkpoint(pruned).digests()
 
@@ -101,7 +108,10 @@ def test_it_says_what_it_came_from_and_that_can_be_proven(tmp_path: Path) -> Non
     """A calibrated hydra's member, whose history is no chain, and what is made of it."""
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
-    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
     data = family.data(tmp_path, rows=160)
     ready = hs.calibrate(hydra, data=data, ood_score="msp", out=tmp_path / "c.safetensors").path
@@ -114,25 +124,35 @@ def test_it_says_what_it_came_from_and_that_can_be_proven(tmp_path: Path) -> Non
     for path in (made.path, again):
         checks = hs.verify(path, parents=tmp_path).checks
         assert all(check.holds is not False for check in checks), checks
-        assert any(check.name == "w = export c.safetensors" and "bit for bit" in check.detail for check in checks)
+        assert any(
+            check.name == "w = export c.safetensors" and "bit for bit" in check.detail
+            for check in checks
+        )
         replayed = hs.replay(path, folder=tmp_path)
         assert replayed.holds, replayed.checks
     # The script that replay prints, too.
     assert "hydrasurgeon export " in hs.replay(made.path, folder=tmp_path, dry_run=True).script
     # Another number is not what the export made.
-    forged = edited(made.path, tmp_path / "f.safetensors", lambda name, tensor: tensor + ("norm" in name))
+    forged = edited(
+        made.path, tmp_path / "f.safetensors", lambda name, tensor: tensor + ("norm" in name)
+    )
     (check,) = [c for c in hs.verify(forged, parents=tmp_path).checks if "export" in c.name]
     assert check.holds is False
     assert "is another" in check.detail
 
 
-def test_a_model_that_would_answer_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_would_answer_otherwise_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
     pruned = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
 
     def misplaced(array: Any, at: Any, heads: int, **spec: Any) -> Any:
-        return put_heads(array, [(head + 1) % heads for head in at], heads, **spec).astype(array.dtype) + 1
+        return (
+            put_heads(array, [(head + 1) % heads for head in at], heads, **spec).astype(array.dtype)
+            + 1
+        )
 
     monkeypatch.setattr("hydrasurgeon.sharing.padded.put_heads", misplaced)
     with pytest.raises(CheckFailed, match="with zeros for its heads the model"):

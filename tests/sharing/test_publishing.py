@@ -26,7 +26,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @pytest.mark.parametrize(
     ("kind", "spec"),
-    [("BERT", "hf"), ("timm ViT", "timm"), pytest.param("OpenCLIP", "open_clip", marks=pytest.mark.slow)],
+    [
+        ("BERT", "hf"),
+        ("timm ViT", "timm"),
+        pytest.param("OpenCLIP", "open_clip", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_pushed_is_the_directory_and_loads_from_the_hub(
     hub: FakeHub, tmp_path: Path, kind: str, spec: str
@@ -50,7 +54,9 @@ def test_what_is_pushed_is_the_directory_and_loads_from_the_hub(
     there = hs.load(f"{spec}:me/pruned", device="cpu", **options)
     assert torch.equal(here.predict(inputs), there.predict(inputs))
     # From a file, the same directory; only the weights' header tells more (a lone file keeps its tokenizer).
-    hs.prune(tmp_path / "source", out=tmp_path / "file.safetensors", mask=mask, push_to_hub="me/file")
+    hs.prune(
+        tmp_path / "source", out=tmp_path / "file.safetensors", mask=mask, push_to_hub="me/file"
+    )
     weights = {n for n in repo.files if n.endswith(".safetensors")}
     assert set(hub.repos["me/file"].files) == set(repo.files)
     for name in set(repo.files) - weights - {"README.md"}:
@@ -59,7 +65,9 @@ def test_what_is_pushed_is_the_directory_and_loads_from_the_hub(
     assert torch.equal(here.predict(inputs), again.predict(inputs))
 
 
-def test_stock_transformers_loads_a_pushed_hydra(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stock_transformers_loads_a_pushed_hydra(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import transformers.dynamic_module_utils as dynamic
     from transformers import AutoModelForSequenceClassification
 
@@ -68,7 +76,8 @@ def test_stock_transformers_loads_a_pushed_hydra(hub: FakeHub, tmp_path: Path, m
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")
     members = [
-        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
     ]
     fused = hs.fuse(members, out=tmp_path / "h.safetensors", push_to_hub="me/hydra", private=True)
     assert hub.repos["me/hydra"].private
@@ -90,7 +99,9 @@ def test_a_failed_check_pushes_nothing(
 ) -> None:
     members = [tiny(f"v{s}.safetensors", seed=s) for s in (1, 2)]
     with pytest.raises(Exception, match="allowed is 0"):
-        hs.fuse(members, out=tmp_path / "h.safetensors", check=images(), tolerance=0, push_to_hub="me/h")
+        hs.fuse(
+            members, out=tmp_path / "h.safetensors", check=images(), tolerance=0, push_to_hub="me/h"
+        )
     assert "me/h" not in hub.repos
 
 
@@ -133,7 +144,9 @@ def test_it_is_refused_before_any_work(
     assert not any(asked.startswith("POST") for asked in hub.asked)
 
 
-def test_a_namespace_of_others_keeps_the_local_result(hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_namespace_of_others_keeps_the_local_result(
+    hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
     out = tmp_path / "m.safetensors"
     with pytest.raises(OutputError, match=r"may not write there.*under others") as refused:
         hs.prune(tiny(), method="random", keep=2, out=out, push_to_hub="others/x")
@@ -144,7 +157,10 @@ def test_a_namespace_of_others_keeps_the_local_result(hub: FakeHub, tiny: Callab
     line = line.replace("DIR/", f"{tmp_path / 'dir'}/").replace("others/x", "me/x")
     assert run(line.split()[1:]) == 0
     assert "heads.json" in hub.repos["me/x"].files
-    assert hs.load(tmp_path / "dir", device="cpu").manifest.kept == hs.load(out, device="cpu").manifest.kept
+    assert (
+        hs.load(tmp_path / "dir", device="cpu").manifest.kept
+        == hs.load(out, device="cpu").manifest.kept
+    )
 
 
 def test_an_upload_that_breaks_off_keeps_the_local_result(

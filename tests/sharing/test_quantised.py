@@ -40,7 +40,9 @@ def prepared(tmp_path: Path) -> tuple[Path, str, str]:
 def test_figures_are_those_of_the_files(prepared: Any, tmp_path: Path) -> None:
     path, data, noise = prepared
     plain = export(path, out=tmp_path / "plain.onnx")
-    made = export(path, out=tmp_path / "v.onnx", int8=True, check=data, ood=[f"noise={noise}"], tolerance=1.0)
+    made = export(
+        path, out=tmp_path / "v.onnx", int8=True, check=data, ood=[f"noise={noise}"], tolerance=1.0
+    )
     assert made.nbytes < 0.7 * plain.nbytes  # what is not a product's weight stays
     kinds = {each.data_type for each in onnx.load(made.path).graph.initializer}
     assert onnx.TensorProto.INT8 in kinds
@@ -66,14 +68,31 @@ def _run(file: Path, model: Any, data: str, outputs: tuple[str, ...] = ("logits"
 
 
 def test_an_answer_that_got_worse_is_not_kept(
-    prepared: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    prepared: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, data, noise = prepared
     figures = iter(
-        [{"accuracy": 0.9, "ece": 0.02, "auroc.noise": 0.8}, {"accuracy": 0.895, "ece": 0.01, "auroc.noise": 0.75}] * 2
+        [
+            {"accuracy": 0.9, "ece": 0.02, "auroc.noise": 0.8},
+            {"accuracy": 0.895, "ece": 0.01, "auroc.noise": 0.75},
+        ]
+        * 2
     )
     monkeypatch.setattr(trial, "measured", lambda *_: next(figures))
-    line = ["export", str(path), "-o", str(tmp_path / "v.onnx"), "--int8", "--check", data, "--ood", f"noise={noise}"]
+    line = [
+        "export",
+        str(path),
+        "-o",
+        str(tmp_path / "v.onnx"),
+        "--int8",
+        "--check",
+        data,
+        "--ood",
+        f"noise={noise}",
+    ]
     assert run(line) == 1
     said = capsys.readouterr().err
     assert "auroc.noise: 0.8000 before, 0.7500 in int8" in said
@@ -90,7 +109,12 @@ def test_thresholds_of_the_float_model_are_tried(tmp_path: Path) -> None:
     data = family.data(tmp_path, rows=160)
     other = hs.evaluate([tmp_path / "v"], data=data, device="cpu").report.results[0].id
     path = hs.calibrate(
-        tmp_path / "v", data=data, ood_score="msp", risk=0.9, id_flagged=0.3, out=tmp_path / "c.safetensors"
+        tmp_path / "v",
+        data=data,
+        ood_score="msp",
+        risk=0.9,
+        id_flagged=0.3,
+        out=tmp_path / "c.safetensors",
     ).path
     made = export(path, out=tmp_path / "c.onnx", int8=True, check=data, tolerance=1.0)
     compared = made.quantised
@@ -102,19 +126,29 @@ def test_thresholds_of_the_float_model_are_tried(tmp_path: Path) -> None:
     assert compared.before["coverage"] == pytest.approx(report.id.coverage, abs=1.5 / 160)
     rows = [
         json.loads(line)
-        for line in hs.predict(path, data=data, out=tmp_path / "p.jsonl", device="cpu").path.read_text().splitlines()
+        for line in hs.predict(path, data=data, out=tmp_path / "p.jsonl", device="cpu")
+        .path.read_text()
+        .splitlines()
     ]
-    assert compared.before["flagged"] == pytest.approx(sum(row["unfamiliar"] for row in rows) / 160, abs=1.5 / 160)
+    assert compared.before["flagged"] == pytest.approx(
+        sum(row["unfamiliar"] for row in rows) / 160, abs=1.5 / 160
+    )
     model = hs.load(path, device="cpu")
     assert model.state is not None
     probs, scores, labels = _run(made.path, model, data, made.outputs)
     assert labels is not None
-    assert compared.after["flagged"] == float((scores > model.state.record.ood.threshold).double().mean())
-    assert compared.after["answered"] == float((probs.amax(1) >= model.state.record.abstain.threshold).double().mean())
+    assert compared.after["flagged"] == float(
+        (scores > model.state.record.ood.threshold).double().mean()
+    )
+    assert compared.after["answered"] == float(
+        (probs.amax(1) >= model.state.record.abstain.threshold).double().mean()
+    )
     # More or less, what moved by more than is allowed is not kept.
     for change in (0.2, -0.2):
         before = {**compared.before, "flagged": 0.3}
-        assert trial.Compared(before, {**before, "flagged": 0.3 + change}).worse["flagged"] == pytest.approx(0.2)
+        assert trial.Compared(before, {**before, "flagged": 0.3 + change}).worse[
+            "flagged"
+        ] == pytest.approx(0.2)
 
 
 def test_what_decides_stays_in_float64(tmp_path: Path) -> None:
@@ -122,8 +156,12 @@ def test_what_decides_stays_in_float64(tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "v")
     data = family.data(tmp_path, rows=160)
-    path = hs.calibrate(tmp_path / "v", data=data, ood_score="rmds", out=tmp_path / "c.safetensors").path
+    path = hs.calibrate(
+        tmp_path / "v", data=data, ood_score="rmds", out=tmp_path / "c.safetensors"
+    ).path
     made = export(path, out=tmp_path / "c.onnx", int8=True, check=data, tolerance=1.0)
     proto = onnx.load(made.path)
-    double = {each.name for each in proto.graph.initializer if each.data_type == onnx.TensorProto.DOUBLE}
+    double = {
+        each.name for each in proto.graph.initializer if each.data_type == onnx.TensorProto.DOUBLE
+    }
     assert any(node.op_type == "MatMul" and double & set(node.input) for node in proto.graph.node)

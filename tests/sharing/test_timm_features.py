@@ -14,14 +14,18 @@ import hydrasurgeon as hs
 
 
 @pytest.mark.parametrize(
-    "name", ["timm ViT", *(pytest.param(n, marks=pytest.mark.slow) for n in ("EVA02", "DINOv3", "SigLIP"))]
+    "name",
+    ["timm ViT", *(pytest.param(n, marks=pytest.mark.slow) for n in ("EVA02", "DINOv3", "SigLIP"))],
 )
 def test_features_and_head_are_the_whole(name: str, tmp_path: Path) -> None:
     import timm
 
     family = FAMILIES[name]
     family.write(tmp_path / "source")
-    parts = [member(tmp_path / "source", family, rows, f"{tmp_path}/m{i}/") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(tmp_path / "source", family, rows, f"{tmp_path}/m{i}/")
+        for i, rows in enumerate(KEPTS)
+    ]
     folder = hs.fuse(parts, out=f"{tmp_path}/h/", mlp="separate").path
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     inputs = family.inputs()

@@ -71,7 +71,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Calls]:
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_run_for_each_result(name: str, client: Callable[[str], Calls], predictions: list[Path]) -> None:
+def test_a_run_for_each_result(
+    name: str, client: Callable[[str], Calls], predictions: list[Path]
+) -> None:
     calls = client(name)
     report = hs.evaluate([], predictions_in=predictions, log=f"{name}:mine").report
     assert [about for what, about in calls if what == "project"] == ["mine", "mine"]

@@ -44,7 +44,9 @@ def tried(model: Any, data: str, *ood: str, tolerance: float = 0.0) -> trial.Tri
 def test_the_model_is_measured_as_eval_measures_it(prepared: Any) -> None:
     path, data, noise = prepared
     model = hs.load(path, device="cpu")
-    compared = tried(model, data, f"noise={noise}").compared(model, trial.in_torch(model), trial.in_torch(model))
+    compared = tried(model, data, f"noise={noise}").compared(
+        model, trial.in_torch(model), trial.in_torch(model)
+    )
     assert compared.before == compared.after
     report = hs.evaluate([path], data=data, ood=[f"noise={noise}"], device="cpu").report.results[0]
     assert report.ood is not None
@@ -64,7 +66,9 @@ def test_a_file_that_answers_worse_is_named(prepared: Any) -> None:
 
     # As often right as before, and always sure of it.
     wrong = 1 - trial.measured(too_sure, model, opened, "it")["accuracy"]
-    with pytest.raises(CheckFailed, match=rf": ece: 0\.\d+ before, {wrong:.4f} in the file$") as said:
+    with pytest.raises(
+        CheckFailed, match=rf": ece: 0\.\d+ before, {wrong:.4f} in the file$"
+    ) as said:
         opened.compared(model, trial.in_torch(model), too_sure)
     assert said.value.exit_code == 1
     compared = tried(model, data, tolerance=1.0).compared(model, trial.in_torch(model), too_sure)
@@ -88,7 +92,9 @@ def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) 
         (probs if what == "probabilities" else scores)[row] = float("nan")
         return probs, scores
 
-    with pytest.raises(CheckFailed, match=rf"the file answers NaN for 1 of 24 samples of .*{where}$"):
+    with pytest.raises(
+        CheckFailed, match=rf"the file answers NaN for 1 of 24 samples of .*{where}$"
+    ):
         opened.compared(model, trial.in_torch(model), spoiled)
 
 

@@ -60,9 +60,13 @@ def test_answers_are_those_of_the_files(task: Task) -> None:
     stored = [read_predictions(p) for p in (task.folder / "hydra.build" / "answers").iterdir()]
     assert len(stored) >= 9
     for member in range(3):
-        nearest = min(stored, key=lambda p: float((p.logits[:, 0] - said.logits[:, member]).abs().max()))
+        nearest = min(
+            stored, key=lambda p: float((p.logits[:, 0] - said.logits[:, member]).abs().max())
+        )
         torch.testing.assert_close(nearest.logits[:, 0], said.logits[:, member], atol=1e-5, rtol=0)
-        torch.testing.assert_close(nearest.ood[0].logits[:, 0], said.ood[0].logits[:, member], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            nearest.ood[0].logits[:, 0], said.ood[0].logits[:, member], atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.slow
@@ -92,7 +96,11 @@ def test_nothing_runs_twice(task: Task, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(answering.Cache, "_run", refuse)
     again = task.build(
-        "other", cache=task.folder / "hydra.build", objective="nll", budget="params=1.5", calibrate=False
+        "other",
+        cache=task.folder / "hydra.build",
+        objective="nll",
+        budget="params=1.5",
+        calibrate=False,
     )
     assert again.rows[0].worth == first.rows[0].worth
     same = task.build(force=True)
@@ -135,7 +143,9 @@ def test_a_killed_search_goes_on(task: Task, monkeypatch: pytest.MonkeyPatch) ->
     for row, expected in zip(again.rows, whole.rows, strict=True):
         assert row.worth == expected.worth
     kept = {p.name: p.read_bytes() for p in (task.folder / "whole.build" / "answers").iterdir()}
-    assert kept == {p.name: p.read_bytes() for p in (task.folder / "killed.build" / "answers").iterdir()}
+    assert kept == {
+        p.name: p.read_bytes() for p in (task.folder / "killed.build" / "answers").iterdir()
+    }
     assert again.members == whole.members
 
 
@@ -199,10 +209,16 @@ def test_tuned_members_share_their_trunk(task: Task, monkeypatch: pytest.MonkeyP
     [
         ({"ood": [], "objective": "avg"}, UsageError, "requires OOD data"),
         ({"members": 9, "candidates": 3}, UsageError, "there are 4 candidates"),
-        ({"members": 3, "budget": "macs=1.01"}, SurgeryError, "no 3 candidates cost at most macs=1.01"),
+        (
+            {"members": 3, "budget": "macs=1.01"},
+            SurgeryError,
+            "no 3 candidates cost at most macs=1.01",
+        ),
     ],
 )
-def test_what_cannot_be_built(more: dict[str, Any], error: type[HydraError], says: str, task: Task) -> None:
+def test_what_cannot_be_built(
+    more: dict[str, Any], error: type[HydraError], says: str, task: Task
+) -> None:
     with pytest.raises(error) as caught:
         task.build(**more)
     assert says in f"{caught.value.message} {caught.value.hint}"
@@ -242,16 +258,29 @@ def _state(path: Path, position: Any) -> None:
 
 
 def test_a_work_folder_that_somebody_changed(task: Task) -> None:
-    few: dict[str, Any] = {"criteria": "magnitude", "candidates": 3, "calibrate": False, "force": True}
+    few: dict[str, Any] = {
+        "criteria": "magnitude",
+        "candidates": 3,
+        "calibrate": False,
+        "force": True,
+    }
     task.build(**few)
     work = task.folder / "hydra.build"
     first = sorted((work / "answers").iterdir())[0]
     changes: list[tuple[Path, Any, str]] = [
-        (first, lambda: _said(first, logits=torch.full((90, 1, 3), math.nan)), "the next build makes it anew"),
+        (
+            first,
+            lambda: _said(first, logits=torch.full((90, 1, 3), math.nan)),
+            "the next build makes it anew",
+        ),
         (first, lambda: first.write_text("mine"), "the next build makes it anew"),
         (work / "build.json", lambda: _state(work / "build.json", []), "damaged"),
         (work / "build.json", lambda: _state(work / "build.json", {"m": "said"}), "damaged"),
-        (work / "build.json", lambda: (work / "build.json").write_text("[" * 9999), f"Delete {work}"),
+        (
+            work / "build.json",
+            lambda: (work / "build.json").write_text("[" * 9999),
+            f"Delete {work}",
+        ),
     ]
     for path, change, says in changes:
         before = path.read_bytes()
@@ -261,8 +290,16 @@ def test_a_work_folder_that_somebody_changed(task: Task) -> None:
         assert says in f"{caught.value.message} {caught.value.hint}"
         path.write_bytes(before)
     task.build(**few)
-    hs.prune(task.backbone, method="random", keep=1, out=work / "scored-magnitude.safetensors", force=True)
-    with pytest.raises(CheckpointError, match=r"scored-magnitude\.safetensors: holds other weights"):
+    hs.prune(
+        task.backbone,
+        method="random",
+        keep=1,
+        out=work / "scored-magnitude.safetensors",
+        force=True,
+    )
+    with pytest.raises(
+        CheckpointError, match=r"scored-magnitude\.safetensors: holds other weights"
+    ):
         task.build(**few)
 
 
@@ -279,7 +316,9 @@ def test_other_criteria_use_what_is_there(task: Task, monkeypatch: pytest.Monkey
         return run(self, **more)
 
     monkeypatch.setattr(Command, "run", noting)
-    narrow = task.build("narrow", criteria="magnitude", calibrate=False, cache=task.folder / "wide.build")
+    narrow = task.build(
+        "narrow", criteria="magnitude", calibrate=False, cache=task.folder / "wide.build"
+    )
     assert "score" not in scored[:-1]
     assert narrow.path.read_bytes() == fresh.path.read_bytes()
 
@@ -311,7 +350,9 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     ).report.results
     assert result.members == 2
     (single,) = hs.evaluate(
-        [tmp_path / "source"], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu"
+        [tmp_path / "source"],
+        data=str(tmp_path / "val" / Path(family.data(tmp_path)).name),
+        device="cpu",
     ).report.results
     assert result.cost is not None
     assert single.cost is not None
@@ -320,7 +361,9 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
         for path in (built.path, tmp_path / "source")
     ]
     assert built.rows[-1].cost["params"] == held[0] / held[1]
-    assert built.rows[-1].cost["macs"] == pytest.approx(result.cost.macs / single.cost.macs, rel=0.1)  # of another text
+    assert built.rows[-1].cost["macs"] == pytest.approx(
+        result.cost.macs / single.cost.macs, rel=0.1
+    )  # of another text
 
 
 @pytest.mark.slow
@@ -335,8 +378,13 @@ def test_a_backbone_in_bfloat16(task: Task) -> None:
     built = task.build(members=2, budget="macs=3", calibrate=False, dtype="bfloat16")
     tensors = open_checkpoint(built.path).tensors
     assert {tensors[name].dtype for name in tensors} == {"BF16"}
-    (result,) = hs.evaluate([built.path], data=task.val, device="cpu", batch_size=32, dtype="bfloat16").report.results
-    rows = [answering.shuffled(read_predictions(path)) for path in (task.folder / "hydra.build" / "answers").iterdir()]
+    (result,) = hs.evaluate(
+        [built.path], data=task.val, device="cpu", batch_size=32, dtype="bfloat16"
+    ).report.results
+    rows = [
+        answering.shuffled(read_predictions(path))
+        for path in (task.folder / "hydra.build" / "answers").iterdir()
+    ]
     assert all(torch.isfinite(each.val).all() for each in rows)
     again = task.build("again", members=2, budget="macs=3", calibrate=False, dtype="bfloat16")
     assert again.members == built.members
@@ -357,4 +405,8 @@ def test_two_processes_share_the_candidates(task: Task) -> None:
     one, two = load_file(alone.path), load_file(task.folder / "both.safetensors")
     assert one.keys() == two.keys()
     # The decision state is computed on one thread here and on several there.
-    assert all(torch.equal(two[name], one[name]) for name in one if not name.startswith("hydrasurgeon.decision"))
+    assert all(
+        torch.equal(two[name], one[name])
+        for name in one
+        if not name.startswith("hydrasurgeon.decision")
+    )

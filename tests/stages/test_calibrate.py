@@ -24,7 +24,9 @@ from hydrasurgeon.files.manifest import sidecar
 VIT = FAMILIES["timm ViT"]
 
 
-def images(folder: Path, name: str = "val", rows: int = 120, seed: int = 0, noise: bool = False) -> str:
+def images(
+    folder: Path, name: str = "val", rows: int = 120, seed: int = 0, noise: bool = False
+) -> str:
     rng = np.random.default_rng(seed)
     truth = np.arange(rows) % 3
     pixels = rng.integers(0, 100, (rows, 28, 28, 3), dtype=np.uint8)
@@ -39,7 +41,10 @@ def images(folder: Path, name: str = "val", rows: int = 120, seed: int = 0, nois
 
 def hydra(folder: Path, family: Family = VIT) -> Path:
     family.write(folder / "source")
-    paths = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    paths = [
+        member(folder / "source", family, rows, folder / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     return hs.fuse(paths, out=folder / "hydra.safetensors").path
 
 
@@ -67,7 +72,9 @@ def test_what_is_stored_is_whole_and_hashed(made: Path) -> None:
     assert (decision.fitted, decision.certified) == (60, 60)
     own = [name for name in opened.tensors if name.startswith(PREFIX)]
     assert own == sorted(
-        f"{PREFIX}{m}.{part}" for m in range(3) for part in ("background", "centre", "factor", "means")
+        f"{PREFIX}{m}.{part}"
+        for m in range(3)
+        for part in ("background", "centre", "factor", "means")
     )
     opened.digests()
     checks = hs.verify(made).checks
@@ -94,7 +101,11 @@ def test_the_same_arguments_give_the_same_bytes(made: Path) -> None:
     assert again.path.read_bytes() == made.read_bytes()
     # Calibrating what is calibrated starts from the plain weights.
     twice = hs.calibrate(
-        made, data=str(folder / "val.npz"), out=folder / "twice.safetensors", ood_score="rmds", risk=0.9
+        made,
+        data=str(folder / "val.npz"),
+        out=folder / "twice.safetensors",
+        ood_score="rmds",
+        risk=0.9,
     )
     assert [s.command for s in twice.manifest.history].count("calibrate") == 1
     assert twice.manifest.decision == again.manifest.decision
@@ -159,7 +170,11 @@ def test_decide_follows_from_the_files_own_numbers(made: Path) -> None:
         p = (mean.log() / decision.temperature).softmax(-1)
     else:
         z = logits.mean(1, keepdim=True)
-        p = ((z + decision.joint.epistemic * (logits - z)) / decision.joint.aleatoric).softmax(-1).mean(1)
+        p = (
+            ((z + decision.joint.epistemic * (logits - z)) / decision.joint.aleatoric)
+            .softmax(-1)
+            .mean(1)
+        )
     torch.testing.assert_close(found.probs, p)
     assert torch.equal(found.unfamiliar, found.ood_score > decision.ood.threshold)
     assert decision.abstain is not None
@@ -174,7 +189,9 @@ def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
     path = hydra(tmp_path, family)
     data = family.data(tmp_path, rows=90)
     for source, score in ((tmp_path / "source", "auto"), (path, "vim")):
-        result = hs.calibrate(source, data=data, out=tmp_path / "c.safetensors", ood_score=score, force=True)
+        result = hs.calibrate(
+            source, data=data, out=tmp_path / "c.safetensors", ood_score=score, force=True
+        )
         model = hs.load(result.path, device="cpu")
         found = model.decide(family.inputs())
         assert torch.isfinite(found.ood_score).all()
@@ -188,9 +205,14 @@ def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
 def test_surgery_drops_the_state_and_says_so(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
     data = images(tmp_path)
-    plain = [member(tmp_path / "source", VIT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    plain = [
+        member(tmp_path / "source", VIT, rows, tmp_path / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     ready = [
-        hs.calibrate(p, data=data, out=tmp_path / f"c{i}.safetensors", ood_score="mds" if i else "msp").path
+        hs.calibrate(
+            p, data=data, out=tmp_path / f"c{i}.safetensors", ood_score="mds" if i else "msp"
+        ).path
         for i, p in enumerate(plain)
     ]
     fused = hs.fuse(ready, out=tmp_path / "from-ready.safetensors")
@@ -209,7 +231,9 @@ def test_surgery_drops_the_state_and_says_so(tmp_path: Path) -> None:
     assert not [name for name in open_checkpoint(cut.path).tensors if name.startswith(PREFIX)]
     assert all(check.holds is not False for check in hs.verify(cut.path).checks)
     recipe = {"steps": "1"}
-    tuned = hs.finetune(ready[1], data=data, recipe="demo", set=recipe, out=tmp_path / "t.safetensors")
+    tuned = hs.finetune(
+        ready[1], data=data, recipe="demo", set=recipe, out=tmp_path / "t.safetensors"
+    )
     assert any("decision state is dropped" in note for note in tuned.notes)
     assert tuned.manifest.decision is None
     assert all(check.holds is not False for check in hs.verify(tuned.path).checks)
@@ -242,7 +266,9 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = np.load(images(tmp_path, "more", seed=7))
     both = {key: np.concatenate([np.load(data)[key], more[key]]) for key in ("images", "labels")}
     np.savez(tmp_path / "both.npz", **both)
-    with pytest.raises(DataError, match=r"--fit-data .*both.npz: holds all samples of --data .*val.npz"):
+    with pytest.raises(
+        DataError, match=r"--fit-data .*both.npz: holds all samples of --data .*val.npz"
+    ):
         hs.calibrate(source, fit_data=str(tmp_path / "both.npz"), ood_score="rmds", **target)
     with monkeypatch.context() as patched:  # refused before a sample is run
         patched.setattr("hydrasurgeon.runtime.classifier.as_classifier", None)

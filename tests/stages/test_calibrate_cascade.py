@@ -32,7 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hydra with a cascade that costs at most so much, and the data it was fitted on."""
     folder = tmp_path_factory.mktemp("cascaded")
     VIT.write(folder / "source")
-    paths = [member(folder / "source", VIT, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    paths = [
+        member(folder / "source", VIT, rows, folder / f"m{i}.safetensors")
+        for i, rows in enumerate(KEPTS)
+    ]
     path = hs.fuse(paths, out=folder / "hydra.safetensors").path
     Path(VIT.data(folder, rows=ROWS)).rename(folder / "val.npz")
     noise = np.random.default_rng(3).integers(0, 255, (60, 28, 28, 3), dtype=np.uint8)
@@ -114,7 +117,9 @@ def test_the_hydras_own_state_is_what_it_is_without(made: Path) -> None:
     decision = open_checkpoint(made).manifest.decision
     assert decision is not None
     # What is seen are the cascade's answers.
-    assert decision.model_copy(update={"cascade": None, "seen": plain.decision.seen}) == plain.decision
+    assert (
+        decision.model_copy(update={"cascade": None, "seen": plain.decision.seen}) == plain.decision
+    )
     assert "cascade" not in json.loads(sidecar(plain.path).read_text())["decision"]
 
 
@@ -175,7 +180,9 @@ def test_max_drop_is_kept_where_it_was_chosen(made: Path) -> None:
         (lambda c: c.update(extra=1), "not permitted"),
     ],
 )
-def test_a_record_that_contradicts_itself(made: Path, change: Callable[[dict[str, Any]], object], what: str) -> None:
+def test_a_record_that_contradicts_itself(
+    made: Path, change: Callable[[dict[str, Any]], object], what: str
+) -> None:
     manifest = json.loads(sidecar(made).read_text())
     record = manifest["decision"]["cascade"]
     change(record)

@@ -29,7 +29,10 @@ def synthetic(rows: int, seed: int, *, shift: float = 0.0, members: int = 1) -> 
     """Three classes in five dimensions, and a linear classifier of each member."""
     rng = np.random.default_rng(seed)
     labels = np.arange(rows) % 3
-    centres, weight = np.random.default_rng(99).normal(size=(3, 5)) * 3, np.random.default_rng(98).normal(size=(3, 5))
+    centres, weight = (
+        np.random.default_rng(99).normal(size=(3, 5)) * 3,
+        np.random.default_rng(98).normal(size=(3, 5)),
+    )
     features = centres[labels][:, None] + rng.normal(size=(rows, members, 5)) + shift
     return {"logits": features @ weight.T + 0.3, "features": features, "labels": labels}
 
@@ -56,7 +59,9 @@ def files(tmp_path: Path) -> dict[str, Path]:
     """VAL, TRAIN and OOD data of one model."""
     odd = synthetic(80, 2, shift=6.0)
     del odd["labels"]
-    return write(tmp_path, val=synthetic(240, 0), train=synthetic(300, 1), ood=odd, new=synthetic(50, 3))
+    return write(
+        tmp_path, val=synthetic(240, 0), train=synthetic(300, 1), ood=odd, new=synthetic(50, 3)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("said")
     family = FAMILIES["timm ViT"]
     family.write(folder / "source")
-    members = [member(folder / "source", family, kept, folder / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    members = [
+        member(folder / "source", family, kept, folder / f"m{i}.safetensors")
+        for i, kept in enumerate(KEPTS)
+    ]
     model = hs.load(hs.fuse(members, out=folder / "hydra.safetensors").path, device="cpu")
     for seed, (name, rows) in enumerate({"val": 120, "train": 120, "new": 30}.items()):
         samples = open_data(images(folder, name, rows, seed))
@@ -82,8 +90,13 @@ def test_it_decides_as_the_checkpoint_does(score: str, said: Path, tmp_path: Pat
     """A hydra calibrated as a checkpoint, and by what it said."""
     promised = {"ood_score": score, "risk": 0.9, "coverage": 0.8, "conformal": "raps", "seed": 3}
     val, train, new = (str(said / f"{name}.npz") for name in ("val", "train", "new"))
-    made = hs.calibrate(said / "hydra", data=val, fit_data=train, out=tmp_path / "c.safetensors", **promised)
-    names = {"predictions": said / "val-said.safetensors", "fit_predictions": said / "train-said.safetensors"}
+    made = hs.calibrate(
+        said / "hydra", data=val, fit_data=train, out=tmp_path / "c.safetensors", **promised
+    )
+    names = {
+        "predictions": said / "val-said.safetensors",
+        "fit_predictions": said / "train-said.safetensors",
+    }
     alone = hs.calibrate(**names, out=tmp_path / "d", **promised)
     assert alone.path == tmp_path / "d.safetensors"
     assert alone.decision.temperature == made.decision.temperature
@@ -118,7 +131,12 @@ def test_rows_are_what_the_decision_says(files: dict[str, Path], tmp_path: Path)
     fit = ["--fit-predictions", str(files["train"]), "--ood-predictions", str(files["ood"])]
     assert run(["calibrate", "--predictions", str(files["val"]), *fit, "-o", str(out)]) == 0
     rows = tmp_path / "rows.jsonl"
-    assert run(["predict", "--decision", str(out), "--predictions", str(files["new"]), "-o", str(rows)]) == 0
+    assert (
+        run(
+            ["predict", "--decision", str(out), "--predictions", str(files["new"]), "-o", str(rows)]
+        )
+        == 0
+    )
     new = load_file(files["new"])
     decision = hs.Decision.load(out)
     assert decision.state.record.ood.score in ("mds", "rmds", "maha++", "vim", "residual", "knn")
@@ -126,7 +144,9 @@ def test_rows_are_what_the_decision_says(files: dict[str, Path], tmp_path: Path)
     read = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["id"] for row in read] == list(range(50))
     assert [row["answer"] for row in read] == expected.answer
-    assert [row["ood_score"] for row in read] == pytest.approx(expected.ood_score.tolist(), rel=1e-8)
+    assert [row["ood_score"] for row in read] == pytest.approx(
+        expected.ood_score.tolist(), rel=1e-8
+    )
     # OOD data is set aside, and the same arguments make the same bytes.
     odd = load_file(files["ood"])
     assert decision.decide(odd["logits"], odd["features"]).unfamiliar.double().mean() > 0.9
@@ -150,7 +170,10 @@ def test_without_ood_data_the_score_is_the_most_reliable(
     arrays = {name: array for name, array in change(synthetic(240, 0)).items() if array is not None}
     arrays["logits"] = arrays["logits"][:, 0]  # a single model needs no dimension of members
     out = tmp_path / "d.safetensors"
-    assert run(["calibrate", "--predictions", str(write(tmp_path, val=arrays)["val"]), "-o", str(out)]) == 0
+    assert (
+        run(["calibrate", "--predictions", str(write(tmp_path, val=arrays)["val"]), "-o", str(out)])
+        == 0
+    )
     printed = capsys.readouterr()
     assert f"without them it is {score}" in printed.err.replace("\n", " ")
     assert f"OOD score {score}; unfamiliar above" in printed.out
@@ -160,14 +183,29 @@ def test_without_ood_data_the_score_is_the_most_reliable(
 
 
 BROKEN: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
-    "no labels": (lambda a: {k: v for k, v in a.items() if k != "labels"}, "tensor labels is missing"),
+    "no labels": (
+        lambda a: {k: v for k, v in a.items() if k != "labels"},
+        "tensor labels is missing",
+    ),
     "label": (lambda a: a | {"labels": a["labels"] + 1}, "labels must lie in 0-2"),
-    "nan": (lambda a: a | {"features": a["features"] * np.nan}, "features holds values that are not finite"),
+    "nan": (
+        lambda a: a | {"features": a["features"] * np.nan},
+        "features holds values that are not finite",
+    ),
     "rows": (lambda a: a | {"features": a["features"][:-1]}, "features must be floating-point"),
-    "one class": (lambda a: a | {"logits": a["logits"][..., :1], "labels": a["labels"] * 0}, "logits of one class"),
+    "one class": (
+        lambda a: a | {"logits": a["logits"][..., :1], "labels": a["labels"] * 0},
+        "logits of one class",
+    ),
     "few": (lambda a: {k: v[:12] for k, v in a.items()}, "at least 20"),
-    "other width": (lambda a: a | {"features": a["features"][..., :4]}, "expected features of width 4"),
-    "no features": (lambda a: {k: v for k, v in a.items() if k != "features"}, "expected no features"),
+    "other width": (
+        lambda a: a | {"features": a["features"][..., :4]},
+        "expected features of width 4",
+    ),
+    "no features": (
+        lambda a: {k: v for k, v in a.items() if k != "features"},
+        "expected no features",
+    ),
     "other members": (
         lambda a: {k: np.repeat(v, 2, 1) if v.ndim == 3 else v for k, v in a.items()},
         "logits has 2 and 3",
@@ -181,7 +219,20 @@ def test_bad_predictions_are_one_message(
 ) -> None:
     change, says = BROKEN[name]
     bad, out = write(tmp_path, bad=change(synthetic(240, 0)))["bad"], tmp_path / "d.safetensors"
-    assert run(["calibrate", "--predictions", str(bad), "--fit-predictions", str(files["train"]), "-o", str(out)]) == 5
+    assert (
+        run(
+            [
+                "calibrate",
+                "--predictions",
+                str(bad),
+                "--fit-predictions",
+                str(files["train"]),
+                "-o",
+                str(out),
+            ]
+        )
+        == 5
+    )
     said = capsys.readouterr().err
     assert says in said.replace("\n", " ")
     assert "Traceback" not in said
@@ -190,8 +241,12 @@ def test_bad_predictions_are_one_message(
 
 def test_the_same_predictions_twice_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the same predictions as another file"):
-        hs.calibrate(predictions=files["val"], fit_predictions=files["val"], out=tmp_path / "d.safetensors")
-    plain = write(tmp_path, plain={k: v for k, v in synthetic(90, 7).items() if k != "features"})["plain"]
+        hs.calibrate(
+            predictions=files["val"], fit_predictions=files["val"], out=tmp_path / "d.safetensors"
+        )
+    plain = write(tmp_path, plain={k: v for k, v in synthetic(90, 7).items() if k != "features"})[
+        "plain"
+    ]
     with pytest.raises(DataError, match="vim: cannot be fitted to predictions without features"):
         hs.calibrate(predictions=plain, ood_score="vim", out=tmp_path / "d.safetensors")
 
@@ -201,13 +256,21 @@ def test_the_same_predictions_twice_are_refused(files: dict[str, Path], tmp_path
     [
         (["calibrate", "-o", "x"], "CKPT is required"),
         (["calibrate", "m", "--predictions", "p", "-o", "x"], "--predictions conflicts with CKPT"),
-        (["calibrate", "m", "--data", "d", "--ood-predictions", "p", "-o", "x"], "--ood-predictions requires"),
-        (["calibrate", "--predictions", "p", "--cascade", "-o", "x"], "--predictions conflicts with --cascade"),
+        (
+            ["calibrate", "m", "--data", "d", "--ood-predictions", "p", "-o", "x"],
+            "--ood-predictions requires",
+        ),
+        (
+            ["calibrate", "--predictions", "p", "--cascade", "-o", "x"],
+            "--predictions conflicts with --cascade",
+        ),
         (["predict", "--predictions", "p"], "--predictions requires --decision"),
         (["predict", "m", "--decision", "p"], "--decision requires --predictions"),
     ],
 )
-def test_options_go_together(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_go_together(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(words) == 2
     assert says in capsys.readouterr().err
 
@@ -218,7 +281,9 @@ def test_a_checkpoint_needs_data() -> None:
 
 
 def test_a_decision_file_is_not_trusted(files: dict[str, Path], tmp_path: Path) -> None:
-    path = hs.calibrate(predictions=files["val"], ood_score="mds", out=tmp_path / "d.safetensors").path
+    path = hs.calibrate(
+        predictions=files["val"], ood_score="mds", out=tmp_path / "d.safetensors"
+    ).path
     decision, new = hs.Decision.load(path), load_file(files["new"])
     for logits, features, says in (
         (new["logits"][..., :2], new["features"], "expected .sample, 1, 3."),

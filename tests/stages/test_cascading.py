@@ -47,7 +47,9 @@ def test_the_surest_half_is_answered_by_the_first_alone(answers: tuple[Answers, 
     made = cascaded(choosing(*answers), BOTH, JUDGED, Budget("macs", 0.875))
     assert made is not None
     alone, other = (each.val.softmax(dim=-1) for each in answers)
-    expected = torch.where(torch.tensor([True, True, False, False] * 2)[:, None], alone, (alone + other) / 2)
+    expected = torch.where(
+        torch.tensor([True, True, False, False] * 2)[:, None], alone, (alone + other) / 2
+    )
     assert torch.allclose(made.answers.val.exp(), expected, atol=1e-7)
     assert made.macs == pytest.approx(0.5 + 0.5 * 0.75)
     assert made.judged.value == pytest.approx(float(expected[:, 0].log().mean()), abs=1e-6)
@@ -55,7 +57,9 @@ def test_the_surest_half_is_answered_by_the_first_alone(answers: tuple[Answers, 
     # Of the OOD samples the unsure one goes on.
     (outside,) = made.answers.foreign
     unsure, sure = (each.foreign[0].softmax(dim=-1) for each in answers)
-    assert torch.allclose(outside.exp(), torch.stack([(unsure[0] + sure[0]) / 2, unsure[1]]), atol=1e-7)
+    assert torch.allclose(
+        outside.exp(), torch.stack([(unsure[0] + sure[0]) / 2, unsure[1]]), atol=1e-7
+    )
 
 
 def test_a_sample_of_many_labels_goes_on_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +67,16 @@ def test_a_sample_of_many_labels_goes_on_as_a_whole(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("hydrasurgeon.stages.build.cascading.at_its_temperature", lambda each: each)
     # The half that judges is in another order than the half that fits.
     sure = torch.tensor(
-        [[4.0, 3.5], [0.2, 5.0], [3.0, 3.0], [6.0, 1.0], [0.3, 5.0], [4.0, 3.5], [6.0, 1.0], [3.0, 3.0]]
+        [
+            [4.0, 3.5],
+            [0.2, 5.0],
+            [3.0, 3.0],
+            [6.0, 1.0],
+            [0.3, 5.0],
+            [4.0, 3.5],
+            [6.0, 1.0],
+            [3.0, 3.0],
+        ]
     )
     first = torch.stack([sure.flatten(), torch.zeros(16)], dim=1)
     second = torch.tensor([[0.0, 0.5]] * 16)
@@ -98,7 +111,9 @@ def test_halves_keep_the_labels_of_a_sample_together() -> None:
         (Budget("macs", 0.875), {"goal": "mi"}),
     ],
 )
-def test_where_there_is_no_cascade(answers: tuple[Answers, Answers], budget: Budget, changes: Any) -> None:
+def test_where_there_is_no_cascade(
+    answers: tuple[Answers, Answers], budget: Budget, changes: Any
+) -> None:
     assert cascaded(choosing(*answers, **changes), BOTH, JUDGED, budget) is None
 
 

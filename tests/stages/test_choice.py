@@ -71,9 +71,15 @@ def test_the_choice_is_forward_selection_and_swaps(name: str, seed: int) -> None
             for place in range(len(chosen)):
                 for other in range(CANDIDATES):
                     swapped = [*chosen[:place], other, *chosen[place + 1 :]]
-                    if other not in chosen and affordable(swapped) and worth(swapped) > worth(chosen) + 1e-9:
+                    if (
+                        other not in chosen
+                        and affordable(swapped)
+                        and worth(swapped) > worth(chosen) + 1e-9
+                    ):
                         chosen, improved = swapped, True
-        best[len(chosen)] = max(best.get(len(chosen), tuple(chosen)), tuple(sorted(chosen)), key=worth)
+        best[len(chosen)] = max(
+            best.get(len(chosen), tuple(chosen)), tuple(sorted(chosen)), key=worth
+        )
     summed = pool(name, everyone)
     choice = choose(summed, pools=[range(CANDIDATES)], affordable=affordable, members=None)
     assert choice is not None
@@ -81,7 +87,10 @@ def test_the_choice_is_forward_selection_and_swaps(name: str, seed: int) -> None
     assert choice.value == pytest.approx(worth(choice.members), abs=1e-6)
     # The most members among those that the samples cannot tell from the best.
     top = max(best.values(), key=worth)
-    within = {size: lost <= error for size, (lost, error) in ((k, summed.difference(top, m)) for k, m in best.items())}
+    within = {
+        size: lost <= error
+        for size, (lost, error) in ((k, summed.difference(top, m)) for k, m in best.items())
+    }
     size = max(k for k in best if within[k] or k == len(top))
     assert len(choice.members) == max(size, len(top))
     assert choice.value >= worth(best[len(choice.members)]) - 1e-6
@@ -154,7 +163,12 @@ def test_a_guard_is_drawn_with_its_samples() -> None:
 
 @pytest.mark.parametrize("members", [1, 2, 4])
 def test_so_many_members_as_asked(members: int) -> None:
-    choice = choose(pool("nll", answers()), pools=[range(CANDIDATES)], affordable=lambda m: True, members=members)
+    choice = choose(
+        pool("nll", answers()),
+        pools=[range(CANDIDATES)],
+        affordable=lambda m: True,
+        members=members,
+    )
     assert choice is not None
     assert len(choice.members) == members == len(set(choice.members))
 
@@ -175,11 +189,15 @@ def test_accuracy_has_a_floor(name: str) -> None:
     able = [i for i in range(CANDIDATES) if accuracies[i] >= floor]
     assert choice.members == (max(able, key=lambda i: plain.worth([i])),)
     assert held.plainly(choice.members) == plain.worth(choice.members)
-    assert held.worth([best]) == pytest.approx(plain.worth([best]) - 10 * (floor - accuracies[best]), abs=1e-6)
+    assert held.worth([best]) == pytest.approx(
+        plain.worth([best]) - 10 * (floor - accuracies[best]), abs=1e-6
+    )
 
 
 def test_nothing_within_the_budget() -> None:
-    assert choose(pool("nll", answers()), pools=[range(3)], affordable=lambda members: False) is None
+    assert (
+        choose(pool("nll", answers()), pools=[range(3)], affordable=lambda members: False) is None
+    )
 
 
 def test_noise_is_not_taken_for_a_gain() -> None:
@@ -209,13 +227,29 @@ def test_rows_are_evals_metrics() -> None:
     row = measured(everyone)
     logits = torch.stack([a.val for a in everyone], dim=1)
     probs, labels = metrics.mean_probs(logits), everyone[0].labels
-    for name, metric in (("accuracy", metrics.accuracy), ("nll", metrics.nll), ("ece", metrics.ece)):
+    for name, metric in (
+        ("accuracy", metrics.accuracy),
+        ("nll", metrics.nll),
+        ("ece", metrics.ece),
+    ):
         assert row[name] == pytest.approx(metric(probs, labels))
     assert row["auroc"] == pytest.approx(plainly("ood", everyone), abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    "text", ["1.5", "macs", "macs=", "macs=0", "macs=-1", "macs=1,,2", "time=3", "macs=1e99", "macs=nan", "ms=20"]
+    "text",
+    [
+        "1.5",
+        "macs",
+        "macs=",
+        "macs=0",
+        "macs=-1",
+        "macs=1,,2",
+        "time=3",
+        "macs=1e99",
+        "macs=nan",
+        "ms=20",
+    ],
 )
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--budget"):
@@ -223,4 +257,7 @@ def test_budgets_that_are_none(text: str) -> None:
 
 
 def test_a_list_of_budgets_is_a_rising_front() -> None:
-    assert [str(budget) for budget in parse_budgets("params=2,1.25,1.25")] == ["params=1.25", "params=2"]
+    assert [str(budget) for budget in parse_budgets("params=2,1.25,1.25")] == [
+        "params=1.25",
+        "params=2",
+    ]

@@ -29,7 +29,8 @@ from hydrasurgeon.stages.build.summary import verdict
 def price(path: Path, whole: Path, family: Family = VIT) -> float:
     """Multiply-adds of the model in a file, times the whole one's."""
     counts = [
-        macs(as_classifier(open_checkpoint(each), device="cpu", lean=True), family.inputs()) for each in (path, whole)
+        macs(as_classifier(open_checkpoint(each), device="cpu", lean=True), family.inputs())
+        for each in (path, whole)
     ]
     return counts[0] / counts[1]
 
@@ -39,13 +40,25 @@ class Tasks(Task):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        more = {"data": self.data, "recipe": "demo", "set": {"epochs": "1", "lr": "1e-3"}, "limit": 40, "device": "cpu"}
+        more = {
+            "data": self.data,
+            "recipe": "demo",
+            "set": {"epochs": "1", "lr": "1e-3"},
+            "limit": 40,
+            "device": "cpu",
+        }
         self.models = [
-            hs.finetune(self.backbone, **more, seed=seed, out=folder / f"m{seed}.safetensors").path for seed in (1, 2)
+            hs.finetune(self.backbone, **more, seed=seed, out=folder / f"m{seed}.safetensors").path
+            for seed in (1, 2)
         ]
 
     def front(self, out: str = "front/", models: Any = None, **more: Any) -> Any:
-        settings: dict[str, Any] = {"data": self.data, "val": self.val, "ood": [self.ood], "score_limit": 40}
+        settings: dict[str, Any] = {
+            "data": self.data,
+            "val": self.val,
+            "ood": [self.ood],
+            "score_limit": 40,
+        }
         settings |= {"batch_size": 32, "candidates": 4, "device": "cpu"} | more
         return hs.build(models or self.models, out=f"{self.folder}/{out}", **settings)
 
@@ -75,7 +88,9 @@ def test_what_a_size_costs(family: Family, tmp_path: Path) -> None:
         ).path
         planned = sizes.cost(size)
         assert planned["macs"] == price(member, tmp_path / "source", family)
-        assert planned["params"] == stored(open_checkpoint(member)) / stored(open_checkpoint(tmp_path / "source"))
+        assert planned["params"] == stored(open_checkpoint(member)) / stored(
+            open_checkpoint(tmp_path / "source")
+        )
     assert 0.6 < sizes.cost(chosen)["macs"] <= 0.7
 
 
@@ -88,9 +103,14 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
     )
     # The plan is told first, then in which of its stages the work is.
     assert lines[: len(built.plan)][1:] == list(built.plan[1:])
-    assert built.plan[1] == "1. scores of heads and neurons, 2 models and their mean: 720 forward passes"
+    assert (
+        built.plan[1]
+        == "1. scores of heads and neurons, 2 models and their mean: 720 forward passes"
+    )
     assert any(line.startswith(f"stage 1 of {len(built.plan) - 1}, about ") for line in lines)
-    assert "Beside your model, calibrated too, on data that did not choose: accuracy " in built.summary
+    assert (
+        "Beside your model, calibrated too, on data that did not choose: accuracy " in built.summary
+    )
     assert built.to_json()["summary"] == built.summary
     said = json.loads((built.path / "front.json").read_text())
     assert said["format"] == "hydrasurgeon.front/1"
@@ -99,7 +119,9 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
     estimates = [rung["estimate"] for rung in said["rungs"]]
     assert estimates == sorted(estimates)
     assert said["no_better"] == [
-        b for b, low, high in zip(budgets[1:], estimates, estimates[1:], strict=False) if low == high
+        b
+        for b, low, high in zip(budgets[1:], estimates, estimates[1:], strict=False)
+        if low == high
     ]
     for rung in said["rungs"]:
         path = built.path / rung["path"]
@@ -107,14 +129,21 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
         assert manifest.kind == rung["kind"]
         assert manifest.decision is not None
         most = price(path, tasks.models[0])
-        assert rung["macs"] < most if rung.get("cascade") else rung["macs"] == pytest.approx(most, abs=1e-12)
+        assert (
+            rung["macs"] < most
+            if rung.get("cascade")
+            else rung["macs"] == pytest.approx(most, abs=1e-12)
+        )
         assert rung["macs"] <= rung["budget"]
         assert {"accuracy", "nll", "ece", "auroc"} <= {*rung} & {*rung["errors"]} | {"ece"}
     names = [row["name"] for row in said["references"]]
     assert names == ["single model, calibrated", "ensemble of 2", "mean of 2"]
     assert [row["macs"] for row in said["references"]] == [1.0, 2.0, 1.0]
     mean = hs.fuse(tasks.models, mean=True, out=tasks.folder / "mean.safetensors")
-    assert open_checkpoint(built.work / "mean.safetensors").manifest.weights_sha256 == mean.manifest.weights_sha256
+    assert (
+        open_checkpoint(built.work / "mean.safetensors").manifest.weights_sha256
+        == mean.manifest.weights_sha256
+    )
     assert {path.name for path in built.path.iterdir()} == {
         "front.json",
         *(
@@ -128,7 +157,9 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
 
 
 @pytest.mark.slow
-def test_a_cascade_stands_where_it_is_worth_more(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cascade_stands_where_it_is_worth_more(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Worth more by decree here: then it is made, and costs what the record says."""
 
     def decreed(*about: Any) -> Cascaded | None:
@@ -136,7 +167,9 @@ def test_a_cascade_stands_where_it_is_worth_more(tasks: Tasks, monkeypatch: pyte
         return made and replace(made, judged=replace(made.judged, value=made.judged.value + 1))
 
     monkeypatch.setattr("hydrasurgeon.stages.build.front.cascaded", decreed)
-    built = tasks.front("cascades/", budget="macs=0.8,1.4", members=2, cache=tasks.folder / "cascades.build")
+    built = tasks.front(
+        "cascades/", budget="macs=0.8,1.4", members=2, cache=tasks.folder / "cascades.build"
+    )
     said = json.loads((built.path / "front.json").read_text())
     cheap, dear = said["rungs"]
     assert cheap["cascade"]
@@ -149,9 +182,13 @@ def test_a_cascade_stands_where_it_is_worth_more(tasks: Tasks, monkeypatch: pyte
 
 def test_a_hydra_of_halves_answers_as_its_members(tasks: Tasks) -> None:
     """Two members of different whole models: it costs their sum and holds both."""
-    built = tasks.front("pair.safetensors", budget="macs=1.2", members=2, cache=tasks.folder / "pair.build")
+    built = tasks.front(
+        "pair.safetensors", budget="macs=1.2", members=2, cache=tasks.folder / "pair.build"
+    )
     assert {label.split(",")[0] for label in built.members} == {"model 1", "model 2"}
-    assert built.rows[-1].cost["macs"] == pytest.approx(price(built.path, tasks.models[0]), abs=1e-12)
+    assert built.rows[-1].cost["macs"] == pytest.approx(
+        price(built.path, tasks.models[0]), abs=1e-12
+    )
     assert built.rows[-1].cost["macs"] <= 1.2
     hydra = hs.load(built.path, device="cpu")
     inputs = VIT.inputs()
@@ -171,15 +208,30 @@ def test_a_hydra_of_halves_answers_as_its_members(tasks: Tasks) -> None:
             "Nothing within 1.5x beats your model on this data by more than chance; written: one member, 12 % ",
         ),
         (1, 1.0, (), "written: one model of the same price."),
-        (3, 1.44, (), "a hydra of 3 members, which costs 1.44 times as much: stay with your model, and calibrate it."),
-        (3, 1.44, (("nll", -0.02), ("auroc", 0.03)), "better in NLL and AUROC by more than chance, nowhere worse, and"),
+        (
+            3,
+            1.44,
+            (),
+            "a hydra of 3 members, which costs 1.44 times as much: stay with your model, and calibrate it.",
+        ),
+        (
+            3,
+            1.44,
+            (("nll", -0.02), ("auroc", 0.03)),
+            "better in NLL and AUROC by more than chance, nowhere worse, and",
+        ),
         (
             1,
             0.5,
             (("accuracy", -0.02), ("auroc", 0.03)),
             "gains in AUROC, loses in accuracy by more than chance, and is",
         ),
-        (1, 0.5, (("nll", 0.02),), "which is 50 % cheaper and is worse in NLL by more than chance."),
+        (
+            1,
+            0.5,
+            (("nll", 0.02),),
+            "which is 50 % cheaper and is worse in NLL by more than chance.",
+        ),
     ],
 )
 def test_the_verdict(members: int, cost: float, changes: Any, says: str) -> None:
@@ -222,7 +274,9 @@ def test_the_script_makes_the_same_front(tasks: Tasks) -> None:
     again.mkdir()
     for line in built.script.splitlines():
         if line.startswith("hydrasurgeon "):
-            words = line.replace('"$work"', str(work)).replace(str(built.path), str(again)).split()[1:]
+            words = (
+                line.replace('"$work"', str(work)).replace(str(built.path), str(again)).split()[1:]
+            )
             assert run([*words, "--device", "cpu", "--quiet"]) == 0, line
     assert {p.name: p.read_bytes() for p in again.iterdir()} == {
         p.name: p.read_bytes() for p in built.path.iterdir() if p.name != "front.json"
@@ -236,14 +290,18 @@ def test_taught_where_that_is_better(tasks: Tasks) -> None:
     work = tasks.folder / "taught.build"
     (own,) = work.glob("whole-1-*-taught-*.safetensors")
     (taught,) = (
-        step for step in open_checkpoint(own).manifest.history if step.command == "finetune" and "teacher" in step.args
+        step
+        for step in open_checkpoint(own).manifest.history
+        if step.command == "finetune" and "teacher" in step.args
     )
     assert taught.args["teacher"] == ["whole-1.safetensors"]
     tasks.front("by.safetensors", **more, cache=work, tune="demo", teachers="1")
     assert (work / "teacher-1.safetensors").exists()
     assert len(list(work.glob("whole-1-*-taught-*.safetensors"))) == 2
     others = tasks.models[1:]
-    tasks.front("named.safetensors", **more, cache=work, tune="demo", teachers=",".join(map(str, others)))
+    tasks.front(
+        "named.safetensors", **more, cache=work, tune="demo", teachers=",".join(map(str, others))
+    )
     learnt = [
         open_checkpoint(path).manifest.history[-1].args["teacher"]
         for path in work.glob("whole-1-*-taught-*.safetensors")
@@ -257,19 +315,27 @@ def test_taught_where_that_is_better(tasks: Tasks) -> None:
     ("more", "error", "says"),
     [
         ({"budget": "macs=0.02"}, UsageError, "with one head a layer costs macs=0."),
-        ({"budget": "macs=0.5,1", "out": "front.safetensors"}, UsageError, "a folder of checkpoints"),
+        (
+            {"budget": "macs=0.5,1", "out": "front.safetensors"},
+            UsageError,
+            "a folder of checkpoints",
+        ),
         ({"teachers": "2"}, UsageError, "--teachers requires --tune"),
         ({"models": "twice"}, UsageError, "has the weights of"),
         ({"models": "pruned"}, SurgeryError, "is pruned already"),
         ({"models": "other"}, SurgeryError, "differs"),
     ],
 )
-def test_what_cannot_be_built(more: dict[str, Any], error: type[HydraError], says: str, tasks: Tasks) -> None:
+def test_what_cannot_be_built(
+    more: dict[str, Any], error: type[HydraError], says: str, tasks: Tasks
+) -> None:
     models = more.get("models")
     if models == "twice":
         more = {**more, "models": [tasks.models[0], tasks.models[0]]}
     elif models == "pruned":
-        cut = hs.prune(tasks.models[1], method="random", keep=2, out=tasks.folder / "cut", force=True).path
+        cut = hs.prune(
+            tasks.models[1], method="random", keep=2, out=tasks.folder / "cut", force=True
+        ).path
         more = {**more, "models": [tasks.models[0], cut]}
     elif models == "other":
         FAMILIES["BERT"].write(tasks.folder / "bert")

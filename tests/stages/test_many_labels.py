@@ -78,7 +78,14 @@ def lines(path: str) -> list[dict[str, Any]]:
 
 def stored(checkpoint: Path, data: str, home: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities and labels of a single model."""
-    hs.evaluate(checkpoint, data=data, predictions=home / "p.safetensors", device="cpu", force=True, no_decision=True)
+    hs.evaluate(
+        checkpoint,
+        data=data,
+        predictions=home / "p.safetensors",
+        device="cpu",
+        force=True,
+        no_decision=True,
+    )
     file = load_file(home / "p.safetensors")
     return file["logits"][:, 0].double(), file["labels"]
 
@@ -93,9 +100,13 @@ def test_its_own_library_says_the_same(tagger: Path, tmp_path: Path) -> None:
     with torch.inference_mode():
         theirs = load(tagger).eval()(**inputs, labels=truth)
     assert torch.allclose(model(inputs)[:, 0], theirs.logits, atol=1e-5)
-    assert torch.allclose(torch.as_tensor(model.predict(inputs)), theirs.logits.sigmoid(), atol=1e-6)
+    assert torch.allclose(
+        torch.as_tensor(model.predict(inputs)), theirs.logits.sigmoid(), atol=1e-6
+    )
     assert open_checkpoint(tagger).manifest.model.problem == "multi_label"
-    parts = [member(tagger, BERT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(tagger, BERT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     parts = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)]
     folder = hs.fuse(parts, out=f"{tmp_path / 'hydra'}/", mlp="separate").path
     each = torch.cat([hs.load(path, device="cpu")(inputs).detach() for path in parts], dim=1)
@@ -103,7 +114,9 @@ def test_its_own_library_says_the_same(tagger: Path, tmp_path: Path) -> None:
         fused = load(folder, trust_remote_code=True).eval()(**inputs, labels=truth)
     assert torch.allclose(fused.logits.sigmoid(), each.sigmoid().mean(dim=1), atol=1e-6)
     mean = each.sigmoid().mean(dim=1)
-    assert float(fused.loss.detach()) == pytest.approx(float(torch.nn.BCELoss()(mean, truth)), abs=1e-5)
+    assert float(fused.loss.detach()) == pytest.approx(
+        float(torch.nn.BCELoss()(mean, truth)), abs=1e-5
+    )
     assert open_checkpoint(folder).manifest.model.problem == "multi_label"
 
 
@@ -113,7 +126,9 @@ def test_eval_is_scikit_learns_and_torchmetrics(tagger: Path, tmp_path: Path) ->
 
     data = table(tmp_path / "d.jsonl", 60)
     other = table(tmp_path / "o.jsonl", 30, 3)
-    report = hs.evaluate(tagger, data=data, ood=[f"far:o={other}"], ood_score="all", ci=0.9, device="cpu").report
+    report = hs.evaluate(
+        tagger, data=data, ood=[f"far:o={other}"], ood_score="all", ci=0.9, device="cpu"
+    ).report
     result = report.results[0]
     z, y = stored(tagger, data, tmp_path)
     p = z.sigmoid()
@@ -127,7 +142,9 @@ def test_eval_is_scikit_learns_and_torchmetrics(tagger: Path, tmp_path: Path) ->
         "map": metrics.average_precision_score(y, p, average="macro"),
         "exact_match": metrics.accuracy_score(y, p >= 0.5),
     }
-    assert {name: getattr(result.id, name) for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert {name: getattr(result.id, name) for name in expected} == pytest.approx(
+        expected, abs=1e-6
+    )
     assert result.id.n == 60
     assert result.id.ci is not None
     assert result.id.ci["accuracy"][0] < result.id.accuracy < result.id.ci["accuracy"][1]
@@ -141,12 +158,23 @@ def test_eval_is_scikit_learns_and_torchmetrics(tagger: Path, tmp_path: Path) ->
     assert hs.evaluate(predictions_in=[tmp_path / "p.safetensors"]).report.results[0].id.n == 30
 
 
-def test_training_starts_from_torchs_loss_and_learns(tagger: Path, learnt: Path, tmp_path: Path) -> None:
+def test_training_starts_from_torchs_loss_and_learns(
+    tagger: Path, learnt: Path, tmp_path: Path
+) -> None:
     data = table(tmp_path / "d.jsonl", 40)
     z, y = stored(tagger, data, tmp_path)
-    slow = {"epochs": "1", "lr": "1e-12", "batch_size": "40", "dropout": "0", "label_smoothing": "0", "warmup": "0"}
+    slow = {
+        "epochs": "1",
+        "lr": "1e-12",
+        "batch_size": "40",
+        "dropout": "0",
+        "label_smoothing": "0",
+        "warmup": "0",
+    }
     weights = {**slow, "pos_weight": "[1, 2, 3.5]"}
-    made = hs.finetune(tagger, recipe="text", data=data, set=weights, device="cpu", out=tmp_path / "w.safetensors")
+    made = hs.finetune(
+        tagger, recipe="text", data=data, set=weights, device="cpu", out=tmp_path / "w.safetensors"
+    )
     expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1, 2, 3.5]))(z.float(), y)
     assert made.trained.loss == pytest.approx(float(expected), abs=1e-5)
     val = table(tmp_path / "v.jsonl", 60, 1)
@@ -154,7 +182,13 @@ def test_training_starts_from_torchs_loss_and_learns(tagger: Path, learnt: Path,
     assert found.exact_match is not None
     assert found.exact_match > 0.8
     with pytest.raises(HydraError, match="is not one positive number for each of 3 labels"):
-        hs.finetune(tagger, recipe="text", data=data, set={"pos_weight": "[1, 2]"}, out=tmp_path / "x.safetensors")
+        hs.finetune(
+            tagger,
+            recipe="text",
+            data=data,
+            set={"pos_weight": "[1, 2]"},
+            out=tmp_path / "x.safetensors",
+        )
 
 
 def test_lists_make_a_new_classifier_of_many_labels(tmp_path: Path) -> None:
@@ -176,8 +210,12 @@ def test_heads_are_scored_by_torchs_loss(method: str, tagger: Path, tmp_path: Pa
         hs.score(tagger, method="cahp", data=data, device="cpu")
 
 
-@pytest.mark.parametrize(("search", "ood_score"), [("exact", "msp"), ("fast", "energy"), ("attribution", "msp")])
-def test_circuits_keep_whole_answers_right(search: Any, ood_score: str, learnt: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("search", "ood_score"), [("exact", "msp"), ("fast", "energy"), ("attribution", "msp")]
+)
+def test_circuits_keep_whole_answers_right(
+    search: Any, ood_score: str, learnt: Path, tmp_path: Path
+) -> None:
     """Algorithm 1 on transformers' model: the share of samples with every label right, and the AUROC of eval's score."""
     import transformers
     from sklearn.metrics import accuracy_score, roc_auc_score
@@ -196,21 +234,32 @@ def test_circuits_keep_whole_answers_right(search: Any, ood_score: str, learnt: 
     @torch.inference_mode()
     def worth(off: list[tuple[int, int]]) -> float:
         for layer, head in off:
-            layers[layer].attention.output.dense.weight.data[:, head * width : (head + 1) * width] = 0
+            layers[layer].attention.output.dense.weight.data[
+                :, head * width : (head + 1) * width
+            ] = 0
         inside, outside = (
-            model(**words([row["text"] for row in rows], padding=True, return_tensors="pt")).logits.double()
+            model(
+                **words([row["text"] for row in rows], padding=True, return_tensors="pt")
+            ).logits.double()
             for rows in (lines(data), lines(other))
         )
         model.load_state_dict(weights)
         truth = [[name in row["labels"] for name in NAMES] for row in lines(data)]
-        unfamiliar = {"msp": lambda z: 1 - float(z.sigmoid().max()), "energy": lambda z: -float(z.exp().log1p().sum())}
+        unfamiliar = {
+            "msp": lambda z: 1 - float(z.sigmoid().max()),
+            "energy": lambda z: -float(z.exp().log1p().sum()),
+        }
         scores = [unfamiliar[ood_score](z) for z in (*inside, *outside)]
         auroc = roc_auc_score([0] * len(inside) + [1] * len(outside), scores)
         return (accuracy_score(truth, [(z > 0).tolist() for z in inside]) + auroc) / 2
 
     assert found["settings"]["start"] == pytest.approx(worth([]), abs=1e-9)
     order: list[tuple[int, int]] = []
-    left = [(layer, head) for layer in range(len(layers)) for head in range(model.config.num_attention_heads)]
+    left = [
+        (layer, head)
+        for layer in range(len(layers))
+        for head in range(model.config.num_attention_heads)
+    ]
     for (_, *head), value in zip(found["order"], found["trace"], strict=True):
         if search != "attribution":
             each = [worth([*order, other]) for other in left]
@@ -233,7 +282,10 @@ def test_calibrated_label_by_label(learnt: Path, tmp_path: Path) -> None:
     for label in range(3):
         inverse = torch.linspace(0.05, 20, 40_000, dtype=torch.float64)
         logits, truth = z[fitting, label, None], y[fitting, label, None].double()
-        losses = [(truth * s * logits - (s * logits).logaddexp(torch.zeros(1))).mean(dim=0) for s in inverse.split(500)]
+        losses = [
+            (truth * s * logits - (s * logits).logaddexp(torch.zeros(1))).mean(dim=0)
+            for s in inverse.split(500)
+        ]
         best = 1 / float(inverse[torch.cat(losses).argmax()])
         assert constants.temperatures[label] == pytest.approx(best, rel=1e-2)
         p = (z[fitting, label] / constants.temperatures[label]).sigmoid()
@@ -254,25 +306,33 @@ def test_calibrated_label_by_label(learnt: Path, tmp_path: Path) -> None:
     for row, chances in zip(rows, p.tolist(), strict=True):
         pairs = sorted(zip(NAMES, chances, strict=True), key=lambda pair: -pair[1])
         assert [name for name, _ in row["top"]] == [name for name, _ in pairs]
-        assert [value for _, value in row["top"]] == pytest.approx([value for _, value in pairs], abs=1e-5)
+        assert [value for _, value in row["top"]] == pytest.approx(
+            [value for _, value in pairs], abs=1e-5
+        )
         assert row["set"] == [name for name, value in pairs if value >= limit - 1e-9]
         held = [n for n, v in pairs if v >= constants.thresholds[NAMES.index(n)]]
         assert [name for name, _ in row["labels"]] == held
-        assert row["answer"] == ("unfamiliar" if row["ood_score"] > done.decision.ood.threshold else held)
+        assert row["answer"] == (
+            "unfamiliar" if row["ood_score"] > done.decision.ood.threshold else held
+        )
     measured = hs.evaluate(out, data=data, device="cpu").report.results[0].id
     said = p >= torch.tensor(constants.thresholds)
     assert measured.macro_f1 == pytest.approx(metrics.f1_score(y, said, average="macro"), abs=1e-9)
     assert measured.nll == pytest.approx(float(torch.nn.BCELoss()(p, y.double())), abs=1e-6)
     hs.predict(out, data=data, device="cpu", out=tmp_path / "a.csv")
     hs.predict(out, data=data, device="cpu", out=tmp_path / "a.parquet")
-    assert (tmp_path / "a.csv").read_text().startswith("id,labels,top1,p1,top2,p2,top3,p3,set,total,")
+    assert (
+        (tmp_path / "a.csv").read_text().startswith("id,labels,top1,p1,top2,p2,top3,p3,set,total,")
+    )
 
 
 def test_members_answer_in_turn(learnt: Path, tmp_path: Path) -> None:
     """Sample by sample in a plain loop: all members answer where the first is close to the threshold of a label."""
     from sklearn import metrics
 
-    parts = [member(learnt, BERT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [
+        member(learnt, BERT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     parts = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)]
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors", mlp="separate").path
     data, out = table(tmp_path / "v.jsonl", 300, 2), tmp_path / "c.safetensors"
@@ -295,14 +355,18 @@ def test_members_answer_in_turn(learnt: Path, tmp_path: Path) -> None:
 
     def probabilities(logits: Any, temperatures: Any) -> list[float]:
         return [
-            float(sigmoid(odds(sigmoid(logits[:, label]).mean()) / temperatures[label])) for label in range(len(NAMES))
+            float(sigmoid(odds(sigmoid(logits[:, label]).mean()) / temperatures[label]))
+            for label in range(len(NAMES))
         ]
 
     low, high = (-1 if cascade.gate.low is None else cascade.gate.low, cascade.gate.high or 1)
     expected = []
     for row in z:
         first = probabilities(row[[cascade.order[0]]], cascade.temperatures)
-        doubts = [sigmoid(-abs(odds(p) - odds(at))) for p, at in zip(first, constants.thresholds, strict=True)]
+        doubts = [
+            sigmoid(-abs(odds(p) - odds(at)))
+            for p, at in zip(first, constants.thresholds, strict=True)
+        ]
         goes_on = low <= max(doubts) <= high
         expected.append((3, probabilities(row, constants.temperatures)) if goes_on else (1, first))
     run, chances = zip(*expected, strict=True)
@@ -317,7 +381,9 @@ def test_members_answer_in_turn(learnt: Path, tmp_path: Path) -> None:
         held = {n for n, v, at in zip(NAMES, each, constants.thresholds, strict=True) if v >= at}
         assert {name for name, _ in row["labels"]} == held
         # One sample's probability is the limit itself, up to rounding.
-        surely, perhaps = ({n for n, v in zip(NAMES, each, strict=True) if v >= limit + d} for d in (1e-6, -1e-6))
+        surely, perhaps = (
+            {n for n, v in zip(NAMES, each, strict=True) if v >= limit + d} for d in (1e-6, -1e-6)
+        )
         assert surely <= set(row["set"]) <= perhaps
         assert (row["answer"] == "unfamiliar") == (row["ood_score"] > cascade.ood_threshold)
     whole = np.array([probabilities(row, constants.temperatures) for row in z])
@@ -331,18 +397,26 @@ def test_members_answer_in_turn(learnt: Path, tmp_path: Path) -> None:
     part, full = hs.evaluate(out, data=data, cascade=True, ci=0.9, device="cpu").report.results
     for result, each in ((part, p), (full, whole)):
         said = each >= constants.thresholds
-        assert result.id.micro_f1 == pytest.approx(metrics.f1_score(y, said, average="micro"), abs=1e-9)
-        assert result.id.nll == pytest.approx(-np.log(np.where(y > 0, each, 1 - each)).mean(), abs=1e-5)
+        assert result.id.micro_f1 == pytest.approx(
+            metrics.f1_score(y, said, average="micro"), abs=1e-9
+        )
+        assert result.id.nll == pytest.approx(
+            -np.log(np.where(y > 0, each, 1 - each)).mean(), abs=1e-5
+        )
     said = json.loads(sidecar(out).read_text())
     said["decision"]["cascade"]["temperatures"] = [1.0, 1.0]
     with pytest.raises(HydraError, match="cascade: temperatures of 2 labels, the hydra has 3"):
         parse_manifest(json.dumps(said), "x")
     # So much may be lost that one member answers nearly alone, and that is certain.
-    loose = hs.calibrate(hydra, max_drop=99, out=tmp_path / "loose.safetensors", **how).decision.cascade
+    loose = hs.calibrate(
+        hydra, max_drop=99, out=tmp_path / "loose.safetensors", **how
+    ).decision.cascade
     assert loose is not None
     assert loose.certified
     assert loose.shares[1] <= 0.02
-    with pytest.raises(HydraError, match="a cascade in graphs: is for models that choose one class"):
+    with pytest.raises(
+        HydraError, match="a cascade in graphs: is for models that choose one class"
+    ):
         export(out, format="onnx", cascade=True, out=tmp_path / "x.onnx")
 
 
@@ -373,9 +447,13 @@ def test_few_labels_are_missed_on_average() -> None:
         ([["red"], None], "row 1 has the label None where others have a list"),
     ],
 )
-def test_labels_that_it_cannot_have(labels: list[Any], message: str, tagger: Path, tmp_path: Path) -> None:
+def test_labels_that_it_cannot_have(
+    labels: list[Any], message: str, tagger: Path, tmp_path: Path
+) -> None:
     data = tmp_path / "d.jsonl"
-    data.write_text("".join(json.dumps({"text": "good film", "labels": each}) + "\n" for each in labels))
+    data.write_text(
+        "".join(json.dumps({"text": "good film", "labels": each}) + "\n" for each in labels)
+    )
     with pytest.raises(DataError, match=message) as refused:
         hs.evaluate(tagger, data=str(data), device="cpu")
     assert refused.value.exit_code == 5
@@ -384,12 +462,16 @@ def test_labels_that_it_cannot_have(labels: list[Any], message: str, tagger: Pat
 
 def test_a_list_where_a_name_is_due(tmp_path: Path) -> None:
     BERT.write(tmp_path / "plain")
-    with pytest.raises(DataError, match="row 0 has a list of labels, where a name or number is due"):
+    with pytest.raises(
+        DataError, match="row 0 has a list of labels, where a name or number is due"
+    ):
         hs.evaluate(tmp_path / "plain", data=table(tmp_path / "d.jsonl", 5), device="cpu")
 
 
 @pytest.mark.parametrize("option", [{"risk": 0.1}, {"conformal": "aps"}, {"ood_score": "knn"}])
-def test_what_many_labels_have_no_meaning_for(option: dict[str, Any], tagger: Path, tmp_path: Path) -> None:
+def test_what_many_labels_have_no_meaning_for(
+    option: dict[str, Any], tagger: Path, tmp_path: Path
+) -> None:
     data = table(tmp_path / "d.jsonl", 50)
     with pytest.raises(HydraError, match="is not for a model with many labels"):
         hs.calibrate(tagger, data=data, out=tmp_path / "x.safetensors", device="cpu", **option)
@@ -397,7 +479,14 @@ def test_what_many_labels_have_no_meaning_for(option: dict[str, Any], tagger: Pa
 
 def test_built_by_the_nll_of_label_decisions(learnt: Path, tmp_path: Path) -> None:
     data, val = (table(tmp_path / f"{seed}.jsonl", 60, seed) for seed in (3, 4))
-    how = {"data": data, "val": val, "budget": "macs=2.5", "members": 2, "criteria": "taylor", "calibrate": False}
+    how = {
+        "data": data,
+        "val": val,
+        "budget": "macs=2.5",
+        "members": 2,
+        "criteria": "taylor",
+        "calibrate": False,
+    }
     built = hs.build(learnt, out=tmp_path / "b.safetensors", **how)
     single, hydra = hs.evaluate([learnt, built.path], data=val).report.results
     assert hydra.members == 2
@@ -416,15 +505,21 @@ def test_a_front_holds_cascades(tagger: Path, tmp_path: Path) -> None:
     for path in (data, val):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for row in rows[::4]:  # some labels are wrong
-            row["labels"] = [name for name in NAMES if (name in row["labels"]) != (rng.random() < 0.4)]
+            row["labels"] = [
+                name for name in NAMES if (name in row["labels"]) != (rng.random() < 0.4)
+            ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     models = []
     for seed in range(3):
         part, out = tmp_path / f"p{seed}.jsonl", tmp_path / f"n{seed}.safetensors"
         part.write_text("".join(rng.permutation(data.read_text().splitlines(keepends=True))[:60]))
-        models.append(hs.finetune(tagger, recipe="text", data=str(part), out=out, set=rates, seed=seed).path)
+        models.append(
+            hs.finetune(tagger, recipe="text", data=str(part), out=out, set=rates, seed=seed).path
+        )
     how = {"criteria": "taylor", "candidates": 20}
-    hs.build(models, data=str(data), val=str(val), budget="macs=0.8,1.3,3", out=tmp_path / "front", **how)
+    hs.build(
+        models, data=str(data), val=str(val), budget="macs=0.8,1.3,3", out=tmp_path / "front", **how
+    )
     rungs = json.loads((tmp_path / "front" / "front.json").read_text())["rungs"]
     chosen = [rung for rung in rungs if "cascade" in rung]
     assert chosen

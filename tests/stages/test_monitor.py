@@ -25,9 +25,19 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ready")
     VIT.write(folder / "source")
     data = VIT.data(folder, rows=200)
-    hs.calibrate(folder / "source", data=data, ood_score="mds", coverage=0.6, risk=0.9, out=folder / "c.safetensors")
+    hs.calibrate(
+        folder / "source",
+        data=data,
+        ood_score="mds",
+        coverage=0.6,
+        risk=0.9,
+        out=folder / "c.safetensors",
+    )
     pixels = np.load(data)["images"]
-    np.savez(folder / "noise.npz", images=np.random.default_rng(0).integers(0, 256, pixels.shape, dtype=np.uint8))
+    np.savez(
+        folder / "noise.npz",
+        images=np.random.default_rng(0).integers(0, 256, pixels.shape, dtype=np.uint8),
+    )
     for name, spec in (("same", data), ("noise", str(folder / "noise.npz"))):
         hs.predict(folder / "c", data=spec, out=folder / f"{name}.jsonl", device="cpu")
     return folder
@@ -46,11 +56,15 @@ def test_what_was_seen_is_what_predict_answers(ready: Path) -> None:
     assert seen.uncertainty == pytest.approx(np.mean([row["total"] for row in rows]), abs=1e-6)
 
 
-def test_exit_codes_and_what_is_said(ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_and_what_is_said(
+    ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     against, page = ["--against", str(ready / "c.safetensors")], tmp_path / "page.html"
     assert run(["monitor", str(ready / "same.jsonl"), *against]) == 0
     assert "no drift shown" in capsys.readouterr().out
-    assert run(["monitor", str(ready / "noise.jsonl"), *against, "--json", "--report", str(page)]) == 1
+    assert (
+        run(["monitor", str(ready / "noise.jsonl"), *against, "--json", "--report", str(page)]) == 1
+    )
     out, err = capsys.readouterr()
     result = json.loads(out)
     assert result["drifted"]
@@ -66,16 +80,27 @@ def test_exit_codes_and_what_is_said(ready: Path, tmp_path: Path, capsys: pytest
 
 def test_rows_that_could_not_be_read_are_not_compared(ready: Path, tmp_path: Path) -> None:
     lines = (ready / "same.jsonl").read_text().splitlines()
-    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"id": "x", "error": "x: not a readable image"}']))
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join([*lines, '{"id": "x", "error": "x: not a readable image"}'])
+    )
     result = monitor(tmp_path / "a.jsonl", against=ready / "c")
     assert result.drift.answers.rows == 200
-    assert result.notes == ("1 rows could not be read when they were answered, and are not compared",)
+    assert result.notes == (
+        "1 rows could not be read when they were answered, and are not compared",
+    )
 
 
-def test_a_state_of_an_older_version_is_compared_by_what_it_has(ready: Path, tmp_path: Path) -> None:
+def test_a_state_of_an_older_version_is_compared_by_what_it_has(
+    ready: Path, tmp_path: Path
+) -> None:
     decision = json.loads((ready / "c.heads.json").read_text())["decision"]
     del decision["seen"]
-    edited(ready / "c.safetensors", tmp_path / "old.safetensors", lambda name, tensor: tensor, decision=decision)
+    edited(
+        ready / "c.safetensors",
+        tmp_path / "old.safetensors",
+        lambda name, tensor: tensor,
+        decision=decision,
+    )
     result = monitor(ready / "noise.jsonl", against=tmp_path / "old")
     assert [test.name for test in result.drift.tests] == ["unfamiliar"]
     assert result.drift.drifted
@@ -92,14 +117,24 @@ def test_a_state_of_an_older_version_is_compared_by_what_it_has(ready: Path, tmp
             '{"id": 1, "label": 0, "total": 0.1, "unfamiliar": null}\n',
             "line 1: is no answer of a calibrated checkpoint",
         ),
-        ('{"id": 1, "label": "cat", "total": 0.1, "unfamiliar": false}\n', "line 1: cat is no class of the checkpoint"),
+        (
+            '{"id": 1, "label": "cat", "total": 0.1, "unfamiliar": false}\n',
+            "line 1: cat is no class of the checkpoint",
+        ),
     ],
 )
 def test_what_is_no_file_of_answers(
     content: str, says: str, ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jsonl").write_text(content)
-    line = ["monitor", str(tmp_path / "a.jsonl"), "--against", str(ready / "c"), "--report", str(tmp_path / "p.html")]
+    line = [
+        "monitor",
+        str(tmp_path / "a.jsonl"),
+        "--against",
+        str(ready / "c"),
+        "--report",
+        str(tmp_path / "p.html"),
+    ]
     assert run(line) == 5
     assert says in capsys.readouterr().err
     assert not (tmp_path / "p.html").exists()

@@ -38,7 +38,13 @@ def table(place: Path, labels: list[Any], *, seed: int = 0, groups: bool = True)
     for row, label in enumerate(labels):
         number = label if isinstance(label, int | float) else 0
         words = [WORDS[0 if number >= 0.5 else 1], *rng.choice(WORDS[2:], size=rng.integers(1, 6))]
-        lines.append({"text": " ".join(words), "label": label, **({"group": f"q{row // 5}"} if groups else {})})
+        lines.append(
+            {
+                "text": " ".join(words),
+                "label": label,
+                **({"group": f"q{row // 5}"} if groups else {}),
+            }
+        )
     place.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(place)
 
@@ -46,7 +52,9 @@ def table(place: Path, labels: list[Any], *, seed: int = 0, groups: bool = True)
 def mixed(rows: int, seed: int = 0) -> list[int]:
     """As many yes as no, in every group of five some of both."""
     rng = np.random.default_rng(seed)
-    return [int(each) for five in range(rows // 5) for each in rng.permutation([0, 1, five % 2, 0, 1])]
+    return [
+        int(each) for five in range(rows // 5) for each in rng.permutation([0, 1, five % 2, 0, 1])
+    ]
 
 
 def likely(place: Path, model: Path, rows: int) -> str:
@@ -56,7 +64,8 @@ def likely(place: Path, model: Path, rows: int) -> str:
     logits = [row["logit"] for row in hs.predict(model, data=plain, device="cpu")]
     truth = [int(rng.random() < 1 / (1 + np.exp(-(1.7 * z + 0.4)))) for z in logits]
     lines = [
-        json.loads(line) | {"label": y} for line, y in zip(Path(plain).read_text().splitlines(), truth, strict=True)
+        json.loads(line) | {"label": y}
+        for line, y in zip(Path(plain).read_text().splitlines(), truth, strict=True)
     ]
     place.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(place)
@@ -65,7 +74,9 @@ def likely(place: Path, model: Path, rows: int) -> str:
 def hydra_of(source: Path, home: Path, out: str | Path) -> Path:
     parts = [member(source, BERT, rows, home / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     return hs.fuse(
-        [tune(path, home / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)], out=out, mlp="separate"
+        [tune(path, home / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)],
+        out=out,
+        mlp="separate",
     ).path
 
 
@@ -87,11 +98,15 @@ def test_its_own_library_says_the_same(reranker: Path, tmp_path: Path) -> None:
     assert manifest.model.problem == "one_logit"
     # A hydra's logit is the log-odds of the members' mean probability.
     folder = hydra_of(reranker, tmp_path, f"{tmp_path / 'hydra'}/")
-    each = torch.cat([hs.load(tmp_path / f"t{i}.safetensors", device="cpu")(inputs) for i in range(3)], dim=1)
+    each = torch.cat(
+        [hs.load(tmp_path / f"t{i}.safetensors", device="cpu")(inputs) for i in range(3)], dim=1
+    )
     with torch.inference_mode():
         logits = own(folder)(**inputs).logits
     assert torch.allclose(logits.sigmoid(), each.sigmoid().mean(dim=1), atol=1e-6)
-    assert torch.allclose(torch.as_tensor(hs.load(folder, device="cpu").predict(inputs)), logits.sigmoid(), atol=1e-6)
+    assert torch.allclose(
+        torch.as_tensor(hs.load(folder, device="cpu").predict(inputs)), logits.sigmoid(), atol=1e-6
+    )
     assert '"problem"' in (folder / "heads.json").read_text()
 
 
@@ -114,10 +129,16 @@ def test_eval_is_scikit_learns_and_torchmetrics(reranker: Path, tmp_path: Path) 
         "auroc": metrics.roc_auc_score(y, p),
         "ap": metrics.average_precision_score(y, p),
         "ndcg10": np.mean(
-            [metrics.ndcg_score([y[i : i + 5].tolist()], [p[i : i + 5].tolist()], k=10) for i in range(0, 60, 5)]
+            [
+                metrics.ndcg_score([y[i : i + 5].tolist()], [p[i : i + 5].tolist()], k=10)
+                for i in range(0, 60, 5)
+            ]
         ),
         "mrr10": np.mean(
-            [1 / (1 + int(y[i : i + 5][p[i : i + 5].argsort(descending=True)].nonzero()[0])) for i in range(0, 60, 5)]
+            [
+                1 / (1 + int(y[i : i + 5][p[i : i + 5].argsort(descending=True)].nonzero()[0]))
+                for i in range(0, 60, 5)
+            ]
         ),
     }
     assert {name: getattr(result, name) for name in expected} == pytest.approx(expected, abs=1e-6)
@@ -127,10 +148,17 @@ def test_eval_is_scikit_learns_and_torchmetrics(reranker: Path, tmp_path: Path) 
 
 def test_fractions_count_as_much_as_they_say(reranker: Path, tmp_path: Path) -> None:
     labels = [0.0, 0.25, 0.5, 0.75, 1.0, 0.1] * 5
-    result = hs.evaluate(reranker, data=table(tmp_path / "d.jsonl", labels), predictions=tmp_path / "p.safetensors")
-    z, y = load_file(tmp_path / "p.safetensors")["logits"][:, 0, 0].double(), torch.tensor(labels).double()
+    result = hs.evaluate(
+        reranker, data=table(tmp_path / "d.jsonl", labels), predictions=tmp_path / "p.safetensors"
+    )
+    z, y = (
+        load_file(tmp_path / "p.safetensors")["logits"][:, 0, 0].double(),
+        torch.tensor(labels).double(),
+    )
     found = result.report.results[0].id
-    assert found.nll == pytest.approx(float(torch.nn.functional.binary_cross_entropy_with_logits(z, y)), abs=1e-9)
+    assert found.nll == pytest.approx(
+        float(torch.nn.functional.binary_cross_entropy_with_logits(z, y)), abs=1e-9
+    )
     assert found.brier == pytest.approx(float((z.sigmoid() - y).square().mean()), abs=1e-9)
 
 
@@ -143,7 +171,10 @@ def two_classes(reranker: Path, place: Path) -> None:
     config = transformers.AutoConfig.from_pretrained(reranker)
     config.num_labels = 2
     twin = transformers.BertForSequenceClassification(config)
-    rows = {"classifier.weight": torch.cat([0 * weight, weight]), "classifier.bias": torch.cat([0 * bias, bias])}
+    rows = {
+        "classifier.weight": torch.cat([0 * weight, weight]),
+        "classifier.bias": torch.cat([0 * bias, bias]),
+    }
     twin.load_state_dict(model.state_dict() | rows)
     twin.save_pretrained(place)
     tiny_families.tokenizer(place)
@@ -172,20 +203,37 @@ def test_training_starts_from_torchs_loss_and_learns(reranker: Path, tmp_path: P
     (reranker / "config.json").write_text(json.dumps(config | still))
     labels: list[Any] = [*mixed(40)]
     labels[3] = 0.5
-    data, val = table(tmp_path / "d.jsonl", labels), table(tmp_path / "v.jsonl", mixed(40, 1), seed=1)
+    data, val = (
+        table(tmp_path / "d.jsonl", labels),
+        table(tmp_path / "v.jsonl", mixed(40, 1), seed=1),
+    )
     common = {"recipe": "text", "data": data, "val": val, "device": "cpu"}
-    slow = {"epochs": "1", "lr": "1e-12", "batch_size": "40", "dropout": "0", "label_smoothing": "0", "warmup": "0"}
+    slow = {
+        "epochs": "1",
+        "lr": "1e-12",
+        "batch_size": "40",
+        "dropout": "0",
+        "label_smoothing": "0",
+        "warmup": "0",
+    }
     made = hs.finetune(reranker, out=tmp_path / "still.safetensors", set=slow, **common)
     before = hs.evaluate(reranker, data=data).report.results[0].id
     assert made.trained.loss == pytest.approx(before.nll, abs=1e-5)
-    weighted = hs.finetune(reranker, out=tmp_path / "w.safetensors", set={**slow, "pos_weight": "3"}, **common)
+    weighted = hs.finetune(
+        reranker, out=tmp_path / "w.safetensors", set={**slow, "pos_weight": "3"}, **common
+    )
     z = hs.evaluate(reranker, data=data, predictions=tmp_path / "p.safetensors") and load_file(
         tmp_path / "p.safetensors"
     )
-    expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0))(z["logits"][:, 0, 0], z["labels"].float())
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0))(
+        z["logits"][:, 0, 0], z["labels"].float()
+    )
     assert weighted.trained.loss == pytest.approx(float(expected), abs=1e-5)
     learnt = hs.finetune(
-        reranker, out=tmp_path / "l.safetensors", set={"epochs": "30", "lr": "1e-3", "batch_size": "8"}, **common
+        reranker,
+        out=tmp_path / "l.safetensors",
+        set={"epochs": "30", "lr": "1e-3", "batch_size": "8"},
+        **common,
     )
     after = hs.evaluate(tmp_path / "l.safetensors", data=val).report.results[0].id
     assert after.accuracy >= 0.95
@@ -198,19 +246,33 @@ def test_a_new_classifier_of_one_logit(tmp_path: Path) -> None:
     data = table(tmp_path / "d.jsonl", mixed(20))
     new = {"classifier": "fresh", "problem": "one_logit", "epochs": "1"}
     made = hs.finetune(
-        tmp_path / "three", recipe="text", data=data, set=new, device="cpu", out=tmp_path / "o.safetensors"
+        tmp_path / "three",
+        recipe="text",
+        data=data,
+        set=new,
+        device="cpu",
+        out=tmp_path / "o.safetensors",
     )
     assert (made.manifest.model.problem, made.manifest.model.num_classes) == ("one_logit", 1)
     # Fractions can only be those of one logit.
     soft = table(tmp_path / "s.jsonl", [0.2, 0.9] * 10)
     new = {"classifier": "fresh", "epochs": "1"}
     made = hs.finetune(
-        tmp_path / "three", recipe="text", data=soft, set=new, device="cpu", out=tmp_path / "f.safetensors"
+        tmp_path / "three",
+        recipe="text",
+        data=soft,
+        set=new,
+        device="cpu",
+        out=tmp_path / "f.safetensors",
     )
     assert made.manifest.model.problem == "one_logit"
     with pytest.raises(HydraError, match="the model's classifier is single_label"):
         hs.finetune(
-            tmp_path / "three", recipe="text", data=data, set={"problem": "one_logit"}, out=tmp_path / "x.safetensors"
+            tmp_path / "three",
+            recipe="text",
+            data=data,
+            set={"problem": "one_logit"},
+            out=tmp_path / "x.safetensors",
         )
 
 
@@ -241,7 +303,10 @@ def test_calibrated_as_platt(reranker: Path, tmp_path: Path) -> None:
 
 def test_probed_by_the_loss_of_eval(reranker: Path, tmp_path: Path) -> None:
     """Losses with and without heads are eval's NLL of the model and of the pruned one."""
-    data, other = table(tmp_path / "d.jsonl", mixed(20)), table(tmp_path / "o.jsonl", mixed(20, 3), seed=3)
+    data, other = (
+        table(tmp_path / "d.jsonl", mixed(20)),
+        table(tmp_path / "o.jsonl", mixed(20, 3), seed=3),
+    )
     how = {"method": "magnitude", "keep": 2, "device": "cpu"}
     report = probe(reranker, data=data, shift=other, draws=2, **how)
     pruned = hs.prune(reranker, method="magnitude", keep=2, out=tmp_path / "p.safetensors").path
@@ -251,7 +316,9 @@ def test_probed_by_the_loss_of_eval(reranker: Path, tmp_path: Path) -> None:
         for spec in (data, other)
     ]
     losses = report.proposition.losses
-    assert [losses.clean, losses.noisy, losses.clean_pruned, losses.noisy_pruned] == pytest.approx(nlls, abs=1e-5)
+    assert [losses.clean, losses.noisy, losses.clean_pruned, losses.noisy_pruned] == pytest.approx(
+        nlls, abs=1e-5
+    )
 
 
 def test_what_is_promised_holds(tmp_path: Path) -> None:
@@ -281,7 +348,10 @@ def test_answers_and_ranks(reranker: Path, tmp_path: Path) -> None:
     data = table(tmp_path / "d.jsonl", mixed(200))
     common = {"recipe": "text", "data": data, "device": "cpu"}
     hs.finetune(
-        reranker, out=tmp_path / "l.safetensors", set={"epochs": "10", "lr": "1e-3", "batch_size": "8"}, **common
+        reranker,
+        out=tmp_path / "l.safetensors",
+        set={"epochs": "10", "lr": "1e-3", "batch_size": "8"},
+        **common,
     )
     out = tmp_path / "c.safetensors"
     done = hs.calibrate(
@@ -299,39 +369,64 @@ def test_answers_and_ranks(reranker: Path, tmp_path: Path) -> None:
         assert [*row][:3] == ["id", "probability", "logit"]
         assert {"label", "top", "set"}.isdisjoint(row)
         unfamiliar = row["ood_score"] > done.decision.ood.threshold
-        sure = "yes" if row["probability"] >= limits.yes else "no" if row["probability"] < limits.no else "abstain"
+        sure = (
+            "yes"
+            if row["probability"] >= limits.yes
+            else "no"
+            if row["probability"] < limits.no
+            else "abstain"
+        )
         assert row["answer"] == ("unfamiliar" if unfamiliar else sure)
     for start in range(0, 200, 5):
         some = sorted(rows[start : start + 5], key=lambda row: row["rank"])
         assert [row["rank"] for row in some] == [1, 2, 3, 4, 5]
-        assert [row["logit"] for row in some] == sorted((row["logit"] for row in some), reverse=True)
+        assert [row["logit"] for row in some] == sorted(
+            (row["logit"] for row in some), reverse=True
+        )
     hs.predict(out, data=data, device="cpu", out=tmp_path / "a.csv")
     header = (tmp_path / "a.csv").read_text().splitlines()[0]
-    assert header == "id,probability,logit,rank,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer,error"
+    assert (
+        header
+        == "id,probability,logit,rank,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer,error"
+    )
     with pytest.raises(HydraError, match="cuts the group"):
-        hs.predict(out, data=data, shard="1/3", out=tmp_path / "s.jsonl", device="cpu", batch_size=3)
+        hs.predict(
+            out, data=data, shard="1/3", out=tmp_path / "s.jsonl", device="cpu", batch_size=3
+        )
     model = hs.load(out, device="cpu")
-    assert "yes" in {row["answer"] for row in model.predict(["good film", "bad plot", "good the", "good a"])}
+    assert "yes" in {
+        row["answer"] for row in model.predict(["good film", "bad plot", "good the", "good a"])
+    }
 
 
 @pytest.mark.usefixtures("own_module_cache")
 def test_a_calibrated_hydra_where_it_is_served(reranker: Path, tmp_path: Path) -> None:
     hydra = hydra_of(reranker, tmp_path, tmp_path / "h.safetensors")
     data = table(tmp_path / "d.jsonl", mixed(100), groups=False)
-    folder = hs.calibrate(hydra, data=data, ood_score="mds", out=f"{tmp_path / 'ready'}/", device="cpu").path
+    folder = hs.calibrate(
+        hydra, data=data, ood_score="mds", out=f"{tmp_path / 'ready'}/", device="cpu"
+    ).path
     texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()[:7]]
     rows = hs.load(folder, device="cpu").predict(texts)
     import transformers
 
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(
+        texts, padding=True, return_tensors="pt"
+    )
     with torch.inference_mode():
         answer = own(folder)(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
-    assert answer.probabilities[:, 0].tolist() == pytest.approx([row["probability"] for row in rows], abs=1e-5)
+    assert answer.probabilities[:, 0].tolist() == pytest.approx(
+        [row["probability"] for row in rows], abs=1e-5
+    )
     assert answer.logits[:, 0].tolist() == pytest.approx([row["logit"] for row in rows], abs=1e-4)
     assert answer.ood_score.tolist() == pytest.approx([row["ood_score"] for row in rows], abs=1e-4)
     assert answer.unfamiliar.tolist() == [row["unfamiliar"] for row in rows]
-    classify = transformers.pipeline("text-classification", model=str(folder), trust_remote_code=True)
-    assert [each["score"] for each in classify(texts)] == pytest.approx([row["probability"] for row in rows], abs=1e-5)
+    classify = transformers.pipeline(
+        "text-classification", model=str(folder), trust_remote_code=True
+    )
+    assert [each["score"] for each in classify(texts)] == pytest.approx(
+        [row["probability"] for row in rows], abs=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -360,7 +455,9 @@ def test_a_cross_encoder_scores_the_same(reranker: Path, tmp_path: Path) -> None
         ([0.5, [1], 1], r"row 0 has the label 0\.5 where others have a list"),
     ],
 )
-def test_labels_that_it_cannot_have(labels: list[Any], message: str, reranker: Path, tmp_path: Path) -> None:
+def test_labels_that_it_cannot_have(
+    labels: list[Any], message: str, reranker: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=message) as refused:
         hs.evaluate(reranker, data=table(tmp_path / "d.jsonl", labels, groups=False), device="cpu")
     assert refused.value.exit_code == 5
@@ -371,9 +468,14 @@ def test_yes_and_no_by_name(reranker: Path, tmp_path: Path) -> None:
     numbers = table(tmp_path / "n.jsonl", [0, 1, 1, 0], groups=False)
     named = tmp_path / "y.jsonl"
     named.write_text(
-        Path(numbers).read_text().replace('"label": 0', '"label": "no"').replace('"label": 1', '"label": "yes"')
+        Path(numbers)
+        .read_text()
+        .replace('"label": 0', '"label": "no"')
+        .replace('"label": 1', '"label": "yes"')
     )
-    one, other = (hs.evaluate(reranker, data=str(each)).report.results[0].id for each in (numbers, named))
+    one, other = (
+        hs.evaluate(reranker, data=str(each)).report.results[0].id for each in (numbers, named)
+    )
     assert one == other
 
 
@@ -387,11 +489,24 @@ def test_a_group_of_one(reranker: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_built_as_of_two_classes(reranker: Path, tmp_path: Path) -> None:
     """The same members are chosen, for the same reasons; and what is written is a hydra of one logit."""
-    data, val = (table(tmp_path / f"{seed}.jsonl", mixed(40, seed), seed=seed, groups=False) for seed in (0, 1))
+    data, val = (
+        table(tmp_path / f"{seed}.jsonl", mixed(40, seed), seed=seed, groups=False)
+        for seed in (0, 1)
+    )
     other = table(tmp_path / "o.jsonl", mixed(20, 5), seed=5, groups=False)
     two_classes(reranker, tmp_path / "two")
-    how = {"data": data, "val": val, "ood": other, "budget": "macs=2.5", "members": 2, "criteria": "taylor"}
-    one, two = (hs.build(tmp_path / name, out=tmp_path / f"{name}-b.safetensors", **how) for name in ("one", "two"))
+    how = {
+        "data": data,
+        "val": val,
+        "ood": other,
+        "budget": "macs=2.5",
+        "members": 2,
+        "criteria": "taylor",
+    }
+    one, two = (
+        hs.build(tmp_path / name, out=tmp_path / f"{name}-b.safetensors", **how)
+        for name in ("one", "two")
+    )
     assert one.members == two.members
     for mine, theirs in zip(one.rows, two.rows, strict=True):
         assert mine.worth == pytest.approx(theirs.worth, rel=1e-4)
@@ -439,7 +554,13 @@ def test_its_members_answer_in_turn(reranker: Path, tmp_path: Path) -> None:
     assert [row["probability"] for row in rows] == pytest.approx(chances, abs=1e-5)
     limits, threshold = cascade.limits, cascade.ood_threshold
     for row in rows:
-        sure = "yes" if row["probability"] >= limits.yes else "no" if row["probability"] < limits.no else "abstain"
+        sure = (
+            "yes"
+            if row["probability"] >= limits.yes
+            else "no"
+            if row["probability"] < limits.no
+            else "abstain"
+        )
         assert row["answer"] == ("unfamiliar" if row["ood_score"] > threshold else sure)
     # The first member's own constants, and what is lost, each on its half.
     order = torch.randperm(400, generator=torch.Generator().manual_seed(0)).numpy()
@@ -449,13 +570,20 @@ def test_its_members_answer_in_turn(reranker: Path, tmp_path: Path) -> None:
     assert 1 / cascade.temperature == pytest.approx(platt.coef_[0, 0], rel=1e-3)
     assert cascade.bias == pytest.approx(platt.intercept_[0], abs=1e-3)
     p = np.array(chances)
-    right, whole = (p >= 0.5) == y, np.array([probability(row, *constants) >= 0.5 for row in z]) == y
-    assert cascade.drops["accuracy"].drop == pytest.approx(100 * (whole[certifying].mean() - right[certifying].mean()))
+    right, whole = (
+        (p >= 0.5) == y,
+        np.array([probability(row, *constants) >= 0.5 for row in z]) == y,
+    )
+    assert cascade.drops["accuracy"].drop == pytest.approx(
+        100 * (whole[certifying].mean() - right[certifying].mean())
+    )
     part, full = hs.evaluate(out, data=data, cascade=True, device="cpu").report.results
     assert part.id.accuracy == pytest.approx(right.mean())
     assert part.id.nll == pytest.approx(-np.log(np.where(y == 1, p, 1 - p)).mean(), abs=1e-5)
     assert full.id.accuracy == pytest.approx(whole.mean())
-    by_drop = hs.calibrate(hydra, max_drop=30, out=tmp_path / "d.safetensors", **how).decision.cascade
+    by_drop = hs.calibrate(
+        hydra, max_drop=30, out=tmp_path / "d.safetensors", **how
+    ).decision.cascade
     assert by_drop is not None
     assert max(drop.high for drop in by_drop.drops.values()) <= 30 or not by_drop.certified
 
@@ -472,7 +600,9 @@ def test_monitored(reranker: Path, tmp_path: Path) -> None:
     drift = monitor(tmp_path / "a.jsonl", against=out).drift
     assert drift.answers.predicted == seen.predicted
     assert not drift.drifted
-    (tmp_path / "n.jsonl").write_text("".join(json.dumps({**row, "logit": -1.0}) + "\n" for row in rows))
+    (tmp_path / "n.jsonl").write_text(
+        "".join(json.dumps({**row, "logit": -1.0}) + "\n" for row in rows)
+    )
     shifted = monitor(tmp_path / "n.jsonl", against=out).drift
     assert shifted.drifted
     assert f"most of all no from {1 - yes / 200:.1%} to 100.0%" in shifted.sentence

@@ -66,7 +66,11 @@ def random_rows(random: Random) -> list[Rows]:
     members, trunk = random.randint(1, 3), random.randint(0, LAYERS)
     common = [sorted(random.sample(range(HEADS), random.randint(0, HEADS))) for _ in range(trunk)]
     plans = [
-        common + [sorted(random.sample(range(HEADS), random.randint(0, HEADS))) for _ in range(LAYERS - trunk)]
+        common
+        + [
+            sorted(random.sample(range(HEADS), random.randint(0, HEADS)))
+            for _ in range(LAYERS - trunk)
+        ]
         for _ in range(members)
     ]
     return plans if all(any(rows) for rows in plans) else random_rows(random)
@@ -102,7 +106,9 @@ def check_all(plans: list[list[Rows]], family: Family, folder: Path) -> None:
     for at, rows in enumerate(plans):
         for row in rows:
             if str(row) not in members:
-                members[str(row)] = member(source, family, row, folder / f"m{len(members)}.safetensors")
+                members[str(row)] = member(
+                    source, family, row, folder / f"m{len(members)}.safetensors"
+                )
         paths = [members[str(row)] for row in rows]
         parts = [plan(path, source) for path in paths]
         assert not any(part.own for part in parts)
@@ -110,15 +116,27 @@ def check_all(plans: list[list[Rows]], family: Family, folder: Path) -> None:
         assert (cost.macs(parts), cost.params(parts)) == expected, rows
 
 
-@pytest.mark.parametrize(("name", "how"), [("timm ViT", "lstsq"), pytest.param("BERT", "mean", marks=pytest.mark.slow)])
-def test_repaired_layers_are_counted_where_they_are_stored(name: str, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"), [("timm ViT", "lstsq"), pytest.param("BERT", "mean", marks=pytest.mark.slow)]
+)
+def test_repaired_layers_are_counted_where_they_are_stored(
+    name: str, how: str, tmp_path: Path
+) -> None:
     """Two repairs of one prefix are equal and shared; a repaired layer beside a plain one is not."""
     family, source = FAMILIES[name], tmp_path / "source"
     family.write(source)
     data = family.data(tmp_path)
     cost = opened_cost(source, family)
-    rows = {"a": [FULL, [0, 1], [1]], "b": [FULL, [0, 1], [0, 1]], "c": [[2, 3], [2], FULL], "d": [FULL, FULL, [0, 1]]}
-    plain = {key: member(source, family, row, tmp_path / f"{key}.safetensors") for key, row in rows.items()}
+    rows = {
+        "a": [FULL, [0, 1], [1]],
+        "b": [FULL, [0, 1], [0, 1]],
+        "c": [[2, 3], [2], FULL],
+        "d": [FULL, FULL, [0, 1]],
+    }
+    plain = {
+        key: member(source, family, row, tmp_path / f"{key}.safetensors")
+        for key, row in rows.items()
+    }
     mended = {
         key.upper(): hs.prune(
             source,
@@ -132,7 +150,9 @@ def test_repaired_layers_are_counted_where_they_are_stored(name: str, how: str, 
     paths = plain | mended
     parts = {key: plan(path, source) for key, path in paths.items()}
     assert all(parts[key].own for key in mended)
-    for at, chosen in enumerate(("A", "AB", "Aa", "AA", "ABa", "AC", "Ac", "ACd", "Dd", "DDd", "BcD")):
+    for at, chosen in enumerate(
+        ("A", "AB", "Aa", "AA", "ABa", "AC", "Ac", "ACd", "Dd", "DDd", "BcD")
+    ):
         expected = built([paths[key] for key in chosen], family, tmp_path / f"{at}.safetensors")
         planned = [parts[key] for key in chosen]
         assert (cost.macs(planned), cost.params(planned)) == expected, chosen

@@ -46,7 +46,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def test_rows_are_what_the_model_decides(ready: Path) -> None:
-    done = hs.predict(ready / "c", data=str(ready / "data.npz"), out=ready / "a.jsonl", batch_size=32, top=2)
+    done = hs.predict(
+        ready / "c", data=str(ready / "data.npz"), out=ready / "a.jsonl", batch_size=32, top=2
+    )
     model = as_classifier(open_checkpoint(ready / "c"), device="cpu", lean=True)
     samples = open_data(str(ready / "data.npz"))
     found = rows(ready / "a.jsonl")
@@ -87,7 +89,9 @@ def test_shards_joined_are_one_run(ready: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [0, 1, 3])
-def test_an_interrupted_run_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
+def test_an_interrupted_run_goes_on(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
     data = str(ready / "data.npz")
     hs.predict(ready / "c", data=data, out=ready / "all.jsonl", batch_size=16)
     decided, calls = Classifier.answered, []
@@ -155,13 +159,17 @@ def folder(place: Path, broken: tuple[int, ...] = ()) -> Path:
     return place
 
 
-@pytest.mark.parametrize("broken", [(3,), (0, 1, 2, 3), (4, 5, 6, 7, 8), (19,), (16, 17, 18, 19), tuple(range(20))])
+@pytest.mark.parametrize(
+    "broken", [(3,), (0, 1, 2, 3), (4, 5, 6, 7, 8), (19,), (16, 17, 18, 19), tuple(range(20))]
+)
 def test_what_cannot_be_read_becomes_a_row(ready: Path, broken: tuple[int, ...]) -> None:
     place = folder(ready / "pictures", broken)
     with pytest.raises(DataError, match=f"{broken[0]:02}.png"):
         hs.predict(ready / "c", data=str(place), out=ready / "a.jsonl", batch_size=4)
     (ready / "a.jsonl.partial").unlink()
-    done = hs.predict(ready / "c", data=str(place), out=ready / "a.jsonl", batch_size=4, skip_bad=True)
+    done = hs.predict(
+        ready / "c", data=str(place), out=ready / "a.jsonl", batch_size=4, skip_bad=True
+    )
     found = rows(ready / "a.jsonl")
     assert [row["id"] for row in found] == [f"{i:02}.png" for i in range(20)]
     assert [i for i, row in enumerate(found) if "error" in row] == list(broken)
@@ -169,7 +177,9 @@ def test_what_cannot_be_read_becomes_a_row(ready: Path, broken: tuple[int, ...])
     assert done.answers.get("error", 0) == len(broken)
 
 
-def test_lines_of_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_stdin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     BERT.write(tmp_path / "source")
     data = BERT.data(tmp_path, rows=90)
     hs.calibrate(tmp_path / "source", data=data, out=tmp_path / "c.safetensors", ood_score="gen")
@@ -187,13 +197,23 @@ def test_lines_of_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
 def test_columns_of_the_data_come_along(tmp_path: Path, kind: str) -> None:
     """`id` is kept whatever it is, twice the same too; other columns where they are asked for, and none that is not."""
     BERT.write(tmp_path / "source")
-    texts = [json.loads(line)["text"] for line in Path(BERT.data(tmp_path, rows=12)).read_text().splitlines()]
-    table = {"id": [f"t-{i // 2}" for i in range(12)], "label": [0] * 12, "text": texts, "weight": [1.23456789] * 12}
+    texts = [
+        json.loads(line)["text"]
+        for line in Path(BERT.data(tmp_path, rows=12)).read_text().splitlines()
+    ]
+    table = {
+        "id": [f"t-{i // 2}" for i in range(12)],
+        "label": [0] * 12,
+        "text": texts,
+        "weight": [1.23456789] * 12,
+    }
     data = tmp_path / f"d.{kind}"
     if kind == "parquet":
         pq.write_table(pa.table(table), data)
     elif kind == "jsonl":
-        lines = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+        lines = [
+            dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)
+        ]
         data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     else:
         with data.open("w", newline="") as file:
@@ -203,10 +223,18 @@ def test_columns_of_the_data_come_along(tmp_path: Path, kind: str) -> None:
     assert [row["id"] for row in rows(tmp_path / "plain.jsonl")] == table["id"]
     keep = "label,weight"
     hs.predict(
-        source, data=str(data), out=tmp_path / "kept.jsonl", keep_columns=keep, id_column="text", limit=7, seed=1
+        source,
+        data=str(data),
+        out=tmp_path / "kept.jsonl",
+        keep_columns=keep,
+        id_column="text",
+        limit=7,
+        seed=1,
     )
     kept = rows(tmp_path / "kept.jsonl")
-    assert [row["id"] for row in kept] == [text for text in texts if text in {row["id"] for row in kept}]
+    assert [row["id"] for row in kept] == [
+        text for text in texts if text in {row["id"] for row in kept}
+    ]
     assert len(kept) == 7
     assert {str(row["data_label"]) for row in kept} == {"0"}
     assert {float(row["weight"]) for row in kept} == {1.23456789}
@@ -250,7 +278,9 @@ def test_without_a_state(ready: Path, capfd: pytest.CaptureFixture[str]) -> None
     done = hs.predict(ready / "source", data=str(ready / "data.npz"), out=ready / "a.jsonl")
     assert any("no decision state" in note for note in done.notes)
     model = hs.load(ready / "source", device="cpu")
-    (batch,) = Batches(open_data(str(ready / "data.npz")), model.transform, batch_size=90, workers=0)
+    (batch,) = Batches(
+        open_data(str(ready / "data.npz")), model.transform, batch_size=90, workers=0
+    )
     p = model.predict(batch.inputs)
     for i, row in enumerate(rows(ready / "a.jsonl")):
         assert row["probability"] == pytest.approx(float(p[i].max()), rel=1e-5)

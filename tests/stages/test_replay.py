@@ -41,7 +41,9 @@ PIPELINE = (
 
 
 @pytest.fixture
-def made(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def made(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Path]:
     """A folder in which commands were run."""
     tiny()
     images()
@@ -84,7 +86,11 @@ def test_the_demos_pipeline_comes_out_the_same(made: Callable[..., Path]) -> Non
 
 
 def test_history_says_what_every_step_wrote(made: Callable[..., Path]) -> None:
-    folder = made(*PIPELINE, "calibrate hydra --data data.npz -o ready", "export --format padded t1 -o padded/")
+    folder = made(
+        *PIPELINE,
+        "calibrate hydra --data data.npz -o ready",
+        "export --format padded t1 -o padded/",
+    )
     for name in ("vit", "taylor", "m1", "t1", "hydra", "ready", "padded"):
         manifest = open_checkpoint(folder / name).manifest
         assert manifest.history[-1].output == manifest.weights_sha256, name
@@ -95,7 +101,11 @@ def test_history_says_what_every_step_wrote(made: Callable[..., Path]) -> None:
 @pytest.mark.slow
 def test_the_scripts_make_the_same_files(made: Callable[..., Path]) -> None:
     calibrate = "calibrate hydra --data data.npz --ood-score msp -o ready"
-    folder = made(*PIPELINE, calibrate, f"finetune init:{ARCH} --recipe scratch --set steps=2 --data data.npz -o start")
+    folder = made(
+        *PIPELINE,
+        calibrate,
+        f"finetune init:{ARCH} --recipe scratch --set steps=2 --data data.npz -o start",
+    )
     source = only(folder, "vit.safetensors", "data.npz")
     fresh_folder = folder / "it's fresh"
     fresh_folder.mkdir()
@@ -118,12 +128,18 @@ def _sh(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     [
         ("prune --method random --keep 2 --seed 3 vit -o out", ("vit.safetensors",)),
         ("prune --mask mask.json vit -o out", ("vit.safetensors", "mask.json")),
-        ("prune --method taylor --keep 2 --data data.npz --batch-size 7 vit -o out", ("vit.safetensors", "data.npz")),
+        (
+            "prune --method taylor --keep 2 --data data.npz --batch-size 7 vit -o out",
+            ("vit.safetensors", "data.npz"),
+        ),
         (
             "prune --method magnitude --keep 2 --compensate lstsq --data data.npz --dtype bfloat16 vit -o out",
             ("vit.safetensors", "data.npz"),
         ),
-        ("prune --method fisher --remove 5 --rearrange --data data.npz vit -o out", ("vit.safetensors", "data.npz")),
+        (
+            "prune --method fisher --remove 5 --rearrange --data data.npz vit -o out",
+            ("vit.safetensors", "data.npz"),
+        ),
         (
             "score --method circuit --objective acc --data data.npz --remove 3 vit -o out",
             ("vit.safetensors", "data.npz"),
@@ -132,11 +148,16 @@ def _sh(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
             "score --method circuit --objective avg --data data.npz --ood data.npz --ood ood.npz --remove 2 vit -o out",
             ("vit.safetensors", "data.npz", "ood.npz"),
         ),
-        ("finetune vit --recipe own.toml --data data.npz -o out", ("vit.safetensors", "data.npz", "own.toml")),
+        (
+            "finetune vit --recipe own.toml --data data.npz -o out",
+            ("vit.safetensors", "data.npz", "own.toml"),
+        ),
         ("prune --method random --keep 2 vit -o out/", ("vit.safetensors",)),
     ],
 )
-def test_single_steps(made: Callable[..., Path], images: SPEC, line: str, names: tuple[str, ...]) -> None:
+def test_single_steps(
+    made: Callable[..., Path], images: SPEC, line: str, names: tuple[str, ...]
+) -> None:
     folder = made()
     images("ood.npz", seed=5, labels=False)
     (folder / "mask.json").write_text(json.dumps({"vision": [[0, 2], [], [1, 2, 3]]}))
@@ -166,7 +187,9 @@ def test_a_script_with_names_that_need_quoting(made: Callable[..., Path]) -> Non
 
 def test_scores_that_came_later_do_not_matter(made: Callable[..., Path]) -> None:
     folder = made(*PIPELINE[:2], "score --method random vit", "score --method magnitude vit")
-    result = replay(folder / "taylor.safetensors", folder=only(folder, "vit.safetensors", "data.npz"))
+    result = replay(
+        folder / "taylor.safetensors", folder=only(folder, "vit.safetensors", "data.npz")
+    )
     assert result.checks[-1].detail == "identical, and so are the files"
 
 
@@ -183,10 +206,14 @@ def test_a_bare_backbone_with_a_sidecar(bare: MAKE, made: Callable[..., Path]) -
     bare("stock.safetensors", **arch)
     spec = "timm:vit_tiny_patch16_224," + ",".join(f"{k}={v}" for k, v in arch.items())
     folder = made(
-        f"score --method taylor --data data.npz --arch {spec} stock", "prune --method taylor --keep 2 stock -o p"
+        f"score --method taylor --data data.npz --arch {spec} stock",
+        "prune --method taylor --keep 2 stock -o p",
     )
     assert (folder / "stock.heads.json").exists()
-    for names in (("stock.safetensors", "data.npz"), ("stock.safetensors", "stock.heads.json", "data.npz")):
+    for names in (
+        ("stock.safetensors", "data.npz"),
+        ("stock.safetensors", "stock.heads.json", "data.npz"),
+    ):
         source = only(folder, *names)
         result = replay(folder / "p.safetensors", folder=source)
         assert outcomes(result) == [True] * 4
@@ -223,7 +250,9 @@ def test_members_of_several_backbones(tiny: MAKE, made: Callable[..., Path]) -> 
         "prune --method random --keep 1 b -o c",
         "fuse a b c vit -o h",
     )
-    result = replay(folder / "h.safetensors", folder=only(folder, "vit.safetensors", "second.safetensors"))
+    result = replay(
+        folder / "h.safetensors", folder=only(folder, "vit.safetensors", "second.safetensors")
+    )
     assert outcomes(result) == [True] * 6
     with pytest.raises(CheckpointError, match=r"second\.safetensors .* is not in"):
         replay(folder / "h.safetensors", folder=only(folder, "vit.safetensors"))
@@ -232,7 +261,11 @@ def test_members_of_several_backbones(tiny: MAKE, made: Callable[..., Path]) -> 
 def forge(path: Path, out: Path, **changes: object) -> Path:
     """The same weights under another manifest."""
     opened = open_checkpoint(path)
-    save(out, opened.tensors.planned(), lambda sha: rewritten(opened.manifest, weights_sha256=sha, **changes))
+    save(
+        out,
+        opened.tensors.planned(),
+        lambda sha: rewritten(opened.manifest, weights_sha256=sha, **changes),
+    )
     return out
 
 
@@ -284,7 +317,9 @@ def test_other_data_of_the_same_name_is_told(made: Callable[..., Path], images: 
 
 def test_other_versions_are_named(made: Callable[..., Path]) -> None:
     folder = made(*PIPELINE[:2])
-    history = [e.model_dump() for e in open_checkpoint(folder / "taylor.safetensors").manifest.history]
+    history = [
+        e.model_dump() for e in open_checkpoint(folder / "taylor.safetensors").manifest.history
+    ]
     history[1]["versions"]["torch"] = "1.0"
     path = forge(folder / "taylor.safetensors", folder / "old.safetensors", history=history)
     result = replay(path, folder=folder)
@@ -304,14 +339,19 @@ def test_other_versions_are_named(made: Callable[..., Path]) -> None:
         ({"args": {"keep": 2, "method": "random", "template": ["../"]}}, "names this file"),
         ({"args": {"keep": 2, "method": "random\n rm -rf"}}, "control characters"),
         ({"args": {"keep": 2, "method": "random", "template": ["a\nb"]}}, "control characters"),
-        ({"command": "finetune", "inputs": [], "args": {"data": "d", "checkpoint": "/etc/x"}}, "read 0 files"),
+        (
+            {"command": "finetune", "inputs": [], "args": {"data": "d", "checkpoint": "/etc/x"}},
+            "read 0 files",
+        ),
         ({"inputs": []}, "read 0 files"),
         ({"inputs": [{"name": "../../up.safetensors"}]}, "names a file"),
         ({"inputs": [{"name": "a\nb.safetensors"}]}, "names a file"),
         ({"inputs": [{"name": "x" * 201}]}, "names a file"),
     ],
 )
-def test_a_hostile_history_is_refused(made: Callable[..., Path], change: dict[str, object], says: str) -> None:
+def test_a_hostile_history_is_refused(
+    made: Callable[..., Path], change: dict[str, object], says: str
+) -> None:
     folder = made("prune --method random --keep 2 vit -o p")
     last = open_checkpoint(folder / "p.safetensors").manifest.history[-1].model_dump()
     if change.get("inputs"):
@@ -348,7 +388,9 @@ def test_data_is_read_from_the_folder_only(
             replay(path, folder=folder, fetch=True)
 
 
-def test_the_hub_is_asked_only_with_fetch(made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_only_with_fetch(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = made("prune --method random --keep 2 vit -o p")
     step = open_checkpoint(folder / "p.safetensors").manifest.history[-1].model_dump()
     step["inputs"] = [{"name": "hf:me/gone", "sha256": "0" * 64}]
@@ -371,7 +413,9 @@ def test_the_hub_is_asked_only_with_fetch(made: Callable[..., Path], monkeypatch
     assert asked == ["hf:me/gone"]
 
 
-def test_what_links_lead_to_stays_out(made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_links_lead_to_stays_out(
+    made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = made("prune --method random --keep 2 vit -o p")
     secret = tmp_path_factory.mktemp("elsewhere") / "secret.txt"
     secret.write_text("a\nb\nc\nd\ne\n")
@@ -426,7 +470,10 @@ def calibrated(made: Callable[..., Path], images: SPEC) -> Path:
 
 
 def test_a_calibration_is_run_again(calibrated: Path, made: Callable[..., Path]) -> None:
-    made("calibrate m1 --data data/val.npz --ood-score msp -o alone/", "score alone --method random --keep 2")
+    made(
+        "calibrate m1 --data data/val.npz --ood-score msp -o alone/",
+        "score alone --method random --keep 2",
+    )
     steps = [step.command for step in open_checkpoint("alone").manifest.history]
     assert steps == ["init", "prune", "calibrate", "score"]
     for name in ("ready.safetensors", "alone"):

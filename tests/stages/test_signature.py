@@ -23,11 +23,15 @@ def keys(folder: Path, name: str) -> tuple[Path, Path]:
     private = ec.generate_private_key(ec.SECP256R1())
     (folder / f"{name}.pem").write_bytes(
         private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
     )
     (folder / f"{name}.pub").write_bytes(
-        private.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        private.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
     )
     return folder / f"{name}.pem", folder / f"{name}.pub"
 
@@ -53,7 +57,9 @@ def holds(path: Path, signature: Path, public: Path) -> bool | None:
     return next(check.holds for check in checks if check.name == "signature")
 
 
-def test_every_file_of_a_directory_counts(pruned: Path, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+def test_every_file_of_a_directory_counts(
+    pruned: Path, tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
     signature = signed(pruned, pair[0], tmp_path / "pruned.sig")
     assert holds(pruned, signature, pair[1]) is True
     assert holds(pruned, signature, keys(tmp_path, "other")[1]) is False
@@ -84,14 +90,20 @@ def test_a_file_and_its_sidecar(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Pa
     assert holds(path, signature, pair[1]) is False
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"mediaType": 3}', "{" * 5000, '{"verificationMaterial": []}'])
-def test_what_is_no_signature_does_not_hold(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path], content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"mediaType": 3}', "{" * 5000, '{"verificationMaterial": []}']
+)
+def test_what_is_no_signature_does_not_hold(
+    tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path], content: str
+) -> None:
     path = tiny()
     (tmp_path / "fake.sig").write_text(content)
     assert holds(path, tmp_path / "fake.sig", pair[1]) is False
 
 
-def test_a_tampered_signature_does_not_hold(pruned: Path, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+def test_a_tampered_signature_does_not_hold(
+    pruned: Path, tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
     signature = signed(pruned, pair[0], tmp_path / "pruned.sig")
     bundle = json.loads(signature.read_text())
     payload = base64.b64decode(bundle["dsseEnvelope"]["payload"])

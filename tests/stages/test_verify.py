@@ -33,7 +33,13 @@ def members(tiny: MAKE, tmp_path: Path) -> list[Path]:
     """Three different members of one backbone, nothing tuned."""
     tiny()
     for seed in (1, 2, 3):
-        hs.prune(tmp_path / "vit.safetensors", method="random", remove=4, seed=seed, out=tmp_path / f"m{seed}")
+        hs.prune(
+            tmp_path / "vit.safetensors",
+            method="random",
+            remove=4,
+            seed=seed,
+            out=tmp_path / f"m{seed}",
+        )
     return [tmp_path / f"m{seed}.safetensors" for seed in (1, 2, 3)]
 
 
@@ -70,7 +76,9 @@ def test_every_tensor_edited_in_one_bit_is_caught(hydra: Path) -> None:
     assert verify(hydra).holds
 
 
-def test_an_edit_with_a_mended_hash_is_told_by_the_members(members: list[Path], tmp_path: Path) -> None:
+def test_an_edit_with_a_mended_hash_is_told_by_the_members(
+    members: list[Path], tmp_path: Path
+) -> None:
     hydra = hs.fuse(members, out=tmp_path / "hydra", mlp="separate").path
 
     def nudge(name: str, tensor: Tensor) -> Tensor:
@@ -112,7 +120,9 @@ def test_parents_are_found_whatever_they_are_called(hydra: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_forged_member_is_caught_by_its_parents(members: list[Path], tmp_path: Path, at: int) -> None:
+def test_a_forged_member_is_caught_by_its_parents(
+    members: list[Path], tmp_path: Path, at: int
+) -> None:
     def nudge(name: str, tensor: Tensor) -> Tensor:
         return tensor * 1.0001 if name == f"blocks.{at}.mlp.fc1.weight" else tensor
 
@@ -157,9 +167,13 @@ def test_other_families(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["mean", "lstsq"])
-def test_a_repair_is_fitted_again_on_its_data(tiny: MAKE, images: SPEC, tmp_path: Path, how: str) -> None:
+def test_a_repair_is_fitted_again_on_its_data(
+    tiny: MAKE, images: SPEC, tmp_path: Path, how: str
+) -> None:
     data = images()
-    pruned = hs.prune(tiny(), method="random", keep=2, compensate=how, data=data, limit=20, out=tmp_path / "p").path
+    pruned = hs.prune(
+        tiny(), method="random", keep=2, compensate=how, data=data, limit=20, out=tmp_path / "p"
+    ).path
     name = f"p.safetensors, --compensate {how}"
     assert outcomes(verify(pruned, parents=tmp_path))[name] is None
     result = verify(pruned, parents=tmp_path, data=data)
@@ -178,7 +192,12 @@ def test_a_repair_is_fitted_again_on_its_data(tiny: MAKE, images: SPEC, tmp_path
 def test_a_tuned_member_shows_what_was_frozen(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     tiny()
     tuned = hs.finetune(
-        tmp_path / "vit", data=images(), recipe="demo", set={"steps": "2"}, freeze="mlp,embedding", out=tmp_path / "t"
+        tmp_path / "vit",
+        data=images(),
+        recipe="demo",
+        set={"steps": "2"},
+        freeze="mlp,embedding",
+        out=tmp_path / "t",
     ).path
     found = outcomes(verify(tuned, parents=tmp_path))
     assert found["t.safetensors = finetune vit.safetensors, frozen"] is True
@@ -188,7 +207,10 @@ def test_a_tuned_member_shows_what_was_frozen(tiny: MAKE, images: SPEC, tmp_path
         return tensor * 1.0001 if name == "blocks.0.mlp.fc1.weight" else tensor
 
     forged = edited(tuned, tmp_path / "forged.safetensors", nudge)
-    assert outcomes(verify(forged, parents=tmp_path))["forged.safetensors = finetune vit.safetensors"] is False
+    assert (
+        outcomes(verify(forged, parents=tmp_path))["forged.safetensors = finetune vit.safetensors"]
+        is False
+    )
 
 
 def test_numbers_that_are_none(tiny: MAKE, tmp_path: Path) -> None:
@@ -205,7 +227,11 @@ def test_numbers_that_are_none(tiny: MAKE, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "change", "says"),
     [
-        (2, {"inputs": ({"name": "m1", "sha256": "0" * 64},)}, "step 3, score, did not read what step 2 wrote"),
+        (
+            2,
+            {"inputs": ({"name": "m1", "sha256": "0" * 64},)},
+            "step 3, score, did not read what step 2 wrote",
+        ),
         (2, {"inputs": ()}, "step 3, score, did not read what step 2 wrote"),
         (1, {"output": None}, None),  # as older versions wrote it
         (2, {"output": "0" * 64}, "step 3, score, read other weights than it left"),
@@ -232,7 +258,9 @@ def test_a_parents_history_must_be_continued(members: list[Path], tmp_path: Path
     save(
         tmp_path / "other.safetensors",
         opened.tensors.planned(),
-        lambda sha: rewritten(opened.manifest, weights_sha256=sha, history=(first, *opened.manifest.history[1:])),
+        lambda sha: rewritten(
+            opened.manifest, weights_sha256=sha, history=(first, *opened.manifest.history[1:])
+        ),
     )
     found = outcomes(verify(tmp_path / "other.safetensors", parents=tmp_path))
     assert found["other.safetensors = prune vit.safetensors"] is True

@@ -19,6 +19,10 @@ def answers(seed: int = 0, rows: int = ROWS, count: int = CANDIDATES) -> list[An
     labels = torch.randint(CLASSES, (rows,), generator=random)
     truth = torch.nn.functional.one_hot(labels, CLASSES) * 2.0
     return [
-        Answers(truth + 1.5 * drawn(rows, CLASSES), labels, (drawn(rows // 2, CLASSES), 2 * drawn(rows, CLASSES)))
+        Answers(
+            truth + 1.5 * drawn(rows, CLASSES),
+            labels,
+            (drawn(rows // 2, CLASSES), 2 * drawn(rows, CLASSES)),
+        )
         for _ in range(count)
     ]

@@ -113,7 +113,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(200, rows)
         siblings = [{"rfilename": file} for file in repo.files]
         return self.answer(
-            200, {"id": name, "sha": repo.sha, "private": repo.private, "siblings": siblings, "tags": []}
+            200,
+            {
+                "id": name,
+                "sha": repo.sha,
+                "private": repo.private,
+                "siblings": siblings,
+                "tags": [],
+            },
         )
 
     do_HEAD = do_GET
@@ -133,7 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self.hub.repos[name]
         if "/preupload/" in path:
             modes = [
-                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for f in json.loads(body)["files"]
             ]
             return self.answer(200, {"files": modes})
         for line in body.splitlines():
@@ -144,7 +152,12 @@ class _Handler(BaseHTTPRequestHandler):
                 value = entry["value"]
                 repo.files[value["path"]] = base64.b64decode(value["content"])
         return self.answer(
-            200, {"commitUrl": f"{self.hub.url}/{name}/commit/{repo.sha}", "commitOid": repo.sha, "success": True}
+            200,
+            {
+                "commitUrl": f"{self.hub.url}/{name}/commit/{repo.sha}",
+                "commitOid": repo.sha,
+                "success": True,
+            },
         )
 
     def create(self, asked: dict[str, Any]) -> None:
@@ -168,7 +181,11 @@ def fake_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub-cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)

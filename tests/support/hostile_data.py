@@ -64,10 +64,20 @@ def png_of_size(width: int, height: int) -> bytes:
     import zlib
 
     def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        return (
+            struct.pack(">I", len(content))
+            + name
+            + content
+            + struct.pack(">I", zlib.crc32(name + content))
+        )
 
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 def npz(**arrays: Any) -> bytes:
@@ -109,7 +119,9 @@ IMAGES = np.zeros((3, 8, 8), np.uint8)
 def _file(name: str, content: bytes | str) -> Callable[[Path], str]:
     def make(folder: Path) -> str:
         path = folder / name
-        path.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
+        path.write_bytes(
+            content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+        )
         return str(path)
 
     return make
@@ -132,7 +144,11 @@ def _surrogates(folder: Path) -> str:
 
 
 def _mistakes() -> Iterator[Mistake]:
-    yield Mistake("an npz that is a single array", _file("d.npz", b"\x93NUMPY\x01\x00"), "not a readable .npz file")
+    yield Mistake(
+        "an npz that is a single array",
+        _file("d.npz", b"\x93NUMPY\x01\x00"),
+        "not a readable .npz file",
+    )
     yield Mistake(
         "a pickled array of images",
         _file("d.npz", npz(images=np.array([{}, print], dtype=object))),
@@ -143,10 +159,18 @@ def _mistakes() -> Iterator[Mistake]:
         _file("d.npz", npz(images=IMAGES, labels=np.array([1, "a", None], dtype=object))),
         "not a readable .npz file (Object arrays cannot be loaded",
     )
-    yield Mistake("images of floats", _file("d.npz", npz(images=IMAGES.astype("f4"))), "images must be uint8")
-    yield Mistake("images without height", _file("d.npz", npz(images=np.zeros((3, 0, 8), np.uint8))), "8 × 0 pixels")
     yield Mistake(
-        "labels of floats", _file("d.npz", npz(images=IMAGES, labels=np.array([0.5, 1, 2]))), "row 0 has the label 0.5"
+        "images of floats", _file("d.npz", npz(images=IMAGES.astype("f4"))), "images must be uint8"
+    )
+    yield Mistake(
+        "images without height",
+        _file("d.npz", npz(images=np.zeros((3, 0, 8), np.uint8))),
+        "8 × 0 pixels",
+    )
+    yield Mistake(
+        "labels of floats",
+        _file("d.npz", npz(images=IMAGES, labels=np.array([0.5, 1, 2]))),
+        "row 0 has the label 0.5",
     )
     yield Mistake(
         "labels beyond 64 bits",
@@ -154,7 +178,9 @@ def _mistakes() -> Iterator[Mistake]:
         "row 1 has the label 18446744073709551615",
     )
     yield Mistake(
-        "too few labels", _file("d.npz", npz(images=IMAGES, labels=np.arange(2))), "labels must be 3 integers"
+        "too few labels",
+        _file("d.npz", npz(images=IMAGES, labels=np.arange(2))),
+        "labels must be 3 integers",
     )
     yield Mistake(
         "a class name that moves the cursor",
@@ -167,13 +193,19 @@ def _mistakes() -> Iterator[Mistake]:
             "d.npz",
             npz(
                 images=b"\x93NUMPY\x01\x00v\x00"
-                + b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000, 28, 28), }".ljust(117)
+                + b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000, 28, 28), }".ljust(
+                    117
+                )
                 + b"\n"
             ),
         ),
         "not a readable .npz file (",
     )
-    yield Mistake("an npz without images", _file("d.npz", npz(pixels=IMAGES)), "has no array 'images' (found: pixels)")
+    yield Mistake(
+        "an npz without images",
+        _file("d.npz", npz(pixels=IMAGES)),
+        "has no array 'images' (found: pixels)",
+    )
     yield Mistake("a pipe", _fifo, "is not a regular file")
 
     yield Mistake(
@@ -183,29 +215,61 @@ def _mistakes() -> Iterator[Mistake]:
     )
     yield Mistake("jsonl of lists", _lines(["a", 0]), "d.jsonl, line 1: is no record")
     yield Mistake(
-        "jsonl nested beyond reason", _file("d.jsonl", '{"text": ' + "[" * 100_000 + "\n"), "nested more than"
+        "jsonl nested beyond reason",
+        _file("d.jsonl", '{"text": ' + "[" * 100_000 + "\n"),
+        "nested more than",
     )
-    yield Mistake("a key twice", _file("d.jsonl", '{"text": "a", "label": 0, "label": 1}\n'), "there twice")
     yield Mistake(
-        "jsonl without a text", _lines({"words": "a", "label": 0}), "needs a column image or text (found: words, label)"
+        "a key twice", _file("d.jsonl", '{"text": "a", "label": 0, "label": 1}\n'), "there twice"
     )
-    yield Mistake("a row without a label", _lines({"text": "a", "label": 0}, {"text": "b"}), "row 1 has no label")
     yield Mistake(
-        "a label of a float", _lines({"text": "a", "label": 0}, {"text": "b", "label": 1.5}), "row 1 has the label 1.5"
+        "jsonl without a text",
+        _lines({"words": "a", "label": 0}),
+        "needs a column image or text (found: words, label)",
     )
-    yield Mistake("a label of a list", _lines({"text": "a", "label": [0, 1]}), "row 0 has a list of labels")
+    yield Mistake(
+        "a row without a label",
+        _lines({"text": "a", "label": 0}, {"text": "b"}),
+        "row 1 has no label",
+    )
+    yield Mistake(
+        "a label of a float",
+        _lines({"text": "a", "label": 0}, {"text": "b", "label": 1.5}),
+        "row 1 has the label 1.5",
+    )
+    yield Mistake(
+        "a label of a list", _lines({"text": "a", "label": [0, 1]}), "row 0 has a list of labels"
+    )
     yield Mistake(
         "a csv with a short line",
         _file("d.csv", "text,label\na,0\nb\n"),
         "d.csv, line 3: has 1 fields, the first line 2",
     )
-    yield Mistake("a csv with two columns of one name", _file("d.csv", "text,text\na,b\n"), "two columns have one name")
-    yield Mistake("a csv with an open quote", _file("d.csv", 'text,label\n"a,0\nb,1\n'), "not a readable .csv file")
-    yield Mistake("a csv of fractions", _file("d.csv", "text,label\na,0.0\nb,1.0\n"), "row 0 has the label 0.0")
-
-    yield Mistake("bytes called parquet", _file("d.parquet", b"PAR1nothingPAR1"), "not a readable .parquet file")
     yield Mistake(
-        "parquet without a label", _file("d.parquet", parquet(text=["a", "b"], label=["x", None])), "row 1 has no label"
+        "a csv with two columns of one name",
+        _file("d.csv", "text,text\na,b\n"),
+        "two columns have one name",
+    )
+    yield Mistake(
+        "a csv with an open quote",
+        _file("d.csv", 'text,label\n"a,0\nb,1\n'),
+        "not a readable .csv file",
+    )
+    yield Mistake(
+        "a csv of fractions",
+        _file("d.csv", "text,label\na,0.0\nb,1.0\n"),
+        "row 0 has the label 0.0",
+    )
+
+    yield Mistake(
+        "bytes called parquet",
+        _file("d.parquet", b"PAR1nothingPAR1"),
+        "not a readable .parquet file",
+    )
+    yield Mistake(
+        "parquet without a label",
+        _file("d.parquet", parquet(text=["a", "b"], label=["x", None])),
+        "row 1 has no label",
     )
     yield Mistake(
         "a description nested beyond reason",
@@ -214,17 +278,23 @@ def _mistakes() -> Iterator[Mistake]:
     )
 
     yield Mistake(
-        "a list without labels", _file("d.txt", "a.png 0\nb.png\n"), "d.txt, line 2: not a line of an image list"
+        "a list without labels",
+        _file("d.txt", "a.png 0\nb.png\n"),
+        "d.txt, line 2: not a line of an image list",
     )
     yield Mistake(
-        "a list with a label of 5,000 digits", _file("d.txt", "a.png " + "9" * 5000), "d.txt, line 1: not a line"
+        "a list with a label of 5,000 digits",
+        _file("d.txt", "a.png " + "9" * 5000),
+        "d.txt, line 1: not a line",
     )
     yield Mistake("a list of missing images", _file("d.txt", "a.png 0\n"), "a.png is not there")
     yield Mistake("a folder whose name is not UTF-8", _surrogates, "is no name of a class")
     yield Mistake("an empty folder", str, "holds no samples")
     yield Mistake("a name of another demo set", lambda _: "demo:tets", "did you mean demo:test?")
     yield Mistake(
-        "a torchvision set of another name", lambda _: "torchvision:MINST:test", "torchvision has no data set MINST"
+        "a torchvision set of another name",
+        lambda _: "torchvision:MINST:test",
+        "torchvision has no data set MINST",
     )
     yield Mistake("a name longer than names are", lambda _: "x" * 5000 + ".npz", "cannot be read")
     yield Mistake("a suffix that nobody reads", _file("d.xlsx", "x"), "no such data")

@@ -163,7 +163,9 @@ def loud(folder: Path) -> None:
     edited(
         folder / "vit.safetensors",
         folder / "loud.safetensors",
-        lambda name, tensor: tensor * (1e38 if name == "head.weight" else 1e20 if name.startswith("norm.") else 1),
+        lambda name, tensor: (
+            tensor * (1e38 if name == "head.weight" else 1e20 if name.startswith("norm.") else 1)
+        ),
     )
 
 
@@ -224,7 +226,12 @@ def tuned(folder: Path) -> None:
 
 
 MISTAKES = (
-    Mistake("Averaged MLPs change the answers", "fuse a2 b2 -o h --check data.npz --tolerance 1e-9", 1, tuned),
+    Mistake(
+        "Averaged MLPs change the answers",
+        "fuse a2 b2 -o h --check data.npz --tolerance 1e-9",
+        1,
+        tuned,
+    ),
     Mistake("A figure that breaks its limit", 'eval vit --data data.npz --assert "id.n>=100"', 1),
     Mistake("A bit of a tensor was changed", "verify hydra", 1, bent),
     Mistake("No such command", "prun vit", 2),
@@ -236,24 +243,46 @@ MISTAKES = (
     Mistake("No scores yet", "prune --method taylor --keep 2 vit", 2),
     Mistake("No number of heads", "prune --method random vit", 2),
     Mistake("Two numbers of heads", "prune --method random --keep 2 --remove 3 vit", 2),
-    Mistake("A criterion that has no number of its own", "prune --method random --keep auto vit", 2),
+    Mistake(
+        "A criterion that has no number of its own", "prune --method random --keep auto vit", 2
+    ),
     Mistake("A sample without its pool", "prune --method random --sample 3 vit", 2),
     Mistake("Compensation without data", "prune --method random --keep 2 vit --compensate mean", 2),
-    Mistake("An OOD objective without OOD data", "score --method circuit --objective ood --data data.npz vit", 2),
+    Mistake(
+        "An OOD objective without OOD data",
+        "score --method circuit --objective ood --data data.npz vit",
+        2,
+    ),
     Mistake("An output that is there", "prune --method random --keep 2 vit -o a", 2),
     Mistake("An output in no folder", "prune --method random --keep 2 vit -o nowhere/a", 2),
     Mistake("An output over an input", "prune --method random --keep 2 vit -o vit --force", 2),
     Mistake("One member", "fuse a -o h", 2),
     Mistake("An option that requires another", "fuse a b -o h --limit 100", 2),
     Mistake("A recipe misspelt", "finetune vit --data data.npz --recipe imagnet -o t", 2),
-    Mistake("A field that no recipe has", "finetune vit --data data.npz --recipe demo --set learning_rate=1 -o t", 2),
-    Mistake("A field out of its range", "finetune vit --data data.npz --recipe demo --set steps=0 -o t", 2),
+    Mistake(
+        "A field that no recipe has",
+        "finetune vit --data data.npz --recipe demo --set learning_rate=1 -o t",
+        2,
+    ),
+    Mistake(
+        "A field out of its range",
+        "finetune vit --data data.npz --recipe demo --set steps=0 -o t",
+        2,
+    ),
     Mistake("Nothing to evaluate", "eval --data data.npz", 2),
     Mistake("No data to evaluate on", "eval vit", 2),
-    Mistake("A temperature to fit, and no validation data", "eval vit --data data.npz --temperature fit", 2),
+    Mistake(
+        "A temperature to fit, and no validation data",
+        "eval vit --data data.npz --temperature fit",
+        2,
+    ),
     Mistake("An OOD score misspelt", "eval vit --data data.npz --ood-score entrpy", 2),
     Mistake("An OOD score that was not fitted", "eval vit --data data.npz --ood-score rmds", 2),
-    Mistake("A budget that cannot be read", "build vit --data data.npz --val data.npz --budget fast -o h", 2),
+    Mistake(
+        "A budget that cannot be read",
+        "build vit --data data.npz --val data.npz --budget fast -o h",
+        2,
+    ),
     Mistake(
         "A budget that nothing is within",
         "build vit --data data.npz --val val.npz --budget macs=0.001 -o h",
@@ -273,32 +302,64 @@ MISTAKES = (
     ),
     Mistake("A risk bound without a risk", "calibrate vit --data data.npz --delta 0.1 -o c", 2),
     Mistake("A cascade of one model", "calibrate vit --data data.npz --cascade -o c", 2),
-    Mistake("Two options that conflict", "calibrate hydra --data data.npz --cascade --max-drop 1 --budget 1.2 -o c", 2),
-    Mistake("A file format that cannot be written", "predict vit --data data.npz -o answers.xlsx", 2),
+    Mistake(
+        "Two options that conflict",
+        "calibrate hydra --data data.npz --cascade --max-drop 1 --budget 1.2 -o c",
+        2,
+    ),
+    Mistake(
+        "A file format that cannot be written", "predict vit --data data.npz -o answers.xlsx", 2
+    ),
     Mistake("Answers to be kept in another format", "serve vit --answers answers.csv", 2),
     Mistake("An address that is not this machine's", "serve vit --host 192.0.2.1", 2),
     Mistake("An OOD set without a name", "eval vit --data data.npz --ood near:=data.npz", 2),
     Mistake("A corruption misspelt", "eval vit --data data.npz --corrupt gausian_noise", 2),
     Mistake("One name for two data sets", "eval vit --data x=data.npz --data x=data.npz", 2),
     Mistake(
-        "An assertion about a number that the report lacks", 'eval vit --data data.npz --assert "id.acuracy>=0.9"', 2
+        "An assertion about a number that the report lacks",
+        'eval vit --data data.npz --assert "id.acuracy>=0.9"',
+        2,
     ),
     Mistake("No class names", "eval clip --data data.npz", 2, clip),
     Mistake("No model card to write into", "eval vit --data data.npz --card", 2),
     Mistake("A device that does not exist", "eval vit --data data.npz --device tpu", 2),
-    Mistake("Two kinds of noisy data", "probe vit --data data.npz --corrupt fog --shift data.npz", 2),
+    Mistake(
+        "Two kinds of noisy data", "probe vit --data data.npz --corrupt fog --shift data.npz", 2
+    ),
     Mistake("A picture in an unknown format", "bench vit --plot p.pdf", 2),
     Mistake("A hydra where one selection is expected", "compare hydra a", 2),
     Mistake("Eight bits without data to check them on", "export vit --int8", 2),
     Mistake("A padded hydra", "export hydra --format padded", 2),
-    Mistake("A directory that is not empty", "demo -o full", 2, folder_of("full", {"notes.txt": "mine"})),
+    Mistake(
+        "A directory that is not empty", "demo -o full", 2, folder_of("full", {"notes.txt": "mine"})
+    ),
     Mistake("A reference without a report", "eval vit a --data data.npz --reference a", 2),
     Mistake("No such checkpoint", "inspect gone", 3),
     Mistake("A replay from a directory that is not there", "replay hydra --from gone", 3),
-    Mistake("Not a checkpoint", "inspect notes", 3, text("notes.safetensors", "hello, I am not a checkpoint")),
-    Mistake("A file that was cut off", "inspect vit", 3, lambda f: os.truncate(f / "vit.safetensors", 60_000)),
-    Mistake("A pickled checkpoint", "inspect old", 3, folder_of("old", {"config.json": "{}", "pytorch_model.bin": ""})),
-    Mistake("An architecture that cannot be recognised", "inspect odd", 3, bare("odd", {"encoder.weight": (4, 4)})),
+    Mistake(
+        "Not a checkpoint",
+        "inspect notes",
+        3,
+        text("notes.safetensors", "hello, I am not a checkpoint"),
+    ),
+    Mistake(
+        "A file that was cut off",
+        "inspect vit",
+        3,
+        lambda f: os.truncate(f / "vit.safetensors", 60_000),
+    ),
+    Mistake(
+        "A pickled checkpoint",
+        "inspect old",
+        3,
+        folder_of("old", {"config.json": "{}", "pytorch_model.bin": ""}),
+    ),
+    Mistake(
+        "An architecture that cannot be recognised",
+        "inspect odd",
+        3,
+        bare("odd", {"encoder.weight": (4, 4)}),
+    ),
     Mistake("Weights that are NaN", "prune nan --method random --keep 2 -o m", 3, with_nan),
     Mistake(
         "The state of an interrupted training, damaged",
@@ -308,7 +369,10 @@ MISTAKES = (
     ),
     Mistake("A manifest of other weights", "eval hydra --data data.npz", 3, bent),
     Mistake(
-        "A manifest of a later version", "inspect vit", 3, sidecar(lambda m: m.update(format="hydrasurgeon.manifest/3"))
+        "A manifest of a later version",
+        "inspect vit",
+        3,
+        sidecar(lambda m: m.update(format="hydrasurgeon.manifest/3")),
     ),
     Mistake(
         "A text model without its tokenizer",
@@ -350,11 +414,25 @@ MISTAKES = (
         4,
         lambda f: bert(f, auto_map={"AutoModel": "modeling.Mine"}),
     ),
-    Mistake("Validation data that is the training data", "build vit --data data.npz --val data.npz -o h", 5),
+    Mistake(
+        "Validation data that is the training data",
+        "build vit --data data.npz --val data.npz -o h",
+        5,
+    ),
     Mistake("No such file", "eval vit --data dat.npz", 5),
     Mistake("No such kind of data", "eval vit --data table.xlsx", 5, text("table.xlsx", "x")),
-    Mistake("Labels beyond the classes", "eval vit --data seven.npz", 5, lambda f: images(f / "seven.npz", classes=7)),
-    Mistake("No labels", "eval vit --data bare.npz", 5, lambda f: images(f / "bare.npz", classes=5, labels=False)),
+    Mistake(
+        "Labels beyond the classes",
+        "eval vit --data seven.npz",
+        5,
+        lambda f: images(f / "seven.npz", classes=7),
+    ),
+    Mistake(
+        "No labels",
+        "eval vit --data bare.npz",
+        5,
+        lambda f: images(f / "bare.npz", classes=5, labels=False),
+    ),
     Mistake(
         "A file that is not an image",
         "eval vit --data folder",
@@ -374,46 +452,86 @@ MISTAKES = (
         5,
         text("d.jsonl", '{"text": "good film", "label": 0}\n'),
     ),
-    Mistake("Two texts in a row", "eval vit --data d.csv", 5, text("d.csv", "premise,hypothesis,label\na,b,0\n")),
+    Mistake(
+        "Two texts in a row",
+        "eval vit --data d.csv",
+        5,
+        text("d.csv", "premise,hypothesis,label\na,b,0\n"),
+    ),
     Mistake(
         "A pair without its second text",
         "predict bert --data d.jsonl",
         5,
         lambda f: (bert(f), text("d.jsonl", '{"text": "a", "text_pair": "b"}\n{"text": "a"}\n')(f)),
     ),
-    Mistake("A column of no role", "eval vit --data d.csv --columns txt=a", 2, text("d.csv", "a,label\nb,0\n")),
+    Mistake(
+        "A column of no role",
+        "eval vit --data d.csv --columns txt=a",
+        2,
+        text("d.csv", "a,label\nb,0\n"),
+    ),
     Mistake(
         "A class that the model does not have",
         "eval bert --data d.csv",
         5,
         lambda f: (
-            bert(f, id2label={0: "bad", 1: "good", 2: "mixed"}, label2id={"bad": 0, "good": 1, "mixed": 2}),
+            bert(
+                f,
+                id2label={0: "bad", 1: "good", 2: "mixed"},
+                label2id={"bad": 0, "good": 1, "mixed": 2},
+            ),
             text("d.csv", "text,label\na film,bad\na book,superb\n")(f),
         ),
     ),
     Mistake("A hub set without a split", "eval vit --data hf:cifar100", 5),
     Mistake("A file that holds no answers", "monitor val.npz --against ready", 5, decided),
     Mistake("A file that is not a predictions file", "eval --predictions-in vit.safetensors", 5),
-    Mistake("A risk that needs more samples", "calibrate vit --data data.npz --ood-score msp --risk 0.01 -o c", 5),
+    Mistake(
+        "A risk that needs more samples",
+        "calibrate vit --data data.npz --ood-score msp --risk 0.01 -o c",
+        5,
+    ),
     Mistake(
         "Three validation samples",
         "calibrate vit --data three.npz -o c",
         5,
         lambda f: images(f / "three.npz", classes=3, rows=3),
     ),
-    Mistake("Fit data that is the validation data", "calibrate vit --data val.npz --fit-data val.npz -o c", 5, various),
+    Mistake(
+        "Fit data that is the validation data",
+        "calibrate vit --data val.npz --fit-data val.npz -o c",
+        5,
+        various,
+    ),
     Mistake(
         "Models of different classes",
         "eval vit ten --data data.npz",
         5,
         lambda f: random_weights(f / "ten", classes=10),
     ),
-    Mistake("LoRA without its package", "finetune vit --data data.npz --recipe lora -o t", 6, without=("peft",)),
-    Mistake("CAHP without its packages", "score --method cahp --data data.npz vit", 6, without=("kmedoids", "kneed")),
-    Mistake("ONNX without its packages", "export vit", 6, without=("onnx", "onnxscript", "onnxruntime")),
+    Mistake(
+        "LoRA without its package",
+        "finetune vit --data data.npz --recipe lora -o t",
+        6,
+        without=("peft",),
+    ),
+    Mistake(
+        "CAHP without its packages",
+        "score --method cahp --data data.npz vit",
+        6,
+        without=("kmedoids", "kneed"),
+    ),
+    Mistake(
+        "ONNX without its packages", "export vit", 6, without=("onnx", "onnxscript", "onnxruntime")
+    ),
     Mistake("A server without its packages", "serve vit", 6, without=("fastapi", "uvicorn")),
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
-    Mistake("A tracker without its package", "eval vit --data data.npz --log mlflow", 6, without=("mlflow",)),
+    Mistake(
+        "A tracker without its package",
+        "eval vit --data data.npz --log mlflow",
+        6,
+        without=("mlflow",),
+    ),
 )
 
 
@@ -427,7 +545,13 @@ def run_mistake(mistake: Mistake, folder: Path) -> Outcome:
     silent = contextlib.redirect_stdout(io.StringIO())
     # On a slow machine progress would be among what is said.
     patient = mock.patch("hydrasurgeon.render.console.PLAIN_EVERY_SECONDS", math.inf)
-    with _inside(folder), _lacking(mistake.without), patient, contextlib.redirect_stderr(err), silent:
+    with (
+        _inside(folder),
+        _lacking(mistake.without),
+        patient,
+        contextlib.redirect_stderr(err),
+        silent,
+    ):
         code = run(shlex.split(mistake.line))
     message = err.getvalue()
     after = _files(folder)

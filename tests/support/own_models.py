@@ -40,7 +40,13 @@ def text_folder(place: Path, family: str = "BERT") -> None:
         texts(place / f"{name}.csv", rows, seed)
     FAMILIES[family].write(place / "random")
     settings = {"epochs": "4", "lr": "2e-3"}
-    hs.finetune(place / "random", data=str(place / "train.csv"), set=settings, out=f"{place}/tuned/", device="cpu")
+    hs.finetune(
+        place / "random",
+        data=str(place / "train.csv"),
+        set=settings,
+        out=f"{place}/tuned/",
+        device="cpu",
+    )
     (place / "reviews").mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(place / "tuned" / name, place / "reviews")
@@ -59,7 +65,9 @@ def pairs(path: Path, rows: int, seed: int) -> None:
         for _ in range(rows):
             label = int(rng.integers(CLASSES))
             reviews = [_review(rng, [WORDS[0]] if place == label else []) for place in (0, 1)]
-            writer.writerow([*reviews, PRAISED[label if rng.random() < 0.95 else int(rng.integers(CLASSES))]])
+            writer.writerow(
+                [*reviews, PRAISED[label if rng.random() < 0.95 else int(rng.integers(CLASSES))]]
+            )
 
 
 def _review(rng: np.random.Generator, praise: list[str]) -> str:
@@ -82,7 +90,9 @@ def pair_folder(place: Path) -> None:
 
 def pictures(place: Path) -> None:
     """vit.safetensors, the demo's model, and its pictures in class folders below train/, val/, test/."""
-    shutil.copy(Path(hs.__file__).with_name("demo") / "backbone.safetensors", place / "vit.safetensors")
+    shutil.copy(
+        Path(hs.__file__).with_name("demo") / "backbone.safetensors", place / "vit.safetensors"
+    )
     for name, count in PICTURES.items():
         samples = open_data(f"demo:{name}", limit=count)
         for i in range(count):

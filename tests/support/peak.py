@@ -40,4 +40,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [each for one in value for each in _tensors(one)] if isinstance(value, list | tuple) else []
+    return (
+        [each for one in value for each in _tensors(one)] if isinstance(value, list | tuple) else []
+    )

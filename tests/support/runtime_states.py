@@ -9,10 +9,21 @@ import torch
 from hydrasurgeon.decision.fitting import _sizes
 from hydrasurgeon.decision.scores.fitted import EnsembleScore
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.files.decided import FITTED, Cascade, Conformal, Decision, Gate, Joint, Ood, Standard
+from hydrasurgeon.files.decided import (
+    FITTED,
+    Cascade,
+    Conformal,
+    Decision,
+    Gate,
+    Joint,
+    Ood,
+    Standard,
+)
 
 STANDARDS = tuple(Standard(mean=m, deviation=d) for m, d in ((0.3, 1.0), (2.0, 0.5), (-1.0, 3.0)))
-NOTHING_LOST = {name: {"drop": 0.0, "low": 0.0, "high": 0.0} for name in ("accuracy", "auroc", "fpr95", "cov5")}
+NOTHING_LOST = {
+    name: {"drop": 0.0, "low": 0.0, "high": 0.0} for name in ("accuracy", "auroc", "fpr95", "cov5")
+}
 
 
 def lac(threshold: float = 0.5, coverage: float = 0.9) -> Conformal:
@@ -80,12 +91,19 @@ def open_gate(order: tuple[int, ...], low: float = -1.0) -> State:
     return state(cascade=cascade_by(Gate(score="msp", low=low), order))
 
 
-def drawn(score: str, members: int, *, joint: Joint | None = None, width: int = 8, classes: int = 5) -> State:
+def drawn(
+    score: str, members: int, *, joint: Joint | None = None, width: int = 8, classes: int = 5
+) -> State:
     """Any score, with random tensors where it has some."""
-    sizes, random = {"width": width, "size": 60, "classes": classes}, torch.Generator().manual_seed(members)
+    sizes, random = (
+        {"width": width, "size": 60, "classes": classes},
+        torch.Generator().manual_seed(members),
+    )
 
     def fit() -> dict[str, torch.Tensor]:
-        shapes = {part: [sizes[dim] for dim in dims.split()] for part, dims in FITTED[score][1].items()}
+        shapes = {
+            part: [sizes[dim] for dim in dims.split()] for part, dims in FITTED[score][1].items()
+        }
         return {part: torch.randn(shape, generator=random) for part, shape in shapes.items()}
 
     fitted = None

@@ -21,7 +21,9 @@ HEAD_DIM = 8
 """Architecture of the tiny ViT."""
 
 
-def everything(spec: str, transform: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def everything(
+    spec: str, transform: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
     samples = open_data(spec)
     (batch,) = Batches(samples, transform, batch_size=len(samples))
     return batch.inputs, batch.labels
@@ -49,7 +51,9 @@ def algorithm_1(
         logits, outside = model.module(x).double(), model.module(foreign_x).double()
         acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
         foreign, familiar = (ON_LOGITS[ood_score](z[:, None], 1.0) for z in (outside, logits))
-        above = int((foreign[:, None] > familiar).sum()) * 2 + int((foreign[:, None] == familiar).sum())
+        above = int((foreign[:, None] > familiar).sum()) * 2 + int(
+            (foreign[:, None] == familiar).sum()
+        )
         auroc = Fraction(above, 2 * len(foreign) * len(familiar))
         return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
 
@@ -97,7 +101,12 @@ def problem_of(
         labels=known.labels,
         ood_inputs=held[1],
         objective=Objective(objective, len(held[0]), len(held[1])),
-        candidates=tuple(Head(s.tower, s.layer, h) for s in anatomy.sites if tower in (None, s.tower) for h in s.heads),
+        candidates=tuple(
+            Head(s.tower, s.layer, h)
+            for s in anatomy.sites
+            if tower in (None, s.tower)
+            for h in s.heads
+        ),
         batch_size=batch_size,
         together=64,
     )
@@ -121,14 +130,26 @@ class Slow:
         self.module, self.objective = model.module.requires_grad_(False), objective
         self.x, self.y = everything(data, model.transform)
         self.foreign, _ = everything(ood, model.transform)
-        self.heads = [("vision", la, h) for la, row in enumerate(model.manifest.kept["vision"]) for h in row]
+        self.heads = [
+            ("vision", la, h) for la, row in enumerate(model.manifest.kept["vision"]) for h in row
+        ]
 
     def logits(self, x: Tensor, factors: Tensor) -> Tensor:
         """With each head's output times its factor."""
         hooks = []
         for layer, block in enumerate(self.module.blocks):
-            mine = torch.cat([factors[i].expand(HEAD_DIM) for i, (_, la, _) in enumerate(self.heads) if la == layer])
-            hooks.append(block.attn.proj.register_forward_pre_hook(lambda _, args, mine=mine: (args[0] * mine,)))
+            mine = torch.cat(
+                [
+                    factors[i].expand(HEAD_DIM)
+                    for i, (_, la, _) in enumerate(self.heads)
+                    if la == layer
+                ]
+            )
+            hooks.append(
+                block.attn.proj.register_forward_pre_hook(
+                    lambda _, args, mine=mine: (args[0] * mine,)
+                )
+            )
         try:
             return self.module(x).double()
         finally:
@@ -155,7 +176,10 @@ class Slow:
             return (-slope).tolist()
 
         return [
-            [gradient(x, lambda z, y=y: _margin(z, int(y))) for x, y in zip(self.x, self.y, strict=True)],
+            [
+                gradient(x, lambda z, y=y: _margin(z, int(y)))
+                for x, y in zip(self.x, self.y, strict=True)
+            ],
             [gradient(x, _odds) for x in self.x],
             [gradient(x, _odds) for x in self.foreign],
         ]
@@ -167,7 +191,9 @@ class Slow:
         auroc = Fraction(above, 2 * len(familiar) * len(foreign))
         return {"acc": right, "ood": auroc, "avg": (right + auroc) / 2}[self.objective]
 
-    def predicted(self, answers: list[list[float]], effects: list[list[list[float]]], head: Any) -> list[list[float]]:
+    def predicted(
+        self, answers: list[list[float]], effects: list[list[list[float]]], head: Any
+    ) -> list[list[float]]:
         """These answers, with the effects of this head added."""
         at = self.heads.index(head)
         return [

@@ -17,7 +17,9 @@ def inputs_of(path: Path, spec: str) -> Tensor:
     return batch.inputs.double()
 
 
-def weighted_ridge(x: np.ndarray, t: np.ndarray, s: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def weighted_ridge(
+    x: np.ndarray, t: np.ndarray, s: np.ndarray, before: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The docstring's problem as one stacked system for numpy.linalg.lstsq."""
     width = x.shape[1]
     centred = x - (s @ x) / s.sum()

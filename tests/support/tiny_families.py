@@ -137,7 +137,9 @@ def hf(name: str, tower: str, cls: str, nested: str | None = None, **config: Any
         import transformers
 
         model = getattr(transformers, cls).from_pretrained(folder).eval()
-        return lambda inputs: (model(**inputs) if isinstance(inputs, dict) else model(inputs)).logits.detach()
+        return lambda inputs: (
+            model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        ).logits.detach()
 
     return Family(name, tower, write, stock)
 
@@ -160,7 +162,11 @@ def modernbert(name: str, **config: Any) -> Family:
 
 def deberta(name: str, **config: Any) -> Family:
     """Both terms of distances, and no places of tokens: texts are longer than the distances that are told apart."""
-    distances = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
+    distances = {
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+    }
     return hf(name, "text", "DebertaV2ForSequenceClassification", **{**distances, **config})
 
 
@@ -216,7 +222,13 @@ def stock_timm(folder: Path) -> Callable[[Any], torch.Tensor]:
 
 CLIP = {
     "embed_dim": 16,
-    "vision_cfg": {"image_size": 28, "patch_size": 7, "layers": LAYERS, "width": DIM, "head_width": 8},
+    "vision_cfg": {
+        "image_size": 28,
+        "patch_size": 7,
+        "layers": LAYERS,
+        "width": DIM,
+        "head_width": 8,
+    },
     "text_cfg": {"context_length": 12, "width": DIM, "heads": HEADS, "layers": LAYERS},
 }
 NAMES = ("cat", "dog", "bird")
@@ -268,7 +280,13 @@ def zero_shot(name: str, cls: str, **towers: Any) -> Family:
         import hydrasurgeon as hs
 
         end = len(VOCAB)
-        text = {**TEXT, "vocab_size": end + 1, "max_position_embeddings": 12, "bos_token_id": 0, "eos_token_id": end}
+        text = {
+            **TEXT,
+            "vocab_size": end + 1,
+            "max_position_embeddings": 12,
+            "bos_token_id": 0,
+            "eos_token_id": end,
+        }
         model = transformers_model(cls, {"vision_config": IMAGE, "text_config": text, **towers})
         with torch.no_grad():
             model.logit_scale.fill_(1.0)
@@ -293,7 +311,11 @@ FAMILIES = {
     for family in (
         timm_family("timm ViT", "vit_tiny_patch16_224"),
         timm_family("DINOv3", "vit_small_patch16_dinov3"),
-        timm_family("DINOv3 with biases and SwiGLU", "vit_small_plus_patch16_dinov3_qkvb", global_pool="token"),
+        timm_family(
+            "DINOv3 with biases and SwiGLU",
+            "vit_small_plus_patch16_dinov3_qkvb",
+            global_pool="token",
+        ),
         timm_family("EVA02", "eva02_tiny_patch14_224"),
         timm_family("EVA02 with separate projections", "eva02_base_patch14_224"),
         timm_family("SigLIP", "vit_base_patch16_siglip_224"),
@@ -313,13 +335,28 @@ FAMILIES = {
         hf("ELECTRA", "text", "ElectraForSequenceClassification", embedding_size=16),
         hf("MPNet", "text", "MPNetForSequenceClassification"),
         modernbert("ModernBERT"),
-        modernbert("ModernBERT pooling by mean", classifier_pooling="mean", attention_bias=True, norm_bias=True),
-        deberta("DeBERTa-v3", share_att_key=True, norm_rel_ebd="layer_norm", position_buckets=6, type_vocab_size=0),
+        modernbert(
+            "ModernBERT pooling by mean",
+            classifier_pooling="mean",
+            attention_bias=True,
+            norm_bias=True,
+        ),
+        deberta(
+            "DeBERTa-v3",
+            share_att_key=True,
+            norm_rel_ebd="layer_norm",
+            position_buckets=6,
+            type_vocab_size=0,
+        ),
         deberta("DeBERTa-v2 with projected distances", embedding_size=16, type_vocab_size=2),
         decoder("Llama", "LlamaForSequenceClassification", attention_bias=True, mlp_bias=True),
         decoder("Mistral", "MistralForSequenceClassification", sliding_window=4),
         decoder(
-            "Qwen2", "Qwen2ForSequenceClassification", use_sliding_window=True, sliding_window=4, max_window_layers=1
+            "Qwen2",
+            "Qwen2ForSequenceClassification",
+            use_sliding_window=True,
+            sliding_window=4,
+            max_window_layers=1,
         ),
         decoder("Qwen3", "Qwen3ForSequenceClassification"),
         decoder(
@@ -340,7 +377,12 @@ FAMILIES = {
         hf("DeiT", "vision", "DeiTForImageClassification"),
         hf("DeiT distilled", "vision", "DeiTForImageClassificationWithTeacher"),
         hf("DINOv2", "vision", "Dinov2ForImageClassification", mlp_ratio=2),
-        hf("DINOv2 with registers", "vision", "Dinov2WithRegistersForImageClassification", mlp_ratio=2),
+        hf(
+            "DINOv2 with registers",
+            "vision",
+            "Dinov2WithRegistersForImageClassification",
+            mlp_ratio=2,
+        ),
         hf("CLIP", "vision", "CLIPForImageClassification", "vision_config"),
         hf("SigLIP 2", "vision", "SiglipForImageClassification", "vision_config"),
         zero_shot("CLIP by class names", "CLIPModel", projection_dim=16),
@@ -370,7 +412,9 @@ KINDS = (
     "SigLIP by class names",
 )
 ONE_CLASS = [name for name in KINDS if name != "SigLIP by class names"]
-CLASSIFIERS = [name for name in KINDS if FAMILIES[name].library == "transformers" and not FAMILIES[name].towers]
+CLASSIFIERS = [
+    name for name in KINDS if FAMILIES[name].library == "transformers" and not FAMILIES[name].towers
+]
 """What AutoModelFor…Classification loads."""
 # RoBERTa under another name, and decoders that differ from one of the above in a setting.
 NAMESAKES = ("XLM-RoBERTa", "CamemBERT", "Llama", "Mistral", "Qwen2", "Gemma3")
@@ -380,7 +424,9 @@ def thoroughly(*names: str) -> list[Any]:
     """These families, or one of each kind; what takes seconds each is tried on three, and on the rest in the slow
     tests."""
     return [
-        pytest.param(FAMILIES[n], id=n.replace(" ", "-"), marks=() if n in QUICK else pytest.mark.slow)
+        pytest.param(
+            FAMILIES[n], id=n.replace(" ", "-"), marks=() if n in QUICK else pytest.mark.slow
+        )
         for n in names or KINDS
     ]
 

@@ -34,8 +34,12 @@ class Task:
     def __init__(self, folder: Path, family: Family = VIT) -> None:
         self.folder = folder
         family.write(folder / "source")
-        self.backbone = hs.score(folder / "source", method="random", out=folder / "vit.safetensors").path
-        self.data, self.val = (images(folder, name, seed) for name, seed in (("train", 1), ("val", 2)))
+        self.backbone = hs.score(
+            folder / "source", method="random", out=folder / "vit.safetensors"
+        ).path
+        self.data, self.val = (
+            images(folder, name, seed) for name, seed in (("train", 1), ("val", 2))
+        )
         self.ood = images(folder, "ood", 3, 50, labelled=False)
 
     def build(self, out: str = "hydra", **more: Any) -> Any:

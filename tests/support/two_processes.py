@@ -9,9 +9,20 @@ import sys
 
 def in_two_processes(*words: str) -> str:
     """What `hydrasurgeon …` prints; both meet at a port that nothing else uses."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hydrasurgeon"]
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "hydrasurgeon",
+    ]
     done = subprocess.run(
-        [sys.executable, *launch, *words], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        [sys.executable, *launch, *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -43,7 +43,9 @@ def heads_of(module: nn.Module, layer: int, inputs: Tensor) -> tuple[Tensor, Ten
     block = module.blocks[layer]
     hooks = [
         block.register_forward_pre_hook(lambda _, args: found.update(stream=args[0])),
-        block.attn.proj.register_forward_hook(lambda _, args, out: found.update(heads=args[0], out=out)),
+        block.attn.proj.register_forward_hook(
+            lambda _, args, out: found.update(heads=args[0], out=out)
+        ),
     ]
     module(inputs)
     for hook in hooks:
@@ -61,7 +63,9 @@ def sensitivities(module: nn.Module, layer: int, inputs: Tensor) -> Tensor:
     rows = []
     for one in inputs.split(1):
         shift = torch.zeros(1, 17, 32, dtype=torch.float64, requires_grad=True)
-        hook = module.blocks[layer].attn.proj.register_forward_hook(lambda _, args, out, shift=shift: out + shift)
+        hook = module.blocks[layer].attn.proj.register_forward_hook(
+            lambda _, args, out, shift=shift: out + shift
+        )
         first, second = module(one)[0].topk(2).values
         (first - second).backward()
         hook.remove()
@@ -93,14 +97,18 @@ def test_lstsq_solves_the_stacked_system(tiny: MAKE, images: SPEC) -> None:
             s.flatten().numpy(),
             proj.weight[:, columns].numpy(),
         )
-        np.testing.assert_allclose(repairs[layer, False].weight.numpy(), weight, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            repairs[layer, False].weight.numpy(), weight, rtol=1e-4, atol=1e-6
+        )
         np.testing.assert_allclose(repairs[layer, False].bias.numpy(), bias, rtol=1e-4, atol=1e-6)
         proj.weight.zero_()
         proj.weight[:, columns] = repairs[layer, False].weight
         proj.bias.copy_(repairs[layer, False].bias)
 
 
-def test_held_states_change_nothing(tiny: MAKE, images: SPEC, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_states_change_nothing(
+    tiny: MAKE, images: SPEC, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Room for all batches, for some, for none: the same repairs."""
     path, spec = tiny(), images(rows=20)
     x = inputs_of(path, spec)
@@ -124,7 +132,9 @@ def test_held_states_change_nothing(tiny: MAKE, images: SPEC, monkeypatch: pytes
             torch.testing.assert_close(other[layer].bias, repair.bias, rtol=0, atol=1e-12)
 
 
-def test_mean_folds_what_the_removed_heads_say_on_average(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+def test_mean_folds_what_the_removed_heads_say_on_average(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
     path, spec = tiny(), images()
     x, module = inputs_of(path, spec), double(path)
     pruned = hs.prune(
@@ -167,7 +177,9 @@ def test_lstsq_brings_the_logits_back(tiny: MAKE, images: SPEC, tmp_path: Path) 
         assert recorded.args.get("compensate") == (None if how == "none" else how)
         assert [d.rows for d in recorded.data] == ([] if how == "none" else [80])
         if how == "lstsq":
-            again = hs.prune(path, mask=mask, compensate=how, data=spec, out=tmp_path / "again.safetensors")
+            again = hs.prune(
+                path, mask=mask, compensate=how, data=spec, out=tmp_path / "again.safetensors"
+            )
             assert again.path.read_bytes() == pruned.path.read_bytes()
             assert load_file(pruned.path)["blocks.2.attn.proj.weight"].shape == (32, 0)
     assert errors["lstsq"] < 0.3 * errors["none"]
@@ -205,7 +217,9 @@ def test_repaired_members_fuse(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     fused = hs.fuse(members, out=tmp_path / "h.safetensors")
     x = inputs_of(path, spec)
     expected = torch.stack([double(m)(x) for m in members], dim=1)
-    torch.testing.assert_close(hs.load(fused.path, dtype="float64")(x), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        hs.load(fused.path, dtype="float64")(x), expected, rtol=0, atol=1e-12
+    )
 
 
 def test_bfloat16_stays_bfloat16(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
@@ -215,11 +229,17 @@ def test_bfloat16_stays_bfloat16(tiny: MAKE, images: SPEC, tmp_path: Path) -> No
     half = tmp_path / "half.safetensors"
     metadata = {"format": "pt"}
     save_file({k: v.bfloat16() for k, v in load_file(path).items()}, half, metadata=metadata)
-    arch = (
-        "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
-    )
+    arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
     for how in ("mean", "lstsq"):
-        pruned = hs.prune(half, arch=arch, method="random", keep=2, compensate=how, data=images(), out=tmp_path / how)
+        pruned = hs.prune(
+            half,
+            arch=arch,
+            method="random",
+            keep=2,
+            compensate=how,
+            data=images(),
+            out=tmp_path / how,
+        )
         assert {t.dtype for t in load_file(pruned.path).values()} == {torch.bfloat16}
 
 
@@ -292,7 +312,9 @@ def test_padding_has_no_say(prenorm: bool, how: Callable[..., dict]) -> None:
         for filler in (0.0, 50.0)
     ]
     for layer in (0, 1):
-        assert torch.allclose(found[0][layer, False].weight, found[1][layer, False].weight, atol=1e-10)
+        assert torch.allclose(
+            found[0][layer, False].weight, found[1][layer, False].weight, atol=1e-10
+        )
         assert torch.allclose(found[0][layer, False].bias, found[1][layer, False].bias, atol=1e-10)
 
 
@@ -342,10 +364,17 @@ def test_real_tokens_under_padding_and_causal_masks() -> None:
 
 
 @pytest.mark.parametrize("how", ["mean", "lstsq"])
-def test_nothing_lost_is_nothing_changed(tiny: MAKE, images: SPEC, tmp_path: Path, how: str) -> None:
+def test_nothing_lost_is_nothing_changed(
+    tiny: MAKE, images: SPEC, tmp_path: Path, how: str
+) -> None:
     path = tiny()
     whole = hs.prune(
-        path, method="random", keep=HEADS, compensate=how, data=images(rows=10), out=tmp_path / "w.safetensors"
+        path,
+        method="random",
+        keep=HEADS,
+        compensate=how,
+        data=images(rows=10),
+        out=tmp_path / "w.safetensors",
     )
     for name, tensor in load_file(path).items():
         assert torch.equal(load_file(whole.path)[name], tensor)

@@ -21,7 +21,9 @@ from hydrasurgeon.heads import (
 )
 
 masks = st.integers(1, 5).flatmap(
-    lambda heads: st.lists(st.lists(st.booleans(), min_size=heads, max_size=heads), min_size=1, max_size=5)
+    lambda heads: st.lists(
+        st.lists(st.booleans(), min_size=heads, max_size=heads), min_size=1, max_size=5
+    )
 )
 
 

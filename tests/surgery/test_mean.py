@@ -26,7 +26,9 @@ def tuned(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> list[Path]:
     start, data = tiny(), images()
     places = [tmp_path / f"t{seed}.safetensors" for seed in range(3)]
     for seed, out in enumerate(places):
-        hs.finetune(start, data=data, recipe="demo", set={"steps": "2", "lr": "1e-3"}, seed=seed, out=out)
+        hs.finetune(
+            start, data=data, recipe="demo", set={"steps": "2", "lr": "1e-3"}, seed=seed, out=out
+        )
     return places
 
 
@@ -39,14 +41,25 @@ def test_the_mean_is_one_model_of_mean_weights(tuned: list[Path], tmp_path: Path
         expected = torch.stack([state[name].double() for state in states]).mean(dim=0)
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-9)
     assert any(not torch.equal(mean[name], states[0][name]) for name in mean)
-    assert (made.manifest.kind, made.members, made.bytes_members) == ("backbone", 3, 3 * made.bytes_stored)
+    assert (made.manifest.kind, made.members, made.bytes_members) == (
+        "backbone",
+        3,
+        3 * made.bytes_stored,
+    )
     assert made.agreement is not None
     assert 0 < made.agreement.mean_difference < made.agreement.max_difference < 0.1
     (row,) = hs.evaluate([made.path], data=[data], device="cpu").report.results
     *_, ensemble = hs.evaluate(tuned, data=[data], ensemble=True, device="cpu").report.results
     assert row.id.nll == pytest.approx(ensemble.id.nll, abs=0.01)
     with pytest.raises(CheckFailed, match=r"a class probability differs .* allowed is 1e-09"):
-        hs.fuse(tuned, mean=True, check=data, tolerance=1e-9, out=tmp_path / "mean.safetensors", force=True)
+        hs.fuse(
+            tuned,
+            mean=True,
+            check=data,
+            tolerance=1e-9,
+            out=tmp_path / "mean.safetensors",
+            force=True,
+        )
 
 
 def test_its_history_is_that_of_all(tuned: list[Path], tmp_path: Path) -> None:
@@ -62,11 +75,14 @@ def test_its_history_is_that_of_all(tuned: list[Path], tmp_path: Path) -> None:
     assert replay(made, folder=tmp_path).holds
 
 
-def test_no_mean_of_what_has_nothing_in_common(tiny: MAKE, tuned: list[Path], tmp_path: Path) -> None:
+def test_no_mean_of_what_has_nothing_in_common(
+    tiny: MAKE, tuned: list[Path], tmp_path: Path
+) -> None:
     out = tmp_path / "mean.safetensors"
     other = tiny("other.safetensors", seed=1)
     with pytest.raises(
-        SurgeryError, match=r"their MLPs lie \d+ % of its norm from their mean, as separate trainings do"
+        SurgeryError,
+        match=r"their MLPs lie \d+ % of its norm from their mean, as separate trainings do",
     ):
         hs.fuse([tuned[0], other], mean=True, out=out)
     member = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path

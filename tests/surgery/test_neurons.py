@@ -52,7 +52,13 @@ def test_pruned_is_masked_and_a_hydra_is_its_members(family: Any, tmp_path: Path
     inputs, members = family.inputs(dtype=torch.float64), []
     for seed, share in enumerate((0.3, 0.5)):
         done = hs.prune(
-            source, method="random", neurons=share, spread="ranked", seed=seed, keep=3, out=tmp_path / f"m{seed}"
+            source,
+            method="random",
+            neurons=share,
+            spread="ranked",
+            seed=seed,
+            keep=3,
+            out=tmp_path / f"m{seed}",
         )
         sizes = [len(row) for rows in done.manifest.kept_neurons.values() for row in rows]
         assert sum(sizes) == round(share * sum(len(row) for rows in whole.values() for row in rows))
@@ -73,14 +79,23 @@ def test_pruned_is_masked_and_a_hydra_is_its_members(family: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["BERT", pytest.param("DINOv2", marks=pytest.mark.slow)])
-def test_transformers_loads_members_and_hydras(name: str, tmp_path: Path, own_module_cache: None) -> None:
+def test_transformers_loads_members_and_hydras(
+    name: str, tmp_path: Path, own_module_cache: None
+) -> None:
     import transformers
 
     family = FAMILIES[name]
     family.write(tmp_path / "source")
     auto = f"AutoModelFor{'Sequence' if family.is_text else 'Image'}Classification"
     folders = [
-        hs.prune(tmp_path / "source", method="random", neurons=0.4, keep=3, seed=s, out=f"{tmp_path}/m{s}/").path
+        hs.prune(
+            tmp_path / "source",
+            method="random",
+            neurons=0.4,
+            keep=3,
+            seed=s,
+            out=f"{tmp_path}/m{s}/",
+        ).path
         for s in (1, 2)
     ]
     folders.append(hs.fuse(folders, mlp="separate", out=f"{tmp_path}/hydra/").path)
@@ -109,14 +124,21 @@ def test_scores_are_the_masks_gradients(tiny: MAKE, images: SPEC, tmp_path: Path
         hook.remove()
         rows.append(mask.grad.double())
     gradients = torch.stack(rows)
-    into, out = block.fc1.weight.detach().abs().mean(dim=1), block.fc2.weight.detach().abs().mean(dim=0)
+    into, out = (
+        block.fc1.weight.detach().abs().mean(dim=1),
+        block.fc2.weight.detach().abs().mean(dim=0),
+    )
     for method, expected in (
         ("taylor", gradients.abs().mean(dim=0)),
         ("fisher", gradients.square().sum(dim=0)),
         ("magnitude", into * out),
     ):
-        scored = hs.score(path, method=method, part="neurons", data=data, batch_size=5, out=tmp_path / method)
-        values = torch.tensor(scored.manifest.scores[f"neurons-{method}"].values["vision"][1], dtype=torch.float64)
+        scored = hs.score(
+            path, method=method, part="neurons", data=data, batch_size=5, out=tmp_path / method
+        )
+        values = torch.tensor(
+            scored.manifest.scores[f"neurons-{method}"].values["vision"][1], dtype=torch.float64
+        )
         torch.testing.assert_close(values, expected.double(), rtol=1e-4, atol=1e-9)
 
 
@@ -125,7 +147,14 @@ def test_lstsq_repairs_heads_and_neurons_in_turn(tiny: MAKE, images: SPEC, tmp_p
     path, data = tiny(), images(rows=20)
     x = inputs_of(path, data)
     done = hs.prune(
-        path, method="magnitude", keep=3, neurons=0.25, layers="1", compensate="lstsq", data=data, out=tmp_path / "m"
+        path,
+        method="magnitude",
+        keep=3,
+        neurons=0.25,
+        layers="1",
+        compensate="lstsq",
+        data=data,
+        out=tmp_path / "m",
     )
     neurons = list(done.manifest.kept_neurons["vision"][1])
     assert len(neurons) == WHOLE // 4
@@ -158,18 +187,37 @@ def test_lstsq_repairs_heads_and_neurons_in_turn(tiny: MAKE, images: SPEC, tmp_p
         before.numpy(),
     )
     after = load_file(done.path)
-    np.testing.assert_allclose(after["blocks.1.mlp.fc2.weight"].numpy(), weight, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(
+        after["blocks.1.mlp.fc2.weight"].numpy(), weight, rtol=1e-3, atol=1e-5
+    )
     np.testing.assert_allclose(after["blocks.1.mlp.fc2.bias"].numpy(), bias, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_the_whole_way(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_way(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scored, pruned, tuned, exported, and made again to the same bytes."""
     monkeypatch.chdir(tmp_path)
     path, data = tiny(), images()
-    score = ["score", str(path), "--part", "neurons", "--method", "fisher", "--data", data, "-o", "scored", "--quiet"]
+    score = [
+        "score",
+        str(path),
+        "--part",
+        "neurons",
+        "--method",
+        "fisher",
+        "--data",
+        data,
+        "-o",
+        "scored",
+        "--quiet",
+    ]
     assert run(score) == 0
-    assert run(["prune", "scored", "--method", "fisher", "--neurons", "0.5", "-o", "half", "--quiet"]) == 0
+    assert (
+        run(["prune", "scored", "--method", "fisher", "--neurons", "0.5", "-o", "half", "--quiet"])
+        == 0
+    )
     recipe = ["--recipe", "demo", "--set", "steps=2", "--quiet"]
     assert run(["finetune", "half", "--data", data, "-o", "tuned", *recipe]) == 0
     kept = [open_single(name).manifest.kept_neurons for name in ("half", "tuned")]
@@ -182,7 +230,9 @@ def test_the_whole_way(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: py
     (made, *_) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     assert np.abs(made - logits(Path("tuned"), x).numpy()).max() < 1e-5
     assert run(["export", "half", "--format", "padded", "-o", "padded/", "--quiet"]) == 0
-    torch.testing.assert_close(logits(Path("padded"), x), logits(Path("half"), x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits(Path("padded"), x), logits(Path("half"), x), rtol=0, atol=1e-5
+    )
     assert run(["replay", "tuned", "--from", ".", "--quiet"]) == 0
 
 
@@ -197,11 +247,16 @@ def test_the_whole_way(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: py
     ],
 )
 def test_what_cannot_be_pruned(words: list[str], code: int, tiny: MAKE, tmp_path: Path) -> None:
-    assert run(["prune", str(tiny()), "--method", "magnitude", *words, "-o", str(tmp_path / "m")]) == code
+    assert (
+        run(["prune", str(tiny()), "--method", "magnitude", *words, "-o", str(tmp_path / "m")])
+        == code
+    )
     assert not (tmp_path / "m.safetensors").exists()
 
 
-def test_a_norm_over_neurons_keeps_them_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_norm_over_neurons_keeps_them_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     FAMILIES[WITHIN].write(tmp_path / "source")
     command = [
         "prune",

@@ -52,7 +52,10 @@ def anatomised(path: Path) -> dict[str, str]:
         step["versions"] = {}
     header["__metadata__"]["hydrasurgeon"] = manifest
     text = json.dumps(header, sort_keys=True).encode()
-    return {"header": hashlib.sha256(text).hexdigest(), "tensors": hashlib.sha256(content[8 + length :]).hexdigest()}
+    return {
+        "header": hashlib.sha256(text).hexdigest(),
+        "tensors": hashlib.sha256(content[8 + length :]).hexdigest(),
+    }
 
 
 def outputs(folder: Path) -> dict[str, dict[str, str]]:
@@ -62,7 +65,9 @@ def outputs(folder: Path) -> dict[str, dict[str, str]]:
         source = backbone(folder / f"vit{number}.safetensors", seed=number)
         mask = folder / f"mask{number}.json"
         mask.write_text(json.dumps({"vision": rows}))
-        members.append(hs.prune(source, mask=mask, arch=ARCH, out=folder / f"m{number}.safetensors").path)
+        members.append(
+            hs.prune(source, mask=mask, arch=ARCH, out=folder / f"m{number}.safetensors").path
+        )
     for mlp in ("average", "separate"):
         hs.fuse(members, mlp=mlp, out=folder / f"{mlp}.safetensors")
     for path in (*members, folder / "average.safetensors", folder / "separate.safetensors"):

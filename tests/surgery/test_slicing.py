@@ -14,7 +14,9 @@ HEAD_DIM = 2
 
 def packed(heads: int, blocks: int = 3, embed: int = 5) -> np.ndarray:
     """Entry [row, column] says which block, head and channel it belongs to."""
-    rows = [100 * b + 10 * h + d for b in range(blocks) for h in range(heads) for d in range(HEAD_DIM)]
+    rows = [
+        100 * b + 10 * h + d for b in range(blocks) for h in range(heads) for d in range(HEAD_DIM)
+    ]
     return np.array(rows)[:, None] + np.zeros(embed, dtype=int)
 
 
@@ -36,9 +38,16 @@ def test_no_heads_leave_an_empty_tensor() -> None:
 
 @given(st.lists(st.integers(0, 5), unique=True), st.data())
 def test_composed_cuts_are_one_cut(first: list[int], data: st.DataObject) -> None:
-    second = data.draw(st.lists(st.integers(0, max(0, len(first) - 1)), unique=True)) if first else []
+    second = (
+        data.draw(st.lists(st.integers(0, max(0, len(first) - 1)), unique=True)) if first else []
+    )
     spec = HeadAxis(0, 3)
-    twice = take_heads(take_heads(packed(6), first, spec=spec, head_dim=HEAD_DIM), second, spec=spec, head_dim=HEAD_DIM)
+    twice = take_heads(
+        take_heads(packed(6), first, spec=spec, head_dim=HEAD_DIM),
+        second,
+        spec=spec,
+        head_dim=HEAD_DIM,
+    )
     once = take_heads(packed(6), [first[i] for i in second], spec=spec, head_dim=HEAD_DIM)
     assert np.array_equal(twice, once)
 

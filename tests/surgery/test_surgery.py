@@ -73,7 +73,9 @@ def test_ablation_zeroes_the_output_columns(tiny: MAKE) -> None:
     with torch.no_grad():
         model.module.blocks[1].attn.proj.weight[:, 8:16] = 0
         expected = model(INPUTS)
-    torch.testing.assert_close(masked_logits(path, [Head("vision", 1, 1)]), expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        masked_logits(path, [Head("vision", 1, 1)]), expected, rtol=0, atol=1e-13
+    )
 
 
 def test_pruning_twice_is_pruning_once(tiny: MAKE, tmp_path: Path) -> None:
@@ -123,7 +125,9 @@ def test_training_free_hydra_equals_its_members(tiny: MAKE, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("mode", ["stacked", "apart"])
 @pytest.mark.parametrize("tuned", [False, True])
-def test_every_way_to_run_a_hydra_gives_the_same(tiny: MAKE, tmp_path: Path, mode: str, tuned: bool) -> None:
+def test_every_way_to_run_a_hydra_gives_the_same(
+    tiny: MAKE, tmp_path: Path, mode: str, tuned: bool
+) -> None:
     """Also in inference mode and under autocast; the trunk and the union of heads are in play."""
     model, expected = fused_of(tiny(), tmp_path, mode, tuned)
     with torch.inference_mode():
@@ -141,7 +145,9 @@ def test_every_way_to_run_a_hydra_gives_the_same(tiny: MAKE, tmp_path: Path, mod
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["stacked", "apart"])
 @pytest.mark.parametrize("tuned", [False, True])
-def test_a_compiled_hydra_gives_the_same(tiny: MAKE, tmp_path: Path, mode: str, tuned: bool) -> None:
+def test_a_compiled_hydra_gives_the_same(
+    tiny: MAKE, tmp_path: Path, mode: str, tuned: bool
+) -> None:
     model, expected = fused_of(tiny(), tmp_path, mode, tuned)
     with torch.inference_mode():
         torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=1e-12)
@@ -154,7 +160,12 @@ def fused_of(whole: Path, tmp_path: Path, mode: str, tuned: bool) -> tuple[Any, 
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
     if tuned:
         members = [
-            scrambled(m, tmp_path / f"t{i}.safetensors", lambda name: not name.startswith("blocks.0."), seed=i)
+            scrambled(
+                m,
+                tmp_path / f"t{i}.safetensors",
+                lambda name: not name.startswith("blocks.0."),
+                seed=i,
+            )
             for i, m in enumerate(members)
         ]
     expected = torch.cat([logits(m) for m in members], dim=1)
@@ -169,7 +180,9 @@ def fused_of(whole: Path, tmp_path: Path, mode: str, tuned: bool) -> tuple[Any, 
 def test_a_hydra_exports(tiny: MAKE, tmp_path: Path, mode: str) -> None:
     whole = tiny()
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    model = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float32")
+    model = hs.load(
+        hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float32"
+    )
     model.module.mode = mode
     inputs = torch.randn(2, 1, 28, 28)
     with torch.no_grad():
@@ -200,7 +213,11 @@ def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -
     opened = open_checkpoint(path)
     planned = []
     for name, tensor in load_file(path).items():
-        noisy = tensor + 0.1 * torch.randn(tensor.shape, generator=generator) if change(name) else tensor
+        noisy = (
+            tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+            if change(name)
+            else tensor
+        )
         raw, dtype = to_raw(noisy)
         planned.append(Planned(name, dtype, tuple(tensor.shape), lambda raw=raw: [raw]))
     save(out, planned, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256))
@@ -247,7 +264,12 @@ def test_what_is_frozen_is_stored_once(tiny: MAKE, tmp_path: Path) -> None:
     assert own == {
         f"members.{i}.{name}"
         for i in range(3)
-        for name in ("blocks.2.attn.qkv.weight", "blocks.2.attn.qkv.bias", "head.weight", "head.bias")
+        for name in (
+            "blocks.2.attn.qkv.weight",
+            "blocks.2.attn.qkv.bias",
+            "head.weight",
+            "head.bias",
+        )
     }
     expected = torch.cat([logits(m) for m in members], dim=1)
     torch.testing.assert_close(logits(fused.path), expected, rtol=0, atol=1e-12)
@@ -256,7 +278,9 @@ def test_what_is_frozen_is_stored_once(tiny: MAKE, tmp_path: Path) -> None:
 def test_gradients_flow_through_a_hydra(tiny: MAKE, tmp_path: Path) -> None:
     whole = tiny()
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    hydra = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float64")
+    hydra = hs.load(
+        hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float64"
+    )
     hydra.requires_grad_(True)
     hydra(INPUTS)[:, :, 0].sum().backward()
     total = hydra.module.members[0].patch_embed.proj.weight.grad.clone()
@@ -272,11 +296,15 @@ def test_predict_averages_probabilities(tiny: MAKE, tmp_path: Path) -> None:
     whole = tiny()
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
     hydra = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu")
-    expected = torch.stack([hs.load(m, device="cpu").predict(INPUTS.float()) for m in members]).mean(dim=0)
+    expected = torch.stack(
+        [hs.load(m, device="cpu").predict(INPUTS.float()) for m in members]
+    ).mean(dim=0)
     torch.testing.assert_close(hydra.predict(INPUTS.float()), expected, rtol=0, atol=1e-6)
 
 
-def test_a_check_of_predictions_that_are_nan_fails(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> None:
+def test_a_check_of_predictions_that_are_nan_fails(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path
+) -> None:
     """NaN is larger than nothing, so that "larger than the tolerance" would let it pass."""
     # Finite weights whose products overflow: infinity minus infinity.
     whole = edited(tiny(), tmp_path / "huge.safetensors", lambda _, tensor: tensor.sign() * 3e38)
@@ -323,7 +351,9 @@ def written(path: Path, mask: object) -> Path:
     return path
 
 
-def test_averaged_mlps_are_named_with_their_distance(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> None:
+def test_averaged_mlps_are_named_with_their_distance(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path
+) -> None:
     """Two of one start, two of separate ones, and two whose MLPs are equal."""
     one, other = tiny("a.safetensors", seed=1), tiny("b.safetensors", seed=2)
     near = tmp_path / "c.safetensors"
@@ -332,7 +362,9 @@ def test_averaged_mlps_are_named_with_their_distance(tiny: MAKE, images: Callabl
     def distance(first: Path, second: Path) -> float:
         pairs = [
             (a.double(), b.double())
-            for (name, a), b in zip(load_file(first).items(), load_file(second).values(), strict=True)
+            for (name, a), b in zip(
+                load_file(first).items(), load_file(second).values(), strict=True
+            )
             if "mlp" in name
         ]
         mean = sum(float((((a + b) / 2) ** 2).sum()) for a, b in pairs)
@@ -348,7 +380,10 @@ def test_averaged_mlps_are_named_with_their_distance(tiny: MAKE, images: Callabl
     exact = hs.fuse([one, other], out=tmp_path / "h.safetensors", mlp="separate", force=True)
     assert exact.notes == ()
     member(one, RAGGED, tmp_path / "m.safetensors")
-    assert hs.fuse([one, tmp_path / "m.safetensors"], out=tmp_path / "h.safetensors", force=True).notes == ()
+    assert (
+        hs.fuse([one, tmp_path / "m.safetensors"], out=tmp_path / "h.safetensors", force=True).notes
+        == ()
+    )
 
 
 def test_inspect_counts_what_eval_counts(

@@ -20,7 +20,9 @@ def test_each_passage_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", PASSAGES)
-def test_the_figures_of_a_passage_are_those_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figures_of_a_passage_are_those_measured(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     page, (begin, end), passage = importlib.import_module("render_docs").PASSAGES[name]
     results = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
@@ -36,7 +38,9 @@ def test_the_api_page_names_what_there_is() -> None:
 
 
 def test_the_readme_stays_short() -> None:
-    start, _, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Where to go next")
+    start, _, rest = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("## Where to go next")
+    )
     assert rest
     assert len(start.split()) <= 900
 

@@ -35,8 +35,12 @@ def test_laplace_is_the_inverse_hessian_of_a_linear_classifier(rivals: Any) -> N
     covariance = rivals.Laplace(features, logits).covariance(features[:5], 0.7)
     for row in range(5):
         jacobian = torch.block_diag(*[phi[row][None]] * 3)
-        torch.testing.assert_close(covariance[row], jacobian @ posterior @ jacobian.T, atol=1e-10, rtol=0)
-    draws = rivals.Laplace(features, logits).draws(features[:1].expand(400, -1), logits[:1].expand(400, -1), 0.7, 0)
+        torch.testing.assert_close(
+            covariance[row], jacobian @ posterior @ jacobian.T, atol=1e-10, rtol=0
+        )
+    draws = rivals.Laplace(features, logits).draws(
+        features[:1].expand(400, -1), logits[:1].expand(400, -1), 0.7, 0
+    )
     pairs = draws.reshape(-1, 3) - logits[0]
     torch.testing.assert_close(pairs.T @ pairs / len(pairs), covariance[0], atol=0.05, rtol=0.05)
 

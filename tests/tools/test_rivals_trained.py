@@ -35,7 +35,9 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def base() -> Classifier:
-    return as_classifier(open_checkpoint(ROOT / "hydrasurgeon" / "demo" / "backbone.safetensors"), device="cpu")
+    return as_classifier(
+        open_checkpoint(ROOT / "hydrasurgeon" / "demo" / "backbone.safetensors"), device="cpu"
+    )
 
 
 def test_multiply_adds_are_those_of_the_members(rivals: Any) -> None:
@@ -59,12 +61,16 @@ def test_a_layer_gives_each_member_its_own_rank_one_change(rivals: Any) -> None:
     linear = nn.Linear(5, 4, bias=False, dtype=torch.float64)
     r, s, bias = (torch.randn(3, n, generator=random, dtype=torch.float64) for n in (5, 4, 4))
     layer = SimpleNamespace(linear=linear, r_group=r, s_group=s, bias=bias)
-    hidden = torch.randn(6, 7, 5, generator=random, dtype=torch.float64)  # two images for each of three members
+    hidden = torch.randn(
+        6, 7, 5, generator=random, dtype=torch.float64
+    )  # two images for each of three members
     result = rivals.Tokenwise(layer)(hidden)
     for row in range(6):
         member = row // 2
         weight = linear.weight * torch.outer(s[member], r[member])
-        torch.testing.assert_close(result[row], hidden[row] @ weight.T + bias[member], atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            result[row], hidden[row] @ weight.T + bias[member], atol=1e-12, rtol=0
+        )
     flat = rivals.Tokenwise(layer)(hidden[:, 0])
     torch.testing.assert_close(flat, result[:, 0], atol=1e-12, rtol=0)
 
@@ -84,7 +90,9 @@ def test_mimo_answers_of_one_image_are_those_of_three_alike(rivals: Any) -> None
     torch.testing.assert_close(one[:, 1], whole[:, 8:16], atol=0, rtol=0)
 
 
-def test_the_page_says_of_the_rivals_what_their_script_does(rivals: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_says_of_the_rivals_what_their_script_does(
+    rivals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     page = importlib.import_module("evidence")
     assert set(page.TRAINED) == set(rivals.RIVALS)
@@ -94,7 +102,9 @@ def test_the_page_says_of_the_rivals_what_their_script_does(rivals: Any, monkeyp
     task["rows"] |= dict.fromkeys(rivals.RIVALS, cells)
     text = page.evidence(results)
     width = rivals.ALPHA * rivals.PACKED_DIM // rivals.MEMBERS
-    assert f"members of {width} channels ({rivals.ALPHA * 64 / rivals.MEMBERS:.1f}, rounded up" in text
+    assert (
+        f"members of {width} channels ({rivals.ALPHA * 64 / rivals.MEMBERS:.1f}, rounded up" in text
+    )
     assert (
         f"ρ = {rivals.SAME}, each batch mixed {['', 'once', 'twice', 'three times', 'four times'][rivals.REPEATED]}"
         in text

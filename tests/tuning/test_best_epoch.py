@@ -24,7 +24,9 @@ def misleading(images: SPEC) -> str:
     """A validation set of other labels, which learning harms sooner or later."""
     path = images("val.npz", seed=9, rows=20)
     arrays = dict(np.load(path))
-    np.savez(path, images=arrays["images"], labels=np.random.default_rng(1).permutation(arrays["labels"]))
+    np.savez(
+        path, images=arrays["images"], labels=np.random.default_rng(1).permutation(arrays["labels"])
+    )
     return path
 
 
@@ -36,7 +38,10 @@ def test_the_best_epoch_is_what_a_training_that_ended_there_writes(
     options = {"data": data, "val": misleading(images), "recipe": "demo"}
     settings = LEARNS | {"ema": ema, "augment.hflip": "1"}
     whole = hs.finetune(
-        path, set=settings | {"epochs": "8", "patience": "2"}, out=tmp_path / "whole.safetensors", **options
+        path,
+        set=settings | {"epochs": "8", "patience": "2"},
+        out=tmp_path / "whole.safetensors",
+        **options,
     )
     measured = [entry["val_nll"] for entry in whole.trained.log]
     best = measured.index(min(measured)) + 1
@@ -71,7 +76,9 @@ def test_an_average_by_hand() -> None:
 
 
 @pytest.mark.parametrize("cut", [12, 23])
-def test_an_interrupted_run_chooses_the_same(tiny: MAKE, images: SPEC, tmp_path: Path, cut: int) -> None:
+def test_an_interrupted_run_chooses_the_same(
+    tiny: MAKE, images: SPEC, tmp_path: Path, cut: int
+) -> None:
     """Before and after the best epoch, which is kept in the state."""
     path = tiny()
     options = {"data": images(), "val": misleading(images), "recipe": "demo"}

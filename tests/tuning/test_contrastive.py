@@ -25,7 +25,12 @@ from hydrasurgeon.tuning import contrastive
 from hydrasurgeon.tuning.loop import epoch_order
 
 ROWS = 24
-COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (20, 40, 230), "grey": (128, 128, 128)}
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 200, 40),
+    "blue": (20, 40, 230),
+    "grey": (128, 128, 128),
+}
 PLAIN = {"augment.random_resized_crop": "null", "warmup": "0", "lr": "1e-3"}
 
 
@@ -88,14 +93,18 @@ def test_the_loss_is_open_clips(biased: bool, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(contrastive, "CHUNK", 3)
     generator = torch.Generator().manual_seed(0)
-    images, texts = (normalize(torch.randn(11, 8, generator=generator), dim=-1).double() for _ in range(2))
+    images, texts = (
+        normalize(torch.randn(11, 8, generator=generator), dim=-1).double() for _ in range(2)
+    )
     texts.requires_grad_()
     scale = torch.tensor(14.3, dtype=torch.float64, requires_grad=True)
     bias = torch.tensor(-3.0, dtype=torch.float64, requires_grad=True) if biased else None
     loss = ClipLoss()(images, texts, scale, bias)
     loss.backward()
     whole = contrastive.contrast(images, texts, scale, bias)
-    shares = [contrastive.contrast(images, texts, scale, bias, rows=r) for r in (range(4), range(4, 11))]
+    shares = [
+        contrastive.contrast(images, texts, scale, bias, rows=r) for r in (range(4), range(4, 11))
+    ]
     for found, right in (("loss", loss.detach()), ("texts", texts.grad), ("scale", scale.grad)):
         torch.testing.assert_close(getattr(whole, found), right, rtol=1e-10, atol=1e-12)
         summed = getattr(shares[0], found) + getattr(shares[1], found)
@@ -105,7 +114,9 @@ def test_the_loss_is_open_clips(biased: bool, monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(whole.bias, bias.grad, rtol=0, atol=1e-12)
 
 
-def open_clips_run(folder: Path, spec: str, batch: int, lr: float) -> tuple[dict[str, Any], list[float]]:
+def open_clips_run(
+    folder: Path, spec: str, batch: int, lr: float
+) -> tuple[dict[str, Any], list[float]]:
     """OpenCLIP's own training: its model, loss and parameter groups; one epoch of whole batches."""
     import open_clip
     from open_clip.loss import ClipLoss
@@ -138,11 +149,15 @@ def open_clips_run(folder: Path, spec: str, batch: int, lr: float) -> tuple[dict
 
 
 @pytest.mark.parametrize(("batch", "accumulate"), [(8, 1), (4, 2), (2, 4)])
-def test_training_is_open_clips(clip: Path, pairs: str, tmp_path: Path, batch: int, accumulate: int) -> None:
+def test_training_is_open_clips(
+    clip: Path, pairs: str, tmp_path: Path, batch: int, accumulate: int
+) -> None:
     """However a step's pairs are split: the contrast is over all of them."""
     expected, losses = open_clips_run(clip, pairs, 8, 1e-3)
     options = PLAIN | {"batch_size": str(batch), "accumulate": str(accumulate)}
-    tuned = hs.finetune(clip, data=pairs, recipe="lit", set=options, out=tmp_path / "t.safetensors", device="cpu")
+    tuned = hs.finetune(
+        clip, data=pairs, recipe="lit", set=options, out=tmp_path / "t.safetensors", device="cpu"
+    )
     assert tuned.trained.steps == 3
     assert tuned.trained.loss == pytest.approx(np.mean(losses), abs=1e-5)
     before = weights(clip)
@@ -157,7 +172,9 @@ def test_the_scale_is_kept_below_a_hundred(clip: Path, pairs: str, tmp_path: Pat
     save_file({**weights(clip), "logit_scale": torch.tensor(5.0)}, file, {"format": "pt"})
     (clip / "heads.json").unlink()
     options = PLAIN | {"batch_size": "12", "accumulate": "1", "steps": "1", "lr": "1e-6"}
-    tuned = hs.finetune(clip, data=pairs, recipe="lit", set=options, out=tmp_path / "t.safetensors", device="cpu")
+    tuned = hs.finetune(
+        clip, data=pairs, recipe="lit", set=options, out=tmp_path / "t.safetensors", device="cpu"
+    )
     assert float(weights(tuned.path)["logit_scale"]) == pytest.approx(math.log(100), abs=1e-6)
     assert tuned.manifest.model.labels is None  # nobody has named classes, and nobody had to
 
@@ -166,7 +183,9 @@ def test_members_share_the_locked_tower(clip: Path, pairs: str, tmp_path: Path) 
     """Pruned heads stay pruned, and a hydra stores the image tower's weights once."""
     members = []
     for seed in range(2):
-        pruned = hs.prune(clip, method="random", remove=8, seed=seed, out=tmp_path / f"m{seed}.safetensors")
+        pruned = hs.prune(
+            clip, method="random", remove=8, seed=seed, out=tmp_path / f"m{seed}.safetensors"
+        )
         options = PLAIN | {"batch_size": "8", "accumulate": "1", "steps": "2"}
         tuned = hs.finetune(
             pruned.path,
@@ -181,7 +200,9 @@ def test_members_share_the_locked_tower(clip: Path, pairs: str, tmp_path: Path) 
         assert tuned.manifest.kept == pruned.manifest.kept
         assert tuned.manifest.history[-1].args["recipe"] == "lit"
         before, after = (open_checkpoint(p.path).digests() for p in (pruned, tuned))
-        assert {n for n in before if before[n] == after[n]} == {n for n in before if n.startswith("visual.")}
+        assert {n for n in before if before[n] == after[n]} == {
+            n for n in before if n.startswith("visual.")
+        }
         members.append(tuned.path)
     fused = hs.fuse(members, out=tmp_path / "h.safetensors", mlp="separate")
     stored = open_checkpoint(fused.path).tensors
@@ -232,9 +253,14 @@ def test_two_processes_train_like_one(clip: Path, pairs: str, tmp_path: Path) ->
         device="cpu",
         out=tmp_path / "one.safetensors",
     )
-    sets = [p for k, v in (PLAIN | {"batch_size": "2", "accumulate": "2"}).items() for p in ("--set", f"{k}={v}")]
+    sets = [
+        p
+        for k, v in (PLAIN | {"batch_size": "2", "accumulate": "2"}).items()
+        for p in ("--set", f"{k}={v}")
+    ]
     in_two_processes(
-        *f"finetune {clip} --data {pairs} --recipe lit --device cpu -o {tmp_path / 'two.safetensors'}".split(), *sets
+        *f"finetune {clip} --data {pairs} --recipe lit --device cpu -o {tmp_path / 'two.safetensors'}".split(),
+        *sets,
     )
     found = weights(tmp_path / "two.safetensors")
     before = weights(clip)
@@ -248,7 +274,10 @@ def test_every_form_of_pairs(pairs: str, tmp_path: Path) -> None:
 
     found = examples()
     table = Dataset.from_dict(
-        {"image": [{"bytes": image, "path": None} for image, _ in found], "caption": [t for _, t in found]}
+        {
+            "image": [{"bytes": image, "path": None} for image, _ in found],
+            "caption": [t for _, t in found],
+        }
     )
     table.to_parquet(tmp_path / "pairs.parquet")
     specs = [pairs, str(tmp_path), str(tmp_path / "shards-*.tar"), str(tmp_path / "pairs.parquet")]
@@ -266,7 +295,9 @@ def test_every_form_of_pairs(pairs: str, tmp_path: Path) -> None:
     assert open_pairs(str(with_other)).fingerprint()["sha256"] not in hashes
 
 
-def test_what_holds_no_pairs(clip: Path, pairs: str, tmp_path: Path, tiny: Any, images: Any) -> None:
+def test_what_holds_no_pairs(
+    clip: Path, pairs: str, tmp_path: Path, tiny: Any, images: Any
+) -> None:
     one = examples(1)[0]
     shard(tmp_path / "empty.tar", [("readme.md", b"nothing here")])
     whole = shard(tmp_path / "half.tar", pair("0", one)).read_bytes()
@@ -290,7 +321,9 @@ def test_what_holds_no_pairs(clip: Path, pairs: str, tmp_path: Path, tiny: Any, 
         hs.finetune(tiny(), data=pairs, **options)
     with pytest.raises(UsageError, match="accumulates 4 batches, the data has 1"):
         hs.finetune(clip, data=pairs, **options)
-    bad = shard(tmp_path / "bad.tar", [*pair("0", one), *pair("1", (b"no image", "x")), *pair("2", one)])
+    bad = shard(
+        tmp_path / "bad.tar", [*pair("0", one), *pair("1", (b"no image", "x")), *pair("2", one)]
+    )
     small = {"batch_size": "3", "accumulate": "1"}
     with pytest.raises(DataError, match="not a readable image"):
         hs.finetune(clip, data=str(bad), set=small, **options)

@@ -24,7 +24,13 @@ from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
 # Nothing is drawn, and steps are linear in the gradient: what is split up must add up.
-EXACT = {"dropout": "0", "augment.pad_crop": "null", "augment.hflip": "0", "optimizer": "sgd", "lr": "0.1"}
+EXACT = {
+    "dropout": "0",
+    "augment.pad_crop": "null",
+    "augment.hflip": "0",
+    "optimizer": "sgd",
+    "lr": "0.1",
+}
 SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
 
 
@@ -42,15 +48,30 @@ def test_the_papers_recipes() -> None:
         "text",
     ]
     imagenet, cifar, sst2 = (load_recipe(name, {}) for name in ("imagenet", "cifar100", "sst2"))
-    assert (imagenet.optimizer, imagenet.momentum, imagenet.warmup, imagenet.steps, imagenet.floor) == (
+    assert (
+        imagenet.optimizer,
+        imagenet.momentum,
+        imagenet.warmup,
+        imagenet.steps,
+        imagenet.floor,
+    ) == (
         "sgd",
         0.9,
         5000,
         120_000,
         1e-5,
     )
-    assert (imagenet.label_smoothing, imagenet.dropout, imagenet.augment.rand_augment) == (0.1, 0.1, "rand-m12-n2")
-    assert (cifar.last_blocks, cifar.classifier, cifar.warmup, cifar.steps) == (5, "zero", 500, 10_000)
+    assert (imagenet.label_smoothing, imagenet.dropout, imagenet.augment.rand_augment) == (
+        0.1,
+        0.1,
+        "rand-m12-n2",
+    )
+    assert (cifar.last_blocks, cifar.classifier, cifar.warmup, cifar.steps) == (
+        5,
+        "zero",
+        500,
+        10_000,
+    )
     assert (sst2.optimizer, sst2.lr, sst2.schedule, sst2.warmup, sst2.clip, sst2.max_length) == (
         "adamw",
         1e-5,
@@ -63,7 +84,13 @@ def test_the_papers_recipes() -> None:
 
 def test_overrides() -> None:
     recipe = load_recipe("demo", {"lr": "1e-2", "steps": "7", "clip": "null", "augment.hflip": "0"})
-    assert (recipe.lr, recipe.steps, recipe.epochs, recipe.clip, recipe.augment.hflip) == (0.01, 7, None, None, 0.0)
+    assert (recipe.lr, recipe.steps, recipe.epochs, recipe.clip, recipe.augment.hflip) == (
+        0.01,
+        7,
+        None,
+        None,
+        0.0,
+    )
     with pytest.raises(UsageError, match="did you mean momentum") as caught:
         load_recipe("demo", {"momentun": "1"})
     assert "augment.hflip" in str(caught.value.hint)
@@ -100,7 +127,9 @@ def test_training_learns(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     assert report.results[0].id.accuracy > 0.9
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
     path, spec = tiny(), images()
     options = {"data": spec, "val": spec, "recipe": "demo", "set": SHORT, "seed": 3}
     hs.finetune(path, out=tmp_path / "whole.safetensors", **options)
@@ -133,7 +162,13 @@ def test_an_interrupted_run_ends_with_the_same_bits(tiny: MAKE, images: SPEC, tm
 def test_accumulation_equals_a_larger_batch(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
     quiet = EXACT | {"epochs": "1"}
-    one = hs.finetune(path, data=spec, recipe="demo", set=quiet | {"batch_size": "8"}, out=tmp_path / "a.safetensors")
+    one = hs.finetune(
+        path,
+        data=spec,
+        recipe="demo",
+        set=quiet | {"batch_size": "8"},
+        out=tmp_path / "a.safetensors",
+    )
     two = hs.finetune(
         path,
         data=spec,
@@ -149,9 +184,15 @@ def test_accumulation_equals_a_larger_batch(tiny: MAKE, images: SPEC, tmp_path: 
 def test_a_new_classifier_takes_the_datas_classes(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images(classes=3)
     with pytest.raises(DataError, match="label 5"):
-        hs.finetune(path, data=images("seven.npz", classes=7), recipe="demo", out=tmp_path / "x.safetensors")
+        hs.finetune(
+            path, data=images("seven.npz", classes=7), recipe="demo", out=tmp_path / "x.safetensors"
+        )
     tuned = hs.finetune(
-        path, data=spec, recipe="demo", set={"classifier": "zero", "steps": "1"}, out=tmp_path / "t.safetensors"
+        path,
+        data=spec,
+        recipe="demo",
+        set={"classifier": "zero", "steps": "1"},
+        out=tmp_path / "t.safetensors",
     )
     assert tuned.manifest.model.num_classes == 3
     assert load_file(tuned.path)["head.weight"].shape == (3, 32)
@@ -161,7 +202,9 @@ def test_a_new_classifier_takes_the_datas_classes(tiny: MAKE, images: SPEC, tmp_
 
 def test_a_pruned_member_stays_pruned(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     pruned = hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m.safetensors")
-    tuned = hs.finetune(pruned.path, data=images(), recipe="demo", set=SHORT, out=tmp_path / "t.safetensors")
+    tuned = hs.finetune(
+        pruned.path, data=images(), recipe="demo", set=SHORT, out=tmp_path / "t.safetensors"
+    )
     assert tuned.manifest.kind == "member"
     assert tuned.manifest.kept == pruned.manifest.kept
     assert tuned.manifest.scores == {}
@@ -171,7 +214,9 @@ def test_a_pruned_member_stays_pruned(tiny: MAKE, images: SPEC, tmp_path: Path) 
 def test_bfloat16_after_float32_in_one_process(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
     full = hs.finetune(path, data=spec, recipe="demo", set=SHORT, out=tmp_path / "a.safetensors")
-    half = hs.finetune(path, data=spec, recipe="demo", set=SHORT, dtype="bfloat16", out=tmp_path / "b.safetensors")
+    half = hs.finetune(
+        path, data=spec, recipe="demo", set=SHORT, dtype="bfloat16", out=tmp_path / "b.safetensors"
+    )
     assert half.trained.loss != full.trained.loss
     assert half.trained.loss == pytest.approx(full.trained.loss, abs=0.05)
     assert all(t.dtype == torch.float32 for t in load_file(half.path).values())
@@ -195,18 +240,35 @@ def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) 
     path, spec = tiny(), images()
     plain = EXACT | {"epochs": "2"}
     options = {"data": spec, "val": spec, "teacher": [path], "recipe": "demo", "device": "cpu"}
-    one = hs.finetune(path, set=plain | {"batch_size": "8"}, out=tmp_path / "one.safetensors", **options)
-    sets = [part for key, value in (plain | {"batch_size": "4"}).items() for part in ("--set", f"{key}={value}")]
+    one = hs.finetune(
+        path, set=plain | {"batch_size": "8"}, out=tmp_path / "one.safetensors", **options
+    )
+    sets = [
+        part
+        for key, value in (plain | {"batch_size": "4"}).items()
+        for part in ("--set", f"{key}={value}")
+    ]
     line = f"finetune {path} --data {spec} --val {spec} --teacher {path} --recipe demo --device cpu -o {tmp_path / 'two.safetensors'}"
     printed = in_two_processes(*line.split(), *sets)
     assert printed.count("two.safetensors: 10 steps") == 1  # only one process speaks
     for name, tensor in load_file(one.path).items():
-        torch.testing.assert_close(load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6
+        )
 
 
 def test_what_is_frozen_is_said_more_than_once(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, out = tiny(), tmp_path / "t.safetensors"
-    words = ["--freeze", "mlp", "--freeze", "embedding, attention", "--recipe", "demo", "--set", "steps=2"]
+    words = [
+        "--freeze",
+        "mlp",
+        "--freeze",
+        "embedding, attention",
+        "--recipe",
+        "demo",
+        "--set",
+        "steps=2",
+    ]
     assert run(["finetune", str(path), "--data", images(), *words, "-o", str(out), "--quiet"]) == 0
     before, after = load_file(path), load_file(out)
     moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
@@ -216,7 +278,9 @@ def test_what_is_frozen_is_said_more_than_once(tiny: MAKE, images: SPEC, tmp_pat
     assert inspect(out).manifest.history[-1].args["freeze"] == "mlp,embedding, attention"
 
 
-def test_the_usual_recipe_suits_what_the_model_reads(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+def test_the_usual_recipe_suits_what_the_model_reads(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
     """It is named where the training is shown, in the end, and in the history."""
     bert = FAMILIES["BERT"]
     bert.write(tmp_path / "bert")
@@ -245,7 +309,9 @@ def test_training_that_cannot_learn_says_so(
 ) -> None:
     source, data = tiny(), images("few.npz", rows=10)
     stuck = {"lr": "1e-9", "epochs": "2"}
-    tuned = hs.finetune(source, data=data, val=data, recipe="demo", set=stuck, out=tmp_path / "a.safetensors")
+    tuned = hs.finetune(
+        source, data=data, val=data, recipe="demo", set=stuck, out=tmp_path / "a.safetensors"
+    )
     assert "a batch of 64 holds all 10 samples" in tuned.notes[0]
     assert "after each of 2 epochs: nothing was learnt" in tuned.notes[1]
     assert len(tuned.notes) == 2
@@ -269,10 +335,14 @@ def test_training_that_cannot_learn_says_so(
         out=tmp_path / "c.safetensors",
         progress=lambda what, done, total: shown.add(what.partition(",")[0]),
     )
-    assert "8 steps are 4 epochs of 10 samples; the recipe imagenet is for more data" in tuned.notes[0]
+    assert (
+        "8 steps are 4 epochs of 10 samples; the recipe imagenet is for more data" in tuned.notes[0]
+    )
     assert shown == {"training by imagenet", "training by imagenet (4 epochs)"}
     monkeypatch.setattr("hydrasurgeon.tuning.start.MANY", 10)
-    tuned = hs.finetune(source, data=data, set={"steps": "1", "batch_size": "4"}, out=tmp_path / "d.safetensors")
+    tuned = hs.finetune(
+        source, data=data, set={"steps": "1", "batch_size": "4"}, out=tmp_path / "d.safetensors"
+    )
     assert "trained by the recipe imagenet, as no --recipe was given" in tuned.notes
 
 
@@ -281,7 +351,12 @@ def test_fuse_names_the_trunk_that_tuning_took(tiny: MAKE, images: SPEC, tmp_pat
     layers = inspect(source).manifest.towers["vision"].layers
     files = [
         hs.prune(
-            source, method="random", remove=1, seed=seed, layers=f"{layers - 1}", out=tmp_path / f"m{seed}.safetensors"
+            source,
+            method="random",
+            remove=1,
+            seed=seed,
+            layers=f"{layers - 1}",
+            out=tmp_path / f"m{seed}.safetensors",
         )
         for seed in (0, 3)
     ]
@@ -300,7 +375,9 @@ def test_fuse_names_the_trunk_that_tuning_took(tiny: MAKE, images: SPEC, tmp_pat
             )
             for seed, each in enumerate(files)
         ]
-        return hs.fuse([each.path for each in tuned], out=tmp_path / f"{name}.safetensors", mlp="separate")
+        return hs.fuse(
+            [each.path for each in tuned], out=tmp_path / f"{name}.safetensors", mlp="separate"
+        )
 
     lost = fused("all")
     assert lost.manifest.fusion.trunk == 0

@@ -23,7 +23,13 @@ from hydrasurgeon.tuning.learning import Learning
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
-PLAIN = {"dropout": "0", "augment.pad_crop": "null", "augment.hflip": "0", "batch_size": "8", "epochs": "2"}
+PLAIN = {
+    "dropout": "0",
+    "augment.pad_crop": "null",
+    "augment.hflip": "0",
+    "batch_size": "8",
+    "epochs": "2",
+}
 EXACT = PLAIN | {"optimizer": "sgd", "lr": "0.1", "clip": "0.5", "weight_decay": "0.1"}
 """Steps are linear in the gradient: rounding stays rounding."""
 SHORT = {"batch_size": "8", "epochs": "3", "lr": "3e-3"}
@@ -45,7 +51,9 @@ def tensors_of(hydra: Path) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(("mlp", "trunk"), [("average", 1), ("separate", 0)])
-def test_each_member_learns_as_it_would_alone(tiny: MAKE, images: SPEC, tmp_path: Path, mlp: str, trunk: int) -> None:
+def test_each_member_learns_as_it_would_alone(
+    tiny: MAKE, images: SPEC, tmp_path: Path, mlp: str, trunk: int
+) -> None:
     """Behind a trunk of one of three layers, or without; gradients are clipped, and inputs flipped, for each alone."""
     files, data = members(tmp_path, tiny(), layers="1-2" if trunk else None), images()
     hydra = hs.fuse(files, mlp=mlp, out=tmp_path / "h")
@@ -64,14 +72,22 @@ def test_each_member_learns_as_it_would_alone(tiny: MAKE, images: SPEC, tmp_path
     assert run(["verify", str(tuned.path), "--parents", str(tmp_path), "--quiet"]) == 0
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Texts of many lengths, of which the trunk's outputs are kept; and by `replay`."""
     family = FAMILIES["RoBERTa"]
     family.write(tmp_path / "whole")
     data = family.data(tmp_path)
     monkeypatch.chdir(tmp_path)
     hydra = hs.fuse(members(tmp_path, tmp_path / "whole"), out="h").path
-    options = {"data": data, "val": data, "recipe": "text", "set": SHORT | {"ema": "0.9"}, "device": "cpu"}
+    options = {
+        "data": data,
+        "val": data,
+        "recipe": "text",
+        "set": SHORT | {"ema": "0.9"},
+        "device": "cpu",
+    }
     whole = hs.finetune(hydra, out="t", **options)
     assert whole.trained.log[-1]["loss"] < whole.trained.log[0]["loss"]
 
@@ -103,11 +119,19 @@ def test_a_trunk_that_learns_more_slowly(tiny: MAKE, images: SPEC, tmp_path: Pat
     """After one step of plain descent each of its weights has moved by that much less."""
     files, data = members(tmp_path, tiny()), images()
     hydra = hs.fuse(files, out=tmp_path / "h")
-    step = EXACT | {"epochs": "1e-9", "clip": "null", "momentum": "0", "warmup": "0", "schedule": "constant"}
+    step = EXACT | {
+        "epochs": "1e-9",
+        "clip": "null",
+        "momentum": "0",
+        "warmup": "0",
+        "schedule": "constant",
+    }
     before, name, moved = load_file(hydra.path), "blocks.0.mlp.fc1.weight", {}
     for rate in ("1", "0.1"):
         settings = step | {"trunk_lr": rate}
-        path = hs.finetune(hydra.path, data=data, recipe="demo", set=settings, out=tmp_path / rate, device="cpu").path
+        path = hs.finetune(
+            hydra.path, data=data, recipe="demo", set=settings, out=tmp_path / rate, device="cpu"
+        ).path
         moved[rate] = load_file(path)[name] - before[name]
         own = load_file(path)["members.0.head.weight"] - before["head.weight"]
         torch.testing.assert_close(own, moved.setdefault("head", own))
@@ -126,13 +150,21 @@ def test_each_member_has_a_teacher_of_its_own() -> None:
         batches = [Batch(x[i], y[i], torch.arange(6)) for i in (0, 1)]
         model: Any = lambda inputs: [student(one) for one in inputs]  # noqa: E731
         loss = together._loss(model, batches, torch.device("cpu"))
-        own = [Learning(teachers=teachers[:count] if count == 3 else [teachers[i]], alpha=0.5) for i in (0, 1)]
-        expected = [one._loss(student, batch, torch.device("cpu")) for one, batch in zip(own, batches, strict=True)]
+        own = [
+            Learning(teachers=teachers[:count] if count == 3 else [teachers[i]], alpha=0.5)
+            for i in (0, 1)
+        ]
+        expected = [
+            one._loss(student, batch, torch.device("cpu"))
+            for one, batch in zip(own, batches, strict=True)
+        ]
         torch.testing.assert_close(loss, expected[0] + expected[1])
 
 
 @pytest.mark.parametrize("field", ["classifier=zero", "lora_rank=2"])
-def test_what_a_hydra_cannot_be_tuned_with(tiny: MAKE, images: SPEC, tmp_path: Path, field: str) -> None:
+def test_what_a_hydra_cannot_be_tuned_with(
+    tiny: MAKE, images: SPEC, tmp_path: Path, field: str
+) -> None:
     hydra = hs.fuse(members(tmp_path, tiny()), out=tmp_path / "h").path
     settings = dict([field.split("=")])
     with pytest.raises(UsageError, match="a hydra is tuned with the classifiers that it has"):

@@ -23,7 +23,13 @@ from hydrasurgeon.tuning.learning import Learning, Perturbation
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
-EXACT = {"epochs": "1", "batch_size": "8", "mixup": "0", "augment.hflip": "0", "augment.random_resized_crop": "null"}
+EXACT = {
+    "epochs": "1",
+    "batch_size": "8",
+    "mixup": "0",
+    "augment.hflip": "0",
+    "augment.random_resized_crop": "null",
+}
 
 
 class Teacher(nn.Module):
@@ -48,7 +54,9 @@ def test_the_loss_by_hand() -> None:
         probs = logits[i].softmax(-1)
         if labels[i] >= 0:
             expected += 0.3 * -probs[labels[i]].log() / 4
-        taught = torch.stack([t(x)[i, m].double().div(2).softmax(-1) for t in teachers for m in (0, 1)]).mean(dim=0)
+        taught = torch.stack(
+            [t(x)[i, m].double().div(2).softmax(-1) for t in teachers for m in (0, 1)]
+        ).mean(dim=0)
         soft = (logits[i] / 2).softmax(-1)
         expected += 0.7 * 4 * (taught * (taught.log() - soft.log())).sum() / 6
     assert loss.item() == pytest.approx(float(expected), abs=1e-5)
@@ -67,7 +75,9 @@ def test_two_images_are_mixed_with_their_labels() -> None:
 def test_masked_tokens_spare_the_special_ones() -> None:
     ids = torch.tensor([[0, 5, 6, 7, 2, 1, 1]] * 2000)
     inputs = {"input_ids": ids, "attention_mask": (ids != 1).long()}
-    made, labels = Perturbation(mask_tokens=0.25, mask=3, special=(0, 1, 2))(inputs, torch.zeros(2000))
+    made, labels = Perturbation(mask_tokens=0.25, mask=3, special=(0, 1, 2))(
+        inputs, torch.zeros(2000)
+    )
     masked = made["input_ids"] == 3
     assert not masked[:, [0, 4, 5, 6]].any()
     assert masked[:, 1:4].float().mean().item() == pytest.approx(0.25, abs=0.02)
@@ -92,7 +102,9 @@ def test_a_member_learns_from_its_whole(tiny: MAKE, images: SPEC, tmp_path: Path
     )
     assert tuned.trained.log[-1]["loss"] < 0.5 * tuned.trained.log[0]["loss"]
     entry = tuned.manifest.history[-1]
-    assert [each.sha256 for each in entry.teachers] == [open_single(path).record(open_single(path).digests()).sha256]
+    assert [each.sha256 for each in entry.teachers] == [
+        open_single(path).record(open_single(path).digests()).sha256
+    ]
     assert entry.args["alpha"] == 0.9
 
 
@@ -105,7 +117,9 @@ def test_taught_again_to_the_same_bits(
     data = images("train.npz", rows=24)
     with np.load(images("more.npz", rows=16, seed=5)) as more:
         np.savez("plain.npz", images=more["images"])
-    assert run(["prune", str(path), "--method", "magnitude", "--keep", "2", "-o", "m", "--quiet"]) == 0
+    assert (
+        run(["prune", str(path), "--method", "magnitude", "--keep", "2", "-o", "m", "--quiet"]) == 0
+    )
     words = [
         "finetune",
         "m",
@@ -128,9 +142,16 @@ def test_taught_again_to_the_same_bits(
     assert run(["verify", "taught", "--parents", ".", "--quiet"]) == 0
 
 
-def test_an_interrupted_taught_run_ends_with_the_same_bits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+def test_an_interrupted_taught_run_ends_with_the_same_bits(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
     """Images that are mixed, by numbers drawn anew in each step."""
-    options = {"data": images(), "teacher": [path := tiny(), tiny("two", seed=4)], "recipe": "teach", "device": "cpu"}
+    options = {
+        "data": images(),
+        "teacher": [path := tiny(), tiny("two", seed=4)],
+        "recipe": "teach",
+        "device": "cpu",
+    }
     options |= {"set": {"epochs": "2", "batch_size": "8"}}
     whole = hs.finetune(path, out=tmp_path / "whole", **options)
 
@@ -166,9 +187,19 @@ def test_answers_teach_as_who_gave_them(
         torch.testing.assert_close(load_file(read.path)[name], tensor, rtol=0, atol=1e-6)
     assert run(["replay", "read", "--from", ".", "--quiet"]) == 0
     with pytest.raises(DataError, match="answers for 40 other samples than the 30 of"):
-        hs.finetune(path, teacher=["answers.safetensors"], out="x", **{**options, "data": images("o.npz", rows=30)})
+        hs.finetune(
+            path,
+            teacher=["answers.safetensors"],
+            out="x",
+            **{**options, "data": images("o.npz", rows=30)},
+        )
     with pytest.raises(DataError, match="answers for 40 other samples than the 40 of"):
-        hs.finetune(path, teacher=["answers.safetensors"], out="x", **{**options, "data": images("o.npz", seed=3)})
+        hs.finetune(
+            path,
+            teacher=["answers.safetensors"],
+            out="x",
+            **{**options, "data": images("o.npz", seed=3)},
+        )
 
 
 @pytest.mark.parametrize("what", ["classes", "inputs"])
@@ -184,10 +215,25 @@ def test_teachers_of_another_kind(what: str, tiny: MAKE, tmp_path: Path, images:
 
         model = opened.manifest.model
         model = model.model_copy(
-            update={"preprocess": {**model.preprocess, "mean": [0.1] * len(model.preprocess["mean"])}}
+            update={
+                "preprocess": {**model.preprocess, "mean": [0.1] * len(model.preprocess["mean"])}
+            }
         )
-        save(other, opened.tensors.planned(), lambda sha: rewritten(opened.manifest, model=model, weights_sha256=sha))
-    words = ["finetune", str(path), "--data", images(), "--teacher", str(other), "--recipe", "teach"]
+        save(
+            other,
+            opened.tensors.planned(),
+            lambda sha: rewritten(opened.manifest, model=model, weights_sha256=sha),
+        )
+    words = [
+        "finetune",
+        str(path),
+        "--data",
+        images(),
+        "--teacher",
+        str(other),
+        "--recipe",
+        "teach",
+    ]
     assert run([*words, "-o", str(tmp_path / "t")]) == 4
     assert not (tmp_path / "t.safetensors").exists()
 

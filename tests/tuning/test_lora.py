@@ -36,12 +36,18 @@ def test_only_attention_and_the_classifier_move(family: Family, tmp_path: Path) 
     """In every family each of attention's matrices changes by the rank that was asked for."""
     start, data = pruned(family, tmp_path), family.data(tmp_path)
     fields = FIELDS | {"lora_rank": "2"}
-    tuned = hs.finetune(start, data=data, recipe="lora", set=fields, out=tmp_path / "m", device="cpu").path
+    tuned = hs.finetune(
+        start, data=data, recipe="lora", set=fields, out=tmp_path / "m", device="cpu"
+    ).path
     before, after = load_file(start), load_file(tuned)
     weights = open_checkpoint(tuned).weights
     assert before.keys() == after.keys()
     for name, weight in weights.items():
-        moved = (after[name].double() - before[name].double()) if weight.part != "classifier" else torch.zeros(1)
+        moved = (
+            (after[name].double() - before[name].double())
+            if weight.part != "classifier"
+            else torch.zeros(1)
+        )
         if lora.changeable(weight) and before[name].numel():
             assert torch.linalg.matrix_rank(moved, rtol=1e-4) == 2
         else:
@@ -58,7 +64,14 @@ def test_what_is_written_is_what_peft_merges(tmp_path: Path) -> None:
     def attached() -> torch.nn.Module:
         module = live_module(opened)
         torch.manual_seed(0)
-        lora.attach(module, recipe, family=opened.family, model=model, weights=opened.weights, trainable=lambda _: True)
+        lora.attach(
+            module,
+            recipe,
+            family=opened.family,
+            model=model,
+            weights=opened.weights,
+            trainable=lambda _: True,
+        )
         for name, parameter in module.named_parameters():
             if ".lora_B" in name:
                 torch.nn.init.normal_(parameter)
@@ -84,7 +97,15 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path)
     start, data = pruned(family, tmp_path), family.data(tmp_path)
 
     def tuned(name: str, seed: int) -> bytes:
-        made = hs.finetune(start, data=data, recipe="lora", set=FIELDS, seed=seed, out=tmp_path / name, device="cpu")
+        made = hs.finetune(
+            start,
+            data=data,
+            recipe="lora",
+            set=FIELDS,
+            seed=seed,
+            out=tmp_path / name,
+            device="cpu",
+        )
         return made.path.read_bytes()
 
     assert tuned("a", 1) == tuned("b", 1) != tuned("c", 2)
@@ -96,6 +117,11 @@ def test_attention_without_linear_layers_is_refused(name: str, tmp_path: Path) -
     family.write(tmp_path / "eva")
     with pytest.raises(SurgeryError, match="does not run as such"):
         hs.finetune(
-            tmp_path / "eva", data=family.data(tmp_path), recipe="lora", set=FIELDS, out=tmp_path / "t", device="cpu"
+            tmp_path / "eva",
+            data=family.data(tmp_path),
+            recipe="lora",
+            set=FIELDS,
+            out=tmp_path / "t",
+            device="cpu",
         )
     assert not (tmp_path / "t.safetensors").exists()

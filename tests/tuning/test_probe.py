@@ -29,7 +29,10 @@ def test_the_slope_is_zero_at_the_minimum(intercept: bool) -> None:
     labels = torch.randint(0, 3, (50,))
     weight, bias = (t.requires_grad_() for t in logistic(features, labels, 3, intercept=intercept))
     scale = features.square().mean().sqrt()
-    loss = cross_entropy(features @ weight.T + bias, labels) + PENALTY / 2 * (weight * scale).square().sum()
+    loss = (
+        cross_entropy(features @ weight.T + bias, labels)
+        + PENALTY / 2 * (weight * scale).square().sum()
+    )
     by_weight, by_bias = torch.autograd.grad(loss, (weight, bias))
     assert by_weight.abs().max() < 1e-5
     assert by_bias.abs().max() < 1e-6 if intercept else (bias == 0).all()
@@ -39,7 +42,9 @@ def test_what_a_fitted_classifier_answers(tiny: MAKE, images: SPEC, tmp_path: Pa
     """On its own features, which training with a rate near zero leaves alone, and for the classes of the data."""
     data = images(classes=3, rows=30)
     still = {"classifier": "probe", "steps": "1", "lr": "1e-12", "weight_decay": "0"}
-    tuned = hs.finetune(tiny(), data=data, recipe="demo", set=still, out=tmp_path / "t", device="cpu")
+    tuned = hs.finetune(
+        tiny(), data=data, recipe="demo", set=still, out=tmp_path / "t", device="cpu"
+    )
     model, samples = hs.load(tuned.path, device="cpu"), open_data(data)
     with torch.inference_mode(), reading(model) as features_of:
         features = features_of(first_batch(samples, model.transform, 30))[1][:, 0].double()
@@ -51,12 +56,18 @@ def test_what_a_fitted_classifier_answers(tiny: MAKE, images: SPEC, tmp_path: Pa
 
 def test_a_model_without_a_classifier_is_fitted_one(tmp_path: Path) -> None:
     """Where there are labels to fit it to."""
-    transformers_model("BertModel", TEXT | {"initializer_range": 0.25}).save_pretrained(tmp_path / "bert")
+    transformers_model("BertModel", TEXT | {"initializer_range": 0.25}).save_pretrained(
+        tmp_path / "bert"
+    )
     tokenizer(tmp_path / "bert")
     data = FAMILIES["BERT"].data(tmp_path)
     still = {"steps": "1", "lr": "1e-12", "batch_size": "4"}
-    tuned = hs.finetune(tmp_path / "bert", data=data, recipe="text", set=still, out=tmp_path / "t", device="cpu")
-    assert hs.evaluate([tuned.path], data=data, device="cpu").report.results[0].id.nll < 0.7 * math.log(3)
+    tuned = hs.finetune(
+        tmp_path / "bert", data=data, recipe="text", set=still, out=tmp_path / "t", device="cpu"
+    )
+    assert hs.evaluate([tuned.path], data=data, device="cpu").report.results[
+        0
+    ].id.nll < 0.7 * math.log(3)
 
 
 def test_a_fit_needs_labels(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_it_reaches_the_branches_and_nothing_else(family: Family, tmp_path: Path
     module = starting_module(source, source.manifest.model, load_recipe("demo", {}), 0)
 
     def rates() -> dict[str, float]:
-        return {name: part.p for name, part in module.named_modules() if isinstance(part, nn.Dropout)}
+        return {
+            name: part.p for name, part in module.named_modules() if isinstance(part, nn.Dropout)
+        }
 
     before = rates()
     note = set_dropout([module], source, 0.37, wanted=False)
@@ -77,12 +79,21 @@ def dinov2(tmp_path: Path) -> tuple[Path, str]:
     return tmp_path / "dinov2", FAMILIES["DINOv2"].data(tmp_path, rows=8)
 
 
-def test_what_is_asked_for_and_has_no_place_is_refused(dinov2: tuple[Path, str], tmp_path: Path) -> None:
+def test_what_is_asked_for_and_has_no_place_is_refused(
+    dinov2: tuple[Path, str], tmp_path: Path
+) -> None:
     path, data = dinov2
     fields = SHORT | {"dropout": "0.1"}
     with pytest.raises(SurgeryError, match=r"--set dropout=0.1: no layer of Dinov2\w+ has dropout"):
         hs.finetune(path, data=data, recipe="demo", set=fields, out=tmp_path / "t", device="cpu")
     assert not list(tmp_path.glob("t*"))
     # Without a chance there is nothing to place.
-    tuned = hs.finetune(path, data=data, recipe="demo", set=SHORT | {"dropout": "0"}, out=tmp_path / "t", device="cpu")
+    tuned = hs.finetune(
+        path,
+        data=data,
+        recipe="demo",
+        set=SHORT | {"dropout": "0"},
+        out=tmp_path / "t",
+        device="cpu",
+    )
     assert not [note for note in tuned.notes if "dropout" in note]

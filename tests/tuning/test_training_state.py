@@ -73,7 +73,9 @@ CHANGES: dict[str, Change] = {
     "identity of another type": said("identity", []),
     "a text more": lambda tensors, metadata: metadata.update(more="x"),
     "another format": lambda tensors, metadata: metadata.update(format="np"),
-    "an older state": lambda tensors, metadata: metadata.update({FORMAT: "hydrasurgeon.training/1"}),
+    "an older state": lambda tensors, metadata: metadata.update(
+        {FORMAT: "hydrasurgeon.training/1"}
+    ),
     "position of another type": said("position", 3),
     "negative step": said("position", {**POSITION, "step": -1}),
     "step as text": said("position", {**POSITION, "step": "3"}),
@@ -83,11 +85,17 @@ CHANGES: dict[str, Change] = {
     "a tensor more": lambda tensors, metadata: tensors.update({"model.x": torch.ones(1)}),
     "a stranger": lambda tensors, metadata: tensors.update({"x": torch.ones(1)}),
     "another shape": lambda tensors, metadata: tensors.update({"model.0.weight": torch.ones(4, 3)}),
-    "another dtype": lambda tensors, metadata: tensors.update({"model.0.bias": torch.ones(3).long()}),
+    "another dtype": lambda tensors, metadata: tensors.update(
+        {"model.0.bias": torch.ones(3).long()}
+    ),
     "NaN": lambda tensors, metadata: tensors["model.0.weight"].fill_(torch.nan),
     "a slot less": lambda tensors, metadata: tensors.pop("optimizer.0.exp_avg"),
-    "a slot of no parameter": lambda tensors, metadata: tensors.update({"optimizer.9.exp_avg": torch.ones(3)}),
-    "a slot of another shape": lambda tensors, metadata: tensors.update({"optimizer.0.exp_avg": torch.ones(3)}),
+    "a slot of no parameter": lambda tensors, metadata: tensors.update(
+        {"optimizer.9.exp_avg": torch.ones(3)}
+    ),
+    "a slot of another shape": lambda tensors, metadata: tensors.update(
+        {"optimizer.0.exp_avg": torch.ones(3)}
+    ),
     "a slot of another name": lambda tensors, metadata: tensors.update(
         {"optimizer.0.momentum_buffer": torch.ones(3, 4)}
     ),
@@ -97,9 +105,13 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("what", list(CHANGES))
-def test_what_does_not_fit_is_refused_before_anything_changes(state: TrainingState, what: str, hashed: bool) -> None:
+def test_what_does_not_fit_is_refused_before_anything_changes(
+    state: TrainingState, what: str, hashed: bool
+) -> None:
     changed(
-        state, CHANGES[what], hashed=hashed and "text more" not in what and "format" not in what and "older" not in what
+        state,
+        CHANGES[what],
+        hashed=hashed and "text more" not in what and "format" not in what and "older" not in what,
     )
     model, optimizer = trained(steps=0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -146,7 +158,9 @@ def test_every_byte_counts(state: TrainingState) -> None:
         ({}, r"seed \(0, now null\)"),
     ],
 )
-def test_another_training_is_named(state: TrainingState, identity: dict[str, Any], said: str) -> None:
+def test_another_training_is_named(
+    state: TrainingState, identity: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=f"an interrupted training with another {said}$"):
         TrainingState(state.path, identity).read(*trained(steps=0))
 

@@ -1,8 +1,9 @@
 """CAHP's choice of heads: cluster them by what they attend to, keep the weightiest of each cluster.
 
-Complementary Attention Head Pruning, after the maps have become points in the plane (criteria/cahp.py): for k = 2 … N−1
-FasterPAM and the mean simplified silhouette, the knee of that curve as the number of clusters, the head of highest
-weight from each, and a layer left empty gets its weightiest head back. Needs no torch.
+Complementary Attention Head Pruning, after the maps have become points in the plane
+(criteria/cahp.py): for k = 2 … N−1 FasterPAM and the mean simplified silhouette, the knee of that
+curve as the number of clusters, the head of highest weight from each, and a layer left empty gets
+its weightiest head back. Needs no torch.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ class Choice:
 
 
 def choose(
-    heads: Sequence[Head], points: NDArray[np.float64], weights: Sequence[float], *, clusters: int | None = None
+    heads: Sequence[Head],
+    points: NDArray[np.float64],
+    weights: Sequence[float],
+    *,
+    clusters: int | None = None,
 ) -> Choice:
     """`clusters` clusters of `heads`, or as many as the curve's knee says."""
     need("kmedoids", "kneed", purpose="CAHP")
@@ -82,10 +87,14 @@ def _medoids(distances: Distances, k: int) -> tuple[list[int], list[int]]:
 
 
 def silhouette(distances: Distances, labels: Sequence[int], medoids: Sequence[int]) -> float:
-    """Mean of (b − a)/max(a, b): a to the own medoid, b to the others on average; heads with a = 0 do not count."""
+    """Mean of (b − a)/max(a, b): a to the own medoid, b to the others on average; heads with a = 0
+    do not count.
+    """
     to = distances[:, list(medoids)]
     to_medoid = to[np.arange(len(to)), list(labels)]
-    away = to_medoid > 0  # a medoid would add 1 for being itself: the curve would rise with the number of clusters
+    away = (
+        to_medoid > 0
+    )  # a medoid would add 1 for being itself: the curve would rise with the number of clusters
     if not away.any():
         return 1.0
     if len(medoids) < 2:  # equal points make fewer clusters than were asked for
@@ -110,7 +119,8 @@ def knee_of(ks: Sequence[int], heights: Sequence[float]) -> int | None:
             interp_method="polynomial",
             polynomial_degree=min(DEGREE, len(ks) - 2),
         ).knee
-    # At the first point it only says that the curve starts out below its chord: bent the wrong way, or falling.
+    # At the first point it only says that the curve starts out below its chord: bent the wrong way,
+    # or falling.
     return None if knee is None or knee == ks[0] else int(knee)
 
 
@@ -125,7 +135,9 @@ def choose_heads(
     tower: str | None = None,
     seed: int = 0,
 ) -> tuple[dict[str, Layers], tuple[str, ...]]:
-    """Kept heads: CAHP's own number, K × layers clusters, or all but `remove`; and what is odd about its own number."""
+    """Kept heads: CAHP's own number, K × layers clusters, or all but `remove`; and what is odd
+    about its own number.
+    """
     assert score.values is not None
     values, settings = score.values, score.settings
     candidates = movable(manifest, score, layers=layers, tower=tower)
@@ -133,7 +145,10 @@ def choose_heads(
     missing = next((head for head in candidates if head not in placed), None)
     if missing is not None:
         raise SurgeryError(
-            f"the cahp scores do not cover head {missing.number} of {missing.tower} layer {missing.layer}",
+            (
+                f"the cahp scores do not cover head {missing.number} of {missing.tower} layer "
+                f"{missing.layer}"
+            ),
             hint="Score again.",
         )
     clusters = number_of_clusters(candidates, keep, remove)
@@ -155,13 +170,16 @@ def choose_heads(
     left, present = count(kept), count(manifest.kept)
     if keep == "auto" and left < present / 2:
         notes.append(
-            f"cahp's own number leaves {left} of {present} heads: see what that costs with eval, or say how many with"
+            f"cahp's own number leaves {left} of {present} heads: see what that costs with eval, "
+            "or say how many with"
             " --keep K"
         )
     return kept, tuple(notes)
 
 
-def number_of_clusters(candidates: Sequence[Head], keep: int | str | None, remove: int | None) -> int | None:
+def number_of_clusters(
+    candidates: Sequence[Head], keep: int | str | None, remove: int | None
+) -> int | None:
     """By the heads to keep in each layer, or to remove in all; None for CAHP's own number."""
     layers = len({(head.tower, head.layer) for head in candidates})
     if keep == "auto":
@@ -190,7 +208,10 @@ def draw_cahp(score: Score, path: Path) -> None:
     settings = score.settings
     points = {Head(t, layer, h): (x, y) for t, layer, h, x, y in settings["points"]}
     kept = {
-        Head(tower, layer, h) for tower, rows in settings["kept"].items() for layer, row in enumerate(rows) for h in row
+        Head(tower, layer, h)
+        for tower, rows in settings["kept"].items()
+        for layer, row in enumerate(rows)
+        for h in row
     }
     clusters = [[Head(*head) for head in group] for group in settings["clusters"]]
     with matplotlib.rc_context({"font.size": 9}):
@@ -203,16 +224,24 @@ def draw_cahp(score: Score, path: Path) -> None:
         left.axvline(settings["automatic"], color="C3", linestyle="--", label=label)
         if settings["clusters_from"] != "auto":
             clusters_wanted = settings["clusters_from"]
-            left.axvline(clusters_wanted, color="C0", linestyle=":", label=f"asked for: {clusters_wanted}")
+            left.axvline(
+                clusters_wanted, color="C0", linestyle=":", label=f"asked for: {clusters_wanted}"
+            )
         left.set(xlabel="clusters", ylabel="mean simplified silhouette")
         left.legend(frameon=False)
         colours = matplotlib.colormaps["tab20"]
         for i, group in enumerate(clusters):
             for head in group:
                 edge, width = ("black", 1.4) if head in kept else ("none", 0.0)
-                right.scatter(*points[head], color=colours(i % 20), edgecolors=edge, linewidths=width, s=60)
+                right.scatter(
+                    *points[head], color=colours(i % 20), edgecolors=edge, linewidths=width, s=60
+                )
                 right.annotate(
-                    f"{head.layer}.{head.number}", points[head], textcoords="offset points", xytext=(5, 3), fontsize=6
+                    f"{head.layer}.{head.number}",
+                    points[head],
+                    textcoords="offset points",
+                    xytext=(5, 3),
+                    fontsize=6,
                 )
         title = f"{len(clusters)} clusters of {len(points)} heads (layer.head), kept ones ringed"
         right.set(title=title, xticks=[], yticks=[])

@@ -1,13 +1,15 @@
 """CAHP: heads as points, near each other where their attention maps separate the classes alike.
 
-Each head's map over the real tokens becomes 32×32 numbers; per class c they have means μ and variances s. For each pair
-of classes and each number, B = ¼(μ₁−μ₂)²/(s₁+s₂) + ½ ln((s₁+s₂)/(2√(s₁s₂))) and the Jeffries–Matusita distance 2(1 −
-e^−B); all pairs together are the head's row, and t-SNE lays the rows out in the plane. What is chosen from points and
-weights is in choice.py.
+Each head's map over the real tokens becomes 32×32 numbers; per class c they have means μ and
+variances s. For each pair of classes and each number, B = ¼(μ₁−μ₂)²/(s₁+s₂) + ½
+ln((s₁+s₂)/(2√(s₁s₂))) and the Jeffries–Matusita distance 2(1 − e^−B); all pairs together are the
+head's row, and t-SNE lays the rows out in the plane. What is chosen from points and weights is in
+choice.py.
 
-A head's weight is the mean |∂L/∂m_h| over a quarter of the batches, L a batch's mean cross-entropy. The mean of a
-batch comes before the absolute value, so the weights depend on how large batches are: they hold 32 samples in the order
-of the data, as the authors' do, in whatever batches the model runs.
+A head's weight is the mean |∂L/∂m_h| over a quarter of the batches, L a batch's mean cross-entropy.
+The mean of a batch comes before the absolute value, so the weights depend on how large batches are:
+they hold 32 samples in the order of the data, as the authors' do, in whatever batches the model
+runs.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ MOST_CLASSES = 64
 
 BATCH = 32
 """Samples whose mean loss is differentiated at once."""
-# The authors take the first quarter. Data in class folders comes sorted by class, so it is every fourth batch here.
+# The authors take the first quarter. Data in class folders comes sorted by class, so it is every
+# fourth batch here.
 EVERY = 4
 
 Array = NDArray[np.float64]
@@ -115,13 +118,18 @@ def _classes(count: int, seed: int) -> list[int]:
 
 @torch.no_grad()
 def _check_maps(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
-    """Maps times values must be what the model itself gives W_O; else these are not the model's maps."""
+    """Maps times values must be what the model itself gives W_O; else these are not the model's
+    maps.
+    """
     seen: dict[int, Tensor] = {}
 
     def note(layer: int) -> Callable[..., None]:
         return lambda _, args: seen.update({layer: args[0]})
 
-    hooks = [block.attention.out.register_forward_pre_hook(note(layer)) for layer, block in enumerate(anatomy.blocks)]
+    hooks = [
+        block.attention.out.register_forward_pre_hook(note(layer))
+        for layer, block in enumerate(anatomy.blocks)
+    ]
     with removed(*hooks):
         model(inputs)
     for layer, hidden, site, bias, real in _walk(anatomy, inputs):
@@ -138,7 +146,9 @@ def _check_maps(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
 
 
 def _walk(anatomy: Anatomy, inputs: Any) -> Any:
-    """Layer, what its attention is given, the site, the bias and the real tokens; one after the other."""
+    """Layer, what its attention is given, the site, the bias and the real tokens; one after the
+    other.
+    """
     stack = anatomy.embed(inputs)
     hidden, real = stack.hidden, real_tokens(stack)
     for layer, block in enumerate(anatomy.blocks):
@@ -148,7 +158,9 @@ def _walk(anatomy: Anatomy, inputs: Any) -> Any:
 
 
 @torch.no_grad()
-def _observe(anatomy: Anatomy, inputs: Any, labels: NDArray[np.int64], moments: ClassMoments) -> None:
+def _observe(
+    anatomy: Anatomy, inputs: Any, labels: NDArray[np.int64], moments: ClassMoments
+) -> None:
     """One batch's maps, each over its own real tokens, resized and added up by class."""
     rows: list[Tensor] = []
     for _, hidden, site, bias, real in _walk(anatomy, inputs):
@@ -244,7 +256,8 @@ def layout(distances: Array, *, seed: int) -> Array:
         init=(start / spread * 1e-4 if spread > 0 else start).astype(np.float32),
         random_state=seed,
     )
-    # One thread: sums that several threads share come out differently each time, and t-SNE makes much of it.
+    # One thread: sums that several threads share come out differently each time, and t-SNE makes
+    # much of it.
     with threadpool_limits(1):
         placed = tsne.fit_transform(distances)
     points: Array = np.round(placed.astype(np.float64), 4)
@@ -260,19 +273,27 @@ class Weigher:
     """Adds up mask gradients of the batches that count, as the samples come."""
 
     def __init__(
-        self, model: nn.Module, sites: Sequence[Attention], samples: int, losses: Callable[[Tensor, Tensor], Tensor]
+        self,
+        model: nn.Module,
+        sites: Sequence[Attention],
+        samples: int,
+        losses: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         self.model, self.sites, self.losses = model, sites, losses
         batches = -(-samples // BATCH)
         self.weighed = range(0, EVERY * max(1, batches // EVERY), EVERY)
         self.seen = 0
         self._masks = {
-            (s.tower, s.layer): torch.ones(len(s.heads), device=s.out.weight.device, requires_grad=True)
+            (s.tower, s.layer): torch.ones(
+                len(s.heads), device=s.out.weight.device, requires_grad=True
+            )
             for s in sites
             if s.heads
         }
         self._samples = 0
-        self._total = torch.zeros(sum(len(mask) for mask in self._masks.values()), dtype=torch.float64)
+        self._total = torch.zeros(
+            sum(len(mask) for mask in self._masks.values()), dtype=torch.float64
+        )
         self._batches = 0
 
     def add(self, inputs: Any, labels: Tensor) -> None:

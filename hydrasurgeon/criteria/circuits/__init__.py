@@ -1,4 +1,6 @@
-"""Greedy circuit extraction (paper D.1.2, Algorithm 1): one objective, three searches, resumable and shareable."""
+"""Greedy circuit extraction (paper D.1.2, Algorithm 1): one objective, three searches, resumable
+and shareable.
+"""
 
 from __future__ import annotations
 

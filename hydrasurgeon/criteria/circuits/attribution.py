@@ -2,9 +2,10 @@
 
     S(circuit without R) ≈ S(answers of the whole model + Σ_{h ∈ R} first-order effect of h)
 
-Effects are added sample by sample and scored as points are, so that a head whose loss only hurts samples that are lost
-anyway goes early. Nothing is promised: a head is a large step, and what two heads do for each other is not seen. Of the
-order that comes out every prefix is measured, so that its trace is true.
+Effects are added sample by sample and scored as points are, so that a head whose loss only hurts
+samples that are lost anyway goes early. Nothing is promised: a head is a large step, and what two
+heads do for each other is not seen. Of the order that comes out every prefix is measured, so that
+its trace is true.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from hydrasurgeon.heads import Head
 
 
 def first_order(problem: Problem) -> tuple[Outcomes, Outcomes]:
-    """Answers of the whole model, and what one head less does to each ([candidate, sample]). Processes share the
-    batches."""
+    """Answers of the whole model, and what one head less does to each ([candidate, sample]).
+    Processes share the batches.
+    """
     objective = problem.objective
     problem.module.requires_grad_(False)
-    margin, familiar, margin_change, familiar_change = _gradients(problem, problem.id_inputs, foreign=False)
+    margin, familiar, margin_change, familiar_change = _gradients(
+        problem, problem.id_inputs, foreign=False
+    )
     foreign, foreign_change = torch.zeros(0), torch.zeros(len(problem.candidates), 0)
     if objective.needs_ood:
         foreign, foreign_change = _gradients(problem, problem.ood_inputs, foreign=True)
@@ -46,15 +50,23 @@ def _gradients(problem: Problem, inputs: Held, *, foreign: bool) -> list[Tensor]
         if number % world.size == world.rank:
             labels = None if foreign else problem.labels[index]
             mine.append((number, _of_batch(problem, batch, len(index), labels)))
-    everyone = sorted((pair for part in world.gather(mine) for pair in part), key=lambda one: one[0])
-    return [torch.cat(parts, dim=-1) for parts in zip(*(parts for _, parts in everyone), strict=True)]
+    everyone = sorted(
+        (pair for part in world.gather(mine) for pair in part), key=lambda one: one[0]
+    )
+    return [
+        torch.cat(parts, dim=-1) for parts in zip(*(parts for _, parts in everyone), strict=True)
+    ]
 
 
 def _of_batch(problem: Problem, batch: object, rows: int, labels: Tensor | None) -> list[Tensor]:
-    """Answers and gradients of one batch; of OOD samples, which have no labels, how familiar they look alone."""
+    """Answers and gradients of one batch; of OOD samples, which have no labels, how familiar they
+    look alone.
+    """
     objective, device = problem.objective, problem.id_inputs.device
     factors = {
-        (site.tower, site.layer): torch.ones(rows, len(site.heads), device=device, requires_grad=True)
+        (site.tower, site.layer): torch.ones(
+            rows, len(site.heads), device=device, requires_grad=True
+        )
         for site in problem.sites
         if site.heads
     }
@@ -66,7 +78,9 @@ def _of_batch(problem: Problem, batch: object, rows: int, labels: Tensor | None)
             answers = [margins(logits, labels), *answers]
             wanted = [objective.per_answer > 0, *wanted]
         changes = [
-            _by_candidate(problem, factors, answer) if needed else torch.zeros(len(problem.candidates), rows)
+            _by_candidate(problem, factors, answer)
+            if needed
+            else torch.zeros(len(problem.candidates), rows)
             for answer, needed in zip(answers, wanted, strict=True)
         ]
     return [*(answer.detach() for answer in answers), *changes]
@@ -78,12 +92,16 @@ def _by_candidate(
     gradients = torch.autograd.grad(answer.sum(), list(factors.values()), retain_graph=True)
     places = [(site, number) for site in problem.sites for number in site.heads]
     columns = torch.cat(gradients, dim=1)
-    at = {Head(site.tower, site.layer, number): column for column, (site, number) in enumerate(places)}
+    at = {
+        Head(site.tower, site.layer, number): column for column, (site, number) in enumerate(places)
+    }
     return columns[:, [at[head] for head in problem.candidates]].T.float().cpu()
 
 
 ROWS = 1 << 22
-"""Predicted answers that are held at a time, of all circuits together: 100 MB with what sorting them takes."""
+"""Predicted answers that are held at a time, of all circuits together: 100 MB with what sorting
+them takes.
+"""
 
 
 class Memory(Record):
@@ -96,7 +114,8 @@ class Attribution(Search):
     """The order of predicted answers."""
 
     guarantee = (
-        "none; assumed: what heads do to a sample is linear in each head's output and adds up over heads; "
+        "none; assumed: what heads do to a sample is linear in each head's output and adds up "
+        "over heads; "
         "the objective after each removal is measured"
     )
 
@@ -105,7 +124,8 @@ class Attribution(Search):
         beyond = sorted({head.tower for head in problem.candidates} - reached)
         if beyond:  # its heads have one factor for all samples
             raise SurgeryError(
-                f"--search attribution: samples do not run through tower {beyond[0]}, so one backward pass does not"
+                f"--search attribution: samples do not run through tower {beyond[0]}, so one "
+                "backward pass does not"
                 " tell what its heads do to each",
                 hint=f"Give --tower {' or '.join(sorted(reached))}, or another --search.",
             )
@@ -148,7 +168,9 @@ class Attribution(Search):
 
 
 def predicted_order(objective: Objective, present: Outcomes, change: Outcomes) -> list[int]:
-    """All candidates (as rows of the changes) in the order in which they go by predicted points; ties to the first."""
+    """All candidates (as rows of the changes) in the order in which they go by predicted points;
+    ties to the first.
+    """
     order, left = list[int](), list(range(len(change.margin)))
     while left:
         points = predicted(objective, present, change, left)
@@ -158,7 +180,9 @@ def predicted_order(objective: Objective, present: Outcomes, change: Outcomes) -
     return order
 
 
-def predicted(objective: Objective, present: Outcomes, change: Outcomes, rows: Sequence[int]) -> list[int]:
+def predicted(
+    objective: Objective, present: Outcomes, change: Outcomes, rows: Sequence[int]
+) -> list[int]:
     """Points of the present circuit after each of these changes, by what they do to first order."""
     size = max(1, ROWS // (2 * objective.id_rows + objective.ood_rows))
     points: list[int] = []

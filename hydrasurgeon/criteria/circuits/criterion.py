@@ -1,4 +1,6 @@
-"""Circuit: the greedy order in which heads can go, by accuracy, OOD separability or their mean (paper D.1.2)."""
+"""Circuit: the greedy order in which heads can go, by accuracy, OOD separability or their mean
+(paper D.1.2).
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,16 @@ def score(subject: Subject) -> Score:
     search = subject.scoring.search or "exact"
     _, sites = subject.load()
     candidates = tuple(
-        Head(site.tower, site.layer, number) for site in sites if site.layer in subject.layers for number in site.heads
+        Head(site.tower, site.layer, number)
+        for site in sites
+        if site.layer in subject.layers
+        for number in site.heads
     )
     budget = _budget(subject, candidates)
-    about = {"objective": objective, **({"ood_score": ood_score} if ood_score != OOD_SCORES[0] else {})}
+    about = {
+        "objective": objective,
+        **({"ood_score": ood_score} if ood_score != OOD_SCORES[0] else {}),
+    }
     with joined() as world:
         problem = _problem(subject, candidates, world)
         identity = _identity(subject, {**about, "search": search}, problem)
@@ -66,12 +74,17 @@ def score(subject: Subject) -> Score:
 
 
 def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Problem:
-    """The model with its data in memory; refused where logits are no numbers: NaN would rank heads all the same."""
+    """The model with its data in memory; refused where logits are no numbers: NaN would rank heads
+    all the same.
+    """
     objective, ood_score = objective_of(subject.key)
     model = subject.checkpoint.manifest.model
     many = model.num_classes if model.problem == "multi_label" else 0
     if many and ood_score not in OF_MANY:
-        what = f"{subject.checkpoint.name}: has many labels, and circuits of such know {', '.join(OF_MANY)}"
+        what = (
+            f"{subject.checkpoint.name}: has many labels, and circuits of such know "
+            f"{', '.join(OF_MANY)}"
+        )
         raise UsageError(f"--ood-score {ood_score}: {what}", hint="Leave it out.")
     module, _ = subject.load()
     anatomy = subject.checkpoint.family.anatomy(module)
@@ -103,16 +116,25 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
     )
     with torch.inference_mode():
         for inputs in (id_inputs, ood_inputs):
-            if not all(torch.isfinite(module(batch)).all() for _, batch in inputs.batches(problem.batch_size)):
+            if not all(
+                torch.isfinite(module(batch)).all()
+                for _, batch in inputs.batches(problem.batch_size)
+            ):
                 raise SurgeryError(
-                    "--method circuit: the model's logits hold NaN or infinity before any head is removed",
+                    (
+                        "--method circuit: the model's logits hold NaN or infinity before any "
+                        "head is "
+                        "removed"
+                    ),
                     hint=f"It overflows{'' if problem.precise else ' in half precision: use --dtype float32'}.",
                 )
     return problem
 
 
 def _identity(subject: Subject, about: Mapping[str, str], problem: Problem) -> dict[str, Any]:
-    """What must be the same for a search to be continued: not how many heads go, as an order has prefixes."""
+    """What must be the same for a search to be continued: not how many heads go, as an order has
+    prefixes.
+    """
     checkpoint = subject.checkpoint
     return {
         **about,
@@ -138,7 +160,8 @@ def _budget(subject: Subject, candidates: tuple[Head, ...]) -> int:
         budget, option = len(candidates) - keep * layers, f"--keep {keep}"
     if not 1 <= budget <= most:
         raise SurgeryError(
-            f"{option}: removes {budget} of {len(candidates)} candidate heads", hint=f"Remove between 1 and {most}."
+            f"{option}: removes {budget} of {len(candidates)} candidate heads",
+            hint=f"Remove between 1 and {most}.",
         )
     return budget
 
@@ -147,16 +170,28 @@ def _hash(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def _recorded(subject: Subject, identity: Mapping[str, Any], candidates: set[Head]) -> Circuit | None:
+def _recorded(
+    subject: Subject, identity: Mapping[str, Any], candidates: set[Head]
+) -> Circuit | None:
     """What the same search found before; None where it was another one, or the record is not whole."""
     before = subject.checkpoint.manifest.scores.get(subject.key)
     if before is None or before.trace is None or before.settings.get(IDENTITY) != _hash(identity):
         return None
     order = tuple(Head(*row) for row in before.order or ())
-    start, guarantee, counts = (before.settings.get(name) for name in ("start", "guarantee", "counts"))
-    if not isinstance(start, float) or not isinstance(guarantee, str) or not isinstance(counts, dict):
+    start, guarantee, counts = (
+        before.settings.get(name) for name in ("start", "guarantee", "counts")
+    )
+    if (
+        not isinstance(start, float)
+        or not isinstance(guarantee, str)
+        or not isinstance(counts, dict)
+    ):
         return None
-    return Circuit(order, before.trace, start, counts, guarantee) if candidates.issuperset(order) else None
+    return (
+        Circuit(order, before.trace, start, counts, guarantee)
+        if candidates.issuperset(order)
+        else None
+    )
 
 
 def _notes(problem: Problem) -> list[str]:
@@ -165,7 +200,8 @@ def _notes(problem: Problem) -> list[str]:
     notes = []
     if rows < max(FEW, heads):
         notes.append(
-            f"{rows} ID samples cannot rank {heads} heads: accuracy moves in steps of {1 / rows:.2g}, "
+            f"{rows} ID samples cannot rank {heads} heads: accuracy moves in steps of "
+            f"{1 / rows:.2g}, "
             "and equal heads go by their number"
         )
     if objective.needs_ood and few < FEW:

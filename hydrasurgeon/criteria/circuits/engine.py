@@ -1,12 +1,14 @@
-"""Many one-head removals in one pass: what they have in common runs once (paper D.1.2, the same numbers for less).
+"""Many one-head removals in one pass: what they have in common runs once (paper D.1.2, the same
+numbers for less).
 
-A removal in layer l leaves all layers before it as they are, so candidates branch off the present circuit where they
-differ from it. Within a layer they share one attention pass: W_O acts on each head by itself,
+A removal in layer l leaves all layers before it as they are, so candidates branch off the present
+circuit where they differ from it. Within a layer they share one attention pass: W_O acts on each
+head by itself,
 
     MHA without h = MHA − Z_h W_O,h
 
-and in the last layer only the tokens that the classifier reads are computed. Heads that are gone are cut out of the
-weights instead of being masked.
+and in the last layer only the tokens that the classifier reads are computed. Heads that are gone
+are cut out of the weights instead of being masked.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from hydrasurgeon.heads import Head, HeadAxis, positions, take_heads
 
 Hidden = Float[Tensor, "batch token embed"]
 SHORT = 64
-"""So many tokens are few: the fused kernel's set-up for each head then costs more than the attention."""
+"""So many tokens are few: the fused kernel's set-up for each head then costs more than the
+attention.
+"""
 LARGE = 60.0
 """exp of this, and of its negative, are far from float32's limits."""
 
@@ -50,7 +54,9 @@ class Work:
 
     layers: int = 0
     parts: int = 0
-    """Layers of which only a part ran: behind the shared attention, or for the classifier's token alone."""
+    """Layers of which only a part ran: behind the shared attention, or for the classifier's token
+    alone.
+    """
 
 
 class Engine:
@@ -73,7 +79,9 @@ class Engine:
         stack = self.anatomy.embed(inputs)
         return self._finish(stack.hidden, stack.bias, 0)
 
-    def without_each(self, inputs: Any, candidates: Sequence[Head]) -> Float[Tensor, "candidate batch klass"]:
+    def without_each(
+        self, inputs: Any, candidates: Sequence[Head]
+    ) -> Float[Tensor, "candidate batch klass"]:
         """Logits of the present circuit without each of these heads."""
         stack = self.anatomy.embed(inputs)
         hidden, bias = stack.hidden, stack.bias
@@ -87,10 +95,14 @@ class Engine:
             one = self._one_token_at(at)
             heads, attended = layer.attention(hidden, bias, one)
             branches = branching.get(at, [])
-            for group in (branches[start : start + size] for start in range(0, len(branches), size)):
+            for group in (
+                branches[start : start + size] for start in range(0, len(branches), size)
+            ):
                 self.work.parts += len(group) * len(hidden)
                 less = layer.without_each(heads, attended, group)
-                logits = self._finish(after_attention(layer.block, hidden, less).flatten(0, 1), bias, at + 1)
+                logits = self._finish(
+                    after_attention(layer.block, hidden, less).flatten(0, 1), bias, at + 1
+                )
                 logits_of.update(zip(group, logits.unflatten(0, (len(group), -1)), strict=True))
             if at < max(branching):
                 self._count(at, len(hidden))
@@ -141,7 +153,9 @@ class _Layer:
             ]
             spec = HeadAxis(axis=0, blocks=blocks)
             pairs = zip(parts, site.rows, strict=True)
-            return torch.cat([take_heads(part, at, spec=spec, head_dim=size) for part, size in pairs])
+            return torch.cat(
+                [take_heads(part, at, spec=spec, head_dim=size) for part, size in pairs]
+            )
 
         weight, self.bias = rows("weight"), rows("bias")
         assert weight is not None
@@ -170,21 +184,29 @@ class _Layer:
         q, k, v = (split_heads(part, 1, site.head_dim)[0] for part in projected)
         q, k = placed(site, site.q_norm(q), site.k_norm(k))
         mask = related(site, self._mask(x, bias), q, k, self.heads)
-        if x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] <= SHORT and site.softcap is None:
+        if (
+            x.device.type == "cpu"
+            and x.dtype == torch.float32
+            and x.shape[1] <= SHORT
+            and site.softcap is None
+        ):
             heads = _short(q * site.scale, shared(site, k), shared(site, v), mask)
             if heads is not None:
                 return side_by_side(site, heads)
         return mixed(site, q, k, v, mask)
 
     def _first_token(self, x: Hidden, bias: Tensor | None) -> Tensor:
-        """One query needs no keys and values of its own: q·(W_K x) = (q W_K)·x and Σ a (W_V x) = W_V (Σ a x).
+        """One query needs no keys and values of its own: q·(W_K x) = (q W_K)·x and Σ a (W_V x) =
+        W_V (Σ a x).
 
         The key's bias adds the same to all tokens, which softmax does not see.
         """
         site = self.site
         wq, wk, wv = self.weight.unflatten(0, (3, -1, site.head_dim)).unbind(0)
         bq, bk, bv = (
-            (None, None, None) if self.bias is None else self.bias.unflatten(0, (3, -1, site.head_dim)).unbind(0)
+            (None, None, None)
+            if self.bias is None
+            else self.bias.unflatten(0, (3, -1, site.head_dim)).unbind(0)
         )
         flat = None if bq is None else bq.flatten()
         (q,) = split_heads(linear(x[:, :1], wq.flatten(0, 1), flat), 1, site.head_dim)
@@ -232,7 +254,9 @@ def _short(
     v: Float[Tensor, "batch head token head_dim"],
     mask: Tensor | None,
 ) -> Float[Tensor, "batch head token head_dim"] | None:
-    """softmax(q·k) v without the pass that looks for each row's largest logit; None where that is not safe."""
+    """softmax(q·k) v without the pass that looks for each row's largest logit; None where that is
+    not safe.
+    """
     logits = q @ k.transpose(2, 3)
     if mask is not None:
         logits += mask
@@ -268,7 +292,9 @@ def engine_of(problem: Problem) -> Engine:
 
 
 class Towers(Engine):
-    """The engine of the image tower, with that of the text tower inside; problem.world shares what is common."""
+    """The engine of the image tower, with that of the text tower inside; problem.world shares what
+    is common.
+    """
 
     def __init__(self, problem: Problem, prompted: Prompted) -> None:
         images = replace(problem.anatomy, readout=prompted.features)
@@ -281,7 +307,9 @@ class Towers(Engine):
         self._name()
 
     def remove(self, heads: Sequence[Head]) -> None:
-        """What the last head changes is counted as work: a search that was resumed makes the rest anew."""
+        """What the last head changes is counted as work: a search that was resumed makes the rest
+        anew.
+        """
         before, last = replace(self.work), heads[-1:]
         for image, renew in ((True, self._see), (False, self._name)):
             gone = [head for head in heads if (head.tower in self._own) is image]
@@ -297,7 +325,9 @@ class Towers(Engine):
     def present(self, inputs: Any) -> Float[Tensor, "batch klass"]:
         return self.prompted.compare(self._features[inputs[NUMBER]], self._classes)
 
-    def without_each(self, inputs: Any, candidates: Sequence[Head]) -> Float[Tensor, "candidate batch klass"]:
+    def without_each(
+        self, inputs: Any, candidates: Sequence[Head]
+    ) -> Float[Tensor, "candidate batch klass"]:
         image = [head for head in candidates if head.tower in self._own]
         text = [head for head in candidates if head.tower not in self._own]
         logits_of: dict[Head, Tensor] = {}

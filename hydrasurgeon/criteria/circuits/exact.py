@@ -1,9 +1,11 @@
-"""The order of Algorithm 1 for less: shared layers, sound bounds, and a recheck where rounding could decide.
+"""The order of Algorithm 1 for less: shared layers, sound bounds, and a recheck where rounding
+could decide.
 
-Candidates run side by side over the hard samples first. One stops as soon as it cannot win any more, even if all its
-remaining answers were right and all pairs not yet seen concordant. Predictions of this arithmetic and of the model's
-own forward pass differ by rounding: points are counted as intervals that allow for it, and candidates whose intervals
-meet are measured again by the model's own forward pass.
+Candidates run side by side over the hard samples first. One stops as soon as it cannot win any
+more, even if all its remaining answers were right and all pairs not yet seen concordant.
+Predictions of this arithmetic and of the model's own forward pass differ by rounding: points are
+counted as intervals that allow for it, and candidates whose intervals meet are measured again by
+the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.engine import Engine, engine_of
-from hydrasurgeon.criteria.circuits.greedy import HeadRow, Packed, Search, pack, rows_of, these, unpack
+from hydrasurgeon.criteria.circuits.greedy import (
+    HeadRow,
+    Packed,
+    Search,
+    pack,
+    rows_of,
+    these,
+    unpack,
+)
 from hydrasurgeon.criteria.circuits.objective import Outcomes, Problem, measure
 from hydrasurgeon.criteria.circuits.race import LEADERS, Race, Runner
 from hydrasurgeon.files.decided import Record
@@ -47,10 +57,15 @@ class Exact(Search):
     @property
     def guarantee(self) -> str:  # type: ignore[override]
         if not self.problem.precise:
-            return "Algorithm 1 in this precision: every candidate is ruled out by a bound, not by a sample"
+            return (
+                "Algorithm 1 in this precision: every candidate is ruled out by a bound, not "
+                "by a sample"
+            )
         return (
-            "the order of Algorithm 1: a candidate is given up only when no outcome of the samples it has not seen"
-            f" could make it win, with every logit allowed to be off by {self.tolerance:.2g} through rounding"
+            "the order of Algorithm 1: a candidate is given up only when no outcome of the "
+            "samples it has not seen"
+            f" could make it win, with every logit allowed to be off by {self.tolerance:.2g} "
+            "through rounding"
         )
 
     @torch.inference_mode()
@@ -71,7 +86,9 @@ class Exact(Search):
         self.tally["stopped"] += len(left) - len(survivors)
         return self._settle(removed, survivors)
 
-    def _settle(self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]) -> tuple[Head, float]:
+    def _settle(
+        self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]
+    ) -> tuple[Head, float]:
         """Name the winner; the runners-up are the favourites of the next round."""
         objective = self.problem.objective
         head, points = self.decide(removed, survivors)
@@ -80,11 +97,17 @@ class Exact(Search):
         self.favourites = sorted((h for h in ranked if h != head), key=lambda h: -ranked[h])
         return head, objective.value(ranked[head] if points is None else points)
 
-    def decide(self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]) -> tuple[Head, int | None]:
-        """The winner among candidates seen on every sample, the first of equals; its points where they had to be
-        settled."""
+    def decide(
+        self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]
+    ) -> tuple[Head, int | None]:
+        """The winner among candidates seen on every sample, the first of equals; its points where
+        they had to be settled.
+        """
         objective = self.problem.objective
-        points = {head: objective.points(seen.one(), self.tolerance)[0] for head, seen in survivors.items()}
+        points = {
+            head: objective.points(seen.one(), self.tolerance)[0]
+            for head, seen in survivors.items()
+        }
         sure = max(low for low, _ in points.values())
         open_ = [head for head in points if points[head].high >= sure]
         if len(open_) == 1:
@@ -98,7 +121,9 @@ class Exact(Search):
 
     @torch.inference_mode()
     def resume(self, removed: Sequence[Head]) -> bool:
-        """The order does not depend on who runs ahead, so that the present circuit is all there is to know."""
+        """The order does not depend on who runs ahead, so that the present circuit is all there is
+        to know.
+        """
         if self.problem.precise:
             self.engine.remove(removed)
             self.present = Runner(self.problem, self.engine).present()
@@ -116,10 +141,11 @@ class Exact(Search):
 
 @torch.inference_mode()
 def tolerance_of(problem: Problem, engine: Engine) -> float:
-    """How far a logit of the engine may be from the model's own: measured on a batch, times a safety factor.
+    """How far a logit of the engine may be from the model's own: measured on a batch, times a
+    safety factor.
 
-    0 in half precision, where the two differ by more than candidates do: the search is then Algorithm 1 in the engine's
-    own arithmetic.
+    0 in half precision, where the two differ by more than candidates do: the search is then
+    Algorithm 1 in the engine's own arithmetic.
     """
     if not problem.precise:
         return 0.0

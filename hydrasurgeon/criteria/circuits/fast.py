@@ -1,14 +1,15 @@
-"""Most of the order of Algorithm 1 for a fraction of the work: what each removal does to each sample is remembered.
+"""Most of the order of Algorithm 1 for a fraction of the work: what each removal does to each
+sample is remembered.
 
 What a removal does to a sample's margin and familiarity changes little when other heads go, so that
 
     S(present circuit without h) ≈ S(present circuit + effect of h as last seen)
 
-predicts every candidate for free. Each round corrects the better half of the predictions on a few samples. What was
-seen says how far off they still may be, and those that may yet be the best go on to more samples, at last to all: a
-clear winner is found at once, and close candidates are told apart at length. Samples are drawn in proportion to how
-much they moved the objective when heads went, and count by one over their chance to be drawn (Horvitz–Thompson): most
-hardly matter.
+predicts every candidate for free. Each round corrects the better half of the predictions on a few
+samples. What was seen says how far off they still may be, and those that may yet be the best go on
+to more samples, at last to all: a clear winner is found at once, and close candidates are told
+apart at length. Samples are drawn in proportion to how much they moved the objective when heads
+went, and count by one over their chance to be drawn (Horvitz–Thompson): most hardly matter.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ from hydrasurgeon.criteria.circuits.race import Part, Runner, batched
 from hydrasurgeon.heads import Head
 
 
-def inclusion_probabilities(size: Float[Tensor, " sample"], share: float) -> Float[Tensor, " sample"]:
-    """Probabilities in proportion to `size`, none above 1, that add up to this share of the samples."""
+def inclusion_probabilities(
+    size: Float[Tensor, " sample"], share: float
+) -> Float[Tensor, " sample"]:
+    """Probabilities in proportion to `size`, none above 1, that add up to this share of the
+    samples.
+    """
     wanted = share * len(size)
     largest = float(size.max())
     size = size / largest if largest > 0 else torch.ones_like(size)  # so that tiny sizes add up
@@ -55,11 +60,18 @@ class Drawn:
     @classmethod
     def nothing(cls, samples: int, seed: int) -> Drawn:
         generator = torch.Generator().manual_seed(seed)
-        return cls(torch.zeros(samples, dtype=torch.float64), torch.zeros(samples, dtype=torch.bool), generator)
+        return cls(
+            torch.zeros(samples, dtype=torch.float64),
+            torch.zeros(samples, dtype=torch.bool),
+            generator,
+        )
 
-    def up_to(self, chance: Float[Tensor, " sample"], order: Int[Tensor, " sample"]) -> Int[Tensor, " new"]:
-        """The samples that come in when each is to be drawn with these (higher) probabilities; spread evenly along
-        `order`."""
+    def up_to(
+        self, chance: Float[Tensor, " sample"], order: Int[Tensor, " sample"]
+    ) -> Int[Tensor, " new"]:
+        """The samples that come in when each is to be drawn with these (higher) probabilities;
+        spread evenly along `order`.
+        """
         chance = torch.maximum(chance, self.chance)
         # Chance to come in now, for those that did not before.
         now = ((chance - self.chance) / (1 - self.chance).clamp(min=1e-12)).clamp(0, 1)
@@ -74,7 +86,9 @@ class Drawn:
 
 
 OPENING = ((1.0, 0.5), (1 / 3, 1.0))
-"""In the first round: share of the candidates that are looked at, and on which share of the samples."""
+"""In the first round: share of the candidates that are looked at, and on which share of the
+samples.
+"""
 LOOKED_AT = 1 / 2
 """In later rounds: how many of the candidates are looked at at all,"""
 SHARES = (0.1, 0.2, 0.4, 0.7)
@@ -93,7 +107,12 @@ class Look:
     """One round: what is predicted of each candidate, and corrected by what is seen of it."""
 
     def __init__(
-        self, runner: Runner, heads: Sequence[Head], present: Outcomes, guessed: Outcomes, number: int
+        self,
+        runner: Runner,
+        heads: Sequence[Head],
+        present: Outcomes,
+        guessed: Outcomes,
+        number: int,
     ) -> None:
         self.runner, self.problem, self.heads = runner, runner.problem, heads
         self.present, self.guessed = present, guessed
@@ -117,7 +136,9 @@ class Look:
             self.at(max(FEW, round(share * len(self.heads))), samples)
 
     def narrow(self) -> float:
-        """Fewer candidates on more samples, until those that are left are seen on all; how far off these still were."""
+        """Fewer candidates on more samples, until those that are left are seen on all; how far off
+        these still were.
+        """
         count = max(FEW, round(LOOKED_AT * len(self.heads)))
         for share in SHARES:
             self.at(count, share)
@@ -184,14 +205,20 @@ class Look:
             self.problem.tick(before + (after - before) * min(1.0, (at + stride) / len(parts)))
 
     def _points(self, outcomes: Outcomes) -> Float[Tensor, " candidate"]:
-        return torch.tensor([points.low for points in self.problem.objective.points(outcomes)], dtype=torch.float64)
+        return torch.tensor(
+            [points.low for points in self.problem.objective.points(outcomes)], dtype=torch.float64
+        )
 
     def _corrections(self) -> tuple[Float[Tensor, " candidate"], Float[Tensor, "candidate sample"]]:
-        """What is predicted, and what was seen beyond it, of each drawn sample for all those that it stands for."""
+        """What is predicted, and what was seen beyond it, of each drawn sample for all those that
+        it stands for.
+        """
         objective, chance = self.problem.objective, self.drawn.chance.clamp(min=1e-9)
         guessed = self.guessed.map(lambda part: part[self.rows])
         seen = self.seen.map(lambda part: part[self.rows])
-        beyond = contributions(objective, seen, guessed) - contributions(objective, guessed, guessed)
+        beyond = contributions(objective, seen, guessed) - contributions(
+            objective, guessed, guessed
+        )
         return self._points(guessed), beyond / chance
 
     def _apart(self, beyond: Float[Tensor, "candidate sample"]) -> Float[Tensor, " candidate"]:
@@ -209,7 +236,9 @@ class Fast(Exact):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.effects: Outcomes | None = None
-        """Effects of each candidate's removal on each sample, as last seen; None before the first round."""
+        """Effects of each candidate's removal on each sample, as last seen; None before the first
+        round.
+        """
         self.off = 0.0
         """How far the predictions of those that were measured were off at most."""
 
@@ -218,10 +247,14 @@ class Fast(Exact):
         (_, half), (third, _) = OPENING
         shares = ", ".join(f"{share:.0%}" for share in SHARES)
         return (
-            "none; assumed: what a removal does to a sample changes little from round to round, so that"
-            f" the head to remove is predicted among the best {LOOKED_AT:.0%} of the candidates, and on {shares} of the"
-            f" samples is never more than {DOUBT:g} standard errors behind the best; those that are left are measured"
-            f" on all samples. In the first round it is among the best {third:.0%} on {half:.0%} of the samples"
+            "none; assumed: what a removal does to a sample changes little from round to round, "
+            "so that"
+            f" the head to remove is predicted among the best {LOOKED_AT:.0%} of the candidates, "
+            f"and on {shares} of the"
+            f" samples is never more than {DOUBT:g} standard errors behind the best; those that "
+            "are left are measured"
+            f" on all samples. In the first round it is among the best {third:.0%} on {half:.0%} "
+            "of the samples"
         )
 
     @torch.inference_mode()
@@ -229,7 +262,9 @@ class Fast(Exact):
         self.engine.remove(removed)
         heads = self.problem.left(removed)
         assert self.present is not None
-        look = Look(Runner(self.problem, self.engine), heads, self.present, self.guess(heads), len(removed))
+        look = Look(
+            Runner(self.problem, self.engine), heads, self.present, self.guess(heads), len(removed)
+        )
         if self.effects is None:
             look.first()
         else:
@@ -286,4 +321,6 @@ class Fast(Exact):
         effects = Packed.model_validate(memory.get("effects"))
         count = len(self.problem.candidates)
         rows = [count * part for part in rows_of(self.problem.objective)]
-        self.effects = unpack(effects, rows, HALF).map(lambda part: part.reshape(count, part.numel() // count))
+        self.effects = unpack(effects, rows, HALF).map(
+            lambda part: part.reshape(count, part.numel() // count)
+        )

@@ -1,7 +1,8 @@
-"""The greedy loop of Algorithm 1 around any of its searches: remove, record, save, go on; and what a search must be.
+"""The greedy loop of Algorithm 1 around any of its searches: remove, record, save, go on; and what
+a search must be.
 
-A killed search continues by one JSON file beside the output, written after every removal. It lies outside of a
-directory that is being made: that one appears as a whole, when all is done.
+A killed search continues by one JSON file beside the output, written after every removal. It lies
+outside of a directory that is being made: that one appears as a whole, when all is done.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Packed(Record):
 
 
 def pack(outcomes: Outcomes, dtype: str = DOUBLE) -> dict[str, str]:
-    return {name: base64.b64encode(getattr(outcomes, name).numpy().astype(dtype).tobytes()).decode() for name in PARTS}
+    return {
+        name: base64.b64encode(getattr(outcomes, name).numpy().astype(dtype).tobytes()).decode()
+        for name in PARTS
+    }
 
 
 def rows_of(objective: Objective) -> tuple[int, int, int]:
@@ -61,7 +65,11 @@ def unpack(packed: Packed, rows: Sequence[int], dtype: str = DOUBLE) -> Outcomes
     parts = []
     for name, count in zip(PARTS, rows, strict=True):
         content = base64.b64decode(getattr(packed, name), validate=True)
-        numbers = np.frombuffer(content, dtype) if len(content) == count * np.dtype(dtype).itemsize else None
+        numbers = (
+            np.frombuffer(content, dtype)
+            if len(content) == count * np.dtype(dtype).itemsize
+            else None
+        )
         if numbers is None or np.isnan(numbers).any():
             raise ValueError(f"{name} does not hold {count} numbers")
         parts.append(torch.from_numpy(numbers.copy()))
@@ -83,14 +91,19 @@ class SearchPosition(Record):
     trace: tuple[Score, ...]
     start: Score
     counts: tuple[dict[str, Natural | Size], ...]
-    """What was computed up to each removal: an order has prefixes, and a shorter search would have counted so far."""
+    """What was computed up to each removal: an order has prefixes, and a shorter search would have
+    counted so far.
+    """
     memory: dict[str, Any]
     """What the search itself gave; it checks that when it is told."""
 
     @model_validator(mode="after")
     def _a_score_for_each(self) -> SearchPosition:
         if not len(self.order) == len(self.trace) == len(self.counts):
-            raise ValueError(f"{len(self.trace)} scores and {len(self.counts)} counts for {len(self.order)} heads")
+            raise ValueError(
+                f"{len(self.trace)} scores and {len(self.counts)} counts for {len(self.order)} "
+                "heads"
+            )
         return self
 
 
@@ -132,7 +145,9 @@ class Search(ABC):
 
     @abstractmethod
     def resume(self, removed: Sequence[Head]) -> bool:
-        """Go on from the order alone; False where that would not give what a search from the start gives."""
+        """Go on from the order alone; False where that would not give what a search from the start
+        gives.
+        """
 
     @abstractmethod
     def memory(self) -> dict[str, Any]:
@@ -177,8 +192,8 @@ def extract(
 ) -> Circuit:
     """Remove `budget` heads, each time the one without which the objective is highest.
 
-    What the same search `recorded` is not searched again: the first of its removals are those of a shorter one, and a
-    longer one goes on behind them where it needs to know no more than the order.
+    What the same search `recorded` is not searched again: the first of its removals are those of a
+    shorter one, and a longer one goes on behind them where it needs to know no more than the order.
     """
     if recorded is not None and budget <= len(recorded.order):
         return replace(recorded, order=recorded.order[:budget], trace=recorded.trace[:budget])
@@ -188,7 +203,11 @@ def extract(
         if progress is not None and problem.world.is_main:
             score = trace[-1] if trace else start
             done = sum(rounds[: len(order)]) + round(share * rounds[len(order)])
-            progress(f"{len(order)}/{budget} heads removed, {problem.objective.kind} {score:.4f}", done, sum(rounds))
+            progress(
+                f"{len(order)}/{budget} heads removed, {problem.objective.kind} {score:.4f}",
+                done,
+                sum(rounds),
+            )
 
     search = make(replace(problem, tick=tick))
     order, trace, counts, start = _begun(search, state, recorded)
@@ -198,20 +217,31 @@ def extract(
         trace.append(score)
         counts.append(search.counts())
         if state is not None and problem.world.is_main:
-            position = {"order": order, "trace": trace, "start": start, "counts": counts, "memory": search.memory()}
+            position = {
+                "order": order,
+                "trace": trace,
+                "start": start,
+                "counts": counts,
+                "memory": search.memory(),
+            }
             state.write(position)
     # The state may be of a search for more removals: the first of them are those of a shorter one.
-    return Circuit(tuple(order[:budget]), tuple(trace[:budget]), start, counts[budget - 1], search.guarantee)
+    return Circuit(
+        tuple(order[:budget]), tuple(trace[:budget]), start, counts[budget - 1], search.guarantee
+    )
 
 
 def _begun(
     search: Search, state: SearchState | None, recorded: Circuit | None
 ) -> tuple[list[Head], list[float], list[dict[str, Any]], float]:
-    """Order, trace, counts and start by the state of a killed search, behind a recorded order, or of a new search; the
-    search stands there then."""
+    """Order, trace, counts and start by the state of a killed search, behind a recorded order, or
+    of a new search; the search stands there then.
+    """
     world = search.problem.world
     position: SearchPosition | HydraError | None = None
-    if state is not None and world.is_main:  # others may not see its disk, and must hear of its error
+    if (
+        state is not None and world.is_main
+    ):  # others may not see its disk, and must hear of its error
         try:
             position = state.read()
         except HydraError as error:

@@ -1,9 +1,11 @@
-"""What a circuit is searched for: accuracy, OOD separability or their mean (paper D.1.2), as exact integers.
+"""What a circuit is searched for: accuracy, OOD separability or their mean (paper D.1.2), as exact
+integers.
 
     S_acc = Acc(ID),   S_ood = AUROC of an OOD score with OOD positive,   S_avg = ½ (S_acc + S_ood)
 
-Scores are compared as whole numbers of points (a right answer, half a pair), so that ties are ties. Samples are ranked
-by how familiar they look: the negative OOD score of one model's logits, in a form that does not saturate.
+Scores are compared as whole numbers of points (a right answer, half a pair), so that ties are ties.
+Samples are ranked by how familiar they look: the negative OOD score of one model's logits, in a
+form that does not saturate.
 
     msp         ln p/(1−p) of the most probable class      moves by at most 2 for a logit's 1
     entropy     −ln H(p)                                                     2
@@ -11,13 +13,15 @@ by how familiar they look: the negative OOD score of one model's logits, in a fo
     energy      logsumexp z                                                  1
     max-logit   max z                                                        1
 
-Each orders samples as its score in `decision/scores/on_logits.py` does. Where logits are known up to ±tolerance only,
-points come as an interval; for that the last column says how far the number moves when every logit is off by at most 1.
-For the entropy it is Σ p_i |ln p_i + H| / H ≤ 2; for gen each ln p^γ (1−p)^γ moves by γ |1 − 2p| |1 − p|⁻¹ |d ln p| ≤
-2γ, as |d ln p| ≤ 2 (1 − p), and sorted logits move as logits do; the others have gradients that are shares.
+Each orders samples as its score in `decision/scores/on_logits.py` does. Where logits are known up
+to ±tolerance only, points come as an interval; for that the last column says how far the number
+moves when every logit is off by at most 1. For the entropy it is Σ p_i |ln p_i + H| / H ≤ 2; for
+gen each ln p^γ (1−p)^γ moves by γ |1 − 2p| |1 − p|⁻¹ |d ln p| ≤ 2γ, as |d ln p| ≤ 2 (1 − p), and
+sorted logits move as logits do; the others have gradients that are shares.
 
-Of many labels an answer is right where all of them are, so its margin is the least of the labels', ±z; a sample looks
-familiar by its largest logit (msp, max-logit; moves by at most 1), or by Σ ln(1 + e^z) (energy; by at most 1 a label).
+Of many labels an answer is right where all of them are, so its margin is the least of the labels',
+±z; a sample looks familiar by its largest logit (msp, max-logit; moves by at most 1), or by Σ ln(1
++ e^z) (energy; by at most 1 a label).
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ def _concentration(logits: Many) -> One:
     """−ln of the generalised entropy."""
     if logits.shape[-1] > TOP:
         # The classes that are left out still count in every probability.
-        log_p, against = (part.gather(-1, logits.topk(TOP, dim=-1).indices) for part in _log_shares(logits))
+        log_p, against = (
+            part.gather(-1, logits.topk(TOP, dim=-1).indices) for part in _log_shares(logits)
+        )
     else:
         log_p, against = _log_shares(logits)
     return -(GAMMA * (log_p + against)).logsumexp(dim=-1)
@@ -90,8 +96,9 @@ FAMILIARITY: dict[str, tuple[Callable[[Many], One], float]] = {
     "energy": (lambda logits: logits.logsumexp(dim=-1), 1.0),
     "max-logit": (lambda logits: logits.amax(dim=-1), 1.0),
 }
-"""OOD score → how familiar one model finds a sample by it (higher = more), and by how much that moves at most when each
-logit moves by 1; their names without torch stand in `criteria/__init__.py`."""
+"""OOD score → how familiar one model finds a sample by it (higher = more), and by how much that
+moves at most when each logit moves by 1; their names without torch stand in `criteria/__init__.py`.
+"""
 OF_MANY: dict[str, Callable[[Many], One]] = {
     "msp": lambda logits: logits.amax(dim=-1),
     "max-logit": lambda logits: logits.amax(dim=-1),
@@ -110,8 +117,9 @@ TINY = 1e-30
 def margins(
     logits: Float[Tensor, "*any sample klass"], labels: Int[Tensor, " sample *label"]
 ) -> Float[Tensor, "*any sample"]:
-    """Logit of the true class minus the highest other, or the least of many labels': positive = right. A tie goes to
-    the first class, as in argmax: to no."""
+    """Logit of the true class minus the highest other, or the least of many labels': positive =
+    right. A tie goes to the first class, as in argmax: to no.
+    """
     if labels.dim() == 2:
         sign = torch.where(labels > 0, 1.0, -1.0).to(logits)
         return torch.where(logits == 0, -TINY * sign, sign * logits).amin(dim=-1)
@@ -127,7 +135,9 @@ def margins(
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What an objective needs to know of every sample, for one circuit or for several ([circuit, sample])."""
+    """What an objective needs to know of every sample, for one circuit or for several ([circuit,
+    sample]).
+    """
 
     margin: Float[Tensor, "*circuit id"]
     familiar: Float[Tensor, "*circuit id"]
@@ -146,7 +156,9 @@ class Outcomes:
 
     def map(self, change: Callable[..., Tensor], *others: Outcomes) -> Outcomes:
         """Each part changed, together with the same part of others."""
-        return Outcomes(*(change(*(getattr(one, name) for one in (self, *others))) for name in PARTS))
+        return Outcomes(
+            *(change(*(getattr(one, name) for one in (self, *others))) for name in PARTS)
+        )
 
 
 class Points(NamedTuple):
@@ -168,11 +180,14 @@ def pairs_above(
     return high.shape[-1] * low.shape[-1] - below.sum(dim=-1)
 
 
-def contributions(objective: Objective, outcomes: Outcomes, others: Outcomes) -> Float[Tensor, "circuit sample"]:
-    """Points that each sample (ID, then OOD) makes with what it is against: its answer, and its pairs with `others`.
+def contributions(
+    objective: Objective, outcomes: Outcomes, others: Outcomes
+) -> Float[Tensor, "circuit sample"]:
+    """Points that each sample (ID, then OOD) makes with what it is against: its answer, and its
+    pairs with `others`.
 
-    Summed over both sides each pair counts twice, so it is differences that mean something: a sample that changes while
-    all others stay brings what its contribution grows by.
+    Summed over both sides each pair counts twice, so it is differences that mean something: a
+    sample that changes while all others stay brings what its contribution grows by.
     """
     answers = objective.per_answer * (outcomes.margin > 0).double()
     if not objective.needs_ood:
@@ -182,7 +197,9 @@ def contributions(objective: Objective, outcomes: Outcomes, others: Outcomes) ->
     return torch.cat([answers + won, -lost], dim=-1)
 
 
-def _below(those: Float[Tensor, "some a"], each: Float[Tensor, "circuit b"]) -> Float[Tensor, "circuit b"]:
+def _below(
+    those: Float[Tensor, "some a"], each: Float[Tensor, "circuit b"]
+) -> Float[Tensor, "circuit b"]:
     """Twice as many of `those` as are below each; a tie counts once."""
     ordered = those.sort(dim=-1).values.expand(len(each), -1).contiguous()
     each = each.contiguous()
@@ -208,8 +225,14 @@ class Objective:
         return FAMILIARITY[self.ood_score][0](yes_or_no(logits))
 
     def gap(self, tolerance: float) -> float:
-        """By how much two samples must differ for the order to be sure, when logits may be off by `tolerance`."""
-        moves = (self.labels if self.ood_score == "energy" else 1) if self.labels else FAMILIARITY[self.ood_score][1]
+        """By how much two samples must differ for the order to be sure, when logits may be off by
+        `tolerance`.
+        """
+        moves = (
+            (self.labels if self.ood_score == "energy" else 1)
+            if self.labels
+            else FAMILIARITY[self.ood_score][1]
+        )
         return 2 * moves * tolerance
 
     @property
@@ -230,7 +253,9 @@ class Objective:
         return points / self.total
 
     def points(self, outcomes: Outcomes, tolerance: float = 0.0) -> list[Points]:
-        """Points of each circuit, when logits may be off by `tolerance`: margins by twice that, pairs by the gap."""
+        """Points of each circuit, when logits may be off by `tolerance`: margins by twice that,
+        pairs by the gap.
+        """
         low = self.per_answer * (outcomes.margin > 2 * tolerance).sum(dim=-1)
         high = self.per_answer * (outcomes.margin >= -2 * tolerance).sum(dim=-1)
         if self.needs_ood:
@@ -246,8 +271,12 @@ class Objective:
                 high = low
         return [Points(int(a), int(b)) for a, b in zip(low, high, strict=True)]
 
-    def best_left(self, wrong: Int[Tensor, " circuit"], discordant: Int[Tensor, " circuit"]) -> Int[Tensor, " circuit"]:
-        """Points a circuit can still reach after that many surely wrong answers and surely discordant pairs."""
+    def best_left(
+        self, wrong: Int[Tensor, " circuit"], discordant: Int[Tensor, " circuit"]
+    ) -> Int[Tensor, " circuit"]:
+        """Points a circuit can still reach after that many surely wrong answers and surely
+        discordant pairs.
+        """
         return self.total - self.per_answer * wrong - (2 * discordant if self.needs_ood else 0)
 
 
@@ -270,7 +299,12 @@ class Held:
         inputs = list(batches)
         named = bool(inputs) and isinstance(inputs[0], Mapping)
         rows: list[dict[str, Tensor]] = [dict(b) if named else {"": b} for b in inputs]
-        return cls({k: _stacked([row[k] for row in rows]) for k in (rows[0] if rows else ())}, named, device, dtype)
+        return cls(
+            {k: _stacked([row[k] for row in rows]) for k in (rows[0] if rows else ())},
+            named,
+            device,
+            dtype,
+        )
 
     def __len__(self) -> int:
         return len(next(iter(self.parts.values()))) if self.parts else 0
@@ -282,7 +316,9 @@ class Held:
         return None if mask is None else mask.ne(0).sum(dim=1)
 
     def take(self, index: Tensor) -> Any:
-        """These samples as the model's input, on its device, without padding that none of them needs."""
+        """These samples as the model's input, on its device, without padding that none of them
+        needs.
+        """
         chosen = {name: part[index] for name, part in self.parts.items()}
         if MASK in chosen:
             used = int(chosen[MASK].ne(0).any(dim=0).nonzero().max()) + 1

@@ -1,8 +1,9 @@
-"""Candidates side by side over a path of batches, those that cost a circuit points first; who cannot win drops out.
+"""Candidates side by side over a path of batches, those that cost a circuit points first; who
+cannot win drops out.
 
-The present circuit's predictions foretell where its candidates will lose points. ID samples go wrong-first, then by
-rising certainty; OOD samples by falling familiarity; how the two take turns is the monotone walk through the grid of
-batches along which the points still missing shrink fastest.
+The present circuit's predictions foretell where its candidates will lose points. ID samples go
+wrong-first, then by rising certainty; OOD samples by falling familiarity; how the two take turns is
+the monotone walk through the grid of batches along which the points still missing shrink fastest.
 """
 
 from __future__ import annotations
@@ -16,12 +17,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.criteria.circuits.engine import Engine
-from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, Problem, margins, pairs_above
+from hydrasurgeon.criteria.circuits.objective import (
+    Objective,
+    Outcomes,
+    Problem,
+    margins,
+    pairs_above,
+)
 from hydrasurgeon.heads import Head
 
 Lengths = tuple[Int[Tensor, " id"] | None, Int[Tensor, " ood"] | None]
 NEIGHBOURS = 8
-"""Batches among which texts are sorted by length: padding that nobody reads costs as much as words do."""
+"""Batches among which texts are sorted by length: padding that nobody reads costs as much as words
+do.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,15 @@ class Part:
     index: Int[Tensor, " sample"]
 
 
-def hard_first(objective: Objective, present: Outcomes, size: int, lengths: Lengths = (None, None)) -> list[Part]:
+def hard_first(
+    objective: Objective, present: Outcomes, size: int, lengths: Lengths = (None, None)
+) -> list[Part]:
     """All samples, in batches; `lengths` of ID and OOD texts."""
     if objective.kind == "acc" or not len(present.margin) or not len(present.foreign):
         ids = batched(False, present.margin.argsort(stable=True), size, lengths)
-        return ids + batched(True, present.foreign.argsort(descending=True, stable=True), size, lengths)
+        return ids + batched(
+            True, present.foreign.argsort(descending=True, stable=True), size, lengths
+        )
     lost = _rank(present.foreign, present.familiar)  # share of OOD samples that look more familiar
     if objective.per_answer:
         lost = lost + torch.sigmoid(-4 * present.margin)
@@ -52,11 +65,16 @@ def hard_first(objective: Objective, present: Outcomes, size: int, lengths: Leng
 
 
 def warm_first(
-    objective: Objective, present: Outcomes, size: int, share: float, lengths: Lengths = (None, None)
+    objective: Objective,
+    present: Outcomes,
+    size: int,
+    share: float,
+    lengths: Lengths = (None, None),
 ) -> tuple[list[Part], int]:
     """A random share of the samples before the hard ones, and how many batches it takes.
 
-    On hard samples alone a head that does harm looks good: where the circuit is wrong, any change is for the better.
+    On hard samples alone a head that does harm looks good: where the circuit is wrong, any change
+    is for the better.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -93,15 +111,20 @@ def lost_along(objective: Objective, present: Outcomes, path: list[Part]) -> lis
             wrong = wrong + (present.margin[part.index] < 0).sum()
             if objective.needs_ood:
                 seen = present.foreign[torch.cat(oods)]
-                discordant = discordant + pairs_above(seen[None], present.familiar[part.index][None])
+                discordant = discordant + pairs_above(
+                    seen[None], present.familiar[part.index][None]
+                )
             ids.append(part.index)
         lost.append(objective.total - int(objective.best_left(wrong, discordant)))
     return lost
 
 
-def batched(foreign: bool, order: Int[Tensor, " sample"], size: int, lengths: Lengths = (None, None)) -> list[Part]:
-    """Batches in this order; texts change places with their neighbours, so that those of a batch are alike in
-    length."""
+def batched(
+    foreign: bool, order: Int[Tensor, " sample"], size: int, lengths: Lengths = (None, None)
+) -> list[Part]:
+    """Batches in this order; texts change places with their neighbours, so that those of a batch
+    are alike in length.
+    """
     length = lengths[foreign]
     if length is not None:
         near = order.split(NEIGHBOURS * size)
@@ -122,10 +145,11 @@ def _discordant(present: Outcomes, ids: Tensor, oods: list[Part]) -> Tensor:
 
 
 def _walk(missing: Float[Tensor, "id ood"]) -> list[bool]:
-    """The monotone path from corner to corner with the least Σ log missing: True = an OOD batch is next.
+    """The monotone path from corner to corner with the least Σ log missing: True = an OOD batch is
+    next.
 
-    A candidate lives as long as more is missing than it is behind; how far candidates are behind spreads over orders of
-    magnitude, hence the logarithm.
+    A candidate lives as long as more is missing than it is behind; how far candidates are behind
+    spreads over orders of magnitude, hence the logarithm.
     """
     floor = 0.002 * float(missing.max()) + 1e-9
     cost = (missing / floor + 1).log().tolist()
@@ -163,7 +187,9 @@ class BatchOutcomes:
 
 
 class Runner:
-    """Runs circuits over parts of the data; where there are several processes, each takes a batch in turn."""
+    """Runs circuits over parts of the data; where there are several processes, each takes a batch
+    in turn.
+    """
 
     def __init__(self, problem: Problem, engine: Engine) -> None:
         self.problem, self.engine = problem, engine
@@ -173,7 +199,9 @@ class Runner:
         return self.problem.world.size
 
     def batches(self, parts: Sequence[Part], heads: Sequence[Head] | None) -> list[BatchOutcomes]:
-        """One batch for each process; `heads` are the candidates, None is the present circuit itself."""
+        """One batch for each process; `heads` are the candidates, None is the present circuit
+        itself.
+        """
         world = self.problem.world
         results = []
         if world.rank < len(parts):
@@ -194,10 +222,20 @@ class Runner:
         return card.outcomes(0)
 
     def _one(self, part: Part, heads: Sequence[Head] | None) -> BatchOutcomes:
-        inputs = (self.problem.ood_inputs if part.foreign else self.problem.id_inputs).take(part.index)
-        logits = self.engine.present(inputs)[None] if heads is None else self.engine.without_each(inputs, heads)
+        inputs = (self.problem.ood_inputs if part.foreign else self.problem.id_inputs).take(
+            part.index
+        )
+        logits = (
+            self.engine.present(inputs)[None]
+            if heads is None
+            else self.engine.without_each(inputs, heads)
+        )
         logits = logits.double().cpu()
-        margin = margins(logits, self.problem.labels[part.index]) if not part.foreign else logits.new_zeros(0)
+        margin = (
+            margins(logits, self.problem.labels[part.index])
+            if not part.foreign
+            else logits.new_zeros(0)
+        )
         return BatchOutcomes(part, margin, self.problem.objective.familiarity(logits))
 
 
@@ -220,7 +258,13 @@ class Scorecard:
 
     def copy(self, rows: list[int]) -> Scorecard:
         """Some circuits' predictions so far, to go on by themselves."""
-        return Scorecard(self.margin[rows], self.familiar[rows], self.foreign[rows], [*self.id_seen], [*self.ood_seen])
+        return Scorecard(
+            self.margin[rows],
+            self.familiar[rows],
+            self.foreign[rows],
+            [*self.id_seen],
+            [*self.ood_seen],
+        )
 
     @property
     def ids(self) -> int:
@@ -251,7 +295,9 @@ class Scorecard:
 class Race:
     """One round: all candidates start, those that cannot win drop out."""
 
-    def __init__(self, runner: Runner, heads: Sequence[Head], present: Outcomes, tolerance: float) -> None:
+    def __init__(
+        self, runner: Runner, heads: Sequence[Head], present: Outcomes, tolerance: float
+    ) -> None:
         self.runner, self.heads, self.present, self.tolerance = runner, heads, present, tolerance
         self.objective = runner.problem.objective
         self.card = Scorecard.of(runner.problem, len(heads))
@@ -259,7 +305,9 @@ class Race:
         self.discordant = torch.zeros(len(heads), dtype=torch.int64)
         self.alive = torch.ones(len(heads), dtype=torch.bool)
         self.expected = torch.zeros(len(heads), dtype=torch.int64)
-        """Points of each candidate, if on what it has not seen it does as well as the present circuit."""
+        """Points of each candidate, if on what it has not seen it does as well as the present
+        circuit.
+        """
         self.finished: dict[int, Outcomes] = {}
         self.bar = -1
         """Points that some candidate surely has."""
@@ -267,7 +315,9 @@ class Race:
         """The first of those that have them: who comes later must have more."""
 
     def run(self, favourites: Sequence[Head]) -> dict[Head, Outcomes]:
-        """Those that could win, seen on every sample. Favourites run ahead, for the others to be measured by."""
+        """Those that could win, seen on every sample. Favourites run ahead, for the others to be
+        measured by.
+        """
         problem, stride = self.runner.problem, self.runner.stride
         size, lengths = problem.batch_size, problem.lengths
         if favourites or len(self.heads) <= FEW:
@@ -281,7 +331,9 @@ class Race:
         half = len(self.path) // 2
         for at in range(0, len(self.path), stride):
             if at - stride < warm <= at and at:
-                chosen = [self.heads.index(head) for head in favourites] or self._leaders()[:LEADERS]
+                chosen = [self.heads.index(head) for head in favourites] or self._leaders()[
+                    :LEADERS
+                ]
                 self._finish(at, chosen)
                 self._drop(at)
             if at - stride < half <= at and self.finished and self._ahead_of_the_bar(at):
@@ -333,7 +385,9 @@ class Race:
         if self.holder not in self.finished or not bool(self.alive.any()):
             return False
         lost = lost_along(self.objective, self.finished[self.holder], self.path[:at])[-1]
-        return int(self.expected[self._leaders()[0]]) > self.objective.total - lost - self.rest[at - 1]
+        return (
+            int(self.expected[self._leaders()[0]]) > self.objective.total - lost - self.rest[at - 1]
+        )
 
     def _finish(self, at: int, rows: list[int]) -> None:
         """Run these to the end; their points are what the others have to beat."""

@@ -1,5 +1,6 @@
-"""ImageNet-C's fifteen corruptions and two of texts, at five severities, made as samples are read (arXiv
-1903.12261)."""
+"""ImageNet-C's fifteen corruptions and two of texts, at five severities, made as samples are read
+(arXiv 1903.12261).
+"""
 
 from __future__ import annotations
 

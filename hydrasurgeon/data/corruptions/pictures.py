@@ -1,8 +1,9 @@
-"""ImageNet-C's fifteen corruptions (Hendrycks & Dietterich 2019) in numpy and Pillow: a table of functions.
+"""ImageNet-C's fifteen corruptions (Hendrycks & Dietterich 2019) in numpy and Pillow: a table of
+functions.
 
-Each takes a picture [height, width, channel] in 0..1, its constants and a generator. Two differ from ImageNet-C's:
-frost lays a texture of ours over the picture, of the brightness and contrast of the six photographs used there; elastic
-transforms interpolate once, not twice.
+Each takes a picture [height, width, channel] in 0..1, its constants and a generator. Two differ
+from ImageNet-C's: frost lays a texture of ours over the picture, of the brightness and contrast of
+the six photographs used there; elastic transforms interpolate once, not twice.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def disk(radius: float, softness: float) -> NDArray[np.float64]:
     weights /= weights.sum()
     kernel = inside / inside.sum()
     for axis in (0, 1):
-        kernel = sum((w * np.roll(kernel, at - soft, axis=axis) for at, w in enumerate(weights)), np.zeros_like(kernel))
+        kernel = sum(
+            (w * np.roll(kernel, at - soft, axis=axis) for at, w in enumerate(weights)),
+            np.zeros_like(kernel),
+        )
     return kernel
 
 
@@ -127,7 +131,9 @@ def _mirrored(places: NDArray[np.float64], size: int) -> NDArray[np.float64]:
 
 
 def plasma(shape: tuple[int, ...], decay: float, random: Random) -> Floats:
-    """Clouds in 0..1: a grid is halved again and again, each time with `decay`² times less of what is random."""
+    """Clouds in 0..1: a grid is halved again and again, each time with `decay`² times less of what
+    is random.
+    """
     cloud = np.zeros((1, 1))
     strength = 1.0
     while len(cloud) < max(shape[:2]):
@@ -136,8 +142,12 @@ def plasma(shape: tuple[int, ...], decay: float, random: Random) -> Floats:
         right, below = np.roll(cloud, -1, axis=1), np.roll(cloud, -1, axis=0)
         middle = (cloud + right + below + np.roll(below, -1, axis=1)) / 4 + noise[1::2, 1::2]
         finer[::2, ::2], finer[1::2, 1::2] = cloud, middle
-        finer[::2, 1::2] = (cloud + right + middle + np.roll(middle, 1, axis=0)) / 4 + noise[::2, 1::2]
-        finer[1::2, ::2] = (cloud + below + middle + np.roll(middle, 1, axis=1)) / 4 + noise[1::2, ::2]
+        finer[::2, 1::2] = (cloud + right + middle + np.roll(middle, 1, axis=0)) / 4 + noise[
+            ::2, 1::2
+        ]
+        finer[1::2, ::2] = (cloud + below + middle + np.roll(middle, 1, axis=1)) / 4 + noise[
+            1::2, ::2
+        ]
         cloud, strength = finer, strength / decay**2
     cloud -= cloud.min()
     cloud /= max(float(cloud.max()), 1e-12)
@@ -145,7 +155,9 @@ def plasma(shape: tuple[int, ...], decay: float, random: Random) -> Floats:
 
 
 SMALL_BELOW = 64
-"""Images whose shorter side has fewer pixels take CIFAR-C's numbers, which were made for 32; others ImageNet-C's."""
+"""Images whose shorter side has fewer pixels take CIFAR-C's numbers, which were made for 32; others
+ImageNet-C's.
+"""
 
 LARGE: dict[str, tuple[Any, ...]] = {
     "gaussian_noise": (0.08, 0.12, 0.18, 0.26, 0.38),
@@ -197,7 +209,13 @@ SMALL: dict[str, tuple[Any, ...]] = {
     "fog": ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
     "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
     "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
-    "elastic_transform": ((0, 0, 2.56), (1.6, 6.4, 2.24), (2.56, 1.92, 1.92), (3.2, 1.28, 1.6), (3.2, 0.96, 0.96)),
+    "elastic_transform": (
+        (0, 0, 2.56),
+        (1.6, 6.4, 2.24),
+        (2.56, 1.92, 1.92),
+        (3.2, 1.28, 1.6),
+        (3.2, 0.96, 0.96),
+    ),
     "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
     "jpeg_compression": (80, 65, 58, 50, 40),
 }
@@ -304,7 +322,9 @@ def _contrast(x: Floats, left: float, random: Random) -> Floats:
 
 
 def _elastic_transform(x: Floats, c: tuple[float, float, float], random: Random) -> Floats:
-    """Three points are moved, all others with them; then each pixel a little on its own, like its neighbours."""
+    """Three points are moved, all others with them; then each pixel a little on its own, like its
+    neighbours.
+    """
     strength, smoothness, slant = c
     height, width = x.shape[:2]
     middle, side = np.array([height // 2, width // 2], np.float64), min(height, width) // 3
@@ -315,7 +335,12 @@ def _elastic_transform(x: Floats, c: tuple[float, float, float], random: Random)
     rows, columns = np.mgrid[:height, :width].astype(np.float64)
     bend = [
         strength
-        * gaussian(random.uniform(-1, 1, (height, width)).astype(np.float32), smoothness, reach=3, mode="symmetric")
+        * gaussian(
+            random.uniform(-1, 1, (height, width)).astype(np.float32),
+            smoothness,
+            reach=3,
+            mode="symmetric",
+        )
         if strength
         else 0.0
         for _ in range(2)
@@ -340,8 +365,12 @@ def _jpeg_compression(x: Floats, quality: int, random: Random) -> Floats:
 
 
 CORRUPTIONS: dict[str, Callable[[Floats, Any, Random], Floats]] = {
-    "gaussian_noise": lambda x, deviation, random: x + deviation * random.standard_normal(x.shape, np.float32),
-    "shot_noise": lambda x, photons, random: (random.poisson(x.astype("f8") * photons) / photons).astype("f4"),
+    "gaussian_noise": lambda x, deviation, random: (
+        x + deviation * random.standard_normal(x.shape, np.float32)
+    ),
+    "shot_noise": lambda x, photons, random: (
+        random.poisson(x.astype("f8") * photons) / photons
+    ).astype("f4"),
     "impulse_noise": _impulse_noise,
     "defocus_blur": lambda x, lens, random: convolved(x, disk(*lens)),
     "glass_blur": _glass_blur,

@@ -1,7 +1,8 @@
 """Samples, each corrupted or perturbed as it is read.
 
-What is random follows from the seed, the corruption's name and the sample's own content, never from its place: the same
-sample is corrupted alike in any batch, worker, subset or order, and at every severity by the same draws.
+What is random follows from the seed, the corruption's name and the sample's own content, never from
+its place: the same sample is corrupted alike in any batch, worker, subset or order, and at every
+severity by the same draws.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class Corruption(NamedTuple):
 def corruptions_of(
     entries: Iterable[str], kind: Literal["image", "text"], *, option: str = "--corrupt"
 ) -> tuple[Corruption, ...]:
-    """What was asked for, each once: `all` stands for every corruption of this kind of data, no severity for all
-    five."""
+    """What was asked for, each once: `all` stands for every corruption of this kind of data, no
+    severity for all five.
+    """
     wanted: dict[Corruption, None] = {}
     names = ("all", *NAMES[kind])
     for entry in entries:
@@ -49,11 +51,16 @@ def corruptions_of(
         severity = int(match[2]) if match and match[2] else None
         if name not in names:
             raise UsageError(
-                f"{option} {entry}: no such corruption of {kind}s{did_you_mean(name.lower().replace('-', '_'), names)}",
+                (
+                    f"{option} {entry}: no such corruption of "
+                    f"{kind}s{did_you_mean(name.lower().replace('-', '_'), names)}"
+                ),
                 hint=f"There are {', '.join(names)}.",
             )
         if not match or severity not in (None, *SEVERITIES):
-            raise UsageError(f"{option} {entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}.")
+            raise UsageError(
+                f"{option} {entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}."
+            )
         for each in NAMES[kind] if name == "all" else (name,):
             for strength in SEVERITIES if severity is None else (severity,):
                 wanted[Corruption(each, strength)] = None
@@ -64,16 +71,24 @@ TILES = 3
 """Tiles along each side of a perturbed image."""
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 """Rows of a keyboard: a typo hits the neighbouring letter."""
-BESIDE = {key: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in ROWS for at, key in enumerate(row)}
+BESIDE = {
+    key: row[max(0, at - 1) : at] + row[at + 1 : at + 2]
+    for row in ROWS
+    for at, key in enumerate(row)
+}
 """Letter → the keys beside it."""
 
 
 class Corrupted(Subset):
-    """Every sample of another set, corrupted by one of several corruptions in turn; its labels stay."""
+    """Every sample of another set, corrupted by one of several corruptions in turn; its labels
+    stay.
+    """
 
     def __init__(self, parent: Samples, *corruptions: Corruption, seed: int = 0) -> None:
         if parent.kind == "pair":
-            raise DataError(f"{parent.spec}: holds images with texts", hint="Corruptions change one of the two.")
+            raise DataError(
+                f"{parent.spec}: holds images with texts", hint="Corruptions change one of the two."
+            )
         kinds = [f"{each.name}:{each.severity}" for each in corruptions]
         shown = kinds[0] if len(kinds) == 1 else f"{len(kinds)} corruptions of it"
         super().__init__(parent, parent.labels)
@@ -120,8 +135,14 @@ def scribbled(text: str, name: str, severity: int, random: Random) -> str:
 
 
 def _mistyped(text: str, chance: float, random: Random) -> str:
-    """Letters left out, doubled, swapped with the next, or hit beside; each draw is made whether it is used or not."""
-    chances, kinds, picks = (random.random(len(text)), random.integers(4, size=len(text)), random.random(len(text)))
+    """Letters left out, doubled, swapped with the next, or hit beside; each draw is made whether it
+    is used or not.
+    """
+    chances, kinds, picks = (
+        random.random(len(text)),
+        random.integers(4, size=len(text)),
+        random.random(len(text)),
+    )
     typed: list[str] = []
     swapped = False
     for at, letter in enumerate(text):
@@ -156,7 +177,8 @@ def _shortened(text: str, chance: float, random: Random) -> str:
 
 
 class Perturbed(Subset):
-    """Every sample of another set, perturbed on purpose: what OOD data might look like; without labels.
+    """Every sample of another set, perturbed on purpose: what OOD data might look like; without
+    labels.
 
     Images are cut into tiles that change places, texts are put together from words of all samples.
     """

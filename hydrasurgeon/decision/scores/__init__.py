@@ -1,1 +1,3 @@
-"""OOD scores, higher = more unfamiliar: `on_logits` needs nothing but logits, the others are fitted on features."""
+"""OOD scores, higher = more unfamiliar: `on_logits` needs nothing but logits, the others are fitted
+on features.
+"""

@@ -1,4 +1,5 @@
-"""What the OOD scores of one member are fitted on: moments of all features, and a bounded sample of them.
+"""What the OOD scores of one member are fitted on: moments of all features, and a bounded sample of
+them.
 
 Moments take one pass in float64. Σ⁻¹ = W Wᵀ is shrunk where Σ is singular (Ledoit, Wolf 2004):
 Σ* = (1 − ρ) S + ρ μ I,  μ = tr S / d,  ρ = min(b², d²)/d²,
@@ -19,11 +20,13 @@ from hydrasurgeon.errors import DataError
 Fit = dict[str, Tensor]
 """A score fitted to one member: what it stores, by name."""
 
-# Features that are kept as they are, however many there were: kNN's neighbours, and what ViM's scale is taken from.
+# Features that are kept as they are, however many there were: kNN's neighbours, and what ViM's
+# scale is taken from.
 BANK = 10_000
 # Features that differ by less than this share of their length differ by rounding alone.
 ALIKE = 1e-6
-# Features in one product: many small ones cost more than a few large, and much larger ones cost memory.
+# Features in one product: many small ones cost more than a few large, and much larger ones cost
+# memory.
 ROWS = 2048
 SINGULAR = 1e-10
 """A covariance is singular when its smallest eigenvalue is below this fraction of its largest."""
@@ -53,7 +56,9 @@ class Moments:
 
 
 class Accumulator:
-    """Sums that moments are made of; about the first batch's mean, so that little is lost to cancellation."""
+    """Sums that moments are made of; about the first batch's mean, so that little is lost to
+    cancellation.
+    """
 
     def __init__(self, classes: int, width: int) -> None:
         self._counts = torch.zeros(classes, dtype=torch.int64)
@@ -106,7 +111,9 @@ def _symmetric(matrix: Tensor) -> Tensor:
 def whitening(
     covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]
 ) -> tuple[Tensor, float | None]:
-    """W, by which x W has the identity as covariance, and the share of the identity that had to be mixed in."""
+    """W, by which x W has the identity as covariance, and the share of the identity that had to be
+    mixed in.
+    """
     values, vectors = torch.linalg.eigh(covariance)
     shrunk = None
     if values[0] <= SINGULAR * values[-1]:
@@ -117,7 +124,9 @@ def whitening(
     return vectors / values.sqrt(), shrunk
 
 
-def shrinkage(covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]) -> float:
+def shrinkage(
+    covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]
+) -> float:
     """Ledoit and Wolf's ρ, in (0, 1]."""
     x = centred.double()
     count, width = x.shape
@@ -133,7 +142,9 @@ def shrinkage(covariance: Float[Tensor, "width width"], centred: Float[Tensor, "
 
 @dataclass(frozen=True)
 class Evidence:
-    """Features and logits of labelled samples, and the classifier that made the second of the first."""
+    """Features and logits of labelled samples, and the classifier that made the second of the
+    first.
+    """
 
     moments: Moments
     directions: Moments
@@ -152,25 +163,44 @@ class Evidence:
         if absent:
             more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
             which = f"class{'es' * (len(absent) > 1)} {', '.join(map(str, absent[:3]))}{more}"
-            what = f"{score}: {which} never occur{'s' * (len(absent) == 1)} among the {count} samples it is fitted on"
-            raise DataError(what, hint="Give --fit-data of every class, or a score without classes (gen, knn, vim).")
+            what = (
+                f"{score}: {which} never occur{'s' * (len(absent) == 1)} among the {count} "
+                "samples it is fitted on"
+            )
+            raise DataError(
+                what,
+                hint="Give --fit-data of every class, or a score without classes (gen, knn, vim).",
+            )
         if count <= classes:
-            what = f"{score}: {count} samples of {classes} classes leave nothing to estimate a covariance from"
+            what = (
+                f"{score}: {count} samples of {classes} classes leave nothing to estimate a "
+                "covariance from"
+            )
             raise DataError(what, hint=f"It needs at least {classes + 1}; give more --fit-data.")
 
     def need_spread(self, score: str) -> None:
         """Samples that are all the same do not tell how far from them is far."""
         length = self.moments.total.trace() + self.moments.mean.square().sum()
         if self.moments.total.trace() <= ALIKE**2 * length:
-            what = f"{score}: the {self.moments.count} samples it is fitted on all have the same features"
-            raise DataError(what, hint="Look at --data or --fit-data; --ood-score msp needs no features.")
+            what = (
+                f"{score}: the {self.moments.count} samples it is fitted on all have the same "
+                "features"
+            )
+            raise DataError(
+                what, hint="Look at --data or --fit-data; --ood-score msp needs no features."
+            )
 
 
 class Gathering:
     """One pass over batches of features; keeps a seeded random sample of them."""
 
     def __init__(
-        self, weight: Float[Tensor, "klass width"], bias: Float[Tensor, " klass"], *, seed: int = 0, bank: int = BANK
+        self,
+        weight: Float[Tensor, "klass width"],
+        bias: Float[Tensor, " klass"],
+        *,
+        seed: int = 0,
+        bank: int = BANK,
     ) -> None:
         self._weight, self._bias = weight.detach().cpu().double(), bias.detach().cpu().double()
         self._plain, self._directions = Accumulator(*weight.shape), Accumulator(*weight.shape)
@@ -187,7 +217,10 @@ class Gathering:
         for what, values in (("logits", logits), ("features", features)):
             if broken := int((~torch.isfinite(values)).flatten(1).any(dim=1).sum()):
                 message = f"{what} hold NaN or infinity for {broken} of {len(values)} samples"
-                raise DataError(message, hint="The model overflows: use --dtype float32, or start from a sound one.")
+                raise DataError(
+                    message,
+                    hint="The model overflows: use --dtype float32, or start from a sound one.",
+                )
         self._plain.add(features, labels)
         self._directions.add(directions(features), labels)
         keys = torch.rand(len(features), generator=self._random, dtype=torch.float64)
@@ -197,7 +230,9 @@ class Gathering:
 
     def _smallest(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Whoever drew the smallest numbers stays: a uniform sample, however the batches fall."""
-        keys, features, logits, labels = (torch.cat(parts) for parts in zip(*self._drawn, strict=True))
+        keys, features, logits, labels = (
+            torch.cat(parts) for parts in zip(*self._drawn, strict=True)
+        )
         if len(keys) <= self._bank:
             return keys, features, logits, labels
         kept = keys.topk(self._bank, largest=False).indices.sort().values
@@ -207,7 +242,10 @@ class Gathering:
         if not self._drawn:
             raise DataError("there are no samples to fit an OOD score on")
         _, features, logits, labels = self._smallest()
-        moments, classifier = (self._plain.moments(), self._directions.moments()), (self._weight, self._bias)
+        moments, classifier = (
+            (self._plain.moments(), self._directions.moments()),
+            (self._weight, self._bias),
+        )
         return Evidence(*moments, features.double(), logits.double(), labels, *classifier)
 
 

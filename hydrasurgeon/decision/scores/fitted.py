@@ -1,6 +1,8 @@
-"""A score fitted on features, and how the members of an ensemble join: the mean of what each says, standardised.
+"""A score fitted on features, and how the members of an ensemble join: the mean of what each says,
+standardised.
 
-s(x) = 1/M Σ_m (s_m(x) − mean_m) / std_m        mean and deviation over samples held back from fitting
+s(x) = 1/M Σ_m (s_m(x) − mean_m) / std_m        mean and deviation over samples held back from
+fitting
 """
 
 from __future__ import annotations
@@ -60,12 +62,16 @@ class EnsembleScore:
 
     def among(self, members: Sequence[int]) -> EnsembleScore:
         """The same of some members, in this order."""
-        fits, standards = tuple(self.fits[m] for m in members), tuple(self.standards[m] for m in members)
+        fits, standards = (
+            tuple(self.fits[m] for m in members),
+            tuple(self.standards[m] for m in members),
+        )
         return replace(self, fits=fits, standards=standards)
 
     def __call__(self, features: Features, logits: Tensor) -> Scores:
         each = [
-            (_values(self.kind, fit, features[:, m], logits[:, m]) - standard.mean) / standard.deviation
+            (_values(self.kind, fit, features[:, m], logits[:, m]) - standard.mean)
+            / standard.deviation
             for m, (fit, standard) in enumerate(zip(self.fits, self.standards, strict=True))
         ]
         return torch.stack(each).mean(dim=0)
@@ -81,9 +87,11 @@ def _values(kind: str, fit: Fit, features: Tensor, logits: Tensor) -> Scores:
 def fit(
     kind: str, evidence: Sequence[Evidence], held: tuple[Features, Tensor], *, precise: bool = False
 ) -> EnsembleScore:
-    """Fit a score to every member and standardise it on `held`, features and logits that were not fitted on.
+    """Fit a score to every member and standardise it on `held`, features and logits that were not
+    fitted on.
 
-    Fits are kept in float32, as they are stored: what is measured is what will be used. `precise` keeps float64.
+    Fits are kept in float32, as they are stored: what is measured is what will be used. `precise`
+    keeps float64.
     """
     features, logits = held
     fits, standards = [], []
@@ -98,13 +106,19 @@ def fit(
             what = f"{kind}: is not finite for samples that were held back from fitting it"
             raise DataError(what, hint="Give more --data or --fit-data, or another --ood-score.")
         fits.append(made)
-        standards.append(Standard(mean=float(values.mean()), deviation=float(values.std(correction=0)) or 1.0))
+        standards.append(
+            Standard(mean=float(values.mean()), deviation=float(values.std(correction=0)) or 1.0)
+        )
         notes |= dict.fromkeys(said)
     return EnsembleScore(kind, tuple(fits), tuple(standards), tuple(notes))
 
 
 def scores_of(
-    kind: str, logits: Tensor, features: Features | None, fitted: EnsembleScore | None, temperature: float = 1.0
+    kind: str,
+    logits: Tensor,
+    features: Features | None,
+    fitted: EnsembleScore | None,
+    temperature: float = 1.0,
 ) -> Scores:
     """Any score, of logits alone or fitted."""
     if kind in ON_LOGITS:

@@ -1,16 +1,17 @@
 """OOD scores that are fitted on features; higher = more unfamiliar.
 
-    mds       min_c (x − μ_c)ᵀ Σ⁻¹ (x − μ_c)                                 Lee et al., NeurIPS 2018
-    rmds      min_c (x − μ_c)ᵀ Σ⁻¹ (x − μ_c) − (x − μ)ᵀ Σ₀⁻¹ (x − μ)         Ren et al., arXiv 2106.09022
-    maha++    mds of x/|x|                                                   Mueller, Hein, ICML 2025
-    residual  |Pᵀ (x − o)|            P: the eigenvectors of 1/n Σ (x − o)(x − o)ᵀ behind the first D, o = −W⁺ b
-    vim       α |Pᵀ (x − o)| − logsumexp(z)      α = mean max z / mean |Pᵀ (x − o)|; both Wang et al., CVPR 2022
-    knn       the distance of x/|x| to its 50th nearest neighbour among features that are kept; Sun et al., ICML 2022
-    nci       −w_c·(x − μ)/|x − μ|, c the predicted class                    Liu, Qin, CVPR 2025 (without its norm term)
-    mcm       1 − max softmax(cos(x, classes)), at temperature 1             Ming et al., NeurIPS 2022; for CLIP
+    mds       min_c (x − μ_c)ᵀ Σ⁻¹ (x − μ_c)                                 Lee et al., NeurIPS
+    2018 rmds      min_c (x − μ_c)ᵀ Σ⁻¹ (x − μ_c) − (x − μ)ᵀ Σ₀⁻¹ (x − μ)         Ren et al., arXiv
+    2106.09022 maha++    mds of x/|x|                                                   Mueller,
+    Hein, ICML 2025 residual  |Pᵀ (x − o)|            P: the eigenvectors of 1/n Σ (x − o)(x − o)ᵀ
+    behind the first D, o = −W⁺ b vim       α |Pᵀ (x − o)| − logsumexp(z)      α = mean max z / mean
+    |Pᵀ (x − o)|; both Wang et al., CVPR 2022 knn       the distance of x/|x| to its 50th nearest
+    neighbour among features that are kept; Sun et al., ICML 2022 nci       −w_c·(x − μ)/|x − μ|, c
+    the predicted class                    Liu, Qin, CVPR 2025 (without its norm term) mcm       1 −
+    max softmax(cos(x, classes)), at temperature 1             Ming et al., NeurIPS 2022; for CLIP
 
-Σ is the covariance about the class means, Σ₀ that about the mean μ. Stored are whitened class means: W with
-Σ⁻¹ = W Wᵀ makes every distance a plain one.
+Σ is the covariance about the class means, Σ₀ that about the mean μ. Stored are whitened class
+means: W with Σ⁻¹ = W Wᵀ makes every distance a plain one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def fit_rmds(evidence: Evidence) -> tuple[Fit, list[str]]:
 
 def score_rmds(state: Fit, features: Tensor, logits: Tensor) -> Scores:
     apart = features.double() - state["centre"].double()
-    return _nearest(state, features.double()) - (apart @ state["background"].double()).square().sum(dim=-1)
+    return _nearest(state, features.double()) - (apart @ state["background"].double()).square().sum(
+        dim=-1
+    )
 
 
 def fit_directions(evidence: Evidence) -> tuple[Fit, list[str]]:
@@ -60,11 +63,16 @@ def score_directions(state: Fit, features: Tensor, logits: Tensor) -> Scores:
 def _gaussian(moments: Moments, features: Tensor, labels: Tensor) -> tuple[Fit, list[str]]:
     factor, shrunk = whitening(moments.within, features - moments.means[labels])
     means = (moments.means - moments.mean) @ factor
-    return {"centre": moments.mean, "factor": factor, "means": means}, _shrunk("about the class means", shrunk)
+    return {"centre": moments.mean, "factor": factor, "means": means}, _shrunk(
+        "about the class means", shrunk
+    )
 
 
 def _shrunk(what: str, share: float | None) -> list[str]:
-    note = f"the covariance {what} is singular: shrunk by Ledoit-Wolf, {share or 0:.2g} of it is the identity"
+    note = (
+        f"the covariance {what} is singular: shrunk by Ledoit-Wolf, {share or 0:.2g} of it is "
+        "the identity"
+    )
     return [] if share is None else [note]
 
 
@@ -110,7 +118,9 @@ def fit_knn(evidence: Evidence) -> tuple[Fit, list[str]]:
     if count < K:
         what = f"knn: {count} samples to fit it on have no {K}th neighbour"
         raise DataError(what, hint=f"It needs at least {K}; give more --fit-data.")
-    capped = [f"knn keeps {count:,} of {whole:,} features, drawn at random"] if whole > count else []
+    capped = (
+        [f"knn keeps {count:,} of {whole:,} features, drawn at random"] if whole > count else []
+    )
     return {"bank": directions(evidence.features)}, capped
 
 
@@ -127,7 +137,9 @@ def fit_nci(evidence: Evidence) -> tuple[Fit, list[str]]:
 def score_nci(state: Fit, features: Tensor, logits: Tensor) -> Scores:
     apart = features.double() - state["mean"].double()
     nearest = state["weight"].double()[logits.argmax(dim=-1)]
-    return -(nearest * apart).sum(dim=-1) / apart.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    return -(nearest * apart).sum(dim=-1) / apart.norm(dim=-1).clamp_min(
+        torch.finfo(torch.float64).tiny
+    )
 
 
 def fit_mcm(evidence: Evidence) -> tuple[Fit, list[str]]:

@@ -1,15 +1,23 @@
 """OOD scores that are functions of logits alone; higher = more unfamiliar.
 
-msp 1 − max p · entropy H(p) · mi H(p) − mean H(p_m) · gen Σ_top-100 p^γ (1 − p)^γ with γ = 0.1 (Liu et al., CVPR 2023),
-all of the mean probabilities; energy −T logsumexp(z/T) and max-logit −max z, means over the members. On transformers
-energy and max-logit are often worse than msp: their logits say little by their size (OpenOOD v1.5, table of ViT-B/16).
+msp 1 − max p · entropy H(p) · mi H(p) − mean H(p_m) · gen Σ_top-100 p^γ (1 − p)^γ with γ = 0.1 (Liu
+et al., CVPR 2023), all of the mean probabilities; energy −T logsumexp(z/T) and max-logit −max z,
+means over the members. On transformers energy and max-logit are often worse than msp: their logits
+say little by their size (OpenOOD v1.5, table of ViT-B/16).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from hydrasurgeon.decision.probabilities import Logits, Probs, Scores, entropy, mean_probs, member_probs
+from hydrasurgeon.decision.probabilities import (
+    Logits,
+    Probs,
+    Scores,
+    entropy,
+    mean_probs,
+    member_probs,
+)
 
 GAMMA = 0.1
 """Exponent of GEN, as its authors use it."""

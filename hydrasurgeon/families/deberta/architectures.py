@@ -1,5 +1,6 @@
-"""DeBERTa v2 and v3 as a table: what a classifier's forward reads of config.json, and its tensors on disk, without
-torch."""
+"""DeBERTa v2 and v3 as a table: what a classifier's forward reads of config.json, and its tensors
+on disk, without torch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from hydrasurgeon.families.settings import Chance, Count, Size
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm
 
 # What meets a distance in attention: c2p a query, p2c a key; older files join them by a bar.
-Compared = Annotated[str, Field(pattern=r"^ *(c2p|p2c)( *\| *(c2p|p2c))* *$")] | list[Literal["c2p", "p2c"]]
+Compared = (
+    Annotated[str, Field(pattern=r"^ *(c2p|p2c)( *\| *(c2p|p2c))* *$")]
+    | list[Literal["c2p", "p2c"]]
+)
 # A number of distances, or that there is no such bound.
 Bound = Annotated[int, Field(ge=-1, le=1 << 16)]
 
@@ -43,7 +47,9 @@ class DebertaV2Config(TextEncoder):
     def _fits_distances(self) -> Self:
         half = self.position_buckets // 2
         if self.position_buckets > 0 and not 1 < half < self.farthest - 1:
-            raise ValueError(f"position_buckets {self.position_buckets} do not divide {self.farthest} distances")
+            raise ValueError(
+                f"position_buckets {self.position_buckets} do not divide {self.farthest} distances"
+            )
         return self
 
     @property
@@ -55,7 +61,11 @@ class DebertaV2Config(TextEncoder):
     @property
     def farthest(self) -> int:
         """How many tokens apart two may be and still lie at different distances."""
-        return self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings
+        return (
+            self.max_relative_positions
+            if self.max_relative_positions > 0
+            else self.max_position_embeddings
+        )
 
     @property
     def distances(self) -> int:
@@ -92,9 +102,15 @@ def _embedding(config: DebertaV2Config) -> Iterator[Weight]:
     dim, width = config.hidden_size, config.embedding_size or config.hidden_size
     yield Weight("embeddings.word_embeddings.weight", (config.vocab_size, width), "embedding")
     if config.position_biased_input:
-        yield Weight("embeddings.position_embeddings.weight", (config.max_position_embeddings, width), "embedding")
+        yield Weight(
+            "embeddings.position_embeddings.weight",
+            (config.max_position_embeddings, width),
+            "embedding",
+        )
     if config.type_vocab_size:
-        yield Weight("embeddings.token_type_embeddings.weight", (config.type_vocab_size, width), "embedding")
+        yield Weight(
+            "embeddings.token_type_embeddings.weight", (config.type_vocab_size, width), "embedding"
+        )
     if width != dim:
         yield Weight("embeddings.embed_proj.weight", (dim, width), "embedding")
     yield from norm("embeddings.LayerNorm", dim, "embedding")
@@ -108,7 +124,9 @@ def _layer(config: DebertaV2Config) -> Iterator[Weight]:
     dim, inner = config.hidden_size, config.intermediate_size
     names = ["query_proj", "key_proj", "value_proj"]
     if config.relative_attention and not config.share_att_key:
-        names += ["pos_key_proj"] * ("c2p" in config.compared) + ["pos_query_proj"] * ("p2c" in config.compared)
+        names += ["pos_key_proj"] * ("c2p" in config.compared) + ["pos_query_proj"] * (
+            "p2c" in config.compared
+        )
     for name in names:
         yield from linear(f"attention.self.{name}", dim, dim, "attention", heads=QUERIES)
     yield from linear("attention.output.dense", dim, dim, "output", heads=OUT)

@@ -26,7 +26,9 @@ def anatomy(encoder: Encoder) -> Anatomy:
     def embed(inputs: Any) -> Stack:
         fields = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
         mask = fields.get("attention_mask")
-        hidden = base.embeddings(fields["input_ids"], token_type_ids=fields.get("token_type_ids"), mask=mask)
+        hidden = base.embeddings(
+            fields["input_ids"], token_type_ids=fields.get("token_type_ids"), mask=mask
+        )
         return Stack(hidden, padding(mask, hidden))
 
     def readout(stack: Stack) -> Tensor:
@@ -37,7 +39,10 @@ def anatomy(encoder: Encoder) -> Anatomy:
     return Anatomy(
         embed=embed,
         embed_parts=(base.embeddings, *(part for part in shared if part is not None)),
-        blocks=tuple(_block(layer, at, encoder.kept[at], base.encoder) for at, layer in enumerate(base.encoder.layer)),
+        blocks=tuple(
+            _block(layer, at, encoder.kept[at], base.encoder)
+            for at, layer in enumerate(base.encoder.layer)
+        ),
         readout=readout,
         readout_parts=(inner.pooler, inner.classifier),
         reads=1,
@@ -48,11 +53,23 @@ def _block(layer: Any, at: int, row: tuple[int, ...], encoder: Any) -> Block:
     attn, none = layer.attention.self, nn.Identity()
     terms = 1 + len({"c2p", "p2c"} & {*attn.pos_att_type})
     # The library takes this root in float32, whatever the weights are.
-    scale = 1 / float(torch.tensor(float(attn.attention_head_size * terms), dtype=torch.float32).sqrt())
-    relative = Distances(attn, encoder, row, scale) if attn.relative_attention and terms > 1 else None
+    scale = 1 / float(
+        torch.tensor(float(attn.attention_head_size * terms), dtype=torch.float32).sqrt()
+    )
+    relative = (
+        Distances(attn, encoder, row, scale) if attn.relative_attention and terms > 1 else None
+    )
     site = attention_of(layer, KIND.tower, at, row, scale=scale, relative=relative)
     mlp = nn.Sequential(layer.intermediate, layer.output.dense)
-    return Block(layer.attention.output.LayerNorm, site, none, layer.output.LayerNorm, mlp, none, prenorm=False)
+    return Block(
+        layer.attention.output.LayerNorm,
+        site,
+        none,
+        layer.output.LayerNorm,
+        mlp,
+        none,
+        prenorm=False,
+    )
 
 
 class Distances:
@@ -62,11 +79,19 @@ class Distances:
         self.attn, self.encoder, self.heads, self.scale = attn, encoder, heads, scale
         shared = attn.share_att_key
         # A head's distances are projected by rows of its own, so that they go with it.
-        self.keys = (attn.key_proj if shared else attn.pos_key_proj) if "c2p" in attn.pos_att_type else None
-        self.queries = (attn.query_proj if shared else attn.pos_query_proj) if "p2c" in attn.pos_att_type else None
+        self.keys = (
+            (attn.key_proj if shared else attn.pos_key_proj) if "c2p" in attn.pos_att_type else None
+        )
+        self.queries = (
+            (attn.query_proj if shared else attn.pos_query_proj)
+            if "p2c" in attn.pos_att_type
+            else None
+        )
 
     def __call__(self, q: Tensor, k: Tensor, heads: Sequence[int]) -> Tensor:
-        """[batch, head, token, token] for these of its heads, whose queries are those of the leading tokens."""
+        """[batch, head, token, token] for these of its heads, whose queries are those of the
+        leading tokens.
+        """
         from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
         attn, half = self.attn, self.attn.pos_ebd_size

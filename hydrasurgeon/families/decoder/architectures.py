@@ -1,4 +1,5 @@
-"""Decoders as tables: what a classifier's forward reads of config.json, and its tensors on disk, without torch.
+"""Decoders as tables: what a classifier's forward reads of config.json, and its tensors on disk,
+without torch.
 
 One head of such a model is a key and a value with the queries that read them (grouped queries).
 """
@@ -66,11 +67,15 @@ class DecoderConfig(TextEncoder):
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
         if self.num_attention_heads % self.groups:
-            raise ValueError(f"{self.num_attention_heads} heads cannot share {self.groups} keys alike")
+            raise ValueError(
+                f"{self.num_attention_heads} heads cannot share {self.groups} keys alike"
+            )
         if self.width % 2:
             raise ValueError("a head of an odd number of dimensions cannot be rotated")
         if len(self.types) != self.num_hidden_layers:
-            raise ValueError(f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}")
+            raise ValueError(
+                f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}"
+            )
         return self
 
     @property
@@ -154,7 +159,9 @@ class GemmaConfig(DecoderConfig):
 
     def _every(self, pattern: int) -> list[str]:
         """Local layers, and behind as many of them as make up a pattern one that sees all."""
-        return [LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(self.num_hidden_layers)]
+        return [
+            LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(self.num_hidden_layers)
+        ]
 
 
 class Gemma3Config(GemmaConfig):
@@ -169,7 +176,13 @@ class Gemma3Config(GemmaConfig):
         return tuple(self.layer_types or self._every(self.sliding_window_pattern or 6))
 
 
-LLAMA = Kind(DecoderConfig, "model", "text", ("LlamaForSequenceClassification",), classifier=(("score", "classes"),))
+LLAMA = Kind(
+    DecoderConfig,
+    "model",
+    "text",
+    ("LlamaForSequenceClassification",),
+    classifier=(("score", "classes"),),
+)
 """What its modules are called, and those of all others."""
 KINDS: dict[str, Kind] = {
     "llama": LLAMA,
@@ -177,7 +190,9 @@ KINDS: dict[str, Kind] = {
     "qwen2": replace(LLAMA, record=QwenConfig, classes=("Qwen2ForSequenceClassification",)),
     "qwen3": replace(LLAMA, record=Qwen3Config, classes=("Qwen3ForSequenceClassification",)),
     "gemma2": replace(LLAMA, record=GemmaConfig, classes=("Gemma2ForSequenceClassification",)),
-    "gemma3_text": replace(LLAMA, record=Gemma3Config, classes=("Gemma3TextForSequenceClassification",)),
+    "gemma3_text": replace(
+        LLAMA, record=Gemma3Config, classes=("Gemma3TextForSequenceClassification",)
+    ),
 }
 """Every supported decoder by the `model_type` of its config."""
 NORMED = ("qwen3", "gemma3_text")
@@ -215,7 +230,9 @@ def _layer(config: DecoderConfig) -> Iterator[Weight]:
         yield from norm("self_attn.q_norm", config.width, "attention", bias=False)
         yield from norm("self_attn.k_norm", config.width, "attention", bias=False)
     out = HeadAxis(1, queries=several)
-    yield from linear("self_attn.o_proj", dim, queries, "output", bias=config.attention_bias, heads=out)
+    yield from linear(
+        "self_attn.o_proj", dim, queries, "output", bias=config.attention_bias, heads=out
+    )
     yield from norm("post_attention_layernorm", dim, bias=False)
     if kind in SANDWICHED:
         yield from norm("pre_feedforward_layernorm", dim, bias=False)

@@ -1,4 +1,6 @@
-"""Decoders that classify texts by their last token: Llama, Mistral, Qwen 2, 2.5 and 3, Gemma 2 and 3."""
+"""Decoders that classify texts by their last token: Llama, Mistral, Qwen 2, 2.5 and 3, Gemma 2 and
+3.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.decoder.architectures import DIVISIBLE, KINDS, ROTATIONS, DecoderConfig, weights
+from hydrasurgeon.families.decoder.architectures import (
+    DIVISIBLE,
+    KINDS,
+    ROTATIONS,
+    DecoderConfig,
+    weights,
+)
 from hydrasurgeon.families.hf_encoder.architectures import Kind
 from hydrasurgeon.families.hf_encoder.companions import GENERIC
 from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
@@ -37,8 +45,13 @@ class Decoder(HFVariant):
         usual = KINDS[str(config["model_type"])].record.model_fields["pad_token_id"].default
         if config.get("pad_token_id", usual) is None:
             raise CheckpointError(
-                f"{where}: has no pad token, so it cannot tell the last token of a text, which a classifier reads",
-                hint="Set pad_token_id in its config.json to the number of a token that no text ends with, and"
+                (
+                    f"{where}: has no pad token, so it cannot tell the last token of a text, "
+                    "which a "
+                    "classifier reads"
+                ),
+                hint="Set pad_token_id in its config.json to the number of a token that no text "
+                "ends with, and"
                 " pad_token in its tokenizer_config.json to that token.",
             )
 
@@ -59,8 +72,9 @@ class Decoder(HFVariant):
         return super()._cut(manifest) and not self._alike(manifest)
 
     def _alike(self, manifest: Manifest) -> dict[str, int] | None:
-        """The sizes by which stock transformers builds a member that keeps equally many heads and neurons in every
-        layer; None where it cannot."""
+        """The sizes by which stock transformers builds a member that keeps equally many heads and
+        neurons in every layer; None where it cannot.
+        """
         if manifest.kind != "member" or manifest.decision is not None:
             return None
         config = self._config(manifest.model)
@@ -81,7 +95,9 @@ class Decoder(HFVariant):
             "intermediate_size": width,
         }
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         from hydrasurgeon.families.decoder.modules import build
 
         return build(model, self._config(model), kept["text"], fresh=fresh)

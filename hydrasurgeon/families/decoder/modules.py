@@ -1,6 +1,7 @@
 """transformers' decoders with any number of grouped heads in each layer, taken apart.
 
-A classifier reads the last token that is no padding, wherever the padding lies; tokens behind it are seen by none.
+A classifier reads the last token that is no padding, wherever the padding lies; tokens behind it
+are seen by none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
-from hydrasurgeon.families.decoder.architectures import KINDS, LOCAL, NORMED, SANDWICHED, DecoderConfig
+from hydrasurgeon.families.decoder.architectures import (
+    KINDS,
+    LOCAL,
+    NORMED,
+    SANDWICHED,
+    DecoderConfig,
+)
 from hydrasurgeon.families.hf_encoder.modules import (
     Encoder,
     Features,
@@ -28,21 +35,27 @@ from hydrasurgeon.files.manifest import Model
 
 
 class Decoder(Encoder):
-    """Runs part by part: only the token that is read is classified, and Gemma's padding is never NaN in float64."""
+    """Runs part by part: only the token that is read is classified, and Gemma's padding is never
+    NaN in float64.
+    """
 
     def forward(self, inputs: Any) -> Tensor:
         logits: Tensor = run(anatomy(self), inputs)
         return logits
 
 
-def build(model: Model, config: DecoderConfig, kept: Sequence[Sequence[int]], *, fresh: bool) -> Decoder:
+def build(
+    model: Model, config: DecoderConfig, kept: Sequence[Sequence[int]], *, fresh: bool
+) -> Decoder:
     stock = library_config(model, config)
     stock.attention_dropout = 0.0  # blocks run without: nothing may promise it
     inner = stock_model(model, KINDS[config.model_type], stock, fresh=fresh)
     base = inner.model
     base.rotary_emb = Angles(type(base.rotary_emb)(stock))
     if hasattr(base.embed_tokens, "embed_scale"):  # a buffer that no file brings
-        base.embed_tokens.register_buffer("embed_scale", torch.tensor(config.hidden_size**0.5), persistent=False)
+        base.embed_tokens.register_buffer(
+            "embed_scale", torch.tensor(config.hidden_size**0.5), persistent=False
+        )
     if not model.num_classes:
         inner.score = Features()
     shrink_layers(inner, kept)
@@ -50,25 +63,41 @@ def build(model: Model, config: DecoderConfig, kept: Sequence[Sequence[int]], *,
 
 
 class Angles(nn.Module):
-    """The library's angles, from frequencies that stay as they are whatever the weights are rounded to."""
+    """The library's angles, from frequencies that stay as they are whatever the weights are rounded
+    to.
+    """
 
     def __init__(self, stock: Any) -> None:
         super().__init__()
         ending = "inv_freq"
-        names = [name for name, _ in stock.named_buffers() if name.endswith(ending) and "original" not in name]
-        self.speeds = {name.removesuffix(ending).strip("_") or None: getattr(stock, name) for name in names}
-        """By the type of layer, or for all layers under None; no buffers, which a cast of the model would round."""
+        names = [
+            name
+            for name, _ in stock.named_buffers()
+            if name.endswith(ending) and "original" not in name
+        ]
+        self.speeds = {
+            name.removesuffix(ending).strip("_") or None: getattr(stock, name) for name in names
+        }
+        """By the type of layer, or for all layers under None; no buffers, which a cast of the model
+        would round.
+        """
         self.scales = {
-            kind: float(getattr(stock, f"{kind}_attention_scaling" if kind else "attention_scaling"))
+            kind: float(
+                getattr(stock, f"{kind}_attention_scaling" if kind else "attention_scaling")
+            )
             for kind in self.speeds
         }
 
-    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor]:
         """cos and sin for every dimension, in the dtype of `x`."""
         kind = layer_type if layer_type in self.speeds else None
         angles = position_ids[..., None].float() * self.speeds[kind].to(x.device)
         both = torch.cat((angles, angles), dim=-1)
-        return (both.cos() * self.scales[kind]).to(x.dtype), (both.sin() * self.scales[kind]).to(x.dtype)
+        return (both.cos() * self.scales[kind]).to(x.dtype), (both.sin() * self.scales[kind]).to(
+            x.dtype
+        )
 
 
 def anatomy(decoder: Decoder) -> Anatomy:
@@ -79,9 +108,13 @@ def anatomy(decoder: Decoder) -> Anatomy:
         fields = _fields(inputs)
         ids = fields["input_ids"]
         hidden = base.embed_tokens(ids)
-        if config.model_type == "gemma2" and not hasattr(base.embed_tokens, "embed_scale"):  # older versions
+        if config.model_type == "gemma2" and not hasattr(
+            base.embed_tokens, "embed_scale"
+        ):  # older versions
             hidden = hidden * torch.tensor(config.hidden_size**0.5, dtype=hidden.dtype)
-        return Stack(hidden, _causal(ids, fields.get("attention_mask"), hidden, config.pad_token_id))
+        return Stack(
+            hidden, _causal(ids, fields.get("attention_mask"), hidden, config.pad_token_id)
+        )
 
     def readout(stack: Stack) -> Tensor:
         real = real_tokens(stack)
@@ -93,7 +126,10 @@ def anatomy(decoder: Decoder) -> Anatomy:
     return Anatomy(
         embed=embed,
         embed_parts=(base.embed_tokens,),
-        blocks=tuple(_block(layer, at, decoder.kept[at], base, config) for at, layer in enumerate(base.layers)),
+        blocks=tuple(
+            _block(layer, at, decoder.kept[at], base, config)
+            for at, layer in enumerate(base.layers)
+        ),
         readout=readout,
         readout_parts=(base.norm, inner.score),
     )
@@ -104,7 +140,9 @@ def _fields(inputs: Any) -> Mapping[str, Tensor]:
 
 
 def _causal(ids: Tensor, mask: Tensor | None, hidden: Tensor, padding: int) -> Tensor:
-    """What hides later tokens and padding, and with the padding whatever stands behind the token that is read."""
+    """What hides later tokens and padding, and with the padding whatever stands behind the token
+    that is read.
+    """
     places = counted(hidden[0, :, 0])
     last = (places * (ids != padding)).amax(dim=1, keepdim=True)
     real = places <= last
@@ -117,7 +155,11 @@ def _causal(ids: Tensor, mask: Tensor | None, hidden: Tensor, padding: int) -> T
 def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) -> Block:
     attn, none = layer.self_attn, nn.Identity()
     kind = getattr(attn, "layer_type", None)
-    reach = getattr(attn, "sliding_window", None) if config.model_type != "mistral" else config.sliding_window
+    reach = (
+        getattr(attn, "sliding_window", None)
+        if config.model_type != "mistral"
+        else config.sliding_window
+    )
     normed = {"q_norm": attn.q_norm, "k_norm": attn.k_norm} if config.model_type in NORMED else {}
     site = attention_of(
         layer,
@@ -126,7 +168,9 @@ def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) ->
         row,
         scale=attn.scaling,
         rotate=_rotation(base, kind),
-        bias=None if reach is None or kind not in (None, LOCAL) else window(lambda apart: apart >= reach),
+        bias=None
+        if reach is None or kind not in (None, LOCAL)
+        else window(lambda apart: apart >= reach),
         queries=attn.num_key_value_groups,
         # Gemma 3 has the setting and does not use it.
         softcap=attn.attn_logit_softcapping if config.model_type == "gemma2" else None,
@@ -134,7 +178,9 @@ def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) ->
     )
     if config.model_type in SANDWICHED:
         norms = layer.post_attention_layernorm, layer.pre_feedforward_layernorm, layer.mlp
-        return Block(layer.input_layernorm, site, *norms, layer.post_feedforward_layernorm, sandwiched=True)
+        return Block(
+            layer.input_layernorm, site, *norms, layer.post_feedforward_layernorm, sandwiched=True
+        )
     return Block(layer.input_layernorm, site, none, layer.post_attention_layernorm, layer.mlp, none)
 
 
@@ -144,7 +190,9 @@ def _rotation(base: Any, layer_type: str | None) -> Callable[[Tensor], Tensor]:
     def rotate(heads: Tensor) -> Tensor:
         positions = counted(heads[0, 0, :, 0])[None]
         # It turns two at once: the second has no heads here.
-        turned: Tensor = apply_rotary_pos_emb(heads, heads[:, :0], *base.rotary_emb(heads, positions, layer_type))[0]
+        turned: Tensor = apply_rotary_pos_emb(
+            heads, heads[:, :0], *base.rotary_emb(heads, positions, layer_type)
+        )[0]
         return turned
 
     return rotate

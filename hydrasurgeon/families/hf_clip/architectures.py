@@ -1,5 +1,6 @@
-"""The image towers of transformers' CLIP and SigLIP as tables: what an image classifier reads of config.json, and its
-tensors on disk, without torch."""
+"""The image towers of transformers' CLIP and SigLIP as tables: what an image classifier reads of
+config.json, and its tensors on disk, without torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.hf_encoder.architectures import Activation, Encoder, Epsilon, Facts, ImageEncoder, Kind
+from hydrasurgeon.families.hf_encoder.architectures import (
+    Activation,
+    Encoder,
+    Epsilon,
+    Facts,
+    ImageEncoder,
+    Kind,
+)
 from hydrasurgeon.families.settings import Chance, Edge, patches
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm
 
@@ -47,11 +55,15 @@ class SiglipConfig(Tower):
         return {**made, "vision_config": {**made["vision_config"], "vision_use_head": False}}
 
 
-CLIP = Kind(ClipConfig, "vision_model", "vision", ("CLIPForImageClassification",), layer="encoder.layers.{}")
+CLIP = Kind(
+    ClipConfig, "vision_model", "vision", ("CLIPForImageClassification",), layer="encoder.layers.{}"
+)
 """What its modules are called."""
 KINDS: dict[str, Kind] = {
     "clip": CLIP,
-    "siglip": Kind(SiglipConfig, CLIP.prefix, CLIP.tower, ("SiglipForImageClassification",), layer=CLIP.layer),
+    "siglip": Kind(
+        SiglipConfig, CLIP.prefix, CLIP.tower, ("SiglipForImageClassification",), layer=CLIP.layer
+    ),
 }
 """SigLIP 2 is SigLIP, but for its models that read images of any shape."""
 
@@ -60,7 +72,11 @@ def flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A config.json with the image tower's sizes in it, and not in a record of their own."""
     kind = str(config.get("model_type"))
     # Where older files have both, the library takes this one.
-    tower = config if kind.endswith(ALONE) else config.get("vision_config_dict") or config.get("vision_config") or {}
+    tower = (
+        config
+        if kind.endswith(ALONE)
+        else config.get("vision_config_dict") or config.get("vision_config") or {}
+    )
     if not isinstance(tower, Mapping):
         raise CheckpointError(f"{where}: config.json: vision_config: is not a record")
     facts = Facts.names()

@@ -1,4 +1,6 @@
-"""transformers' CLIP and SigLIP with both towers, as tables: what config.json says, and tensors on disk."""
+"""transformers' CLIP and SigLIP with both towers, as tables: what config.json says, and tensors on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from pydantic import Field, model_validator
 from hydrasurgeon.errors import CheckpointError, ManifestError
 from hydrasurgeon.families.hf_clip import architectures as images
 from hydrasurgeon.families.hf_clip.architectures import ClipConfig, SiglipConfig, flat
-from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, Kind, TextEncoder, stock_config
+from hydrasurgeon.families.hf_encoder.architectures import (
+    Activation,
+    Epsilon,
+    Kind,
+    TextEncoder,
+    stock_config,
+)
 from hydrasurgeon.families.prompts import Prompts
 from hydrasurgeon.families.settings import Chance, Count, Settings, Size, parse
 from hydrasurgeon.families.weights import Weight, linear, norm
@@ -63,9 +71,17 @@ class Towers(Settings):
     def _fit_together(self) -> Self:
         vision, text = self.vision_config, self.text_config
         if {vision.model_type, text.model_type} != {self.model_type}:
-            raise ValueError(f"towers of {vision.model_type} and {text.model_type} in a {self.model_type}")
-        if isinstance(text, SiglipText) and (text.projection_size or text.hidden_size) != vision.hidden_size:
-            raise ValueError(f"texts end in {text.projection_size or text.hidden_size}, images in {vision.hidden_size}")
+            raise ValueError(
+                f"towers of {vision.model_type} and {text.model_type} in a {self.model_type}"
+            )
+        if (
+            isinstance(text, SiglipText)
+            and (text.projection_size or text.hidden_size) != vision.hidden_size
+        ):
+            raise ValueError(
+                f"texts end in {text.projection_size or text.hidden_size}, images in "
+                f"{vision.hidden_size}"
+            )
         return self
 
     @property
@@ -94,10 +110,18 @@ def read_towers(config: Mapping[str, Any], where: str) -> Towers:
     if not isinstance(text, Mapping):
         raise CheckpointError(f"{at}: text_config: is not a record")
     towers = {
-        "vision_config": stock_config(flat(config, where), f"{at}: vision_config", images.KINDS).written(),
-        "text_config": stock_config({**text, "model_type": kind}, f"{at}: text_config", TEXTS).written(),
+        "vision_config": stock_config(
+            flat(config, where), f"{at}: vision_config", images.KINDS
+        ).written(),
+        "text_config": stock_config(
+            {**text, "model_type": kind}, f"{at}: text_config", TEXTS
+        ).written(),
     }
-    width = {"projection_dim": config["projection_dim"]} if kind == "clip" and "projection_dim" in config else {}
+    width = (
+        {"projection_dim": config["projection_dim"]}
+        if kind == "clip" and "projection_dim" in config
+        else {}
+    )
     return parse(Towers, {"model_type": kind, **towers, **width}, at)
 
 
@@ -116,10 +140,14 @@ def weights(config: Towers) -> Iterator[Weight]:
         yield Weight("logit_bias", scalar, "readout")
     yield from images.weights(vision, 0)
     if clip:
-        yield from linear("visual_projection", config.embed_dim, vision.hidden_size, "readout", bias=False)
+        yield from linear(
+            "visual_projection", config.embed_dim, vision.hidden_size, "readout", bias=False
+        )
     else:
         yield from (part.within("vision_model.head", None) for part in _pool(vision))
-    yield Weight(f"{TEXT}.embeddings.token_embedding.weight", (text.vocab_size, width), "embedding", "text")
+    yield Weight(
+        f"{TEXT}.embeddings.token_embedding.weight", (text.vocab_size, width), "embedding", "text"
+    )
     positions = (text.max_position_embeddings, width)
     yield Weight(f"{TEXT}.embeddings.position_embedding.weight", positions, "embedding", "text")
     for layer in range(text.num_hidden_layers):

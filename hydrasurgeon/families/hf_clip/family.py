@@ -1,4 +1,6 @@
-"""transformers' CLIP and SigLIP with a classifier of images: transformers' files, towers of their own."""
+"""transformers' CLIP and SigLIP with a classifier of images: transformers' files, towers of their
+own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""transformers' CLIP and SigLIP image classifiers with any number of heads in each layer, taken apart."""
+"""transformers' CLIP and SigLIP image classifiers with any number of heads in each layer, taken
+apart.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from hydrasurgeon.families.hf_encoder.modules import Encoder, attention_of
 def anatomy(encoder: Encoder) -> Anatomy:
     inner: Any = encoder.model
     base, clip = inner.vision_model, encoder.kind == "clip"
-    embedding, none = (base.embeddings, base.pre_layrnorm) if clip else (base.embeddings,), nn.Identity()
+    embedding, none = (
+        (base.embeddings, base.pre_layrnorm) if clip else (base.embeddings,),
+        nn.Identity(),
+    )
 
     def embed(inputs: Any) -> Stack:
         hidden = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
@@ -24,7 +29,8 @@ def anatomy(encoder: Encoder) -> Anatomy:
         return Stack(hidden)
 
     def readout(stack: Stack) -> Tensor:
-        # CLIP's has a class token in front of the patches, and its norm is the pooled token's alone.
+        # CLIP's has a class token in front of the patches, and its norm is the pooled token's
+        # alone.
         patches = stack.hidden[:, 1:] if clip else base.post_layernorm(stack.hidden)
         logits: Tensor = inner.classifier(patches.mean(dim=1))
         return logits

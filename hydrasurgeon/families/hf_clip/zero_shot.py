@@ -86,11 +86,18 @@ class HFZeroShot(NamedClasses):
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         config = towers_of(model, f"{where}: model.config")
         if model.arch != ARCHS[config.model_type]:
-            raise ManifestError(f"{where}: model.arch: {model.arch[:60]!r} is no {config.model_type} of both towers")
+            raise ManifestError(
+                f"{where}: model.arch: {model.arch[:60]!r} is no {config.model_type} of both towers"
+            )
         super().check(model, towers, where)
         check_prompts(model, config.zero_shot, where)
         at = f"{where}: model.preprocess"
-        check_size(config.vision_config, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)
+        check_size(
+            config.vision_config,
+            parse(Images, model.preprocess, at, error=ManifestError),
+            at,
+            ManifestError,
+        )
 
     def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
         check_recorded(model, _of_texts(files), where)
@@ -125,9 +132,15 @@ class HFZeroShot(NamedClasses):
         }
 
     def usage(self, manifest: Manifest) -> Usage:
-        return "transformers", "zero-shot-image-classification", USAGE.format(arch=manifest.model.arch)
+        return (
+            "transformers",
+            "zero-shot-image-classification",
+            USAGE.format(arch=manifest.model.arch),
+        )
 
-    def tokenizing(self, model: Model, files: Mapping[str, str]) -> Callable[[Sequence[str]], Tensor]:
+    def tokenizing(
+        self, model: Model, files: Mapping[str, str]
+    ) -> Callable[[Sequence[str]], Tensor]:
         from hydrasurgeon.families.hf_clip.zero_shot_modules import tokens
 
         text = towers_of(model).text_config
@@ -135,7 +148,9 @@ class HFZeroShot(NamedClasses):
         facts = (text.model_type, text.max_position_embeddings, text.vocab_size, called)
         return partial(tokens, files=dict(files), facts=facts)
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         from hydrasurgeon.families.hf_clip.zero_shot_modules import build
 
         return build(model, towers_of(model), kept, fresh=fresh)

@@ -1,4 +1,6 @@
-"""transformers' CLIP and SigLIP with any number of heads in each layer of both towers, by class names."""
+"""transformers' CLIP and SigLIP with any number of heads in each layer of both towers, by class
+names.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,27 @@ class BothTowers(ZeroShot):
 
     def __init__(self, model: nn.Module, classes: int, kept: Kept, config: Towers) -> None:
         super().__init__(model, classes)
-        self.kept, self.clip, self.pairwise = kept, config.model_type == "clip", config.model_type == "siglip"
+        self.kept, self.clip, self.pairwise = (
+            kept,
+            config.model_type == "clip",
+            config.model_type == "siglip",
+        )
         self.end = getattr(config.text_config, "eos_token_id", 0)
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        return self.projected("visual_projection", self.model.vision_model(pixel_values=pixels).pooler_output)
+        return self.projected(
+            "visual_projection", self.model.vision_model(pixel_values=pixels).pooler_output
+        )
 
     def encode_texts(self, tokens: Tensor) -> Tensor:
-        return self.projected("text_projection", self.model.text_model(input_ids=tokens).pooler_output)
+        return self.projected(
+            "text_projection", self.model.text_model(input_ids=tokens).pooler_output
+        )
 
     def projected(self, name: str, pooled: Tensor) -> Tensor:
-        """CLIP's features, by the projection of this name; SigLIP's end where images and texts meet."""
+        """CLIP's features, by the projection of this name; SigLIP's end where images and texts
+        meet.
+        """
         features: Tensor = getattr(self.model, name)(pooled) if self.clip else pooled
         return features
 
@@ -52,7 +64,9 @@ class BothTowers(ZeroShot):
             if not self.clip:
                 return read_first(hidden, torch.full_like(ids[:, 0], ids.shape[1] - 1), None)
             at = (ids if self.end == HIGHEST else torch.eq(ids, self.end).int()).argmax(dim=-1)
-            never = torch.full((ids.shape[1],) * 2, float("-inf"), device=ids.device, dtype=hidden.dtype)
+            never = torch.full(
+                (ids.shape[1],) * 2, float("-inf"), device=ids.device, dtype=hidden.dtype
+            )
             return read_first(hidden, at, never.triu(1))
 
         def readout(stack: Stack) -> Tensor:
@@ -73,7 +87,9 @@ class BothTowers(ZeroShot):
     def blocks(self, tower: str) -> tuple[Block, ...]:
         """A tower's layers."""
         none, layers = nn.Identity(), layers_of(self.model, tower)
-        sites = (attention_of(layer, tower, at, self.kept[tower][at]) for at, layer in enumerate(layers))
+        sites = (
+            attention_of(layer, tower, at, self.kept[tower][at]) for at, layer in enumerate(layers)
+        )
         return tuple(
             Block(layer.layer_norm1, site, none, layer.layer_norm2, layer.mlp, none)
             for layer, site in zip(layers, sites, strict=True)
@@ -138,14 +154,19 @@ def anatomy(module: BothTowers) -> Anatomy:
     )
 
 
-def tokens(texts: Sequence[str], *, files: Mapping[str, str], facts: tuple[str, int, int, str]) -> Tensor:
-    """Token ids of texts, as the type's own processor makes them; `facts`: the type, tokens of a text, words, and what
-    class the tokenizer is of."""
+def tokens(
+    texts: Sequence[str], *, files: Mapping[str, str], facts: tuple[str, int, int, str]
+) -> Tensor:
+    """Token ids of texts, as the type's own processor makes them; `facts`: the type, tokens of a
+    text, words, and what class the tokenizer is of.
+    """
     kind, length, words, called = facts
     if kind == "siglip":
         texts = [canonical(text, bare=called.startswith("SiglipTokenizer")) for text in texts]
     read = _tokenizer(tuple(sorted(files.items())), kind, words)
-    made = read(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    made = read(
+        list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+    )
     ids: Tensor = made["input_ids"]
     return ids
 
@@ -153,7 +174,11 @@ def tokens(texts: Sequence[str], *, files: Mapping[str, str], facts: tuple[str, 
 def canonical(text: str, *, bare: bool) -> str:
     """As SigLIP's texts are written: in lower case, the first version's without punctuation."""
     text = text.lower()
-    return re.sub(r"\s+", " ", text.translate(str.maketrans("", "", string.punctuation))).strip() if bare else text
+    return (
+        re.sub(r"\s+", " ", text.translate(str.maketrans("", "", string.punctuation))).strip()
+        if bare
+        else text
+    )
 
 
 @lru_cache(maxsize=4)

@@ -1,7 +1,9 @@
-"""transformers' encoders as tables: what config.json says, tensor names on disk, and their shapes, without torch.
+"""transformers' encoders as tables: what config.json says, tensor names on disk, and their shapes,
+without torch.
 
-Only the records' fields reach transformers: `auto_map`, `attn_implementation`, `quantization_config` have none. Names
-are those that `save_pretrained` of the classification model writes, whatever modules are called in memory.
+Only the records' fields reach transformers: `auto_map`, `attn_implementation`,
+`quantization_config` have none. Names are those that `save_pretrained` of the classification model
+writes, whatever modules are called in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +15,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.families.settings import Chance, Count, Pair, Settings, Size, known, pair, parse, patches
+from hydrasurgeon.families.settings import (
+    Chance,
+    Count,
+    Pair,
+    Settings,
+    Size,
+    known,
+    pair,
+    parse,
+    patches,
+)
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm
 from hydrasurgeon.files.manifest import Model
 
@@ -35,7 +47,9 @@ Spread = Annotated[float, Field(ge=0)]
 
 
 class Facts(Settings):
-    """What config.json says of a file rather than of an architecture: it follows from the manifest later."""
+    """What config.json says of a file rather than of an architecture: it follows from the manifest
+    later.
+    """
 
     architectures: list[str] | None = None
     id2label: dict[str, str | int] | None = None
@@ -70,7 +84,9 @@ class Encoder(Settings):
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"dim {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
+            raise ValueError(
+                f"dim {self.hidden_size} is not a multiple of {self.num_attention_heads} heads"
+            )
         return self
 
 
@@ -83,9 +99,14 @@ class TextEncoder(Encoder):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
-            raise ValueError(f"pad_token_id {self.pad_token_id} is none of {self.vocab_size} words (vocab_size)")
+            raise ValueError(
+                f"pad_token_id {self.pad_token_id} is none of {self.vocab_size} words (vocab_size)"
+            )
         if self.longest < 1:
-            raise ValueError(f"max_position_embeddings {self.max_position_embeddings} leaves no place for a token")
+            raise ValueError(
+                f"max_position_embeddings {self.max_position_embeddings} leaves no place for a "
+                "token"
+            )
         return self
 
     @property
@@ -106,7 +127,9 @@ class RobertaConfig(BertConfig):
 
     @property
     def longest(self) -> int:
-        return self.max_position_embeddings - self.pad_token_id - 1  # positions count from behind it
+        return (
+            self.max_position_embeddings - self.pad_token_id - 1
+        )  # positions count from behind it
 
 
 class XLMRobertaConfig(RobertaConfig):
@@ -185,7 +208,11 @@ class Kind:
     classes: tuple[str, ...]
     """Classification models of transformers, the usual one first."""
     layer: str = "encoder.layer.{}"
-    qkv: tuple[str, ...] = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
+    qkv: tuple[str, ...] = (
+        "attention.attention.query",
+        "attention.attention.key",
+        "attention.attention.value",
+    )
     out: str = "attention.output.dense"
     mlp: tuple[str, str] = ("intermediate.dense", "output.dense")
     norms: tuple[str, str] = ("layernorm_before", "layernorm_after")
@@ -193,7 +220,9 @@ class Kind:
     """Linear layers of the classifier with their output: `dim` or `classes`."""
     pooler: bool = False
     weights_dropout: tuple[str, ...] = ()
-    """The modules within a layer that drop what makes attention weights; none where there is only a rate."""
+    """The modules within a layer that drop what makes attention weights; none where there is only a
+    rate.
+    """
 
 
 BERT = Kind(
@@ -231,9 +260,18 @@ DINOV2 = replace(
 KINDS: dict[str, Kind] = {
     "bert": BERT,
     "roberta": ROBERTA,
-    "xlm-roberta": replace(ROBERTA, record=XLMRobertaConfig, classes=("XLMRobertaForSequenceClassification",)),
-    "camembert": replace(ROBERTA, record=XLMRobertaConfig, classes=("CamembertForSequenceClassification",)),
-    "electra": replace(ROBERTA, record=ElectraConfig, prefix="electra", classes=("ElectraForSequenceClassification",)),
+    "xlm-roberta": replace(
+        ROBERTA, record=XLMRobertaConfig, classes=("XLMRobertaForSequenceClassification",)
+    ),
+    "camembert": replace(
+        ROBERTA, record=XLMRobertaConfig, classes=("CamembertForSequenceClassification",)
+    ),
+    "electra": replace(
+        ROBERTA,
+        record=ElectraConfig,
+        prefix="electra",
+        classes=("ElectraForSequenceClassification",),
+    ),
     "distilbert": Kind(
         DistilBertConfig,
         "distilbert",
@@ -259,7 +297,9 @@ KINDS: dict[str, Kind] = {
     ),
     "vit": VIT,
     "deit": replace(
-        VIT, prefix="deit", classes=("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher")
+        VIT,
+        prefix="deit",
+        classes=("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
     ),
     "dinov2": DINOV2,
     "dinov2_with_registers": replace(
@@ -273,13 +313,19 @@ KINDS: dict[str, Kind] = {
 
 
 def stock_config(raw: Mapping[str, Any], where: str, kinds: Mapping[str, Kind] = KINDS) -> Encoder:
-    """The record of a config.json as transformers and its users write it: what it does not know is left out."""
+    """The record of a config.json as transformers and its users write it: what it does not know is
+    left out.
+    """
     record = kinds[raw["model_type"]].record
-    said = {key: value for key, value in known(record, raw).items() if value is not None or key in NONE}
+    said = {
+        key: value for key, value in known(record, raw).items() if value is not None or key in NONE
+    }
     return parse(record, said, where)
 
 
-def config_of(model: Model, where: str = "model.config", kinds: Mapping[str, Kind] = KINDS) -> Encoder:
+def config_of(
+    model: Model, where: str = "model.config", kinds: Mapping[str, Kind] = KINDS
+) -> Encoder:
     """The record of a manifest's config; ManifestError where it is none."""
     kind = model.config.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:
@@ -289,7 +335,9 @@ def config_of(model: Model, where: str = "model.config", kinds: Mapping[str, Kin
 
 
 def class_name(kind: Kind, model: Model) -> str:
-    """The table's own spelling of a model's class: the only one that may reach code or an attribute's name."""
+    """The table's own spelling of a model's class: the only one that may reach code or an
+    attribute's name.
+    """
     return kind.classes[kind.classes.index(model.arch)]
 
 
@@ -298,13 +346,21 @@ def has_pooler(config: Encoder, kind: Kind) -> bool:
 
 
 def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
-    """Name as `save_pretrained` of the classifier writes it → name in this file, which may lack the prefix."""
+    """Name as `save_pretrained` of the classifier writes it → name in this file, which may lack the
+    prefix.
+    """
     stored_as, dot = {name: name for name in stored}, f"{kind.prefix}."
     bare = not any(name.startswith(dot) for name in stored_as)
     classifiers = tuple(f"{name}." for name, _ in kind.classifier)
     for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
-        stored_as = {n.removesuffix(old) + new if n.endswith(old) else n: name for n, name in stored_as.items()}
-    return {n if not bare or n.startswith(classifiers) else f"{dot}{n}": name for n, name in stored_as.items()}
+        stored_as = {
+            n.removesuffix(old) + new if n.endswith(old) else n: name
+            for n, name in stored_as.items()
+        }
+    return {
+        n if not bare or n.startswith(classifiers) else f"{dot}{n}": name
+        for n, name in stored_as.items()
+    }
 
 
 def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
@@ -359,7 +415,10 @@ def _words(config: Encoder) -> Named:
         yield "embeddings.token_type_embeddings.weight", (config.type_vocab_size, width)
     yield from (("embeddings.LayerNorm.weight", (width,)), ("embeddings.LayerNorm.bias", (width,)))
     if width != dim:
-        yield from (("embeddings_project.weight", (dim, width)), ("embeddings_project.bias", (dim,)))
+        yield from (
+            ("embeddings_project.weight", (dim, width)),
+            ("embeddings_project.bias", (dim,)),
+        )
     if isinstance(config, MPNetConfig):
         # One column for each head of every layer.
         table = (config.relative_attention_num_buckets, config.num_attention_heads)

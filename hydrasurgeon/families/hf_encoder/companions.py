@@ -1,4 +1,6 @@
-"""The files beside a model that live data needs: which there may be, what they may say, and what is made of them."""
+"""The files beside a model that live data needs: which there may be, what they may say, and what is
+made of them.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,22 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from hydrasurgeon.errors import CheckpointError, Disagreement
-from hydrasurgeon.families.hf_encoder.architectures import Dinov2Config, Encoder, ImageEncoder, TextEncoder
-from hydrasurgeon.families.settings import Colours, Edge, Images, Settings, Texts, known, pair, parse
+from hydrasurgeon.families.hf_encoder.architectures import (
+    Dinov2Config,
+    Encoder,
+    ImageEncoder,
+    TextEncoder,
+)
+from hydrasurgeon.families.settings import (
+    Colours,
+    Edge,
+    Images,
+    Settings,
+    Texts,
+    known,
+    pair,
+    parse,
+)
 from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import Model
 
@@ -35,12 +51,20 @@ SPECIAL_KEYS = (
 )
 """What special_tokens_map.json may say."""
 CONFIG_KEYS = (
-    *(*SPECIAL_KEYS, "tokenizer_class", "model_max_length", "extra_special_tokens", "added_tokens_decoder"),
+    *(
+        *SPECIAL_KEYS,
+        "tokenizer_class",
+        "model_max_length",
+        "extra_special_tokens",
+        "added_tokens_decoder",
+    ),
     *("padding_side", "truncation_side", "do_lower_case", "do_basic_tokenize", "strip_accents"),
     *("tokenize_chinese_chars", "add_prefix_space", "trim_offsets", "split_by_punct", "unk_id"),
     "model_input_names",
 )
-"""What tokenizer_config.json may say: what changes which ids a text becomes, and which of its outputs a model reads."""
+"""What tokenizer_config.json may say: what changes which ids a text becomes, and which of its
+outputs a model reads.
+"""
 # The largest vocabularies in use, written as JSON, have 35 MB.
 MAX_BYTES = 64 << 20
 GENERIC = "PreTrainedTokenizerFast"
@@ -118,7 +142,9 @@ def files_sha256(files: Mapping[str, str]) -> str:
 
 
 def check_files(files: Mapping[str, str], where: str) -> None:
-    """CheckpointError for small files that say what they may not; vocabularies are read when texts are."""
+    """CheckpointError for small files that say what they may not; vocabularies are read when texts
+    are.
+    """
     _tokenizer(files, where)
     _processor(files, where)
 
@@ -134,8 +160,13 @@ def _tokenizer(files: Mapping[str, str], where: str) -> dict[str, dict[str, Any]
         raise CheckpointError(f"{where}: {ADDED}: a word has no number")
     if not CLASSES.fullmatch(called):
         if WHOLE not in files:
-            what = f"{where}: {CONFIG}: tokenizer_class {called[:60]!r} is not supported without {WHOLE}"
-            raise CheckpointError(what, hint="Save the tokenizer by transformers once, which writes tokenizer.json.")
+            what = (
+                f"{where}: {CONFIG}: tokenizer_class {called[:60]!r} is not supported without "
+                f"{WHOLE}"
+            )
+            raise CheckpointError(
+                what, hint="Save the tokenizer by transformers once, which writes tokenizer.json."
+            )
         config["tokenizer_class"] = GENERIC
     return small
 
@@ -156,13 +187,18 @@ def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
     if "auto_map" in raw:
         # We execute nothing, but who loads what we write may trust its code: ours.
         what = f"{where}: {name}: runs code of its own (auto_map), which is not executed"
-        raise CheckpointError(what, hint="If transformers' own classes do as well, take auto_map out of it.")
+        raise CheckpointError(
+            what, hint="If transformers' own classes do as well, take auto_map out of it."
+        )
     return raw
 
 
-def load_tokenizer(files: Mapping[str, str], model_type: str, words: int, reader: str = "AutoTokenizer") -> Any:
-    """transformers' tokenizer of these files, each rewritten with what it may say; ids are below `words`. `reader` is
-    the class that reads them."""
+def load_tokenizer(
+    files: Mapping[str, str], model_type: str, words: int, reader: str = "AutoTokenizer"
+) -> Any:
+    """transformers' tokenizer of these files, each rewritten with what it may say; ids are below
+    `words`. `reader` is the class that reads them.
+    """
     import transformers
 
     from hydrasurgeon.data.texts import blamed
@@ -174,19 +210,28 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int, reader
     texts = {name: files[name] for name in (WHOLE, *VOCABULARIES) if name in files}
     for name in (name for name in texts if name.endswith(".json")):
         # Before tokenizers sees them: it makes room for every number below the largest.
-        _check_numbers(_numbers(parse_json(texts[name], f"{where}: {name}", most=MAX_BYTES)), words, f"{where}: {name}")
+        _check_numbers(
+            _numbers(parse_json(texts[name], f"{where}: {name}", most=MAX_BYTES)),
+            words,
+            f"{where}: {name}",
+        )
     small = _tokenizer(files, where)
     texts |= {name: json.dumps(small[name]) for name in small if name == CONFIG or name in files}
     named = ", ".join(sorted(texts))
-    # transformers takes the class that tokenizer_config.json names only if it knows what model it is for.
+    # transformers takes the class that tokenizer_config.json names only if it knows what model it
+    # is for.
     texts["config.json"] = json.dumps({"model_type": model_type})
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         with blamed(f"{where} cannot be made of {named}", hide=folder), quietly():
-            made = getattr(transformers, reader).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            made = getattr(transformers, reader).from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     if made.pad_token_id is None:
-        raise CheckpointError(f"{where} has no token for padding", hint=f"Name one as pad_token in {CONFIG}.")
+        raise CheckpointError(
+            f"{where} has no token for padding", hint=f"Name one as pad_token in {CONFIG}."
+        )
     _check_numbers(made.get_vocab().values(), words, where)
     return made
 
@@ -211,7 +256,11 @@ def _numbers(vocabulary: Any) -> list[int]:
     model, added = vocabulary.get("model"), vocabulary.get("added_tokens")
     numbered = model.get("vocab") if isinstance(model, dict) else vocabulary
     ids = list(numbered.values()) if isinstance(numbered, dict) else []
-    ids += [word.get("id") for word in added if isinstance(word, dict)] if isinstance(added, list) else []
+    ids += (
+        [word.get("id") for word in added if isinstance(word, dict)]
+        if isinstance(added, list)
+        else []
+    )
     return [number for number in ids if type(number) is int]
 
 
@@ -227,7 +276,9 @@ def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[st
     recorded = {"files_sha256": files_sha256(files)} if files else {}
     if isinstance(config, TextEncoder):
         limit = _tokenizer(files, where)[CONFIG].get("model_max_length", config.longest)
-        return parse(Texts, {"max_length": min(config.longest, int(limit)), **recorded}, where).written()
+        return parse(
+            Texts, {"max_length": min(config.longest, int(limit)), **recorded}, where
+        ).written()
     assert isinstance(config, ImageEncoder)
     said, place = _processor(files, where), f"{where}: {PREPROCESSOR}"
     images = parse(Images, {**_sizing(config, said), **_colours(config, said), **recorded}, place)
@@ -235,8 +286,12 @@ def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[st
     return images.written()
 
 
-def check_size(config: ImageEncoder, images: Images, where: str, error: type[CheckpointError]) -> None:
-    """Refuse images that the model does not read; DINOv2 stretches its table of positions over images of any size."""
+def check_size(
+    config: ImageEncoder, images: Images, where: str, error: type[CheckpointError]
+) -> None:
+    """Refuse images that the model does not read; DINOv2 stretches its table of positions over
+    images of any size.
+    """
     size = images.input_size[1:] if isinstance(config, Dinov2Config) else pair(config.image_size)
     images.check(config.num_channels, size, where, error)
 
@@ -244,14 +299,20 @@ def check_size(config: ImageEncoder, images: Images, where: str, error: type[Che
 def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     """Resizing and cropping."""
     usual = USUAL[config.model_type]
-    size, crop = (processor.size, processor.crop_size) if processor.size is not None else _usual_sizes(config)
+    size, crop = (
+        (processor.size, processor.crop_size)
+        if processor.size is not None
+        else _usual_sizes(config)
+    )
     if isinstance(size, int):
         size = {"height": size, "width": size} if usual.squash else {"shortest_edge": size}
     if isinstance(crop, int):
         crop = {"height": crop, "width": crop}
     edge = size.get("height", size.get("shortest_edge", 1))
     target = size if crop is None or processor.do_center_crop is False else crop
-    height, width = (target.get(side, target.get("shortest_edge", 1)) for side in ("height", "width"))
+    height, width = (
+        target.get(side, target.get("shortest_edge", 1)) for side in ("height", "width")
+    )
     resample = processor.resample if processor.resample is not None else usual.resample
     return {
         "input_size": [config.num_channels, height, width],
@@ -270,7 +331,9 @@ def _usual_sizes(config: ImageEncoder) -> tuple[Sides, Sides]:
         height = width = 224
     usual = USUAL[config.model_type]
     high, wide = (round(edge * usual.larger) for edge in (height, width))
-    size: Sides = {"height": high, "width": wide} if usual.squash else {"shortest_edge": min(high, wide)}
+    size: Sides = (
+        {"height": high, "width": wide} if usual.squash else {"shortest_edge": min(high, wide)}
+    )
     return size, {"height": height, "width": width}
 
 
@@ -282,7 +345,8 @@ def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     mean = processor.image_mean if processor.image_mean is not None else usual[0]
     std = processor.image_std if processor.image_std is not None else usual[1]
     return {
-        name: list(one if len(one) == channels else one[:1] * channels) for name, one in (("mean", mean), ("std", std))
+        name: list(one if len(one) == channels else one[:1] * channels)
+        for name, one in (("mean", mean), ("std", std))
     }
 
 
@@ -306,13 +370,18 @@ def _written(images: Images) -> dict[str, Any]:
 
 def image_processor(model: Model) -> str:
     """The text of preprocessor_config.json."""
-    return json.dumps(_written(parse(Images, model.preprocess, "model.preprocess")), indent=2) + "\n"
+    return (
+        json.dumps(_written(parse(Images, model.preprocess, "model.preprocess")), indent=2) + "\n"
+    )
 
 
 def check_recorded(model: Model, files: Mapping[str, str], where: str) -> None:
     """Refuse companions that are not the ones the manifest speaks of, or say what they may not."""
     recorded = model.preprocess.get("files_sha256")
     if files and recorded is not None and recorded != files_sha256(files):
-        what = f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}"
+        what = (
+            f"{where}: the manifest belongs to another tokenizer or preprocessor than "
+            f"{', '.join(files)}"
+        )
         raise Disagreement(what, hint="Restore the matching files.")
     check_files(files, where)

@@ -1,10 +1,10 @@
-"""A classifier that carries a decision state: beside logits it answers how sure it is, and whether it knows such
-inputs.
+"""A classifier that carries a decision state: beside logits it answers how sure it is, and whether
+it knows such inputs.
 
-Written by hydrasurgeon; needs torch, transformers and safetensors only. config.json holds the state's numbers under
-`hydrasurgeon.decision`, decision.safetensors its tensors. `logits` are ln p of the calibrated probabilities, so that
-pipelines,
-which take their softmax, give these; in training the model is the plain one.
+Written by hydrasurgeon; needs torch, transformers and safetensors only. config.json holds the
+state's numbers under `hydrasurgeon.decision`, decision.safetensors its tensors. `logits` are ln p
+of the calibrated probabilities, so that pipelines, which take their softmax, give these; in
+training the model is the plain one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Read:
             base.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def _see(self, base: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Where decoders read: they classify every token, and answer by the last that is no padding."""
+        """Where decoders read: they classify every token, and answer by the last that is no
+        padding.
+        """
         ids = named.get("input_ids", arguments[0] if arguments else None)
         if ids is not None and ids.dim() == 2:
             real = (ids != base.config.pad_token_id).int()
@@ -81,7 +83,9 @@ class Read:
 
     def _note(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         features = inputs[0].detach()
-        self.inputs[part] = features if features.dim() == 2 else features[torch.arange(len(features)), self.last]
+        self.inputs[part] = (
+            features if features.dim() == 2 else features[torch.arange(len(features)), self.last]
+        )
 
     def taken(self) -> Tensor:
         """[batch, member, width]; a distilled model's two classifiers side by side."""
@@ -96,7 +100,9 @@ def readers(member: Any, classes: int) -> list[nn.Linear]:
     linear = {
         name: part
         for name, part in member.named_modules()
-        if isinstance(part, nn.Linear) and part.out_features == classes and not name.startswith(encoder)
+        if isinstance(part, nn.Linear)
+        and part.out_features == classes
+        and not name.startswith(encoder)
     }
     return [part for name, part in linear.items() if "." not in name] or list(linear.values())[-1:]
 
@@ -104,7 +110,9 @@ def readers(member: Any, classes: int) -> list[nn.Linear]:
 class Decides:
     """Logits and features → calibrated probabilities, their entropy, and an OOD score; in float64."""
 
-    def __init__(self, config: Any, members: int, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
+    def __init__(
+        self, config: Any, members: int, tensors: Callable[[], Mapping[str, Tensor]]
+    ) -> None:
         try:
             record = config.hydrasurgeon["decision"]
             ood, joint = record["ood"], record.get("joint")
@@ -112,17 +120,25 @@ class Decides:
             self.joint = (
                 None
                 if joint is None
-                else SimpleNamespace(aleatoric=float(joint["aleatoric"]), epistemic=float(joint["epistemic"]))
+                else SimpleNamespace(
+                    aleatoric=float(joint["aleatoric"]), epistemic=float(joint["epistemic"])
+                )
             )
             self.bias = None if record.get("bias") is None else float(record["bias"])
             self.kind = ood["score"]
             self.stored: list[dict[str, Tensor]] = []
             if self.kind not in ON_LOGITS:
                 held, (parts, _) = tensors(), FITTED[self.kind]
-                self.standards = [(float(each["mean"]), float(each["deviation"])) for each in ood["members"]]
-                self.stored = [{part: held[f"{PREFIX}{m}.{part}"] for part in parts} for m in range(members)]
+                self.standards = [
+                    (float(each["mean"]), float(each["deviation"])) for each in ood["members"]
+                ]
+                self.stored = [
+                    {part: held[f"{PREFIX}{m}.{part}"] for part in parts} for m in range(members)
+                ]
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"config.json: hydrasurgeon.decision: is no decision state: {error}") from error
+            raise ValueError(
+                f"config.json: hydrasurgeon.decision: is no decision state: {error}"
+            ) from error
 
     @torch.no_grad()
     def __call__(self, logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
@@ -130,7 +146,9 @@ class Decides:
         z = yes_or_no(logits.float().cpu())
         probs = calibrated(z, self.temperature, self.joint, self.bias)
         logs = probs.clamp_min(TINY_FLOAT).log()
-        if logits.shape[-1] == 1:  # as its own library has it: the probability of yes, and its log-odds
+        if (
+            logits.shape[-1] == 1
+        ):  # as its own library has it: the probability of yes, and its log-odds
             probs, logs = probs[:, 1:], logs[:, 1:] - logs[:, :1]
         score = self._score(z, None if features is None else features.float().cpu())
         fields = {
@@ -149,7 +167,9 @@ class Decides:
         score = FITTED[self.kind][1]
         each = [
             (score(stored, features[:, m], z[:, m]) - mean) / deviation
-            for m, (stored, (mean, deviation)) in enumerate(zip(self.stored, self.standards, strict=True))
+            for m, (stored, (mean, deviation)) in enumerate(
+                zip(self.stored, self.standards, strict=True)
+            )
         ]
         return torch.stack(each).mean(dim=0)
 
@@ -166,15 +186,20 @@ class _Deciding:
         model = made[0] if isinstance(made, tuple) else made
         members = list(model.members) if isinstance(model, HydraModel) else [model]
         hub = hub_options(options)
-        model.decides = Decides(model.config, len(members), lambda: load_file(str(cached_file(path, STATE, **hub))))
+        model.decides = Decides(
+            model.config, len(members), lambda: load_file(str(cached_file(path, STATE, **hub)))
+        )
         if model.decides.stored:
             model.read = Read(members, model.config.num_labels)
         return made
 
     def save_pretrained(self, folder: Any, **options: Any) -> None:
-        """The model without its decision state: a copy could hold other weights, of which the state knows nothing."""
+        """The model without its decision state: a copy could hold other weights, of which the state
+        knows nothing.
+        """
         warnings.warn(
-            "the decision state is not saved with a model that may have been trained: calibrate the copy anew, or copy"
+            "the decision state is not saved with a model that may have been trained: calibrate "
+            "the copy anew, or copy"
             " the directory",
             stacklevel=2,
         )

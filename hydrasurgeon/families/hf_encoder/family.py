@@ -1,5 +1,6 @@
-"""transformers' encoders with a classifier: BERT, RoBERTa and its namesakes, DistilBERT, ELECTRA, MPNet, ViT, DeiT,
-DINOv2."""
+"""transformers' encoders with a classifier: BERT, RoBERTa and its namesakes, DistilBERT, ELECTRA,
+MPNet, ViT, DeiT, DINOv2.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +56,16 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
 
-TASK = re.compile(r"For(?!MaskedLM|PreTraining|MaskedImageModeling|(?:Sequence|Image)Classification)([A-Z]\w*)$")
-"""How the name of a class tells that its head is for another task than to classify an input, or to pretrain."""
-WHOLE = "Supported: classifiers that choose one class, say yes or no, or name any number of labels, for a whole input."
+TASK = re.compile(
+    r"For(?!MaskedLM|PreTraining|MaskedImageModeling|(?:Sequence|Image)Classification)([A-Z]\w*)$"
+)
+"""How the name of a class tells that its head is for another task than to classify an input, or to
+pretrain.
+"""
+WHOLE = (
+    "Supported: classifiers that choose one class, say yes or no, or name any number of "
+    "labels, for a whole input."
+)
 """The hint where a model is made for another task."""
 OTHERS: tuple[tuple[str, Any, str], ...] = (
     ("position_embedding_type", "absolute", "relative positions in every layer"),
@@ -69,15 +77,22 @@ LAYER = re.compile(r"\.layers?\.(\d+)\.(.*)")
 """How the names of modules tell that they are within a layer, and what they are called there."""
 
 MODELLING, DECIDING = "modeling_hydrasurgeon", "deciding_hydrasurgeon"
-"""What is written for transformers to run: the cut model, and the one with a decision state behind it."""
+"""What is written for transformers to run: the cut model, and the one with a decision state behind
+it.
+"""
 OWN_TYPE = "hydrasurgeon_"
-"""What stands before the `model_type` of a config.json whose weights stock transformers would not recognise."""
+"""What stands before the `model_type` of a config.json whose weights stock transformers would not
+recognise.
+"""
 STOCK = "load with trust_remote_code=True"
 """Stands there as the name of the weight file, so that transformers' own classes raise."""
 ACTS = {"temperature", "bias", "joint", "ood"}
 """What of a decision state config.json holds, but for how it was chosen."""
 
-PROBLEM_TYPES = {"single_label": "single_label_classification", "multi_label": "multi_label_classification"}
+PROBLEM_TYPES = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+}
 """Kinds of problem as config.json calls them; for one logit it has no word that means yes or no."""
 
 USAGE = """
@@ -133,7 +148,11 @@ class HFEncoder(Family):
             num_classes=classes,
             labels=_labels(facts, classes),
             preprocess=preprocess(read, files, where),
-            **({"problem": "multi_label"} if facts.problem_type == PROBLEM_TYPES["multi_label"] and classes else {}),
+            **(
+                {"problem": "multi_label"}
+                if facts.problem_type == PROBLEM_TYPES["multi_label"] and classes
+                else {}
+            ),
         )
         return model, self._note(model, named, names, files, where)
 
@@ -141,22 +160,35 @@ class HFEncoder(Family):
         config = self.config(model, f"{where}: model.config")
         classes = self.kinds[config.model_type].classes
         if model.arch not in classes:
-            what = f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}"
+            what = (
+                f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type "
+                f"{config.model_type!r}"
+            )
             raise ManifestError(what, hint=f"Known: {', '.join(classes)}.")
         super().check(model, towers, where)
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
-            check_size(config, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)
+            check_size(
+                config, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError
+            )
             return
         assert isinstance(config, TextEncoder)
         length = parse(Texts, model.preprocess, at, error=ManifestError).max_length
         if length > config.longest:
-            raise ManifestError(f"{at}: max_length: {length} tokens, the model has positions for {config.longest}")
+            raise ManifestError(
+                f"{at}: max_length: {length} tokens, the model has positions for {config.longest}"
+            )
 
     def unclassified(self, config: Encoder, names: Collection[str]) -> Encoder:
-        """The record of a file without a classifier: what of a classifier's input it holds nevertheless."""
+        """The record of a file without a classifier: what of a classifier's input it holds
+        nevertheless.
+        """
         kind = self.kinds[config.model_type]
-        if kind.pooler and config.add_pooling_layer and f"{kind.prefix}.pooler.dense.weight" not in names:
+        if (
+            kind.pooler
+            and config.add_pooling_layer
+            and f"{kind.prefix}.pooler.dense.weight" not in names
+        ):
             # A new classifier brings a new pooler with it.
             return config.model_copy(update={"add_pooling_layer": False})
         return config
@@ -171,7 +203,9 @@ class HFEncoder(Family):
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         facts = parse(Facts, known(Facts, config), f"{where}: config.json")
         names, kind = facts.architectures or [], str(config.get("model_type"))[:60]
-        decoder = config.get("is_decoder") or any("CausalLM" in name or "LMHeadModel" in name for name in names)
+        decoder = config.get("is_decoder") or any(
+            "CausalLM" in name or "LMHeadModel" in name for name in names
+        )
         layouts = [
             f"{what} ({key}={str(config[key])[:60]})"
             for key, fine, what in OTHERS
@@ -183,7 +217,10 @@ class HFEncoder(Family):
         if config.get("auto_map"):
             what = "runs code of its own (auto_map, trust_remote_code), which is not executed"
             if kind in self.kinds:
-                hint = f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
+                hint = (
+                    f"If transformers' own {kind} model runs it as well, take auto_map out of "
+                    "its config.json."
+                )
         elif decoder:
             what = f"{kind} is a decoder of a type that is not supported"
         elif kind not in self.kinds:
@@ -196,7 +233,10 @@ class HFEncoder(Family):
             error, hint = CheckpointError, WHOLE
         elif facts.problem_type == "regression":
             what = "is made for regression, which is not supported"
-            error, hint = CheckpointError, f"{WHOLE} If its logit says yes, take problem_type out of config.json."
+            error, hint = (
+                CheckpointError,
+                f"{WHOLE} If its logit says yes, take problem_type out of config.json.",
+            )
         else:
             return
         raise error(f"{where}: {what}", hint=hint)
@@ -210,7 +250,11 @@ class HFEncoder(Family):
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
         ours = {weight.name for weight in self.weights(model)}
-        return {name: where for name, where in canonical(self.kind(model), stored).items() if name in ours}
+        return {
+            name: where
+            for name, where in canonical(self.kind(model), stored).items()
+            if name in ours
+        }
 
     def towers(self, model: Model) -> dict[str, Tower]:
         config = self.config(model)
@@ -236,11 +280,16 @@ class HFEncoder(Family):
             if _decides(manifest):
                 name, file = "DecidingHydra" if hydra else "DecidingModel", DECIDING
                 texts[f"{DECIDING}.py"] = deciding()
-                heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=CHOSEN)  # type: ignore[arg-type, union-attr]
+                heads["decision"] = manifest.decision.model_dump(
+                    mode="json", include=ACTS, exclude=CHOSEN
+                )  # type: ignore[arg-type, union-attr]
             config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{file}.{name}"}}
             if self._cut(manifest):
                 config["auto_map"]["AutoConfig"] = f"{MODELLING}.Config"
-                config |= {"model_type": OWN_TYPE + config["model_type"], "transformers_weights": STOCK}
+                config |= {
+                    "model_type": OWN_TYPE + config["model_type"],
+                    "transformers_weights": STOCK,
+                }
         texts["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
             texts[PREPROCESSOR] = image_processor(model)
@@ -259,15 +308,28 @@ class HFEncoder(Family):
         """config.json of the unpruned classification model."""
         labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.num_classes))
         return {
-            **{key: value for key, value in self.config(model).library().items() if key not in UNCLASSIFIED},
+            **{
+                key: value
+                for key, value in self.config(model).library().items()
+                if key not in UNCLASSIFIED
+            },
             "architectures": [model.arch],
             "id2label": {str(i): label for i, label in enumerate(labels)},
             "label2id": {label: i for i, label in enumerate(labels)},
-            **({} if model.problem == "one_logit" else {"problem_type": PROBLEM_TYPES[model.problem]}),
+            **(
+                {}
+                if model.problem == "one_logit"
+                else {"problem_type": PROBLEM_TYPES[model.problem]}
+            ),
         }
 
     def _note(
-        self, model: Model, named: str, names: Mapping[str, str], files: Mapping[str, str], where: str
+        self,
+        model: Model,
+        named: str,
+        names: Mapping[str, str],
+        files: Mapping[str, str],
+        where: str,
     ) -> str | None:
         """What the user should know about how the file was read."""
         notes = []
@@ -277,19 +339,30 @@ class HFEncoder(Family):
         ours = {weight.name for weight in self.weights(model)}
         extra = sorted(name for name in names if name not in ours and not name.endswith("_ids"))
         if extra:
-            notes.append(f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)")
+            notes.append(
+                f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)"
+            )
         if isinstance(config, ImageEncoder) and PREPROCESSOR not in files:
             notes.append(f"no {PREPROCESSOR}: {config.model_type}'s usual preprocessing is assumed")
         return f"{where}: {'; '.join(notes)}" if notes else None
 
     def _heads(self, manifest: Manifest) -> dict[str, Any] | None:
-        """What the generated modelling file must know; None where stock transformers builds the model."""
+        """What the generated modelling file must know; None where stock transformers builds the
+        model.
+        """
         ((name, tower),) = manifest.towers.items()
         if manifest.kind != "hydra":
             if not self._cut(manifest) and not _decides(manifest):
                 return None
-            return {"kept": manifest.kept[name], **self._neurons(manifest.model, manifest.kept_neurons, name)}
-        first = [weight for weight in self.weights(manifest.model) if weight.layer == 0 and weight.heads is not None]
+            return {
+                "kept": manifest.kept[name],
+                **self._neurons(manifest.model, manifest.kept_neurons, name),
+            }
+        first = [
+            weight
+            for weight in self.weights(manifest.model)
+            if weight.layer == 0 and weight.heads is not None
+        ]
         tensors: dict[str, dict[str, list[int]]] = {name: {}, f"{name}{NEURONS}": {}}
         for weight in first:
             assert weight.heads is not None
@@ -300,12 +373,18 @@ class HFEncoder(Family):
             "head_tensors": tensors[name],
         }
         if any(member.kept_neurons for member in manifest.members):
-            each = [self._neurons(manifest.model, m.kept_neurons or {}, name) for m in manifest.members]
+            each = [
+                self._neurons(manifest.model, m.kept_neurons or {}, name) for m in manifest.members
+            ]
             made |= {"member_neurons": each, "neuron_tensors": tensors[f"{name}{NEURONS}"]}
         return made
 
-    def _neurons(self, model: Model, kept: Mapping[str, Layers] | None, tower: str) -> dict[str, Any]:
-        """Which neurons every layer keeps, a bit for each in a hexadecimal number; nothing where all stay."""
+    def _neurons(
+        self, model: Model, kept: Mapping[str, Layers] | None, tower: str
+    ) -> dict[str, Any]:
+        """Which neurons every layer keeps, a bit for each in a hexadecimal number; nothing where
+        all stay.
+        """
         if kept is None:
             return {}
         (rows,) = all_neurons(self.weights(model)).values()
@@ -315,7 +394,9 @@ class HFEncoder(Family):
     def _cut(self, manifest: Manifest) -> bool:
         return is_cut(manifest)
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         from hydrasurgeon.families.hf_encoder.modules import build
 
         kind = self.kind(model)
@@ -326,13 +407,19 @@ class HFEncoder(Family):
         return taken_apart
 
     def transform(
-        self, model: Model, augment: Mapping[str, Any] | None = None, *, files: Mapping[str, str] | None = None
+        self,
+        model: Model,
+        augment: Mapping[str, Any] | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
         config = self.config(model)
         if isinstance(config, TextEncoder):
             from hydrasurgeon.data.texts import Tokenize
 
-            load = partial(load_tokenizer, dict(files or {}), config.model_type, config.vocab_size, self.reader)
+            load = partial(
+                load_tokenizer, dict(files or {}), config.model_type, config.vocab_size, self.reader
+            )
             length, kinds = model.preprocess["max_length"], getattr(config, "type_vocab_size", 0)
             return Tokenize(load, max_length=length, inputs=model.inputs, typed=kinds > 1)
         return super().transform(model, augment)
@@ -380,7 +467,10 @@ ROTATED = ("rope_scaling", "rope_parameters")
 def check_rotation(config: Mapping[str, Any], where: str, fine: Sequence[str]) -> None:
     """Refuse rotary positions that are stretched in other ways than these."""
     said = [value for key in ROTATED if isinstance(value := config.get(key), Mapping)]
-    for scaling in (*said, *(one for each in said for one in each.values() if isinstance(one, Mapping))):
+    for scaling in (
+        *said,
+        *(one for each in said for one in each.values() if isinstance(one, Mapping)),
+    ):
         kind = scaling.get("rope_type", scaling.get("type"))
         if kind not in (None, *fine):
             what = f"stretches its rotary positions by the length of a text ({str(kind)[:60]})"
@@ -398,7 +488,11 @@ def is_cut(manifest: Manifest) -> bool:
     """Whether stock transformers has no class for these weights."""
     if manifest.kind == "hydra" or manifest.kept_neurons is not None:
         return True
-    return any(len(row) != manifest.towers[name].heads for name, rows in manifest.kept.items() for row in rows)
+    return any(
+        len(row) != manifest.towers[name].heads
+        for name, rows in manifest.kept.items()
+        for row in rows
+    )
 
 
 def _reads_text(model: Model) -> bool:
@@ -412,30 +506,46 @@ def _auto(model: Model) -> str:
 
 def _modelling(class_name: str) -> str:
     """The modelling file for a directory: the template, with the class it builds on."""
-    text = (package_files("hydrasurgeon.families.hf_encoder") / f"{MODELLING}.py").read_text(encoding="utf-8")
+    text = (package_files("hydrasurgeon.families.hf_encoder") / f"{MODELLING}.py").read_text(
+        encoding="utf-8"
+    )
     template = f'ARCH = "{KINDS["bert"].classes[0]}"'
     assert template in text
     return text.replace(template, f'ARCH = "{class_name}"')
 
 
 def supported(config: Mapping[str, Any]) -> str:
-    """The model types of all families that read transformers' files, and the one that is most like a config's."""
+    """The model types of all families that read transformers' files, and the one that is most like
+    a config's.
+    """
     kinds = {
-        name: kind for family in families() if isinstance(family, HFEncoder) for name, kind in family.kinds.items()
+        name: kind
+        for family in families()
+        if isinstance(family, HFEncoder)
+        for name, kind in family.kinds.items()
     }
     tower, usual = (
-        ("vision", "vit") if {"image_size", "num_channels", "vision_config"} & {*config} else ("text", "bert")
+        ("vision", "vit")
+        if {"image_size", "num_channels", "vision_config"} & {*config}
+        else ("text", "bert")
     )
-    alike = nearest(str(config.get("model_type"))[:60], [name for name, kind in kinds.items() if kind.tower == tower])
+    alike = nearest(
+        str(config.get("model_type"))[:60],
+        [name for name, kind in kinds.items() if kind.tower == tower],
+    )
     return f"The nearest is {[*alike, usual][0]}. Supported model types: {', '.join(kinds)}."
 
 
 def _decides(manifest: Manifest) -> bool:
-    """Whether the modelling file decides; thresholds of many labels stay in heads.json, for our own commands."""
+    """Whether the modelling file decides; thresholds of many labels stay in heads.json, for our own
+    commands.
+    """
     return manifest.decision is not None and manifest.model.problem != "multi_label"
 
 
-def _classes(kind: Kind, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], where: str) -> int:
+def _classes(
+    kind: Kind, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], where: str
+) -> int:
     """How many classes the file's classifier tells apart; 0 where there is none."""
     for name in (f"{kind.classifier[-1][0]}.weight", "cls_classifier.weight"):
         if name in names:
@@ -446,6 +556,8 @@ def _classes(kind: Kind, names: Mapping[str, str], tensors: Mapping[str, TensorI
 def _labels(facts: Facts, classes: int) -> tuple[str, ...] | None:
     labels = facts.id2label or {}
     # As many as there are names: a file may claim any number of classes.
-    names = tuple(str(labels.get(str(i), "")) for i in range(classes)) if len(labels) >= classes else ()
+    names = (
+        tuple(str(labels.get(str(i), "")) for i in range(classes)) if len(labels) >= classes else ()
+    )
     real = names and all(names) and any(name != f"LABEL_{i}" for i, name in enumerate(names))
     return names if real else None

@@ -21,19 +21,24 @@ from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassif
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 ARCH = "BertForSequenceClassification"
-"""The library's class that is pruned: another one's name stands here in directories of other models."""
+"""The library's class that is pruned: another one's name stands here in directories of other
+models.
+"""
 MODELLING = "modeling_hydrasurgeon"
 """What this file is called in a directory."""
 Base: Any = getattr(transformers, ARCH)
 WEIGHTS = "model.safetensors"
 """What the library calls the weights in a directory."""
 STOCK = "load with trust_remote_code=True"
-"""Stands in config.json where the library looks for the name of a weight file, so that its own classes raise: they
-would fill what they do not find at random."""
+"""Stands in config.json where the library looks for the name of a weight file, so that its own
+classes raise: they would fill what they do not find at random.
+"""
 
 
 class Config(Base.config_class):  # type: ignore[misc]
-    """The type that config.json names, which the library does not know; what is made of it is the library's config."""
+    """The type that config.json names, which the library does not know; what is made of it is the
+    library's config.
+    """
 
     model_type = f"hydrasurgeon_{Base.config_class.model_type}"
 
@@ -69,7 +74,10 @@ class SavesCode:
         stock = self.config
         self.config = copy.copy(stock)
         self.config.__class__ = Config
-        self.config.auto_map = {"AutoConfig": f"{MODELLING}.Config", auto: f"{MODELLING}.{self.kind}"}
+        self.config.auto_map = {
+            "AutoConfig": f"{MODELLING}.Config",
+            auto: f"{MODELLING}.{self.kind}",
+        }
         try:
             # Names as the live model has them: Trainer loads them back into it.
             super().save_pretrained(folder, **{**options, "save_original_format": False})  # type: ignore[misc]
@@ -100,7 +108,9 @@ class PrunedModel(SavesCode, Base):  # type: ignore[misc]
 
 
 class HydraModel(SavesCode, transformers.PreTrainedModel):
-    """Several pruned classifiers of one backbone that share equal weights; answers with their mean probability."""
+    """Several pruned classifiers of one backbone that share equal weights; answers with their mean
+    probability.
+    """
 
     kind = "HydraModel"
     config_class = Base.config_class
@@ -146,7 +156,9 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
                 None, config=single, state_dict=weights, output_loading_info=True, **wanted
             )
             if loaded["missing_keys"]:
-                raise ValueError(f"{path}: member {number} lacks {sorted(loaded['missing_keys'])[0]}")
+                raise ValueError(
+                    f"{path}: member {number} lacks {sorted(loaded['missing_keys'])[0]}"
+                )
             members.append(member)
         share_equal(members)
         model = cls(config, members)
@@ -160,8 +172,9 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
     def save_pretrained(  # type: ignore[override]
         self, folder: Any, state_dict: Mapping[str, Tensor] | None = None, **options: Any
     ) -> None:
-        """A directory that `from_pretrained` reads, and Trainer resumes from: every member's own tensors under its
-        number."""
+        """A directory that `from_pretrained` reads, and Trainer resumes from: every member's own
+        tensors under its number.
+        """
         tied = self._tied_weights_keys or ()
         seen: set[int] = set()
         written = {}
@@ -185,7 +198,11 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
             probs = each.softmax(dim=-1).mean(dim=1)
             logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
         loss = None if labels is None else loss_of(self.config, logits, labels)
-        output = ImageClassifierOutput if self.main_input_name == "pixel_values" else SequenceClassifierOutput
+        output = (
+            ImageClassifierOutput
+            if self.main_input_name == "pixel_values"
+            else SequenceClassifierOutput
+        )
         return output(loss=loss, logits=logits)
 
 
@@ -215,17 +232,32 @@ def loss_of(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def listed(config: Any) -> list[list[list[int]]]:
-    """The heads that every layer of every member keeps; a wrong list would run other heads than it says."""
+    """The heads that every layer of every member keeps; a wrong list would run other heads than it
+    says.
+    """
     recorded = getattr(config, "hydrasurgeon", None) or {}
     members: Any = recorded["members"] if "members" in recorded else [recorded.get("kept")]
     sizes = getattr(config, "vision_config", config)
-    layers, heads = sizes.num_hidden_layers, getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads
+    layers, heads = (
+        sizes.num_hidden_layers,
+        getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads,
+    )
     for member in members:
-        if not isinstance(member, list) or len(member) != layers or not all(isinstance(row, list) for row in member):
-            raise ValueError(f"config.json: hydrasurgeon: does not list heads for each of {layers} layers")
+        if (
+            not isinstance(member, list)
+            or len(member) != layers
+            or not all(isinstance(row, list) for row in member)
+        ):
+            raise ValueError(
+                f"config.json: hydrasurgeon: does not list heads for each of {layers} layers"
+            )
         for row in member:
-            if any(type(head) is not int for head in row) or row != sorted(set(row) & set(range(heads))):
-                raise ValueError(f"config.json: hydrasurgeon: {row} is no sorted list of heads below {heads}")
+            if any(type(head) is not int for head in row) or row != sorted(
+                set(row) & set(range(heads))
+            ):
+                raise ValueError(
+                    f"config.json: hydrasurgeon: {row} is no sorted list of heads below {heads}"
+                )
     kept: list[list[list[int]]] = members
     return kept
 
@@ -244,8 +276,9 @@ def member_weights(
     number: int,
     unions: Sequence[tuple[Sequence[Sequence[Sequence[int]]], Mapping[str, Sequence[int]], int]],
 ) -> dict[str, Tensor]:
-    """A member's tensors; `cut` names those that hold heads, `{}` for the layer, with their axis, blocks and
-    queries."""
+    """A member's tensors; `cut` names those that hold heads, `{}` for the layer, with their axis,
+    blocks and queries.
+    """
     cuts = {}
     for kepts, cut, size in unions:
         for layer, row in enumerate(kepts[number]):
@@ -253,8 +286,14 @@ def member_weights(
             where = {one: at for at, one in enumerate(union)}
             if len(row) < len(union):
                 for name, place in cut.items():
-                    cuts[name.replace("{}", str(layer))] = (place, [where[one] for one in row], len(union), size)
-    # What all members share lies where `fuse` puts it, under its own name, or as the first member's.
+                    cuts[name.replace("{}", str(layer))] = (
+                        place,
+                        [where[one] for one in row],
+                        len(union),
+                        size,
+                    )
+    # What all members share lies where `fuse` puts it, under its own name, or as the first
+    # member's.
     mine, first = f"members.{number}.", "members.0."
     places = {name.removeprefix(first): name for name in stored if name.startswith(first)}
     places |= {name: name for name in stored if not name.startswith("members.")}
@@ -264,7 +303,9 @@ def member_weights(
         if places.get(name) == name:
             tensor = weights[name]
             if tensor.shape[axis] != blocks * present * queries * size:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {present} heads of {size}")
+                raise ValueError(
+                    f"{name} has shape {tuple(tensor.shape)}, not {present} heads of {size}"
+                )
             heads = tensor.unflatten(axis, (blocks, present, queries * size))
             heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
             weights[name] = heads.flatten(axis, axis + 2)
@@ -299,7 +340,10 @@ def share_equal(members: Sequence[nn.Module]) -> None:
     for member in members:
         for name, parameter in list(member.named_parameters()):
             distinct = parameters.setdefault(name, [])
-            twin = next((p for p in distinct if p.shape == parameter.shape and torch.equal(p, parameter)), None)
+            twin = next(
+                (p for p in distinct if p.shape == parameter.shape and torch.equal(p, parameter)),
+                None,
+            )
             if twin is None:
                 distinct.append(parameter)
             else:
@@ -320,30 +364,42 @@ def encoder_layers(model: Any) -> Sequence[Any]:
     return layers
 
 
-# The attention in a layer, its projections, and its output projection, as each type of model and version of
-# transformers has them: the first that a layer has.
+# The attention in a layer, its projections, and its output projection, as each type of model and
+# version of transformers has them: the first that a layer has.
 LAYOUTS = (
-    ("attention.self", ("query", "key", "value"), "attention.output.dense"),  # BERT, RoBERTa, ELECTRA
+    (
+        "attention.self",
+        ("query", "key", "value"),
+        "attention.output.dense",
+    ),  # BERT, RoBERTa, ELECTRA
     # ViT, DeiT and DINOv2 before transformers 5.9 and 5.18
     ("attention.attention", ("query", "key", "value"), "attention.output.dense"),
     ("attention.attn", ("q", "k", "v"), "attention.attn.o"),  # MPNet
     ("attention", ("q_lin", "k_lin", "v_lin"), "attention.out_lin"),  # DistilBERT
     ("attention", ("q_proj", "k_proj", "v_proj"), "attention.o_proj"),
     ("attn", ("Wqkv",), "attn.Wo"),  # ModernBERT
-    ("attention.self", ("query_proj", "key_proj", "value_proj"), "attention.output.dense"),  # DeBERTa v2 and v3
+    (
+        "attention.self",
+        ("query_proj", "key_proj", "value_proj"),
+        "attention.output.dense",
+    ),  # DeBERTa v2 and v3
     ("self_attn", ("q_proj", "k_proj", "v_proj"), "self_attn.out_proj"),  # CLIP, SigLIP
     ("self_attn", ("q_proj", "k_proj", "v_proj"), "self_attn.o_proj"),  # decoders
 )
 
 
 class AttentionSite:
-    """One layer's attention: the module that counts heads, its projections (or one that packs them), and W_O."""
+    """One layer's attention: the module that counts heads, its projections (or one that packs
+    them), and W_O.
+    """
 
     def __init__(self, layer: Any, place: str, names: Sequence[str], out: str) -> None:
         self.module = layer.get_submodule(place)
         owner, _, self.out_name = out.rpartition(".")
         self.owner, self.names = layer.get_submodule(owner), tuple(names)
-        self.head_dim = int(getattr(self.module, "attention_head_size", None) or self.module.head_dim)
+        self.head_dim = int(
+            getattr(self.module, "attention_head_size", None) or self.module.head_dim
+        )
         # How many queries share a key and a value, and are one head with them.
         self.queries = int(getattr(self.module, "num_key_value_groups", 1))
 
@@ -385,7 +441,9 @@ def shrink(site: AttentionSite, row: Sequence[int]) -> None:
         module.register_forward_pre_hook(own_columns(row))
     if site.out.in_features == columns:
         return
-    sizes = (width * 3,) if len(site.names) == 1 else (columns, *(width,) * (len(site.projections) - 1))
+    sizes = (
+        (width * 3,) if len(site.names) == 1 else (columns, *(width,) * (len(site.projections) - 1))
+    )
     for linear, rows in zip(site.projections, sizes, strict=True):
         linear.out_features = rows
         linear.weight = room(linear.weight, (rows, linear.in_features))
@@ -398,9 +456,13 @@ def shrink(site: AttentionSite, row: Sequence[int]) -> None:
 
 
 def shrink_mlp(layer: nn.Module, site: AttentionSite, count: int) -> None:
-    """Room for so many neurons: all linears of a layer but the attention's are its MLP's, W_2 the last."""
+    """Room for so many neurons: all linears of a layer but the attention's are its MLP's, W_2 the
+    last.
+    """
     attention = {id(linear) for linear in (*site.projections, site.out)}
-    *first, last = (m for m in layer.modules() if isinstance(m, nn.Linear) and id(m) not in attention)
+    *first, last = (
+        m for m in layer.modules() if isinstance(m, nn.Linear) and id(m) not in attention
+    )
     for linear in first:
         rows = linear.out_features // last.in_features * count
         linear.out_features, linear.weight = rows, room(linear.weight, (rows, linear.in_features))
@@ -410,9 +472,18 @@ def shrink_mlp(layer: nn.Module, site: AttentionSite, count: int) -> None:
 
 
 def without_heads(module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-    """What an attention without heads passes on; older versions count tokens by what no head leaves over."""
+    """What an attention without heads passes on; older versions count tokens by what no head leaves
+    over.
+    """
     nothing = hidden_states.new_zeros(*hidden_states.shape[:-1], 0)
-    out = next((getattr(module, name) for name in ("o", "o_proj", "Wo", "out_proj") if hasattr(module, name)), None)
+    out = next(
+        (
+            getattr(module, name)
+            for name in ("o", "o_proj", "Wo", "out_proj")
+            if hasattr(module, name)
+        ),
+        None,
+    )
     return (nothing if out is None else out(nothing)), None
 
 
@@ -421,7 +492,9 @@ def room(like: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
 
 
 def own_columns(row: Sequence[int]) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-    """MPNet's table of relative positions has a column for every head; a pruned layer uses those of its own."""
+    """MPNet's table of relative positions has a column for every head; a pruned layer uses those of
+    its own.
+    """
 
     def select(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden, mask, bias = args

@@ -1,4 +1,6 @@
-"""transformers' modules with any number of heads in each layer, taken apart for surgery and the fused runtime."""
+"""transformers' modules with any number of heads in each layer, taken apart for surgery and the
+fused runtime.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,20 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
-from hydrasurgeon.families.hf_encoder.architectures import KINDS, UNCLASSIFIED, Kind, class_name, has_pooler
+from hydrasurgeon.families.hf_encoder.architectures import (
+    KINDS,
+    UNCLASSIFIED,
+    Kind,
+    class_name,
+    has_pooler,
+)
 from hydrasurgeon.families.hf_encoder.architectures import Encoder as Config
 from hydrasurgeon.families.hf_encoder.companions import quietly
-from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, encoder_layers, shrink
+from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
+    attention_site,
+    encoder_layers,
+    shrink,
+)
 from hydrasurgeon.files.manifest import Model
 
 # Memory → disk, where version 5 renamed modules; names that already are the disk's pass unchanged.
@@ -38,7 +50,9 @@ DINOV2 = ("dinov2", "dinov2_with_registers")
 
 
 class Encoder(DiskNamed):
-    """A classification model that answers with logits, and calls its parameters what files call them."""
+    """A classification model that answers with logits, and calls its parameters what files call
+    them.
+    """
 
     def __init__(self, model: nn.Module, kind: str, kept: Sequence[Sequence[int]]) -> None:
         super().__init__()
@@ -61,7 +75,9 @@ class Encoder(DiskNamed):
         return name
 
 
-def build(model: Model, config: Config, kind: Kind, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
+def build(
+    model: Model, config: Config, kind: Kind, kept: Sequence[Sequence[int]], *, fresh: bool
+) -> Encoder:
     """A model of the library with so many heads in each layer."""
     inner = stock_model(model, kind, library_config(model, config), fresh=fresh)
     if not model.num_classes:
@@ -100,14 +116,22 @@ def library_config(model: Model, config: Config) -> Any:
 
 
 class Features(nn.Module):
-    """In the place of a classifier that is not there: the first token's features, or what was pooled already."""
+    """In the place of a classifier that is not there: the first token's features, or what was
+    pooled already.
+    """
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden[:, 0] if hidden.dim() == 3 else hidden
 
 
 def _behead(inner: Any, config: Config, kind: Kind) -> None:
-    for name in ("classifier", "pre_classifier", "cls_classifier", "distillation_classifier", "pooler"):
+    for name in (
+        "classifier",
+        "pre_classifier",
+        "cls_classifier",
+        "distillation_classifier",
+        "pooler",
+    ):
         if hasattr(inner, name):
             setattr(inner, name, Features())
     base = getattr(inner, kind.prefix)
@@ -135,10 +159,13 @@ def anatomy(encoder: Encoder) -> Anatomy:
     return Anatomy(
         embed=embed,
         embed_parts=embed_parts,
-        blocks=tuple(_block(layer, kind, i, encoder.kept[i]) for i, layer in enumerate(encoder_layers(inner))),
+        blocks=tuple(
+            _block(layer, kind, i, encoder.kept[i]) for i, layer in enumerate(encoder_layers(inner))
+        ),
         readout=lambda stack: read(stack.hidden),
         readout_parts=readout_parts,
-        # DINOv2 also averages the patches; DeiT may have a distillation token beside the class token.
+        # DINOv2 also averages the patches; DeiT may have a distillation token beside the class
+        # token.
         reads=None if kind in DINOV2 else 2 if kind == "deit" else 1,
     )
 
@@ -163,10 +190,18 @@ def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.M
         if kind == "mpnet":
             places = base.encoder.compute_position_bias(hidden)
             # The sum must not overflow to -inf: a row of those would be NaN after softmax.
-            bias = places if bias is None else torch.clamp(places + bias, min=torch.finfo(hidden.dtype).min)
+            bias = (
+                places
+                if bias is None
+                else torch.clamp(places + bias, min=torch.finfo(hidden.dtype).min)
+            )
         return Stack(hidden, bias)
 
-    parts = [base.embeddings, project, base.encoder.relative_attention_bias if kind == "mpnet" else None]
+    parts = [
+        base.embeddings,
+        project,
+        base.encoder.relative_attention_bias if kind == "mpnet" else None,
+    ]
     return read, tuple(part for part in parts if part is not None)
 
 
@@ -177,7 +212,9 @@ def padding(mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     return (1 - mask[:, None, None].to(hidden.dtype)) * torch.finfo(hidden.dtype).min
 
 
-def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor], tuple[nn.Module, ...]]:
+def _reader(
+    inner: Any, base: Any, kind: str
+) -> tuple[Callable[[Tensor], Tensor], tuple[nn.Module, ...]]:
     """Final norm, pooling and classifier."""
     if kind == "bert":
         return lambda hidden: inner.classifier(base.pooler(hidden)), (base.pooler, inner.classifier)
@@ -193,7 +230,9 @@ def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor
 
         def both(hidden: Tensor) -> Tensor:
             tokens = base.layernorm(hidden)
-            logits: Tensor = inner.classifier(torch.cat([tokens[:, 0], tokens[:, first:].mean(dim=1)], dim=1))
+            logits: Tensor = inner.classifier(
+                torch.cat([tokens[:, 0], tokens[:, first:].mean(dim=1)], dim=1)
+            )
             return logits
 
         return both, (base.layernorm, inner.classifier)
@@ -205,11 +244,20 @@ def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor
             return (inner.cls_classifier(tokens[:, 0]) + taught) / 2
 
         return mean, (base.layernorm, inner.cls_classifier, inner.distillation_classifier)
-    return lambda hidden: inner.classifier(base.layernorm(hidden)[:, 0]), (base.layernorm, inner.classifier)
+    return lambda hidden: inner.classifier(base.layernorm(hidden)[:, 0]), (
+        base.layernorm,
+        inner.classifier,
+    )
 
 
 def attention_of(
-    layer: Any, tower: str, number: int, row: tuple[int, ...], *, scale: float | None = None, **more: Any
+    layer: Any,
+    tower: str,
+    number: int,
+    row: tuple[int, ...],
+    *,
+    scale: float | None = None,
+    **more: Any,
 ) -> Attention:
     """A layer's heads, with their projections as the library has them."""
     parts = attention_site(layer)
@@ -229,13 +277,23 @@ def _block(layer: Any, kind: str, number: int, row: tuple[int, ...]) -> Block:
     none = nn.Identity()
     site = attention_of(layer, KINDS[kind].tower, number, row)
     if kind == "distilbert":
-        return Block(layer.sa_layer_norm, site, none, layer.output_layer_norm, layer.ffn, none, prenorm=False)
+        return Block(
+            layer.sa_layer_norm, site, none, layer.output_layer_norm, layer.ffn, none, prenorm=False
+        )
     if KINDS[kind].tower == "text":
         attended = layer.attention if kind == "mpnet" else layer.attention.output
         mlp = nn.Sequential(layer.intermediate, layer.output.dense)
-        return Block(attended.LayerNorm, site, none, layer.output.LayerNorm, mlp, none, prenorm=False)
+        return Block(
+            attended.LayerNorm, site, none, layer.output.LayerNorm, mlp, none, prenorm=False
+        )
     if kind in DINOV2:
-        return Block(layer.norm1, site, layer.layer_scale1, layer.norm2, layer.mlp, layer.layer_scale2)
+        return Block(
+            layer.norm1, site, layer.layer_scale1, layer.norm2, layer.mlp, layer.layer_scale2
+        )
     # transformers before 5.9 keeps the MLP in two modules.
-    mlp = layer.mlp if hasattr(layer, "mlp") else nn.Sequential(layer.intermediate, layer.output.dense)
+    mlp = (
+        layer.mlp
+        if hasattr(layer, "mlp")
+        else nn.Sequential(layer.intermediate, layer.output.dense)
+    )
     return Block(layer.layernorm_before, site, none, layer.layernorm_after, mlp, none)

@@ -1,4 +1,6 @@
-"""Text of this package that runs without it: the scores' own code, in the file by which stock transformers decides."""
+"""Text of this package that runs without it: the scores' own code, in the file by which stock
+transformers decides.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def standalone(template: str) -> str:
 def deciding() -> str:
     """The file that a directory with a decision state gets."""
     return standalone(
-        (files("hydrasurgeon.families.hf_encoder") / "deciding_hydrasurgeon.py").read_text(encoding="utf-8")
+        (files("hydrasurgeon.families.hf_encoder") / "deciding_hydrasurgeon.py").read_text(
+            encoding="utf-8"
+        )
     )
 
 
@@ -91,7 +95,9 @@ def _parsed(module: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, str]
             definitions[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                definitions |= {part.id: node for part in ast.walk(target) if isinstance(part, ast.Name)}
+                definitions |= {
+                    part.id: node for part in ast.walk(target) if isinstance(part, ast.Name)
+                }
         elif isinstance(node, ast.ImportFrom):
             imported |= {alias.name: str(node.module) for alias in node.names}
     return text.splitlines(), definitions, imported

@@ -1,4 +1,6 @@
-"""ModernBERT as a table: what a classifier's forward reads of config.json, and its tensors on disk, without torch."""
+"""ModernBERT as a table: what a classifier's forward reads of config.json, and its tensors on disk,
+without torch.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, Kind, Spread, TextEncoder
+from hydrasurgeon.families.hf_encoder.architectures import (
+    Activation,
+    Epsilon,
+    Kind,
+    Spread,
+    TextEncoder,
+)
 from hydrasurgeon.families.settings import Chance, Count, Settings, Size
 from hydrasurgeon.families.weights import GATED, OUT, PACKED, Weight, linear, norm
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-"""Layers in which a token looks at all others (of a decoder: before it), and at its neighbours only."""
+"""Layers in which a token looks at all others (of a decoder: before it), and at its neighbours
+only.
+"""
 
 LayerType = Literal["full_attention", "sliding_attention"]
 # The wavelength of the slowest rotation, in tokens (divided by 2π).
@@ -59,7 +69,9 @@ class ModernBertConfig(TextEncoder):
         odd = self.hidden_size // self.num_attention_heads % 2
         if odd or len(self.types) != self.num_hidden_layers:
             layers = f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}"
-            raise ValueError("a head of an odd number of dimensions cannot be rotated" if odd else layers)
+            raise ValueError(
+                "a head of an odd number of dimensions cannot be rotated" if odd else layers
+            )
         return self
 
     @property
@@ -75,7 +87,11 @@ class ModernBertConfig(TextEncoder):
         """How slowly the slowest pair of dimensions turns, for each type of layer."""
         thetas = {GLOBAL: float(self.global_rope_theta), LOCAL: float(self.local_rope_theta)}
         recorded = (self.rope_parameters or {}).items()
-        return thetas | {kind: float(one.rope_theta) for kind, one in recorded if one and one.rope_theta is not None}
+        return thetas | {
+            kind: float(one.rope_theta)
+            for kind, one in recorded
+            if one and one.rope_theta is not None
+        }
 
     @property
     def reach(self) -> int:
@@ -114,7 +130,9 @@ def _layer(config: ModernBertConfig, layer: int) -> Iterator[Weight]:
     dim, inner = config.hidden_size, config.intermediate_size
     if layer > 0:  # the embeddings end with a norm
         yield from norm("attn_norm", dim, bias=config.norm_bias)
-    yield from linear("attn.Wqkv", 3 * dim, dim, "attention", bias=config.attention_bias, heads=PACKED)
+    yield from linear(
+        "attn.Wqkv", 3 * dim, dim, "attention", bias=config.attention_bias, heads=PACKED
+    )
     yield from linear("attn.Wo", dim, dim, "output", bias=config.attention_bias, heads=OUT)
     yield from norm("mlp_norm", dim, bias=config.norm_bias)
     # The gate lies behind what it opens.

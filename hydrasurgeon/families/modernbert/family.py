@@ -30,7 +30,9 @@ class ModernBert(HFVariant):
             return config.model_copy(update={"prediction_head": True})
         return config
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         from hydrasurgeon.families.modernbert.modules import build
 
         config = self.config(model)

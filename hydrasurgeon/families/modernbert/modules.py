@@ -23,7 +23,9 @@ from hydrasurgeon.families.modernbert.architectures import KIND, LOCAL, ModernBe
 from hydrasurgeon.files.manifest import Model
 
 
-def build(model: Model, config: ModernBertConfig, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
+def build(
+    model: Model, config: ModernBertConfig, kept: Sequence[Sequence[int]], *, fresh: bool
+) -> Encoder:
     stock = library_config(model, config)
     stock.reference_compile = False  # transformers before 5.2 compiles parts on its own
     inner = stock_model(model, KIND, stock, fresh=fresh)
@@ -37,7 +39,9 @@ def build(model: Model, config: ModernBertConfig, kept: Sequence[Sequence[int]],
 
 
 class Angles(nn.Module):
-    """How far each pair of dimensions is turned at each position, in float32 whatever the weights are rounded to."""
+    """How far each pair of dimensions is turned at each position, in float32 whatever the weights
+    are rounded to.
+    """
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -74,7 +78,10 @@ def anatomy(encoder: Encoder) -> Anatomy:
     return Anatomy(
         embed=embed,
         embed_parts=(base.embeddings,),
-        blocks=tuple(_block(layer, at, encoder.kept[at], base, inner.config) for at, layer in enumerate(base.layers)),
+        blocks=tuple(
+            _block(layer, at, encoder.kept[at], base, inner.config)
+            for at, layer in enumerate(base.layers)
+        ),
         readout=readout,
         readout_parts=(base.final_norm, inner.head, inner.classifier),
         reads=1 if pooling == "cls" else None,
@@ -85,7 +92,9 @@ def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) ->
     attn, none = layer.attn, nn.Identity()
     reach = config.local_attention // 2
     bias = window(lambda apart: apart.abs() > reach) if layer.attention_type == LOCAL else None
-    site = attention_of(layer, KIND.tower, at, row, rotate=_rotation(base, layer.attention_type), bias=bias)
+    site = attention_of(
+        layer, KIND.tower, at, row, rotate=_rotation(base, layer.attention_type), bias=bias
+    )
     return Block(layer.attn_norm, site, attn.out_drop, layer.mlp_norm, layer.mlp, none)
 
 
@@ -103,13 +112,17 @@ def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
 
 
 def counted(numbers: Tensor) -> Tensor:
-    """0, 1, 2, … for as many numbers as there are: an exporter would freeze a length that is asked for."""
+    """0, 1, 2, … for as many numbers as there are: an exporter would freeze a length that is asked
+    for.
+    """
     one = numbers.isnan()
     return (one | ~one).float().cumsum(0) - 1
 
 
 def window(far: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What hides tokens that are `far` from the one that looks, by how many places they stand before it."""
+    """What hides tokens that are `far` from the one that looks, by how many places they stand
+    before it.
+    """
 
     def hide(hidden: Tensor) -> Tensor:
         places = counted(hidden[0, :, 0])

@@ -9,17 +9,42 @@ from pydantic import Field, model_validator
 
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError
 from hydrasurgeon.families.prompts import Prompts
-from hydrasurgeon.families.settings import Chance, Colours, Count, Pair, Positive, Settings, Size, parse, patches
+from hydrasurgeon.families.settings import (
+    Chance,
+    Colours,
+    Count,
+    Pair,
+    Positive,
+    Settings,
+    Size,
+    parse,
+    patches,
+)
 from hydrasurgeon.files.manifest import Model
 
-SUPPORTED = "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and OpenCLIP's own text transformer."
+SUPPORTED = (
+    "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and OpenCLIP's own text transformer."
+)
 """The hint wherever a model is refused."""
 PARTS = ("embed_dim", "vision_cfg", "text_cfg")
 """The parts of OpenCLIP's model config: the width both towers end in, and each tower's sizes."""
 # What a tower's config may not ask for.
 FOREIGN = (
-    *("timm_model_name", "hf_model_name", "hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode"),
-    *("attentional_pool", "embed_cls", "output_tokens", "block_type", "qk_norm", "scaled_cosine_attn"),
+    *(
+        "timm_model_name",
+        "hf_model_name",
+        "hf_tokenizer_name",
+        "tokenizer_kwargs",
+        "tokenizer_mode",
+    ),
+    *(
+        "attentional_pool",
+        "embed_cls",
+        "output_tokens",
+        "block_type",
+        "qk_norm",
+        "scaled_cosine_attn",
+    ),
     *("scale_heads", "scale_attn_inner", "scale_attn", "scale_fc"),
 )
 # How the names begin of what OpenCLIP reads only together with one of them.
@@ -113,15 +138,23 @@ class Preprocess(Settings):
 
 
 def stock_config(raw: Any, where: str) -> Config:
-    """The record of a model_cfg as OpenCLIP writes it; SurgeryError for models whose heads lie elsewhere."""
-    lacking = [part for part in PARTS[1:] if not isinstance(raw, dict) or not isinstance(raw.get(part), dict)]
+    """The record of a model_cfg as OpenCLIP writes it; SurgeryError for models whose heads lie
+    elsewhere.
+    """
+    lacking = [
+        part
+        for part in PARTS[1:]
+        if not isinstance(raw, dict) or not isinstance(raw.get(part), dict)
+    ]
     if lacking:
         raise CheckpointError(f"{where}: model_cfg: {lacking[0]} is missing or no record")
     _refuse_others(raw, where)
     # open_clip itself refuses a key that it does not know.
     said = {key: value for key, value in raw.items() if key not in ("custom_text", "zero_shot")}
     for part in PARTS[1:]:
-        said[part] = {k: v for k, v in raw[part].items() if k not in FOREIGN and not k.startswith(INERT)}
+        said[part] = {
+            k: v for k, v in raw[part].items() if k not in FOREIGN and not k.startswith(INERT)
+        }
     return parse(Config, said, f"{where}: model_cfg")
 
 
@@ -132,7 +165,10 @@ def config_of(model: Model, where: str = "model.config") -> Config:
 
 def _refuse_others(raw: Mapping[str, Any], where: str) -> None:
     others = [
-        f"{part}.{key}" for part in PARTS[1:] for key in FOREIGN if raw[part].get(key) not in (None, False, "default")
+        f"{part}.{key}"
+        for part in PARTS[1:]
+        for key in FOREIGN
+        if raw[part].get(key) not in (None, False, "default")
     ]
     if isinstance(raw["vision_cfg"].get("layers"), list):
         others.append("a ResNet as its image tower")

@@ -1,4 +1,6 @@
-"""OpenCLIP's models of a ViT and a text transformer: two towers, and a zero-shot classifier between them."""
+"""OpenCLIP's models of a ViT and a text transformer: two towers, and a zero-shot classifier between
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.families.base import WEIGHTS, Bare, Usage
-from hydrasurgeon.families.open_clip.configs import SUPPORTED, Config, Preprocess, Text, Vision, config_of, stock_config
+from hydrasurgeon.families.open_clip.configs import (
+    SUPPORTED,
+    Config,
+    Preprocess,
+    Text,
+    Vision,
+    config_of,
+    stock_config,
+)
 from hydrasurgeon.families.prompts import NamedClasses, check_prompts
 from hydrasurgeon.families.settings import Images, known, pair, parse, patches
 from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm
@@ -66,7 +76,9 @@ class OpenCLIP(NamedClasses):
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         if not NAME.fullmatch(model.arch):
-            raise ManifestError(f"{where}: model.arch: OpenCLIP calls no model {model.arch[:60]!r}", hint=SUPPORTED)
+            raise ManifestError(
+                f"{where}: model.arch: OpenCLIP calls no model {model.arch[:60]!r}", hint=SUPPORTED
+            )
         config = config_of(model, f"{where}: model.config")
         super().check(model, towers, where)
         check_prompts(model, config.zero_shot, where)
@@ -89,14 +101,21 @@ class OpenCLIP(NamedClasses):
         config = config_of(model)
         # Inputs run through the first tower; the second one makes the classifier.
         return {
-            name: Tower(layers=tower.layers, heads=tower.heads, head_dim=tower.width // tower.heads, dim=tower.width)
+            name: Tower(
+                layers=tower.layers,
+                heads=tower.heads,
+                head_dim=tower.width // tower.heads,
+                dim=tower.width,
+            )
             for name, tower in (("vision", config.vision_cfg), ("text", config.text_cfg))
         }
 
     def weights(self, model: Model) -> Iterator[Weight]:
         return weights(config_of(model))
 
-    def tokenizing(self, model: Model, files: Mapping[str, str]) -> Callable[[Sequence[str]], Tensor]:
+    def tokenizing(
+        self, model: Model, files: Mapping[str, str]
+    ) -> Callable[[Sequence[str]], Tensor]:
         from hydrasurgeon.families.open_clip.modules import tokens
 
         text = config_of(model).text_cfg
@@ -111,7 +130,9 @@ class OpenCLIP(NamedClasses):
                 "mean": list(images.mean),
                 "std": list(images.std),
                 "interpolation": images.interpolation,
-                "resize_mode": next(name for name, mode in CROP.items() if mode == images.crop_mode),
+                "resize_mode": next(
+                    name for name, mode in CROP.items() if mode == images.crop_mode
+                ),
             },
         }
         return {"open_clip_config.json": json.dumps(config, indent=2) + "\n"}
@@ -119,7 +140,9 @@ class OpenCLIP(NamedClasses):
     def usage(self, manifest: Manifest) -> Usage:
         return "open_clip", "zero-shot-image-classification", USAGE
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         from hydrasurgeon.families.open_clip.modules import OpenCLIPModule
 
         return OpenCLIPModule.build(model, kept, fresh=fresh)

@@ -23,7 +23,9 @@ from hydrasurgeon.heads import Kept
 class HeadAttention(nn.Module):
     """In the place of nn.MultiheadAttention, which cannot hold fewer heads than its width asks for."""
 
-    def __init__(self, stock: nn.MultiheadAttention, tower: str, layer: int, heads: Sequence[int]) -> None:
+    def __init__(
+        self, stock: nn.MultiheadAttention, tower: str, layer: int, heads: Sequence[int]
+    ) -> None:
         super().__init__()
         device, width = stock.out_proj.weight.device, stock.embed_dim
         inner = len(heads) * stock.head_dim
@@ -45,7 +47,13 @@ class HeadAttention(nn.Module):
         )
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool = False, attn_mask: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
         """Self-attention, called as OpenCLIP calls the stock module."""
         return attend(self.site, query, None if attn_mask is None else attn_mask[None, None]), None
@@ -88,7 +96,13 @@ class OpenCLIPModule(ZeroShot):
 
     @property
     def text_towers(self) -> Sequence[nn.Module | nn.Parameter | None]:
-        names = ("token_embedding", "positional_embedding", "transformer", "ln_final", "text_projection")
+        names = (
+            "token_embedding",
+            "positional_embedding",
+            "transformer",
+            "ln_final",
+            "text_projection",
+        )
         return [getattr(self.model, name) for name in names]
 
 
@@ -102,7 +116,9 @@ def _tokenizer() -> Any:
 def tokens(texts: Sequence[str], length: int, words: int) -> Tensor:
     tokens: Tensor = _tokenizer()(list(texts), context_length=length)
     if int(tokens.max()) >= words:
-        raise CheckpointError(f"the text tower knows {words} tokens, OpenCLIP's tokenizer {_tokenizer().vocab_size}")
+        raise CheckpointError(
+            f"the text tower knows {words} tokens, OpenCLIP's tokenizer {_tokenizer().vocab_size}"
+        )
     return tokens
 
 
@@ -118,7 +134,12 @@ def anatomy(module: OpenCLIPModule) -> Anatomy:
 
     return Anatomy(
         embed=lambda inputs: Stack(visual._embeds(images_in(inputs))),
-        embed_parts=(visual.conv1, visual.class_embedding, visual.positional_embedding, visual.ln_pre),
+        embed_parts=(
+            visual.conv1,
+            visual.class_embedding,
+            visual.positional_embedding,
+            visual.ln_pre,
+        ),
         blocks=tuple(_block(block) for block in visual.transformer.resblocks),
         readout=lambda stack: module.logits(features(stack)),
         readout_parts=(visual.ln_post, visual.proj, *module.text_parts()),
@@ -138,7 +159,11 @@ def _text_anatomy(model: Any) -> Anatomy:
         at = text_global_pool(
             everywhere[..., None], ids, model.text_pool_type, getattr(model, "text_eos_id", None)
         ).flatten()
-        return read_first(model.token_embedding(ids) + model.positional_embedding[: ids.shape[1]], at, model.attn_mask)
+        return read_first(
+            model.token_embedding(ids) + model.positional_embedding[: ids.shape[1]],
+            at,
+            model.attn_mask,
+        )
 
     def readout(stack: Stack) -> Tensor:
         features = model.ln_final(stack.hidden[:, 0])

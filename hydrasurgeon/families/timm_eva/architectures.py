@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from hydrasurgeon.families.timm_vit.architectures import TOWER, Architecture, attention_pool, read_table, tokens
+from hydrasurgeon.families.timm_vit.architectures import (
+    TOWER,
+    Architecture,
+    attention_pool,
+    read_table,
+    tokens,
+)
 from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Weight, linear, norm
 
 
@@ -36,7 +42,9 @@ def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
 
 def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
     before = a["use_pre_transformer_norm"]
-    yield from tokens(a, a["num_reg_tokens"], distilled=False, learned=a["use_abs_pos_emb"], bias=not before)
+    yield from tokens(
+        a, a["num_reg_tokens"], distilled=False, learned=a["use_abs_pos_emb"], bias=not before
+    )
     if before:
         yield from norm("norm_pre", a["embed_dim"], "embedding", bias=_biased(a))
 

@@ -1,4 +1,6 @@
-"""timm's rotary vision transformers: DINOv3, EVA, EVA02, and others that timm builds of its Eva class."""
+"""timm's rotary vision transformers: DINOv3, EVA, EVA02, and others that timm builds of its Eva
+class.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.settings import Count, Pair, Positive
 from hydrasurgeon.families.timm_eva.architectures import table, weights
-from hydrasurgeon.families.timm_vit.architectures import RELATIVE_TABLE, TOWER, Match, Sizes, fits, only
+from hydrasurgeon.families.timm_vit.architectures import (
+    RELATIVE_TABLE,
+    TOWER,
+    Match,
+    Sizes,
+    fits,
+    only,
+)
 from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.files.manifest import Model, Tower
 
@@ -72,7 +81,9 @@ class TimmEva(TimmViT):
         self._check_divisors(model, where, ManifestError)
 
     def _check_divisors(self, model: Model, where: str, error: type[HydraError]) -> None:
-        """Rotations turn pairs of numbers in both directions; an attention pool has heads of its own."""
+        """Rotations turn pairs of numbers in both directions; an attention pool has heads of its
+        own.
+        """
         args = self._args(model)
         dim, heads = args["embed_dim"], args["num_heads"]
         pools, why = args.get("attn_pool_num_heads") or heads, None
@@ -96,12 +107,15 @@ class TimmEva(TimmViT):
         ]
         if not matches:
             what = (
-                f"{where}: looks like a rotary vision transformer of timm; no registered architecture has these sizes"
+                f"{where}: looks like a rotary vision transformer of timm; no registered "
+                "architecture has these sizes"
             )
             raise CheckpointError(what, hint="Say which: --arch timm:NAME[,key=value…].")
         return only(matches, where)
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         from hydrasurgeon.families.timm_eva.modules import build
 
         name = self.named(model.arch, "the manifest").name

@@ -1,4 +1,6 @@
-"""timm's Eva with any number of heads in each layer, taken apart; class and register tokens are not rotated."""
+"""timm's Eva with any number of heads in each layer, taken apart; class and register tokens are not
+rotated.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from hydrasurgeon.families.timm_vit.architectures import TOWER
 from hydrasurgeon.families.timm_vit.family import taken_apart
 
 
-def build(name: str, args: Mapping[str, Any], classes: int, kept: Sequence[Sequence[int]], *, fresh: bool) -> nn.Module:
+def build(
+    name: str, args: Mapping[str, Any], classes: int, kept: Sequence[Sequence[int]], *, fresh: bool
+) -> nn.Module:
     import timm
 
     create = partial(timm.create_model, name, pretrained=False, num_classes=classes)
@@ -83,7 +87,9 @@ class Heads(nn.Module):
         project: Any = (self.q_proj, self.k_proj, self.v_proj)
         if self.qkv is not None:
             packed = self.qkv
-            project = (packed if self.q_bias is None else Biased(packed, self, ("q_bias", None, "v_bias")),)
+            project = (
+                packed if self.q_bias is None else Biased(packed, self, ("q_bias", None, "v_bias")),
+            )
         return Attention(
             tower=TOWER,
             layer=self.layer,
@@ -133,5 +139,8 @@ def anatomy(module: nn.Module) -> Anatomy:
 
 
 def _block(block: Any) -> Block:
-    scales = [nn.Identity() if getattr(block, name) is None else _Scale(block, name) for name in ("gamma_1", "gamma_2")]
+    scales = [
+        nn.Identity() if getattr(block, name) is None else _Scale(block, name)
+        for name in ("gamma_1", "gamma_2")
+    ]
     return Block(block.norm1, block.attn.site(), scales[0], block.norm2, block.mlp, scales[1])

@@ -1,7 +1,9 @@
-"""timm's ViT architectures as a table: recognise a bare file by names and shapes, without torch or timm.
+"""timm's ViT architectures as a table: recognise a bare file by names and shapes, without torch or
+timm.
 
-The table is written by tools/timm_architectures.py. A file does not say how many heads it has (2304×768
-fits any divisor), so that, and everything else that shapes do not show, must come from the table.
+The table is written by tools/timm_architectures.py. A file does not say how many heads it has
+(2304×768 fits any divisor), so that, and everything else that shapes do not show, must come from
+the table.
 """
 
 from __future__ import annotations
@@ -19,7 +21,17 @@ from pydantic import Field
 
 from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
 from hydrasurgeon.families.settings import Chance, Count, Pair, Positive, Settings, Size, pair
-from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Part, Weight, linear, norm, shapes_of
+from hydrasurgeon.families.weights import (
+    GATED,
+    OUT,
+    PACKED,
+    QUERIES,
+    Part,
+    Weight,
+    linear,
+    norm,
+    shapes_of,
+)
 from hydrasurgeon.lookup import nearest
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -55,14 +67,18 @@ class Architecture:
 
 
 Match = tuple[Architecture, Mapping[str, Any], tuple[str, ...]]
-"""An architecture, what the file says otherwise, and other registered names with the same forward pass."""
+"""An architecture, what the file says otherwise, and other registered names with the same forward
+pass.
+"""
 
 
 def read_table(folder: str, name: str) -> dict[str, Architecture]:
     """The architectures of a table of ours, by name, each with all its arguments."""
     raw = json.loads((files(f"hydrasurgeon.families.{folder}") / name).read_text(encoding="utf-8"))
     return {
-        row["name"]: Architecture(row["name"], {**raw["defaults"], **row["args"]}, row["preprocess"], row.get("why"))
+        row["name"]: Architecture(
+            row["name"], {**raw["defaults"], **row["args"]}, row["preprocess"], row.get("why")
+        )
         for row in raw["architectures"]
     }
 
@@ -90,7 +106,9 @@ def named(name: str, where: str = "--arch") -> Architecture:
     plain, shown = name[:60].partition(".")[0], f"{where}: timm:{name[:60]}"
     near = () if RELATIVE.match(plain) else nearest(plain, table(), most=3, cutoff=0.75)
     if near:
-        raise CheckpointError(f"{shown} is not a known architecture", hint=f"Did you mean {', '.join(near)}?")
+        raise CheckpointError(
+            f"{shown} is not a known architecture", hint=f"Did you mean {', '.join(near)}?"
+        )
     why = RELATIVE_WHY if RELATIVE.match(plain) else "it is not one of timm's VisionTransformers"
     raise SurgeryError(f"{shown} cannot be pruned: {why}", hint=SUPPORTED)
 
@@ -130,7 +148,11 @@ def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
     dim, distilled = a["embed_dim"], a["class"] == "VisionTransformerDistilled"
     yield from tokens(
-        a, a["reg_tokens"], distilled=distilled, learned=a["pos_embed"] == "learn", bias=not a["pre_norm"]
+        a,
+        a["reg_tokens"],
+        distilled=distilled,
+        learned=a["pos_embed"] == "learn",
+        bias=not a["pre_norm"],
     )
     if a["embed_norm_layer"]:
         yield from _norm("patch_embed.norm", a["embed_norm_layer"], dim, "embedding")
@@ -138,8 +160,12 @@ def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
         yield from _norm("norm_pre", a["norm_layer"], dim, "embedding")
 
 
-def tokens(a: Mapping[str, Any], registers: int, *, distilled: bool, learned: bool, bias: bool) -> Iterator[Weight]:
-    """What makes tokens of an image: those of its own, positions if they are `learned`, and the patches' projection."""
+def tokens(
+    a: Mapping[str, Any], registers: int, *, distilled: bool, learned: bool, bias: bool
+) -> Iterator[Weight]:
+    """What makes tokens of an image: those of its own, positions if they are `learned`, and the
+    patches' projection.
+    """
     dim, (height, width), (ph, pw) = a["embed_dim"], pair(a["img_size"]), pair(a["patch_size"])
     prefix = 0 if a["no_embed_class"] else a["class_token"] + distilled + registers
     for name, there, shape in (
@@ -192,7 +218,9 @@ def fits(
     overrides: Mapping[str, Any],
     listed: Callable[[Mapping[str, Any]], Iterable[Weight]] = weights,
 ) -> str | None:
-    """None, or the first difference between a file and an architecture with some arguments overridden."""
+    """None, or the first difference between a file and an architecture with some arguments
+    overridden.
+    """
     expected = shapes_of(listed({**architecture.args, **overrides}))
     for name, shape in expected.items():
         if name not in shapes:
@@ -206,17 +234,25 @@ def fits(
 
 
 def infer(shapes: Shapes, where: str = "the file") -> Match:
-    """The registered architecture behind bare tensors; CheckpointError when there is none or no one answer."""
+    """The registered architecture behind bare tensors; CheckpointError when there is none or no one
+    answer.
+    """
     if len(shapes.get("patch_embed.proj.weight", ())) != 4:
         what = f"{where}: not a known architecture (tensors: {', '.join(list(shapes)[:3])}, …)"
-        raise CheckpointError(what, hint=f"{SUPPORTED} Others are known by the config in their directory.")
+        raise CheckpointError(
+            what, hint=f"{SUPPORTED} Others are known by the config in their directory."
+        )
     if any(RELATIVE_TABLE in name for name in shapes):
         raise SurgeryError(f"{where}: cannot be pruned: {RELATIVE_WHY}", hint=SUPPORTED)
     packed = {name: shape for name, shape in shapes.items() if name.endswith(".attn.qkv.weight")}
     gone = next((name for name, shape in packed.items() if shape[:1] != (3 * shape[-1],)), None)
     if gone is not None:
-        why = f"heads were already removed ({gone} is {_x(shapes[gone])}) and the manifest is missing"
-        raise CheckpointError(f"{where}: {why}", hint="Bring back the .heads.json, or start from the backbone.")
+        why = (
+            f"heads were already removed ({gone} is {_x(shapes[gone])}) and the manifest is missing"
+        )
+        raise CheckpointError(
+            f"{where}: {why}", hint="Bring back the .heads.json, or start from the backbone."
+        )
     matches = [
         (architecture, overrides)
         for architecture in table().values()
@@ -237,8 +273,16 @@ def only(matches: Iterable[tuple[Architecture, Mapping[str, Any]]], where: str) 
     chosen = [min(group, key=_plainness) for group in groups.values()]
     if len(chosen) > 1:
         names = sorted(chosen, key=_plainness)
-        differing = {k for a, _ in names for k in a.args if k not in SILENT and a.args[k] != names[0][0].args[k]}
-        each = (f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})" for a, _ in names)
+        differing = {
+            k
+            for a, _ in names
+            for k in a.args
+            if k not in SILENT and a.args[k] != names[0][0].args[k]
+        }
+        each = (
+            f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})"
+            for a, _ in names
+        )
         why = f"several architectures fit, and they would run differently: {'; '.join(each)}"
         raise CheckpointError(f"{where}: {why}", hint=f"Say which: --arch timm:{names[0][0].name}")
     architecture, overrides = chosen[0]
@@ -298,8 +342,14 @@ def _unknown(shapes: Shapes, where: str) -> CheckpointError:
     depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
     hidden = shapes.get("blocks.0.mlp.fc1.bias", (0,))[0]
     sizes = f"dim {dim}, depth {depth}, patch {patch}, MLP ratio {hidden / max(1, dim):g}"
-    extra = f",img_size=…,patch_size={patch},in_chans={channels}" if (patch, channels) != (16, 3) else ""
-    hint = f"Say it: --arch timm:vit_tiny_patch16_224,embed_dim={dim},depth={depth},num_heads=…{extra}"
+    extra = (
+        f",img_size=…,patch_size={patch},in_chans={channels}"
+        if (patch, channels) != (16, 3)
+        else ""
+    )
+    hint = (
+        f"Say it: --arch timm:vit_tiny_patch16_224,embed_dim={dim},depth={depth},num_heads=…{extra}"
+    )
     return CheckpointError(f"{where}: no registered timm ViT has these sizes ({sizes})", hint=hint)
 
 
@@ -317,12 +367,22 @@ ACTIVATIONS = (
 # One of timm's activations.
 Activation = Annotated[str, Field(pattern=f"^({ACTIVATIONS})$")]
 # What timm itself reads, or what only a fresh model would: left out of a file's model_args.
-INERT = {"cache_dir", "checkpoint_path", "exportable", "fix_init", "no_jit", "pretrained", "pretrained_cfg"}
+INERT = {
+    "cache_dir",
+    "checkpoint_path",
+    "exportable",
+    "fix_init",
+    "no_jit",
+    "pretrained",
+    "pretrained_cfg",
+}
 INERT |= {"pretrained_cfg_overlay", "scriptable", "weight_init"}
 
 
 class Sizes(Settings):
-    """Constructor arguments that both of timm's classes have, where they differ from the registered architecture's."""
+    """Constructor arguments that both of timm's classes have, where they differ from the registered
+    architecture's.
+    """
 
     img_size: Pair | None = None
     patch_size: Pair | None = None
@@ -384,7 +444,10 @@ def check_whole(args: Mapping[str, Any], where: str, error: type[HydraError]) ->
     (height, width), (ph, pw) = pair(args["img_size"]), pair(args["patch_size"])
     for wrong, why in (
         (dim % heads, f"embed_dim {dim} is not a multiple of num_heads {heads}"),
-        (args["global_pool"] == "token" and not args["class_token"], "global_pool is token, and class_token is off"),
+        (
+            args["global_pool"] == "token" and not args["class_token"],
+            "global_pool is token, and class_token is off",
+        ),
         (height < ph or width < pw, f"an image of {height}×{width} has 0 patches of {ph}×{pw}"),
     ):
         if wrong:

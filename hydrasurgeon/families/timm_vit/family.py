@@ -67,11 +67,15 @@ class TimmViT(Family):
             names = pretrained.get("label_names") if isinstance(pretrained, Mapping) else None
             read = parse(Config, {"label_names": names, **known(Config, config)}, where)
             name, classes = read.architecture, read.num_classes
-            said = {key: value for key, value in (read.model_args or {}).items() if key not in INERT}
+            said = {
+                key: value for key, value in (read.model_args or {}).items() if key not in INERT
+            }
             inner = said.pop("num_classes", None)
             classes = inner if classes is None else classes
             arguments = parse(self.arguments, said, f"{where}: model_args").written()
-            preprocess = {key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None}
+            preprocess = {
+                key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None
+            }
             labels = read.label_names
         elif arch is not None:
             name, arguments, classes = self._parse_arch(arch)
@@ -84,7 +88,9 @@ class TimmViT(Family):
         architecture, overrides = self._configured(name, arguments, where, CheckpointError)
         args = {**architecture.args, **overrides}
         num_classes = classes or next(iter(shapes.get("head.weight", (0,))), 0)
-        difference = fits(architecture, shapes, {**overrides, "num_classes": num_classes}, self.listed)
+        difference = fits(
+            architecture, shapes, {**overrides, "num_classes": num_classes}, self.listed
+        )
         if difference:
             hint = "Name the right one: --arch timm:NAME[,key=value…]."
             raise CheckpointError(f"{where}: does not fit timm:{name}: {difference}", hint=hint)
@@ -105,12 +111,16 @@ class TimmViT(Family):
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         architecture = self.registered(model.arch)
         if architecture is None or not architecture.prunable:
-            raise ManifestError(f"{where}: model.arch: {model.arch[:60]!r} of timm cannot be pruned", hint=SUPPORTED)
+            raise ManifestError(
+                f"{where}: model.arch: {model.arch[:60]!r} of timm cannot be pruned", hint=SUPPORTED
+            )
         args = {**architecture.args, **self._overrides(model, where)}
         check_whole(args, f"{where}: model.config", ManifestError)
         super().check(model, towers, where)
         at = f"{where}: model.preprocess"
-        _check_images(args, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)
+        _check_images(
+            args, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError
+        )
 
     def repository(self, name: str) -> str:
         # Where vit_base_patch16_224.augreg2_in21k_ft_in1k and the others live.
@@ -143,7 +153,9 @@ class TimmViT(Family):
         )
 
     def _parse_arch(self, text: str) -> tuple[str, dict[str, Any], int | None]:
-        """`vit_tiny_patch16_224,embed_dim=128,depth=6` → the name, its constructor arguments, and the classes."""
+        """`vit_tiny_patch16_224,embed_dim=128,depth=6` → the name, its constructor arguments, and
+        the classes.
+        """
         name, *entries = text.split(",")
         args = {}
         for entry in entries:
@@ -164,7 +176,9 @@ class TimmViT(Family):
         """A registered architecture that can be pruned, and the arguments that differ from its own."""
         architecture = self.named(name, where)
         if not architecture.prunable:
-            raise SurgeryError(f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED)
+            raise SurgeryError(
+                f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED
+            )
         overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
         check_whole({**architecture.args, **overrides}, where, error)
         return architecture, overrides
@@ -192,15 +206,24 @@ class TimmViT(Family):
         if model.labels:
             config["label_names"] = list(model.labels)
         heads = manifest.towers[TOWER].heads
-        if manifest.kind == "hydra" or manifest.kept_neurons or any(len(r) != heads for r in manifest.kept[TOWER]):
+        if (
+            manifest.kind == "hydra"
+            or manifest.kept_neurons
+            or any(len(r) != heads for r in manifest.kept[TOWER])
+        ):
             config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
-            config["model_args"] = {**config["model_args"], "backbone": model.arch}  # read by nothing, for people
+            config["model_args"] = {
+                **config["model_args"],
+                "backbone": model.arch,
+            }  # read by nothing, for people
         return {"config.json": json.dumps(config, indent=2) + "\n"}
 
     def usage(self, manifest: Manifest) -> Usage:
         return "timm", "image-classification", USAGE
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         import timm
         import torch
 
@@ -209,7 +232,10 @@ class TimmViT(Family):
         with torch.device("cpu" if fresh else "meta"):
             args = self._overrides(model)
             module: nn.Module = timm.create_model(
-                self.named(model.arch, "the manifest").name, pretrained=False, num_classes=model.num_classes, **args
+                self.named(model.arch, "the manifest").name,
+                pretrained=False,
+                num_classes=model.num_classes,
+                **args,
             )
         blocks: Any = module.blocks
         for attn, row in zip((block.attn for block in blocks), kept[TOWER], strict=True):
@@ -224,18 +250,26 @@ class TimmViT(Family):
         def embed(inputs: Tensor) -> Stack:
             return Stack(m.norm_pre(m.patch_drop(m._pos_embed(m.patch_embed(inputs)))))
 
-        return taken_apart(m, embed, tuple(_block(block, layer) for layer, block in enumerate(m.blocks)))
+        return taken_apart(
+            m, embed, tuple(_block(block, layer) for layer, block in enumerate(m.blocks))
+        )
 
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
         from torch import nn
 
         for name, part in module.named_modules():
-            if isinstance(part, nn.Dropout) and BLOCK.match(name) and not name.endswith("attn_drop"):
+            if (
+                isinstance(part, nn.Dropout)
+                and BLOCK.match(name)
+                and not name.endswith("attn_drop")
+            ):
                 yield part
 
 
 def taken_apart(m: Any, embed: Callable[[Any], Stack], blocks: tuple[Block, ...]) -> Anatomy:
-    """A model of timm with these blocks; it reads the class token (and a distillation token behind it) or all."""
+    """A model of timm with these blocks; it reads the class token (and a distillation token behind
+    it) or all.
+    """
 
     def readout(stack: Stack) -> Tensor:
         logits: Tensor = m.forward_head(m.norm(stack.hidden))
@@ -270,7 +304,9 @@ def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dic
     return changed
 
 
-def _check_images(args: Mapping[str, Any], images: Images, where: str, error: type[CheckpointError]) -> None:
+def _check_images(
+    args: Mapping[str, Any], images: Images, where: str, error: type[CheckpointError]
+) -> None:
     size = images.input_size[1:] if args.get("dynamic_img_size") else pair(args["img_size"])
     images.check(args["in_chans"], size, where, error)
 

@@ -1,9 +1,10 @@
-"""Which members come first, what the gate looks at, and how many rows it lets through: chosen by what is lost against
-the hydra.
+"""Which members come first, what the gate looks at, and how many rows it lets through: chosen by
+what is lost against the hydra.
 
-Candidates are windows on a score of the first members that let a share of the samples through. Those of one kind form a
-family, walked from all rows downwards for as long as no measure drops by more than it may: a small share that does well
-where a larger one does not has been lucky. Of what the families end at, the cheapest is taken.
+Candidates are windows on a score of the first members that let a share of the samples through.
+Those of one kind form a family, walked from all rows downwards for as long as no measure drops by
+more than it may: a small share that does well where a larger one does not has been lucky. Of what
+the families end at, the cheapest is taken.
 """
 
 from __future__ import annotations
@@ -30,12 +31,33 @@ from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.metrics import DIGITS
 from hydrasurgeon.measuring.results import Interval
 
-SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.17, 0.15, 0.12, 0.1, 0.08, 0.06, 0.04, 0.02)
+SHARES = (
+    0.9,
+    0.8,
+    0.7,
+    0.6,
+    0.5,
+    0.45,
+    0.4,
+    0.35,
+    0.3,
+    0.25,
+    0.2,
+    0.17,
+    0.15,
+    0.12,
+    0.1,
+    0.08,
+    0.06,
+    0.04,
+    0.02,
+)
 """Fractions of the samples that candidates let through."""
 TOPS = (0.0, 0.01, 0.03)
 """Shares above the window: samples so doubtful that no other member is asked."""
 TRIED_FIRST = 6
-"""Members that are tried as the first, the most accurate ones; pairs among them as the first two."""
+"""Members that are tried as the first, the most accurate ones; pairs among them as the first two.
+"""
 MEASURES = ("accuracy", "auroc", "fpr95", "cov5")
 """What may drop: of FPR95 it is the rise that is a loss …"""
 OF_LABELS = ("micro_f1", *MEASURES[1:3])
@@ -59,7 +81,9 @@ class Sides:
     inside: Scores
     outside: tuple[Scores, ...]
     amiss: Scores | None = None
-    """Of many labels half of how many are answered wrongly or missed: micro F1 is Σ correct / Σ (correct + amiss)."""
+    """Of many labels half of how many are answered wrongly or missed: micro F1 is Σ correct / Σ
+    (correct + amiss).
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,12 +91,20 @@ class Sides:
         return MEASURES if self.amiss is None else OF_LABELS
 
     def mixed(self, other: Sides, going: Sequence[Tensor]) -> Sides:
-        """This one's answer where a row stops, the other's where it goes on; `going` of the samples, then of each
-        set."""
-        of_samples = ((getattr(each, name) for each in (self, other)) for name in ("correct", "confidence", "amiss"))
-        correct, sure, amiss = (None if a is None else torch.where(going[0], b, a) for a, b in of_samples)
+        """This one's answer where a row stops, the other's where it goes on; `going` of the
+        samples, then of each set.
+        """
+        of_samples = (
+            (getattr(each, name) for each in (self, other))
+            for name in ("correct", "confidence", "amiss")
+        )
+        correct, sure, amiss = (
+            None if a is None else torch.where(going[0], b, a) for a, b in of_samples
+        )
         scores = ((each.inside, *each.outside) for each in (self, other))
-        inside, *outside = (torch.where(open_, b, a) for open_, a, b in zip(going, *scores, strict=True))
+        inside, *outside = (
+            torch.where(open_, b, a) for open_, a, b in zip(going, *scores, strict=True)
+        )
         assert correct is not None
         assert sure is not None
         return Sides(correct, sure, inside, tuple(outside), amiss)
@@ -84,7 +116,9 @@ class Sides:
         return dict(zip(self.names, row, strict=True))
 
     def resampled(self, rows: Tensor, foreign: Sequence[Tensor]) -> Float[Tensor, "repeat measure"]:
-        """`names` of many resamples at once, as `metrics` has them: rows [repeat, sample], and of each OOD set."""
+        """`names` of many resamples at once, as `metrics` has them: rows [repeat, sample], and of
+        each OOD set.
+        """
         ordered = self.inside[rows].sort(dim=-1).values.contiguous()
         count = rows.shape[-1]
         areas, false = [], []
@@ -116,10 +150,16 @@ def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:
     probs, constants = state.probs(samples.logits), state.record.labels
     confidence, label = probs.max(dim=-1)
     # Equal up to rounding is equal, as in `eval`.
-    scores = [state.ood_score(each.logits, each.features).round(decimals=DIGITS) for each in (samples, *foreign)]
+    scores = [
+        state.ood_score(each.logits, each.features).round(decimals=DIGITS)
+        for each in (samples, *foreign)
+    ]
     if constants is None:
         return Sides(label == samples.truth, confidence, scores[0], tuple(scores[1:]))
-    said, holds = probs >= torch.tensor(constants.thresholds, dtype=probs.dtype), samples.truth.bool()
+    said, holds = (
+        probs >= torch.tensor(constants.thresholds, dtype=probs.dtype),
+        samples.truth.bool(),
+    )
     hits, amiss = (said & holds).double().sum(dim=-1), (said ^ holds).double().sum(dim=-1) / 2
     return Sides(hits, confidence, scores[0], tuple(scores[1:]), amiss)
 
@@ -130,7 +170,9 @@ def drops_of(cascade: Sides, hydra: Sides) -> Drops:
     return {name: SIGNS.get(name, 100.0) * (whole[name] - part[name]) for name in whole}
 
 
-def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, Interval]:
+def intervals(
+    cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS
+) -> dict[str, Interval]:
     """Interval of each drop, by a paired bootstrap of the samples and of every OOD set."""
 
     def drops(rows: Tensor, *foreign: Tensor) -> dict[str, Tensor]:
@@ -143,7 +185,9 @@ def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS
 
 @dataclass(frozen=True)
 class Candidate:
-    """A cascade whose thresholds of promises are still the hydra's, and what it amounts to where it was chosen."""
+    """A cascade whose thresholds of promises are still the hydra's, and what it amounts to where it
+    was chosen.
+    """
 
     cascade: Cascade
     steps: StepMacs
@@ -167,7 +211,9 @@ def _bound(ordered: Float[Tensor, " sample"], above: float) -> float | None:
     return None if count == 0 else float(ordered[max(at - 1, 0)] + ordered[at]) / 2
 
 
-def families(state: State, samples: Outputs, foreign: Sequence[Outputs], costs: Costs) -> Iterator[list[Candidate]]:
+def families(
+    state: State, samples: Outputs, foreign: Sequence[Outputs], costs: Costs
+) -> Iterator[list[Candidate]]:
     """Each a list of candidates, with ever fewer rows that go on; the first lets every row through."""
     hydra = sides(state, samples, foreign)
     for starters in _starters(samples):
@@ -177,7 +223,11 @@ def families(state: State, samples: Outputs, foreign: Sequence[Outputs], costs: 
         early = sides(of_starters, first[0], first[1:])
         steps = costs(starters)
         # Of a yes or no, entropy orders samples as msp does.
-        alone = ("msp", "entropy", "ood") if cascade.bias is None and cascade.temperatures is None else ("msp", "ood")
+        alone = (
+            ("msp", "entropy", "ood")
+            if cascade.bias is None and cascade.temperatures is None
+            else ("msp", "ood")
+        )
         for kind in ("disagreement",) if len(starters) == 2 else alone:
             looking = cascade.model_copy(update={"gate": Gate(score=kind)})
             seen = [gate_scores(state, looking, each.logits, each.features) for each in first]
@@ -187,7 +237,13 @@ def families(state: State, samples: Outputs, foreign: Sequence[Outputs], costs: 
 
 def _starters(samples: Outputs) -> list[tuple[int, ...]]:
     """One member each, then pairs, where a third is left to go on to."""
-    right = (samples.logits.argmax(dim=-1) == samples.truth[:, None]).double().transpose(0, 1).flatten(1).mean(dim=1)
+    right = (
+        (samples.logits.argmax(dim=-1) == samples.truth[:, None])
+        .double()
+        .transpose(0, 1)
+        .flatten(1)
+        .mean(dim=1)
+    )
     best = sorted(right.argsort(descending=True, stable=True)[:TRIED_FIRST].tolist())
     pairs = list(combinations(best, 2)) if samples.logits.shape[1] > 2 else []
     return [*((member,) for member in best), *pairs]
@@ -214,7 +270,10 @@ def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade
 def _constants(first: Outputs) -> dict[str, Any]:
     """What calibrates the answers of the first members."""
     if first.truth.dim() > 1:
-        return {"temperature": 1.0, "temperatures": fit_labels(first.logits, first.truth.bool()).temperatures}
+        return {
+            "temperature": 1.0,
+            "temperatures": fit_labels(first.logits, first.truth.bool()).temperatures,
+        }
     if first.shares is None:
         return {"temperature": fit_temperature(first.probs(), first.truth)}
     at, bias = platt(first.logits, first.shares)
@@ -224,8 +283,9 @@ def _constants(first: Outputs) -> dict[str, Any]:
 def _windows(
     cascade: Cascade, seen: Sequence[Scores], answers: tuple[Sides, Sides], steps: StepMacs
 ) -> Iterator[list[Candidate]]:
-    """A family for each share that lies above the window; `seen` is what the gate sees of the samples, then of each OOD
-    set."""
+    """A family for each share that lies above the window; `seen` is what the gate sees of the
+    samples, then of each OOD set.
+    """
     early, hydra = answers
     ordered = seen[0].double().sort().values
 
@@ -233,7 +293,9 @@ def _windows(
         going = [lets(gate, scores) for scores in seen]
         mixed = early.mixed(hydra, going)
         share = float(going[0].double().mean())
-        return Candidate(cascade.model_copy(update={"gate": gate}), steps, share, mixed, drops_of(mixed, hydra))
+        return Candidate(
+            cascade.model_copy(update={"gate": gate}), steps, share, mixed, drops_of(mixed, hydra)
+        )
 
     everything = candidate(Gate(score=cascade.gate.score))
     for top in TOPS:

@@ -1,6 +1,8 @@
-"""Fit a cascade to a decision state: the half of the validation data that fits chooses it, the other one certifies.
+"""Fit a cascade to a decision state: the half of the validation data that fits chooses it, the
+other one certifies.
 
-What is promised, and the drops, are taken on the cascade's own answers to the half that chose nothing.
+What is promised, and the drops, are taken on the cascade's own answers to the half that chose
+nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +20,23 @@ from hydrasurgeon.decision.fitting import Outputs, flag_threshold, halves, promi
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Cascade, CascadeCost, Drop
-from hydrasurgeon.measuring.cascades.choice import Candidate, Costs, drops_of, families, intervals, sides
+from hydrasurgeon.measuring.cascades.choice import (
+    Candidate,
+    Costs,
+    drops_of,
+    families,
+    intervals,
+    sides,
+)
 from hydrasurgeon.options.deciding import CalibrateOptions
 
 WORTH = 0.5
-"""A certified cascade that lets more rows through is not worth being one: a smaller one is then taken by its point
-estimate."""
+"""A certified cascade that lets more rows through is not worth being one: a smaller one is then
+taken by its point estimate.
+"""
 LOOKED_AT = 3
-"""Families of candidates of which it is seen whether they can be certified: those that lose least."""
+"""Families of candidates of which it is seen whether they can be certified: those that lose least.
+"""
 TRIED = 200
 """Resamples by which a candidate is chosen; its drops are then measured on other samples."""
 
@@ -43,7 +54,9 @@ class MacsOf:
 class CascadeFit:
     """All candidates, on the samples that choose; `record` takes the one that is wanted."""
 
-    def __init__(self, state: State, val: Outputs, foreign: Sequence[Outputs], macs: MacsOf, *, seed: int) -> None:
+    def __init__(
+        self, state: State, val: Outputs, foreign: Sequence[Outputs], macs: MacsOf, *, seed: int
+    ) -> None:
         self.state, self.val, self.macs, self.seed = state, val, macs, seed
         fitting, self.certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
         shown, self.kept = _split(foreign, seed)
@@ -58,37 +71,55 @@ class CascadeFit:
         drops = self._drops(cascade)
         _, going = in_steps(state, cascade, self.val.logits, self.val.features)
         share, first = float(going.double().mean()), chosen.steps.first / macs.single
-        # What a gate without bounds lets run is the hydra itself, which may share more than its parts do.
-        rest = ((macs.full - chosen.steps.first) if cascade.gate.everything else chosen.steps.rest) / macs.single
+        # What a gate without bounds lets run is the hydra itself, which may share more than its
+        # parts do.
+        rest = (
+            (macs.full - chosen.steps.first) if cascade.gate.everything else chosen.steps.rest
+        ) / macs.single
         made = Cascade.model_validate(
             vars(cascade)
-            | {"shares": (1.0, share), "cost": CascadeCost(first=first, rest=rest, expected=first + share * rest)}
+            | {
+                "shares": (1.0, share),
+                "cost": CascadeCost(first=first, rest=rest, expected=first + share * rest),
+            }
             | {"max_drop": max_drop, "budget": budget, "drops": drops}
-            | {"certified": max_drop is not None and all(d.high <= max_drop for d in drops.values())}
+            | {
+                "certified": max_drop is not None
+                and all(d.high <= max_drop for d in drops.values())
+            }
         )
         notes = []
         if share == 1:
             notes.append(
-                f"the cascade's gate lets every sample through: it costs {made.cost.expected:.2f} times the single"
+                f"the cascade's gate lets every sample through: it costs {made.cost.expected:.2f} "
+                "times the single"
                 f" model, the hydra {macs.full / macs.single:.2f}"
             )
         if max_drop is not None and not made.certified:
             notes.append(
-                f"the data are too few to certify a drop of at most {max_drop:g} points: the cascade was chosen by its"
+                f"the data are too few to certify a drop of at most {max_drop:g} points: the "
+                "cascade was chosen by its"
                 " point estimate"
             )
         return made, tuple(notes)
 
     def _within(self, budget: float) -> Candidate:
-        """The candidate that loses least, among those of each family with the most rows that the budget pays for."""
+        """The candidate that loses least, among those of each family with the most rows that the
+        budget pays for.
+        """
         single = self.macs.single
-        affordable = [next((c for c in family if c.macs <= budget * single), None) for family in self.families]
+        affordable = [
+            next((c for c in family if c.macs <= budget * single), None) for family in self.families
+        ]
         some = [c for c in affordable if c is not None]
         if not some:
             least = min(c.macs for family in self.families for c in family) / single
             raise UsageError(
                 f"--budget {budget:g}: no cascade of this hydra costs so little",
-                hint=f"The cheapest one, its first member alone, costs {least:.3g} times the single model.",
+                hint=(
+                    f"The cheapest one, its first member alone, costs {least:.3g} times the "
+                    "single model."
+                ),
             )
         return min(some, key=lambda c: (c.worst, c.macs))
 
@@ -102,7 +133,10 @@ class CascadeFit:
                 candidate.drops.get("accuracy"),
                 self.hydra.correct.double() - candidate.answers.correct.double(),
             )
-            if drop is not None and drop + 196 * float(change.std(correction=0)) / math.sqrt(len(change)) > most:
+            if (
+                drop is not None
+                and drop + 196 * float(change.std(correction=0)) / math.sqrt(len(change)) > most
+            ):
                 return False
             ends = intervals(candidate.answers, self.hydra, seed=self.seed, repeats=TRIED)
             return all(high <= most for _, high in ends.values())
@@ -127,7 +161,9 @@ class CascadeFit:
         bounds = {} if risk is None else {"risk": risk.risk, "delta": risk.delta}
         promise = wanted.but(**record.promised, **bounds)
         kept = promised(probs, self.certifying, promise, record.conformal.penalty)
-        return cascade.model_copy(update={"ood_threshold": flag_threshold(scores, record.ood.id_flagged), **kept})
+        return cascade.model_copy(
+            update={"ood_threshold": flag_threshold(scores, record.ood.id_flagged), **kept}
+        )
 
     def _drops(self, cascade: Cascade) -> dict[str, Drop]:
         """Against the hydra, on samples that chose nothing."""
@@ -135,7 +171,9 @@ class CascadeFit:
         hydra = sides(state, every[0], every[1:])
         first = [each.among(cascade.starters) for each in every]
         early = sides(step_state(state, cascade, cascade.starters), first[0], first[1:])
-        mixed = early.mixed(hydra, [in_steps(state, cascade, each.logits, each.features)[1] for each in every])
+        mixed = early.mixed(
+            hydra, [in_steps(state, cascade, each.logits, each.features)[1] for each in every]
+        )
         ends = intervals(mixed, hydra, seed=self.seed)
         return {
             name: Drop(drop=drop, low=ends[name][0], high=ends[name][1])
@@ -149,7 +187,9 @@ def _split(foreign: Sequence[Outputs], seed: int) -> tuple[list[Outputs], list[O
     for each in foreign:
         count = len(each.logits)
         if count < 2:
-            raise DataError("--cascade: an OOD set of one sample cannot be halved", hint="Give more --ood.")
+            raise DataError(
+                "--cascade: an OOD set of one sample cannot be halved", hint="Give more --ood."
+            )
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         first.append(each.at(order[: count // 2]))
         second.append(each.at(order[count // 2 :]))
@@ -158,9 +198,15 @@ def _split(foreign: Sequence[Outputs], seed: int) -> tuple[list[Outputs], list[O
 
 def answers_of(state: State, cascade: Cascade, outputs: Outputs) -> tuple[Tensor, Tensor]:
     """Calibrated probabilities and OOD scores of every row, by the members that run."""
-    parts = [part for part in in_steps(state, cascade, outputs.logits, outputs.features)[0] if len(part.rows)]
+    parts = [
+        part
+        for part in in_steps(state, cascade, outputs.logits, outputs.features)[0]
+        if len(part.rows)
+    ]
     rules = [step_state(state, cascade, part.members) for part in parts]
     order = torch.cat([part.rows for part in parts]).argsort()
     probs = [rule.probs(part.logits) for rule, part in zip(rules, parts, strict=True)]
-    scores = [rule.ood_score(p.logits, p.features).double() for rule, p in zip(rules, parts, strict=True)]
+    scores = [
+        rule.ood_score(p.logits, p.features).double() for rule, p in zip(rules, parts, strict=True)
+    ]
     return torch.cat(probs)[order], torch.cat(scores)[order]

@@ -1,5 +1,6 @@
-"""Running a cascade on data sets: what the members that ran said, read as predictions are; NaN stands for those that
-did not run."""
+"""Running a cascade on data sets: what the members that ran said, read as predictions are; NaN
+stands for those that did not run.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ FULL = " (full)"
 
 @dataclass(frozen=True)
 class InSteps(Reading):
-    """A cascade's answers: rows that stopped early are calibrated, and told foreign, by the members that ran."""
+    """A cascade's answers: rows that stopped early are calibrated, and told foreign, by the members
+    that ran.
+    """
 
     state: State | None = None
 
@@ -54,7 +57,9 @@ class InSteps(Reading):
 
     def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Disagreement between the members that ran; zero for one alone."""
-        information, disagreement = (torch.zeros(len(logits), dtype=torch.float64) for _ in range(2))
+        information, disagreement = (
+            torch.zeros(len(logits), dtype=torch.float64) for _ in range(2)
+        )
         for rows, members in _by_step(logits, self._steps()[1]):
             each = super().apart(logits[rows][:, list(members)])
             information[rows], disagreement[rows] = (values.double() for values in each)
@@ -64,16 +69,25 @@ class InSteps(Reading):
 def _by_step(logits: Tensor, cascade: Cascade) -> list[tuple[Tensor, tuple[int, ...]]]:
     """The rows that the first members answered, and those of all; without a step that has none."""
     early = logits[:, cascade.followers[0]].isnan().any(dim=-1)
-    steps = [(early.nonzero()[:, 0], cascade.starters), ((~early).nonzero()[:, 0], tuple(range(len(cascade.order))))]
+    steps = [
+        (early.nonzero()[:, 0], cascade.starters),
+        ((~early).nonzero()[:, 0], tuple(range(len(cascade.order)))),
+    ]
     return [(rows, members) for rows, members in steps if len(rows)]
 
 
-def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
+def cascaded(
+    model: Any, samples: Any, *, how: How, kinds: Sequence[str]
+) -> tuple[Any, Any, dict[str, Any]]:
     """Logits of the members that ran, labels, and these OOD scores, in one pass of the cascade."""
     state, cascade = cascade_in(model)
     run, first = how.run, next(model.parameters())
     batches = Batches(
-        samples, model.transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad
+        samples,
+        model.transform,
+        batch_size=run.batch_size,
+        order=by_length(samples),
+        skip_bad=run.skip_bad,
     )
     index, logits, labels = [], [], []
     scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
@@ -90,7 +104,9 @@ def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tup
                 for kind, values in batch_scores.items():
                     if len(part.rows):
                         says = rule.choices(part.logits)
-                        values[part.rows] = scores_of(kind, says, part.features, rule.fitted).double()
+                        values[part.rows] = scores_of(
+                            kind, says, part.features, rule.fitted
+                        ).double()
             index.append(batch.index)
             logits.append(whole)
             labels += [] if batch.labels is None else [batch.labels]
@@ -100,15 +116,24 @@ def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tup
     if not index:
         raise unreadable(samples)
     order = torch.cat(index).argsort()
-    read_scores = {kind: torch.cat(parts)[order].round(decimals=DIGITS) for kind, parts in scores.items()}
+    read_scores = {
+        kind: torch.cat(parts)[order].round(decimals=DIGITS) for kind, parts in scores.items()
+    }
     return torch.cat(logits)[order], torch.cat(labels)[order] if labels else None, read_scores
 
 
 def with_cascade(
-    full: Row, checkpoint: Checkpoint, sets: DataSets, how: How, timed: SideBySide, *, reading: Reading
+    full: Row,
+    checkpoint: Checkpoint,
+    sets: DataSets,
+    how: How,
+    timed: SideBySide,
+    *,
+    reading: Reading,
 ) -> list[Row]:
     """The cascade's row, then the hydra's, read by `reading`."""
-    # Another copy: parameters that lie side by side for all members cannot do so for some at the same time.
+    # Another copy: parameters that lie side by side for all members cannot do so for some at the
+    # same time.
     model = how.load(checkpoint)
     state, cascade = cascade_in(model)
     result, kinds = full.result, reading.ood_scores
@@ -118,15 +143,29 @@ def with_cascade(
         return cascaded(model, samples, how=how, kinds=kinds if scored else ())
 
     provenance = full.answers.conditions.provenance
-    about = {"name": result.name, "kind": result.kind, "provenance": provenance, "problem": reading.problem}
+    about = {
+        "name": result.name,
+        "kind": result.kind,
+        "provenance": provenance,
+        "problem": reading.problem,
+    }
     predictions = predicted(sets, answer, **about)
     going = ~predictions.logits[:, cascade.followers[0]].isnan().any(dim=-1)
     steps = step_macs(model, how.first(model, sets.id, 1), cascade.starters)
-    expected = result.cost.macs if cascade.gate.everything else round(steps.expected(float(going.double().mean())))
+    expected = (
+        result.cost.macs
+        if cascade.gate.everything
+        else round(steps.expected(float(going.double().mean())))
+    )
     threshold = None if reading.threshold is None else cascade.ood_threshold
     sets_by = None if reading.conformal is None else cascade.conformal
-    in_steps = InSteps(**{**vars(reading), "threshold": threshold, "conformal": sets_by, "state": state})
+    in_steps = InSteps(
+        **{**vars(reading), "threshold": threshold, "conformal": sets_by, "state": state}
+    )
     with torch.inference_mode():
-        row = row_of(replace(predictions, cost=result.cost.model_copy(update={"expected_macs": expected})), in_steps)
+        row = row_of(
+            replace(predictions, cost=result.cost.model_copy(update={"expected_macs": expected})),
+            in_steps,
+        )
     timing = timed.add(Cascading(model), how.first(model, sets.id))
     return [replace(row, timing=timing), full.but(name=result.name + FULL)]

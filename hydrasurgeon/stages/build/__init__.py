@@ -1,4 +1,6 @@
-"""build: the hydra that is worth most within a budget, chosen by measuring and made by the other commands."""
+"""build: the hydra that is worth most within a budget, chosen by measuring and made by the other
+commands.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.stages.build.choice import Choice
 from hydrasurgeon.stages.build.comparing import Choosing, Row, crossed, draw_front
 from hydrasurgeon.stages.build.cost import Budget, parse_budgets
-from hydrasurgeon.stages.build.front import claim_front, makings_of, rows_of, rungs, taught, write_front
+from hydrasurgeon.stages.build.front import (
+    claim_front,
+    makings_of,
+    rows_of,
+    rungs,
+    taught,
+    write_front,
+)
 from hydrasurgeon.stages.build.ladder import laddered
 from hydrasurgeon.stages.build.making import Making
 from hydrasurgeon.stages.build.search import WITH_FOREIGN, check_enough, keys_of, searched
@@ -69,7 +78,9 @@ class Built:
 
 @stage(BuildOptions)
 def build(options: BuildOptions) -> Built:
-    """Choose members of one or several models, within a budget or several, and make what is worth most."""
+    """Choose members of one or several models, within a budget or several, and make what is worth
+    most.
+    """
     budgets = _check(options)
     out, picture = _outputs(options, several=len(budgets) > 1)
     models = _opened(options)
@@ -112,8 +123,16 @@ def build(options: BuildOptions) -> Built:
         draw_front(rows, front, budgets[-1].unit, picture)
     places = [out] if len(budgets) == 1 else [out / rung.name for rung in climbed]
     chosen_by = "the decision state was fitted on --val, by which the members were chosen"
-    refit = [f"{chosen_by}: run calibrate on fresh data for the full guarantee"] if options.calibrate else []
-    said = [*(each.note for each in models if each.note), *notes, *(note for each in makings for note in each.notes)]
+    refit = (
+        [f"{chosen_by}: run calibrate on fresh data for the full guarantee"]
+        if options.calibrate
+        else []
+    )
+    said = [
+        *(each.note for each in models if each.note),
+        *notes,
+        *(note for each in makings for note in each.notes),
+    ]
     return Built(
         path=None if options.dry_run else out,
         objective=options.goal,
@@ -131,7 +150,10 @@ def build(options: BuildOptions) -> Built:
 
 
 def _script(
-    scorings: Sequence[Command], plans: Sequence[Sequence[Command]], places: Sequence[Path], options: BuildOptions
+    scorings: Sequence[Command],
+    plans: Sequence[Sequence[Command]],
+    places: Sequence[Path],
+    options: BuildOptions,
 ) -> str:
     """The commands that make every output, each once."""
     commands = [*scorings]
@@ -151,8 +173,13 @@ def _opened(options: BuildOptions) -> list[Single]:
     for opened in models:
         need_classes(opened.manifest, opened.path)
         if opened.manifest.model.problem == "multi_label" and options.goal not in ("acc", "nll"):
-            what = f"--objective {options.goal}: {opened.name} has many labels, and OOD data choose no members of such"
-            raise UsageError(what, hint="Give --objective nll or acc; circuits may still see --ood.")
+            what = (
+                f"--objective {options.goal}: {opened.name} has many labels, and OOD data "
+                "choose no members of such"
+            )
+            raise UsageError(
+                what, hint="Give --objective nll or acc; circuits may still see --ood."
+            )
     fusable(models)
     return models
 
@@ -193,7 +220,9 @@ def _outputs(options: BuildOptions, *, several: bool) -> tuple[Path, Path | None
     return out, picture
 
 
-def _opened_data(opened: Single, options: BuildOptions) -> tuple[dict[str, list[Samples]], list[str]]:
+def _opened_data(
+    opened: Single, options: BuildOptions
+) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and OOD data, all different; and what is odd about them."""
     read = partial(open_data, limit=options.limit, seed=options.seed)
     data, val = (read(spec, model=opened.manifest.model) for spec in (options.data, options.val))

@@ -1,6 +1,8 @@
-"""What every candidate answers on the validation and OOD sets: each runs once, and its logits are kept in files.
+"""What every candidate answers on the validation and OOD sets: each runs once, and its logits are
+kept in files.
 
-Candidates that share leading layers run them once, side by side; nothing is written but their answers.
+Candidates that share leading layers run them once, side by side; nothing is written but their
+answers.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ from hydrasurgeon.data import Samples
 from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import make_folder
-from hydrasurgeon.measuring.predictions import OodSet, Predictions, read_predictions, write_predictions
+from hydrasurgeon.measuring.predictions import (
+    OodSet,
+    Predictions,
+    read_predictions,
+    write_predictions,
+)
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.hydra import Hydra
@@ -61,10 +68,11 @@ class Cache:
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
 
     def fill(self, candidates: Sequence[Candidate]) -> None:
-        """Run those whose answers are not there; under torchrun each process takes its share of them.
+        """Run those whose answers are not there; under torchrun each process takes its share of
+        them.
 
-        Who runs beside whom shows in the last bits. So whole chunks run, of which only what is missing is kept: a
-        search that was interrupted ends with the answers of one that was not.
+        Who runs beside whom shows in the last bits. So whole chunks run, of which only what is
+        missing is kept: a search that was interrupted ends with the answers of one that was not.
         """
         missing = {place for c in candidates if not (place := self.place(c)).exists()}
         chunks = [chunk for chunk in _chunks(candidates) if missing & {*map(self.place, chunk)}]
@@ -89,7 +97,9 @@ class Cache:
             world.gather(None)  # nobody reads before everything is written
 
     def read(self, candidate: Candidate) -> Answers:
-        """What one that was run answered; samples in an order of their own, in which halves are alike."""
+        """What one that was run answered; samples in an order of their own, in which halves are
+        alike.
+        """
         return _read(self.place(candidate))
 
     def of_file(self, file: Path) -> Answers:
@@ -110,9 +120,13 @@ class Cache:
         for candidate in chunk:
             repaired = None
             if candidate.repair is not None:
-                run = self.options.but(limit=self.options.score_limit, seed=candidate.seed, progress=None)
+                run = self.options.but(
+                    limit=self.options.score_limit, seed=candidate.seed, progress=None
+                )
                 how, data = candidate.repair, self.options.data
-                repaired, _ = repaired_tensors(self.backbone, candidate.kept, how=how, data=data, run=run)
+                repaired, _ = repaired_tensors(
+                    self.backbone, candidate.kept, how=how, data=data, run=run
+                )
             modules.append(backbone.module(candidate.kept, repaired))
         return self._answered(_Several(backbone, modules, trunk=trunk))
 
@@ -129,7 +143,9 @@ class Cache:
                 logits=val[:, [i]].clone(),
                 labels=labels,
                 problem=problem_of(self.backbone.manifest.model),
-                ood=tuple(OodSet(str(at), "near", rows[:, [i]].clone()) for at, rows in enumerate(outside)),
+                ood=tuple(
+                    OodSet(str(at), "near", rows[:, [i]].clone()) for at, rows in enumerate(outside)
+                ),
             )
             for i in range(model.members)
         ]
@@ -142,7 +158,9 @@ class Cache:
 class _Several(Classifier):
     """Pruned models side by side, as one classifier of so many members."""
 
-    def __init__(self, backbone: LoadedBackbone, modules: Sequence[nn.Module], *, trunk: int) -> None:
+    def __init__(
+        self, backbone: LoadedBackbone, modules: Sequence[nn.Module], *, trunk: int
+    ) -> None:
         checkpoint = backbone.checkpoint
         super().__init__(
             Hydra(modules, checkpoint.family.anatomy, trunk=trunk, mode="apart"),
@@ -162,16 +180,25 @@ def _read(place: Path) -> Answers:
     try:
         return shuffled(read_predictions(place))
     except DataError as error:
-        raise CheckpointError(error.message, hint=f"Delete {place}: the next build makes it anew.") from error
+        raise CheckpointError(
+            error.message, hint=f"Delete {place}: the next build makes it anew."
+        ) from error
 
 
 def shuffled(said: Predictions) -> Answers:
-    """The first member's answers, each set in an order that is drawn for its length. One logit and many labels are
-    choices between no and yes; of many labels there is then no score of a whole OOD sample."""
+    """The first member's answers, each set in an order that is drawn for its length. One logit and
+    many labels are choices between no and yes; of many labels there is then no score of a whole OOD
+    sample.
+    """
     problem, ood = said.problem, () if said.problem.name == "multi_label" else said.ood
     sets = [said.logits, *(each.logits for each in ood if each.logits is not None)]
-    orders = [torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)) for rows in sets]
-    val, *foreign = (problem.rows(rows[order, :1])[:, 0].float() for rows, order in zip(sets, orders, strict=True))
+    orders = [
+        torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)) for rows in sets
+    ]
+    val, *foreign = (
+        problem.rows(rows[order, :1])[:, 0].float()
+        for rows, order in zip(sets, orders, strict=True)
+    )
     each = len(val) // len(said.logits)
     return Answers(val, problem.truth(said.labels[orders[0]]).flatten(), tuple(foreign), each)
 

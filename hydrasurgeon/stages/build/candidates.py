@@ -1,4 +1,6 @@
-"""Which members could be made of one backbone: how each is pruned, as the words of `prune`, and the heads it keeps."""
+"""Which members could be made of one backbone: how each is pruned, as the words of `prune`, and the
+heads it keeps.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ POOL = 1.75
 REPAIRS = (None, "lstsq")
 """What is done for what is left of the layers."""
 PAPER = (48 / 144, 100 / 144)
-"""The paper's hydras lose so large a share of all heads, drawn from those that go first (section 5)."""
+"""The paper's hydras lose so large a share of all heads, drawn from those that go first (section
+5).
+"""
 
 
 @dataclass(frozen=True)
@@ -59,15 +63,22 @@ class Candidate:
     @property
     def name(self) -> str:
         """`circuit-avg-r14-l3-5-lstsq`: as its file is called."""
-        amount = f"r{self.remove}" if self.sample is None else f"s{self.sample.replace('/', 'of')}-seed{self.seed}"
+        amount = (
+            f"r{self.remove}"
+            if self.sample is None
+            else f"s{self.sample.replace('/', 'of')}-seed{self.seed}"
+        )
         where = "" if self.layers is None else f"-l{self.layers}"
         return f"{self.method}-{amount}{where}" + (f"-{self.repair}" if self.repair else "")
 
 
-def candidates(manifest: SingleManifest, scores: Mapping[str, Score], *, number: int, seed: int) -> list[Candidate]:
+def candidates(
+    manifest: SingleManifest, scores: Mapping[str, Score], *, number: int, seed: int
+) -> list[Candidate]:
     """The backbone, and so many others, each different: prefixes of every order and draws from it.
 
-    Methods come in turn, each in an order of its own drawn by the seed: none is crowded out where candidates are few.
+    Methods come in turn, each in an order of its own drawn by the seed: none is crowded out where
+    candidates are few.
     """
     layers = manifest.towers[read_tower(manifest.kept)].layers
     starts = sorted({layers * quarter // 4 for quarter in range(4)})
@@ -90,9 +101,17 @@ def candidates(manifest: SingleManifest, scores: Mapping[str, Score], *, number:
 
 
 def _made(
-    manifest: SingleManifest, score: Score, method: str, start: int, fraction: float, draw: int, repair: str | None
+    manifest: SingleManifest,
+    score: Score,
+    method: str,
+    start: int,
+    fraction: float,
+    draw: int,
+    repair: str | None,
 ) -> Candidate | None:
-    """A member pruned from layer `start` on by the heads that go first (draw 0) or a draw, where there are such."""
+    """A member pruned from layer `start` on by the heads that go first (draw 0) or a draw, where
+    there are such.
+    """
     last = manifest.towers[read_tower(manifest.kept)].layers - 1
     layers = None if start == 0 else f"{start}-{last}"
     try:

@@ -1,8 +1,10 @@
-"""build's cascades: a dearer hydra of which one member answers alone where it is sure, for the price of a cheaper one.
+"""build's cascades: a dearer hydra of which one member answers alone where it is sure, for the
+price of a cheaper one.
 
-The member that is right most often answers first. As many rows as the budget pays for go on to all members, those of
-which the first is least sure, of many labels of any one: c_first + share · (c_all − c_first) = budget. Each half of the
-samples chooses the members, the first of them and the threshold for the other half.
+The member that is right most often answers first. As many rows as the budget pays for go on to all
+members, those of which the first is least sure, of many labels of any one: c_first + share · (c_all
+− c_first) = budget. Each half of the samples chooses the members, the first of them and the
+threshold for the other half.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from hydrasurgeon.stages.build.comparing import Choosing, at_its_temperature
 from hydrasurgeon.stages.build.cost import Budget
 
 WITHOUT = ("mi", "energy", "max-logit")
-"""Objectives that are no functions of probabilities: rows that different members answer have none in common."""
+"""Objectives that are no functions of probabilities: rows that different members answer have none
+in common.
+"""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,12 @@ class Cascaded:
     within: Budget
 
 
-def cascaded(choosing: Choosing, choice: Choice, judged: Estimate, budget: Budget) -> Cascaded | None:
-    """What was chosen for a dearer budget, as a cascade within this one; None where it cannot be one."""
+def cascaded(
+    choosing: Choosing, choice: Choice, judged: Estimate, budget: Budget
+) -> Cascaded | None:
+    """What was chosen for a dearer budget, as a cascade within this one; None where it cannot be
+    one.
+    """
     objective, search = choosing.pool.objective, choosing.search
     possible = choosing.calibrated and budget.unit == "macs" and objective.name not in WITHOUT
     if not possible or any(len(each.members) < 2 for each in (choice, *judged.choices)):
@@ -47,7 +55,10 @@ def cascaded(choosing: Choosing, choice: Choice, judged: Estimate, budget: Budge
         members = [at_its_temperature(each) for each in choosing.read(choice.members)]
         fitting, judging = ([each.halves()[at] for each in members] for at in (1 - half, half))
         first = max(range(len(members)), key=lambda at, fitting=fitting: _right(fitting[at]))  # type: ignore[misc]
-        alone, whole = search.cost([choice.members[first]], "macs"), search.cost(choice.members, "macs")
+        alone, whole = (
+            search.cost([choice.members[first]], "macs"),
+            search.cost(choice.members, "macs"),
+        )
         share = min(1.0, (budget.most - alone) / (whole - alone))
         if share <= 0:
             return None
@@ -58,9 +69,13 @@ def cascaded(choosing: Choosing, choice: Choice, judged: Estimate, budget: Budge
         prices.append(alone + going * (whole - alone))
     worth = [objective.plain(objective.terms(part), 1, part.labels) for part in parts]
     foreign = tuple(torch.cat(rows) for rows in zip(*(part.foreign for part in parts), strict=True))
-    val, labels = (torch.cat(rows) for rows in zip(*((p.val, p.labels) for p in parts), strict=True))
+    val, labels = (
+        torch.cat(rows) for rows in zip(*((p.val, p.labels) for p in parts), strict=True)
+    )
     answers = Answers(val, labels, foreign, parts[0].each)
-    return Cascaded(answers, sum(prices) / 2, Estimate(sum(worth) / 2, judged.optimism, judged.choices), budget)
+    return Cascaded(
+        answers, sum(prices) / 2, Estimate(sum(worth) / 2, judged.optimism, judged.choices), budget
+    )
 
 
 def _mixed(members: Sequence[Answers], first: int, threshold: Tensor) -> Answers:
@@ -69,7 +84,9 @@ def _mixed(members: Sequence[Answers], first: int, threshold: Tensor) -> Answers
     for rows in zip(*(each.sets for each in members), strict=True):
         probs = torch.stack(rows).softmax(dim=-1)
         sure = _surest(rows[first], members[0].each) > threshold
-        sets.append(torch.where(sure[:, None], probs[first], probs.mean(dim=0)).clamp_min(TINY).log())
+        sets.append(
+            torch.where(sure[:, None], probs[first], probs.mean(dim=0)).clamp_min(TINY).log()
+        )
     return replace(members[0], val=sets[0], foreign=tuple(sets[1:]))
 
 

@@ -1,8 +1,9 @@
 """The members that are worth most together: arithmetic on answers that each candidate gave once.
 
-With separate or equal MLPs a hydra answers exactly as its members do, so p = 1/M Σ_m p_m needs no model. Members are
-chosen by forward selection, then swaps while they help, within a budget. A choice from many that is made on few samples
-finds noise too: the estimate is what two halves of the samples say of the choice that the other half made.
+With separate or equal MLPs a hydra answers exactly as its members do, so p = 1/M Σ_m p_m needs no
+model. Members are chosen by forward selection, then swaps while they help, within a budget. A
+choice from many that is made on few samples finds noise too: the estimate is what two halves of the
+samples say of the choice that the other half made.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Answers:
         middles = (len(rows) // (2 * self.each) * self.each for rows in (*self.sets, self.labels))
         parts = zip((*self.sets, self.labels), middles, strict=True)
         halves = zip(*(torch.tensor_split(rows, [middle]) for rows, middle in parts), strict=True)
-        first, rest = (Answers(val, labels, tuple(foreign), self.each) for val, *foreign, labels in halves)
+        first, rest = (
+            Answers(val, labels, tuple(foreign), self.each) for val, *foreign, labels in halves
+        )
         return first, rest
 
 
@@ -71,7 +74,9 @@ class Objective:
 
     @property
     def behind(self) -> bool:
-        """Whether validation probabilities stand behind its terms, which are no probabilities themselves."""
+        """Whether validation probabilities stand behind its terms, which are no probabilities
+        themselves.
+        """
         return self.floor is not None and self.name in ("energy", "max-logit")
 
     def terms(self, answers: Answers) -> Terms:
@@ -122,11 +127,16 @@ SCORES: dict[str, tuple[Callable[[Answers], Terms], Callable[[Tensor, int], Tens
     "msp": (_probabilities, lambda rows, members: -rows.amax(dim=-1)),
     "entropy": (_probabilities, lambda rows, members: entropy(rows / members)),
     "mi": (_with_entropies, _mutual_information),
-    "energy": (lambda answers: [-rows.logsumexp(dim=-1) for rows in answers.sets], lambda rows, members: rows),
+    "energy": (
+        lambda answers: [-rows.logsumexp(dim=-1) for rows in answers.sets],
+        lambda rows, members: rows,
+    ),
     "max-logit": (lambda answers: list(answers.sets), lambda rows, members: -rows.amax(dim=-1)),
     "gen": (_probabilities, lambda rows, members: generalized_entropy(rows / members)),
 }
-"""OOD scores whose AUROC can be an objective, functions of logits: their terms, and the score of a sum over members."""
+"""OOD scores whose AUROC can be an objective, functions of logits: their terms, and the score of a
+sum over members.
+"""
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,9 @@ class Estimate:
 class Pool:
     """All candidates' terms of an objective; sums of them, and what those are worth."""
 
-    def __init__(self, objective: Objective, terms: Sequence[Tensor], labels: Int[Tensor, " sample"]) -> None:
+    def __init__(
+        self, objective: Objective, terms: Sequence[Tensor], labels: Int[Tensor, " sample"]
+    ) -> None:
         self.objective = objective
         self.terms = terms
         """For each set [candidate, sample, …]."""
@@ -171,11 +183,15 @@ class Pool:
         return cls(objective, terms, labels)
 
     def halves(self) -> tuple[Pool, Pool]:
-        """The first half of every set's samples, which come in no order, and the rest; nothing is copied."""
+        """The first half of every set's samples, which come in no order, and the rest; nothing is
+        copied.
+        """
         middle = len(self.labels) // 2
         parts = [term.tensor_split([term.shape[1] // 2], dim=1) for term in self.terms]
         labels = self.labels[:middle], self.labels[middle:]
-        first, rest = (Pool(self.objective, [part[half] for part in parts], labels[half]) for half in (0, 1))
+        first, rest = (
+            Pool(self.objective, [part[half] for part in parts], labels[half]) for half in (0, 1)
+        )
         return first, rest
 
     def sums(self, members: Sequence[int]) -> list[Tensor]:
@@ -207,7 +223,9 @@ class Pool:
             torch.set_num_threads(threads)
 
     def difference(self, one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
-        """How much more `one` is worth than `other`, and its standard error, both on the same draws of samples."""
+        """How much more `one` is worth than `other`, and its standard error, both on the same draws
+        of samples.
+        """
         dice, drawn = torch.Generator().manual_seed(0), []
         sides = [(self.sums(members), len(members)) for members in (one, other)]
         for _ in range(RESAMPLES):
@@ -216,7 +234,9 @@ class Pool:
                 rows[-1] = rows[0]
             labels = self.labels[rows[0]]
             values = [
-                self.objective.value([total[at] for total, at in zip(sums, rows, strict=True)], count, labels)
+                self.objective.value(
+                    [total[at] for total, at in zip(sums, rows, strict=True)], count, labels
+                )
                 for sums, count in sides
             ]
             drawn.append(values[0] - values[1])
@@ -224,12 +244,17 @@ class Pool:
 
 
 def choose(
-    pool: Pool, *, pools: Sequence[Sequence[int]], affordable: Affordable, members: int | None = None
+    pool: Pool,
+    *,
+    pools: Sequence[Sequence[int]],
+    affordable: Affordable,
+    members: int | None = None,
 ) -> Choice | None:
-    """The best of all that forward selection and swaps find in each pool; None where nothing is affordable.
+    """The best of all that forward selection and swaps find in each pool; None where nothing is
+    affordable.
 
-    Of choices that the samples cannot tell from the best, it is the one of most members: what one member has by luck,
-    an average of several has less of. `members` asks for exactly so many.
+    Of choices that the samples cannot tell from the best, it is the one of most members: what one
+    member has by luck, an average of several has less of. `members` asks for exactly so many.
     """
     most = MOST_MEMBERS if members is None else members
     best: dict[int, Choice] = {}
@@ -252,8 +277,12 @@ def choose(
     return top
 
 
-def _forward(pool: Pool, allowed: Sequence[int], affordable: Affordable, most: int) -> Iterator[Choice]:
-    """The best single member, the best two, … each improved by one member for another as long as that is better."""
+def _forward(
+    pool: Pool, allowed: Sequence[int], affordable: Affordable, most: int
+) -> Iterator[Choice]:
+    """The best single member, the best two, … each improved by one member for another as long as
+    that is better.
+    """
     chosen: list[int] = []
 
     def best(rest: Sequence[int]) -> tuple[float, int] | None:
@@ -277,7 +306,11 @@ def _forward(pool: Pool, allowed: Sequence[int], affordable: Affordable, most: i
 
 
 def estimate(
-    pool: Pool, *, pools: Sequence[Sequence[int]], affordable: Affordable, members: int | None = None
+    pool: Pool,
+    *,
+    pools: Sequence[Sequence[int]],
+    affordable: Affordable,
+    members: int | None = None,
 ) -> Estimate | None:
     """What choosing so is worth: each half of the samples judges what the other half chose."""
     halves = pool.halves()

@@ -1,4 +1,6 @@
-"""build's choice within each budget, and what else there is beside it: measured by eval's metrics, drawn as a front."""
+"""build's choice within each budget, and what else there is beside it: measured by eval's metrics,
+drawn as a front.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.bootstrap import bootstrap, ood_intervals, quality
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.stages.build.choice import Answers, Choice, Estimate, Objective, Pool, choose, estimate
+from hydrasurgeon.stages.build.choice import (
+    Answers,
+    Choice,
+    Estimate,
+    Objective,
+    Pool,
+    choose,
+    estimate,
+)
 from hydrasurgeon.stages.build.cost import UNITS, Budget
 from hydrasurgeon.stages.build.search import Search
 
@@ -72,33 +82,47 @@ def measured(members: Sequence[Answers]) -> dict[str, float]:
 
 
 def halved(*halves: Sequence[Answers]) -> dict[str, float]:
-    """What members are worth on the second half of the samples and on the first; each may have members of its own."""
+    """What members are worth on the second half of the samples and on the first; each may have
+    members of its own.
+    """
     parts = [
-        measured([member.halves()[half] for member in members]) for half, members in zip((1, 0), halves, strict=True)
+        measured([member.halves()[half] for member in members])
+        for half, members in zip((1, 0), halves, strict=True)
     ]
     return {name: sum(part[name] for part in parts) / 2 for name in parts[0]}
 
 
 def crossed(*halves: Sequence[Answers]) -> Answered:
-    """What members answer on the second half of the samples and on the first, each calibrated by one temperature on the
-    other half; each half may have members of its own."""
+    """What members answer on the second half of the samples and on the first, each calibrated by
+    one temperature on the other half; each half may have members of its own.
+    """
     parts: list[tuple[Answers, list[torch.Tensor]]] = []
     for half, members in zip((1, 0), halves, strict=True):
         fitting, judging = ([member.halves()[at] for member in members] for at in (1 - half, half))
         at = temperature_of(torch.stack([each.val for each in fitting], dim=1), fitting[0].labels)
-        sets = (torch.stack(rows, dim=1) for rows in zip(*(each.sets for each in judging), strict=True))
-        parts.insert(0, (judging[0], [calibrated(rows, at).clamp_min(TINY).log()[:, None] for rows in sets]))
+        sets = (
+            torch.stack(rows, dim=1) for rows in zip(*(each.sets for each in judging), strict=True)
+        )
+        parts.insert(
+            0, (judging[0], [calibrated(rows, at).clamp_min(TINY).log()[:, None] for rows in sets])
+        )
     logits, *foreign = (torch.cat(rows) for rows in zip(*(rows for _, rows in parts), strict=True))
     labels = torch.cat([judged.labels for judged, _ in parts])
     ood = tuple(OodSet(str(at), "near", rows) for at, rows in enumerate(foreign))
     return answered(Predictions("calibrated", "hydra", logits, labels, ood), Reading())
 
 
-def calibrated_row(name: str, members: int, cost: Mapping[str, float], halves: Sequence[Sequence[Answers]]) -> Row:
+def calibrated_row(
+    name: str, members: int, cost: Mapping[str, float], halves: Sequence[Sequence[Answers]]
+) -> Row:
     """A row of calibrated answers, with standard errors."""
     all_answers = crossed(*halves)
     rows = torch.arange(len(all_answers.inside.labels))[None]
-    worth = {name: float(value) for name, value in quality(all_answers.inside, rows).items() if name != "brier"}
+    worth = {
+        name: float(value)
+        for name, value in quality(all_answers.inside, rows).items()
+        if name != "brier"
+    }
     ends = bootstrap(lambda drawn: quality(all_answers.inside, drawn), rows.shape[1])
     if all_answers.foreign:
         inside = all_answers.scores["msp"]
@@ -127,10 +151,17 @@ class Choosing:
     def within(self, budget: Budget) -> tuple[Choice, Estimate]:
         """The choice on all samples, and what such a choice is worth on others."""
         affordable = partial(self.search.affordable, budget)
-        chosen = self._chosen(pools=self.search.pools, members=self.options.wanted, affordable=affordable)
+        chosen = self._chosen(
+            pools=self.search.pools, members=self.options.wanted, affordable=affordable
+        )
         if chosen is None:
-            what = f"--members {self.options.members}: no {self.options.members} candidates cost at most {budget}"
-            raise SurgeryError(what, hint="Allow more, ask for fewer members, or try more --candidates.")
+            what = (
+                f"--members {self.options.members}: no {self.options.members} candidates cost "
+                f"at most {budget}"
+            )
+            raise SurgeryError(
+                what, hint="Allow more, ask for fewer members, or try more --candidates."
+            )
         return chosen
 
     def _chosen(self, **how: Any) -> tuple[Choice, Estimate] | None:
@@ -142,10 +173,15 @@ class Choosing:
 
     def halves(self, choice: Choice, judged: Estimate | None = None) -> list[list[Answers]]:
         """What was chosen on each half of the samples."""
-        return [self.read(half.members) for half in ((choice, choice) if judged is None else judged.choices)]
+        return [
+            self.read(half.members)
+            for half in ((choice, choice) if judged is None else judged.choices)
+        ]
 
     def row(self, name: str, choice: Choice, judged: Estimate | None = None) -> Row:
-        """Measured where it was not chosen: each half of the samples judges the other half's choice."""
+        """Measured where it was not chosen: each half of the samples judges the other half's
+        choice.
+        """
         halves, members = self.halves(choice, judged), len(choice.members)
         cost: dict[str, float] = {unit: self.search.cost(choice.members, unit) for unit in UNITS}
         if self.calibrated:
@@ -153,8 +189,9 @@ class Choosing:
         return Row(name, members, cost, halved(*halves), crossed=judged is not None)
 
     def references(self) -> list[Row]:
-        """The single model, the ensemble of several; else the best single member and the paper's recipe. The single
-        model calibrated is there too: it is the rival to beat."""
+        """The single model, the ensemble of several; else the best single member and the paper's
+        recipe. The single model calibrated is there too: it is the rival to beat.
+        """
         alone = Choice((0,), 0.0)
         rows, models = [], 1 if self.search.ladder is None else len(self.search.ladder.models)
         if not self.calibrated:
@@ -179,11 +216,15 @@ class Choosing:
 def at_its_temperature(answers: Answers) -> Answers:
     """Logits that one temperature makes most likely."""
     at = temperature_of(answers.val[:, None], answers.labels)
-    return replace(answers, val=answers.val / at, foreign=tuple(rows / at for rows in answers.foreign))
+    return replace(
+        answers, val=answers.val / at, foreign=tuple(rows / at for rows in answers.foreign)
+    )
 
 
 def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path) -> None:
-    """Quality against cost, the best within each budget and what else there is; the same bytes for the same rows."""
+    """Quality against cost, the best within each budget and what else there is; the same bytes for
+    the same rows.
+    """
     import matplotlib
 
     measures = [name for name in ("nll", "accuracy", "auroc") if name in rows[0].worth]
@@ -192,10 +233,18 @@ def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path)
         axes = drawn.subplots(1, len(measures), squeeze=False)[0]
         for place, measure in zip(axes, measures, strict=True):
             factor = 1 if measure == "nll" else 100
-            costs, worths = [row.cost[unit] for row in front], [factor * row.worth[measure] for row in front]
+            costs, worths = (
+                [row.cost[unit] for row in front],
+                [factor * row.worth[measure] for row in front],
+            )
             place.plot(costs, worths, marker="o", color="C0", label="best within the budget")
             for at, row in enumerate(rows):
-                look = {"marker": "s^Dv<>P"[at % 7], "color": f"C{at + 1}", "label": row.name, "zorder": 3}
+                look = {
+                    "marker": "s^Dv<>P"[at % 7],
+                    "color": f"C{at + 1}",
+                    "label": row.name,
+                    "zorder": 3,
+                }
                 place.scatter(row.cost[unit], factor * row.worth[measure], **look)
             place.set(xlabel=AXES[unit], ylabel=f"{measure} (%)" if factor > 1 else "NLL")
             place.grid(alpha=0.3)

@@ -1,12 +1,13 @@
 """What a training-free hydra will cost, from the heads of its members alone: no member is built.
 
-With T tokens of width E, u heads of width d in all, n of them in a member, attention that is read at t tokens costs
+With T tokens of width E, u heads of width d in all, n of them in a member, attention that is read
+at t tokens costs
 
     queries u·t·E·d     keys, values u·2·T·E·d     maps u·2·t·T·d     W_O n·t·d·E     multiply-adds
 
-(all but keys and values as often as query heads share these) once for the trunk; once for each member behind it. In
-the layer where members part, queries, keys, values and maps are computed once, for the union of their heads (and
-queries of all tokens), if members have heads in common.
+(all but keys and values as often as query heads share these) once for the trunk; once for each
+member behind it. In the layer where members part, queries, keys, values and maps are computed once,
+for the union of their heads (and queries of all tokens), if members have heads in common.
 """
 
 from __future__ import annotations
@@ -71,11 +72,15 @@ class Part:
 
     kept: Kept
     own: Mapping[str, str] = field(default_factory=dict)
-    """What tells apart the tensors that are not the backbone's, as a repair leaves W_O and its bias."""
+    """What tells apart the tensors that are not the backbone's, as a repair leaves W_O and its
+    bias.
+    """
 
 
 SiteSize = tuple[int, int, int, tuple[str, str | None]]
-"""Numbers in q, k and v of one head, in its columns of W_O, in W_O's bias; and the names of W_O and its bias."""
+"""Numbers in q, k and v of one head, in its columns of W_O, in W_O's bias; and the names of W_O and
+its bias.
+"""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,10 @@ class CostModel:
     def shared(self, part: Part, trunk: int) -> int:
         """The embedding and the trunk."""
         rows = part.kept[self.tower][:trunk]
-        attention = sum(self._attention(layer, len(row), len(row), self.tokens) for layer, row in enumerate(rows))
+        attention = sum(
+            self._attention(layer, len(row), len(row), self.tokens)
+            for layer, row in enumerate(rows)
+        )
         return self.embedding + attention + sum(self.rests[:trunk])
 
     def behind(self, parts: Sequence[Part], trunk: int) -> int:
@@ -125,17 +133,27 @@ class CostModel:
             return members * self.readout_of_all
         total = members * self.readout
         for layer in range(trunk, depth):
-            tokens, rest = (self.read, self.last) if layer == depth - 1 else (self.tokens, self.rests[layer])
+            tokens, rest = (
+                (self.read, self.last) if layer == depth - 1 else (self.tokens, self.rests[layer])
+            )
             heads = computed = sum(len(row[layer]) for row in rows)
             if layer == trunk and not any(self.relative):
                 computed = len(set().union(*(row[layer] for row in rows)))
             total += self._attention(layer, computed, heads, tokens) + members * rest
             if computed < heads:  # the union computes the queries of all tokens
-                total += computed * self.queries * (self.tokens - tokens) * self.width * self.head_dims[layer]
+                total += (
+                    computed
+                    * self.queries
+                    * (self.tokens - tokens)
+                    * self.width
+                    * self.head_dims[layer]
+                )
         return total
 
     def params(self, parts: Sequence[Part]) -> int:
-        """Numbers in the fused hydra's file, as `stored` counts them: heads of several members stand in it once."""
+        """Numbers in the fused hydra's file, as `stored` counts them: heads of several members
+        stand in it once.
+        """
         total = self.others
         for tower, sites in self.sites.items():
             for layer, (projections, output, bias_size, (matrix, bias)) in enumerate(sites):
@@ -161,13 +179,20 @@ class CostModel:
     def _attention(self, layer: int, computed: int, heads: int, tokens: int) -> int:
         """`computed` heads of which members hand on `heads`, at so many tokens."""
         several = self.queries
-        inside = (several * tokens + 2 * self.tokens) * self.width + 2 * several * tokens * self.tokens
+        inside = (
+            several * tokens + 2 * self.tokens
+        ) * self.width + 2 * several * tokens * self.tokens
         relative = computed * self.relative[tokens != self.tokens]
-        return self.head_dims[layer] * (computed * inside + heads * several * tokens * self.width) + relative
+        return (
+            self.head_dims[layer] * (computed * inside + heads * several * tokens * self.width)
+            + relative
+        )
 
 
 def _conflict(rows: Sequence[tuple[int, ...]], digests: Sequence[str | None]) -> bool:
-    """Whether members that share a head have other columns for it, so that each brings a W_O of its own."""
+    """Whether members that share a head have other columns for it, so that each brings a W_O of its
+    own.
+    """
     return any(digests) and any(
         one != other and not set(row).isdisjoint(rows[j])
         for (i, one), row in zip(enumerate(digests), rows, strict=True)
@@ -185,7 +210,9 @@ class Costs:
         self.whole = {"macs": model.macs(whole), "params": model.params(whole)}
 
     def _repaired(self, candidate: Candidate, backbone: Kept) -> dict[str, str]:
-        """A repair writes W_O and its bias wherever heads are gone; no two candidates have the same."""
+        """A repair writes W_O and its bias wherever heads are gone; no two candidates have the
+        same.
+        """
         changed = [
             self.model.sites[tower][layer][-1]
             for tower, rows in backbone.items()
@@ -202,7 +229,11 @@ class Costs:
 def stored(checkpoint: Checkpoint) -> int:
     """Numbers in the tensors of a checkpoint's members; a decision state is none of them."""
     infos = checkpoint.tensors.items()
-    return sum(torch.Size(info.shape).numel() for name, info in infos if not name.startswith(DECISION_PREFIX))
+    return sum(
+        torch.Size(info.shape).numel()
+        for name, info in infos
+        if not name.startswith(DECISION_PREFIX)
+    )
 
 
 @torch.inference_mode()
@@ -246,7 +277,10 @@ def cost_model(backbone: LoadedBackbone, inputs: Any) -> CostModel:
         readout_of_all=readouts[1],
         others=whole - held,
         sites=sites,
-        relative=(relative_macs(anatomy.blocks, hidden, None), relative_macs(anatomy.blocks, hidden, anatomy.reads)),
+        relative=(
+            relative_macs(anatomy.blocks, hidden, None),
+            relative_macs(anatomy.blocks, hidden, anatomy.reads),
+        ),
     )
 
 
@@ -265,7 +299,9 @@ def _sites(checkpoint: Single) -> dict[str, tuple[SiteSize, ...]]:
 
     def site(tower: str, layer: int, heads: int) -> SiteSize:
         matrix, bias = output_of(weights, tower, layer)
-        projections = sum(numbers(n) for n, place in axes.items() if place[:2] == (tower, layer) and n != matrix)
+        projections = sum(
+            numbers(n) for n, place in axes.items() if place[:2] == (tower, layer) and n != matrix
+        )
         size = 0 if bias is None else numbers(bias)
         return projections // heads, numbers(matrix) // heads, size, (matrix, bias)
 

@@ -1,4 +1,6 @@
-"""build's front: the best checkpoint at every price, or the one below it where nothing is better; a folder of them."""
+"""build's front: the best checkpoint at every price, or the one below it where nothing is better; a
+folder of them.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def rows_of(choosing: Choosing, climbed: Sequence[Rung]) -> tuple[Row, ...]:
 
 
 def taught(search: Search, climbed: Sequence[Rung], options: BuildOptions) -> Search:
-    """The same search with what stands on the front taught: to be chosen where VAL says that it is better."""
+    """The same search with what stands on the front taught: to be chosen where VAL says that it is
+    better.
+    """
     ladder = search.ladder
     assert ladder is not None
     teachers: list[Path | str] = []
@@ -104,7 +108,10 @@ def claim_front(options: BuildOptions) -> Path:
     out = Path(options.out)
     if out.suffix == SUFFIX:
         hint = f"Give -o {out.with_suffix('')}/."
-        raise UsageError(f"-o {out}: several budgets ask for a front, which is a folder of checkpoints", hint=hint)
+        raise UsageError(
+            f"-o {out}: several budgets ask for a front, which is a folder of checkpoints",
+            hint=hint,
+        )
     out = real(out)
     if not out.parent.is_dir():
         raise OutputError(f"{out.parent}: no such directory", hint="Create it first.")
@@ -112,9 +119,13 @@ def claim_front(options: BuildOptions) -> Path:
     sweep(out)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         if not out.is_dir() or not _is_front(out):
-            raise OutputError(f"{out}: holds what is no front", hint="Move it away, or give another -o.")
+            raise OutputError(
+                f"{out}: holds what is no front", hint="Move it away, or give another -o."
+            )
         if not options.force:
-            raise OutputError(f"{out}: already exists", hint="Give --force to replace it, or another -o.")
+            raise OutputError(
+                f"{out}: already exists", hint="Give --force to replace it, or another -o."
+            )
     return out
 
 
@@ -144,7 +155,11 @@ def makings_of(search: Search, climbed: Sequence[Rung], options: BuildOptions) -
 
 
 def write_front(
-    out: Path, climbed: Sequence[Rung], files: Sequence[Path], choosing: Choosing, references: Sequence[Row]
+    out: Path,
+    climbed: Sequence[Rung],
+    files: Sequence[Path],
+    choosing: Choosing,
+    references: Sequence[Row],
 ) -> None:
     """All checkpoints and the record of them, or nothing."""
     options, rows = choosing.options, rows_of(choosing, climbed)
@@ -170,7 +185,9 @@ def write_front(
         "objective": options.goal,
         "rungs": entries,
         "no_better": same,
-        "references": [{"name": row.name, "members": row.members, **_figures(row)} for row in references],
+        "references": [
+            {"name": row.name, "members": row.members, **_figures(row)} for row in references
+        ],
     }
     with staged(out) as folder:
         for rung, file in zip(climbed, files, strict=True):

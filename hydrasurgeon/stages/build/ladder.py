@@ -1,7 +1,9 @@
-"""build's ladder: whole models cut to sizes that fill a price, each a file that other commands make without training.
+"""build's ladder: whole models cut to sizes that fill a price, each a file that other commands make
+without training.
 
-Every layer keeps as many heads, and of its MLP as many neurons; both are chosen by taylor, and W_O and W_2 repaired by
-least squares. Members of different whole models have nothing in common: a hydra of them costs their sum.
+Every layer keeps as many heads, and of its MLP as many neurons; both are chosen by taylor, and W_O
+and W_2 repaired by least squares. Members of different whole models have nothing in common: a hydra
+of them costs their sum.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ TEACH = "teach"
 
 
 def laddered(options: BuildOptions) -> bool:
-    """Whether members are cut out of whole models: for several, a front, a price below one, or to be taught."""
+    """Whether members are cut out of whole models: for several, a front, a price below one, or to
+    be taught.
+    """
     budgets = parse_budgets(options.budget)
     taught = options.tune == "auto" or options.teachers is not None
     return taught or len(options.checkpoints) > 1 or len(budgets) > 1 or budgets[0].most < 1
@@ -71,7 +75,11 @@ class Cut:
     def label(self) -> str:
         """`model 2, 8 heads a layer, 0.5 of the neurons, taught`: as a table shows it."""
         name = "the mean" if self.mean else f"model {self.model + 1}"
-        size = "" if self.size is None else f", {self.size.heads} heads a layer, {self.size.neurons:g} of the neurons"
+        size = (
+            ""
+            if self.size is None
+            else f", {self.size.heads} heads a layer, {self.size.neurons:g} of the neurons"
+        )
         return f"{name}{size}" + (", taught" if self.taught else "")
 
 
@@ -81,7 +89,10 @@ class Sizes:
     def __init__(self, model: CostModel, opened: Single) -> None:
         tower = read_tower(opened.manifest.kept)
         self.model, self.kept, self.tower = model, opened.manifest.kept, tower
-        self.heads, self.layers = opened.manifest.towers[tower].heads, opened.manifest.towers[tower].layers
+        self.heads, self.layers = (
+            opened.manifest.towers[tower].heads,
+            opened.manifest.towers[tower].layers,
+        )
         self.neurons = [len(row) for row in opened.kept[f"{tower}{NEURONS}"]]
         self.each = neuron_sizes(opened.weights.values())[f"{tower}{NEURONS}"]
         self.whole = {unit: self._count(Size(self.heads, 1.0), unit) for unit in ("macs", "params")}
@@ -102,13 +113,19 @@ class Sizes:
         return total
 
     def filling(self, price: Budget) -> Size | None:
-        """The size that costs this much or a little less: of all numbers of heads the one whose neurons are nearest to
-        what goes with it, half of them with two thirds of the heads; None where nothing is so cheap."""
+        """The size that costs this much or a little less: of all numbers of heads the one whose
+        neurons are nearest to what goes with it, half of them with two thirds of the heads; None
+        where nothing is so cheap.
+        """
         fits = []
         for heads in range(1, self.heads + 1):
             least, most = (self.cost(Size(heads, share))[price.unit] for share in (0.0, 1.0))
-            percent = min(100, math.floor(100 * (price.most * (1 + SLACK) - least) / (most - least)))
-            while percent > 0 and not price.allows(self.cost(Size(heads, percent / 100))[price.unit]):
+            percent = min(
+                100, math.floor(100 * (price.most * (1 + SLACK) - least) / (most - least))
+            )
+            while percent > 0 and not price.allows(
+                self.cost(Size(heads, percent / 100))[price.unit]
+            ):
                 percent -= 1
             if percent > 0:
                 share = heads / self.heads
@@ -119,7 +136,11 @@ class Sizes:
     def ladder(self, budgets: Sequence[Budget]) -> list[Size]:
         """The sizes of which one, two or three fill a budget; a whole model is none of them."""
         prices = {each for each in budgets if each.most < 1}
-        shares = {Budget(each.unit, each.most / count) for each in budgets for count in range(1, MOST_CUTS + 1)}
+        shares = {
+            Budget(each.unit, each.most / count)
+            for each in budgets
+            for count in range(1, MOST_CUTS + 1)
+        }
         for price in sorted(shares - prices, key=lambda share: share.most):
             near = any(each.most <= price.most < NEAR * each.most for each in prices)
             if SMALLEST <= price.most < 1 and not near:
@@ -132,7 +153,10 @@ class Sizes:
         for budget in budgets:
             if budget.most < 1 and self.filling(budget) is None:
                 least = self.cost(Size(1, 0.01))[budget.unit]
-                what = f"--budget {budget}: a model with one head a layer costs {budget.unit}={least:.2g}"
+                what = (
+                    f"--budget {budget}: a model with one head a layer costs "
+                    f"{budget.unit}={least:.2g}"
+                )
                 raise UsageError(what, hint="Allow more than that.")
 
 
@@ -156,11 +180,21 @@ class Ladder:
         """The mean of several fine-tunings of one start."""
         kept = models[0].manifest.kept
         self.tower = {"tower": read_tower(kept)} if len(kept) > 1 else {}
-        self.read = {"data": options.data, "limit": options.score_limit, **options.names, **options.running}
+        self.read = {
+            "data": options.data,
+            "limit": options.score_limit,
+            **options.names,
+            **options.running,
+        }
         for opened in models:
-            if opened.manifest.kept != all_kept(opened.manifest.towers) or opened.manifest.kept_neurons:
+            if (
+                opened.manifest.kept != all_kept(opened.manifest.towers)
+                or opened.manifest.kept_neurons
+            ):
                 what = f"{opened.path}: is pruned already"
-                raise SurgeryError(what, hint="Cheaper members are cut out of whole models: give those.")
+                raise SurgeryError(
+                    what, hint="Cheaper members are cut out of whole models: give those."
+                )
             check_neurons(opened, (read_tower(kept),))
 
     def scorings(self, model: int) -> list[Command]:
@@ -168,13 +202,22 @@ class Ladder:
         whole, options = self.whole(model), self.options
         source = self.mean if whole.mean and self.mean else options.paths[model]
         keywords = {"method": METHOD, **self.read, **self.tower, "seed": options.seed}
-        first = Command("score", (source,), {**keywords, "arch": None if whole.mean else options.arch}, whole.file)
+        first = Command(
+            "score",
+            (source,),
+            {**keywords, "arch": None if whole.mean else options.arch},
+            whole.file,
+        )
         return [first, Command("score", (whole.file,), {**keywords, "part": "neurons"})]
 
     def averaging(self) -> list[Command]:
         """What makes the mean of the scored whole models, where they have one."""
         files = tuple(self.whole(at).file for at in range(len(self.models)))
-        return [Command("fuse", files, {"mean": True, **self.options.names}, self.mean)] if self.mean else []
+        return (
+            [Command("fuse", files, {"mean": True, **self.options.names}, self.mean)]
+            if self.mean
+            else []
+        )
 
     @property
     def wholes(self) -> range:
@@ -183,12 +226,21 @@ class Ladder:
 
     def whole(self, model: int) -> Cut:
         mean = model == len(self.models)
-        return Cut(model, self.options.work / f"whole-{'mean' if mean else model + 1}.safetensors", mean=mean)
+        return Cut(
+            model,
+            self.options.work / f"whole-{'mean' if mean else model + 1}.safetensors",
+            mean=mean,
+        )
 
     def cut(self, model: int, size: Size) -> Cut:
         whole = self.whole(model)
         file = self.options.work / f"{whole.file.stem}-k{size.heads}-n{size.neurons:g}.safetensors"
-        keywords = {"method": METHOD, "keep": size.heads, "neurons": size.neurons, "compensate": "lstsq"}
+        keywords = {
+            "method": METHOD,
+            "keep": size.heads,
+            "neurons": size.neurons,
+            "compensate": "lstsq",
+        }
         pruning = Command("prune", (whole.file,), {**keywords, **self.read, **self.tower}, file)
         return replace(whole, file=file, size=size, commands=(pruning,))
 
@@ -200,18 +252,34 @@ class Ladder:
         keywords: dict[str, Any] = {"recipe": recipe, "data": options.data, "val": options.val}
         keywords |= {"teacher": [str(each) for each in sources], **options.names}
         keywords |= {"limit": options.limit, "seed": options.seed, "batch_size": None}
-        about = {name: str(value) for name, value in keywords.items()} | {"recipe": recipe_text(str(recipe))}
-        file = cut.file.with_name(f"{cut.file.stem}-taught-{content_hash(about, '')[:8]}.safetensors")
+        about = {name: str(value) for name, value in keywords.items()} | {
+            "recipe": recipe_text(str(recipe))
+        }
+        file = cut.file.with_name(
+            f"{cut.file.stem}-taught-{content_hash(about, '')[:8]}.safetensors"
+        )
         teaching = Command("finetune", (cut.file,), keywords, file)
         return replace(cut, file=file, commands=(*cut.commands, teaching), taught=True)
 
     def teachers(self, count: int) -> list[Command]:
         """What trains so many whole models, each with an order of samples of its own."""
         options = self.options
-        keywords: dict[str, Any] = {"data": options.data, "val": options.val, **options.names, "limit": options.limit}
+        keywords: dict[str, Any] = {
+            "data": options.data,
+            "val": options.val,
+            **options.names,
+            "limit": options.limit,
+        }
         return [
-            Command("finetune", (self.whole(0).file,), {**keywords, "seed": options.seed + at}, options.work / name)
-            for at, name in enumerate((f"teacher-{number}.safetensors" for number in range(1, count + 1)), 1)
+            Command(
+                "finetune",
+                (self.whole(0).file,),
+                {**keywords, "seed": options.seed + at},
+                options.work / name,
+            )
+            for at, name in enumerate(
+                (f"teacher-{number}.safetensors" for number in range(1, count + 1)), 1
+            )
         ]
 
 

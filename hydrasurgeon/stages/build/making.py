@@ -1,4 +1,6 @@
-"""From the chosen members to the hydra: which commands make it, and whether tuning them is worth it."""
+"""From the chosen members to the hydra: which commands make it, and whether tuning them is worth
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,24 @@ class Making:
     """The commands that make these members and the hydra out of the scored backbone."""
 
     def __init__(
-        self, search: Search, options: BuildOptions, members: Sequence[int], out: Path, *, cascade: float | None = None
+        self,
+        search: Search,
+        options: BuildOptions,
+        members: Sequence[int],
+        out: Path,
+        *,
+        cascade: float | None = None,
     ) -> None:
         self.search, self.options, self.members, self.out = search, options, members, out
         self.cascade = cascade
         """What a cascade of them may cost; None: all members always run."""
         self.files = [search.file(i) for i in members]
-        self.fields: dict[str, str] = self._behind() if options.tune and search.ladder is None else {}
-        """What the recipe is told, so that only layers behind the trunk are tuned: members still share the others."""
+        self.fields: dict[str, str] = (
+            self._behind() if options.tune and search.ladder is None else {}
+        )
+        """What the recipe is told, so that only layers behind the trunk are tuned: members still
+        share the others.
+        """
         self.notes: dict[str, None] = {}
         """What was said of the members' tuning, each once."""
         self.answers: list[Answers] = []
@@ -52,7 +64,11 @@ class Making:
             files = [_written(commands[-1])]
         if options.calibrate:
             # Scores of many labels are functions of the logits.
-            fit = {} if self.search.backbone.manifest.model.problem == "multi_label" else {"fit_data": options.data}
+            fit = (
+                {}
+                if self.search.backbone.manifest.model.problem == "multi_label"
+                else {"fit_data": options.data}
+            )
             read = {"data": options.val, **fit, "ood": list(options.ood), **options.names}
             keywords = {**read, "limit": options.limit, "seed": options.seed, **options.running}
             keywords |= {} if self.cascade is None else {"cascade": True, "budget": self.cascade}
@@ -63,7 +79,9 @@ class Making:
         return [*commands[:-1], replace(commands[-1], out=self.out)]
 
     def make(self, command: Command) -> None:
-        """Run it, unless what it writes into the work folder is there; what a training said is then said again."""
+        """Run it, unless what it writes into the work folder is there; what a training said is then
+        said again.
+        """
         options = self.options
         if command.out == self.out and self.out.parent != options.work:
             command.run(device=options.device, progress=options.progress, force=options.force)
@@ -72,7 +90,9 @@ class Making:
             self.notes |= dict.fromkeys(notes if command.stage == "finetune" else ())
 
     def tuned(self, choosing: Choosing, budget: Budget) -> tuple[list[Row], bool]:
-        """The single model and the members given the same steps; whether the hydra of those is worth more."""
+        """The single model and the members given the same steps; whether the hydra of those is
+        worth more.
+        """
         alone, *tunings = (
             self._tuning(self.search.file(0), {}),
             *(self._tuning(file, self.fields) for file in self.files),
@@ -84,7 +104,10 @@ class Making:
         for command in commands:
             self.make(command)
         rows, answers = [], list[Answers]()
-        for name, command in (("single model, tuned alike", alone), ("the choice, tuned", commands[-1])):
+        for name, command in (
+            ("single model, tuned alike", alone),
+            ("the choice, tuned", commands[-1]),
+        ):
             answers, cost = self._run(_written(command))
             rows.append(Row(name, len(answers), cost, halved(answers, answers)))
         self.answers = answers
@@ -118,15 +141,22 @@ class Making:
     def _fusion(self, files: Sequence[Path]) -> Command:
         key = hashlib.sha256("\n".join(file.name for file in files).encode()).hexdigest()[:12]
         keywords = {"mlp": "separate", **self.options.names}
-        return Command("fuse", tuple(files), keywords, self.options.work / f"hydra-{key}.safetensors")
+        return Command(
+            "fuse", tuple(files), keywords, self.options.work / f"hydra-{key}.safetensors"
+        )
 
     def _run(self, file: Path) -> tuple[list[Answers], dict[str, float]]:
         """What a tuned file answers, and what it costs, counted as it runs."""
         cache, whole, opened = self.search.cache, self.search.costs.whole, open_checkpoint(file)
-        model = as_classifier(opened, device=self.options.device, dtype=self.options.dtype, lean=True)
+        model = as_classifier(
+            opened, device=self.options.device, dtype=self.options.dtype, lean=True
+        )
         weight = next(model.parameters())
         sample = moved(first_batch(cache.val, model.transform, 1), weight.device, weight.dtype)
-        cost = {"macs": macs(model, sample) / whole["macs"], "params": stored(opened) / whole["params"]}
+        cost = {
+            "macs": macs(model, sample) / whole["macs"],
+            "params": stored(opened) / whole["params"],
+        }
         return cache.answers_of(model), cost
 
 

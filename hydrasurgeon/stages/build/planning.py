@@ -1,4 +1,6 @@
-"""build's plan: its stages, what each costs in forward passes, and the time that is left over all of them."""
+"""build's plan: its stages, what each costs in forward passes, and the time that is left over all
+of them.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +43,31 @@ class Plan:
 
     def __init__(self, steps: Sequence[Step], seconds: float, tell: Progress | None) -> None:
         self.steps, self.seconds, self.tell = steps, seconds, tell
-        self.at, self.begun, self.start, self.first = 0, time.monotonic(), time.monotonic(), (0.0, 0)
+        self.at, self.begun, self.start, self.first = (
+            0,
+            time.monotonic(),
+            time.monotonic(),
+            (0.0, 0),
+        )
 
     @property
     def lines(self) -> tuple[str, ...]:
         """What will be done, a line for each stage, and how long it takes."""
         whole = sum(step.passes for step in self.steps)
-        lines = [f"{at}. {step.name}: {step.passes:,.0f} forward passes" for at, step in enumerate(self.steps, 1)]
-        head = f"{len(self.steps)} stages, {in_words(whole * self.seconds)} on this machine; what is there is used"
+        lines = [
+            f"{at}. {step.name}: {step.passes:,.0f} forward passes"
+            for at, step in enumerate(self.steps, 1)
+        ]
+        head = (
+            f"{len(self.steps)} stages, {in_words(whole * self.seconds)} on this machine; what "
+            "is there is used"
+        )
         return (head, *lines)
 
     def begin(self, at: int) -> None:
-        """The work is in this stage now, counted from the end where negative; the pace so far tells how long the rest
-        takes."""
+        """The work is in this stage now, counted from the end where negative; the pace so far tells
+        how long the rest takes.
+        """
         at %= len(self.steps)
         done = sum(step.passes for step in self.steps[:at])
         now = time.monotonic()
@@ -64,11 +78,16 @@ class Plan:
     def tick(self, what: str, done: int, total: int) -> None:
         """How far the work of this stage is."""
         if self.tell is not None:
-            where = f"stage {self.at + 1} of {len(self.steps)}, {in_words(self._left(what, done, total))} left"
+            where = (
+                f"stage {self.at + 1} of {len(self.steps)}, "
+                f"{in_words(self._left(what, done, total))} left"
+            )
             self.tell(f"{where}; {what}", done, total)
 
     def _left(self, what: str, done: int, total: int) -> float:
-        """Seconds that remain over all stages: of this one by its own pace where it has one, else as planned."""
+        """Seconds that remain over all stages: of this one by its own pace where it has one, else
+        as planned.
+        """
         step, now = self.steps[self.at], time.monotonic()
         left = max(0.0, step.passes * self.seconds - (now - self.start))
         if what == step.loop:
@@ -93,31 +112,43 @@ def steps_of(
     wholes: int,
     sizes: int,
 ) -> list[Step]:
-    """The stages of a build, in order: a score for each criterion, candidates, members of every size out of each whole
-    model (the mean of several is one more), what is made."""
+    """The stages of a build, in order: a score for each criterion, candidates, members of every
+    size out of each whole model (the mean of several is one more), what is made.
+    """
     data, val, budgets = len(sets["data"][0]), len(sets["val"][0]), parse_budgets(options.budget)
-    scored, seen = min(options.score_limit, data), val + sum(map(len, sets["ood"])) + (val if sets["ood"] else 0)
+    scored, seen = (
+        min(options.score_limit, data),
+        val + sum(map(len, sets["ood"])) + (val if sets["ood"] else 0),
+    )
     circuits, steps = [key for key in keys if key.startswith("circuit-")], []
     each = {"attribution": GRADIENT, "fast": 2.0 * heads, "exact": heads**2 / 2}[options.search]
     for key in keys:
         passes = 0.0 if key in WITHOUT_DATA else GRADIENT * scored
         name = f"scores by {key}"
         if key in circuits:
-            name = f"circuits: {circuits.index(key) + 1} of {len(circuits)}, {key} by {options.search}"
+            name = (
+                f"circuits: {circuits.index(key) + 1} of {len(circuits)}, {key} by {options.search}"
+            )
             passes = each * scored * (2 if key != "circuit-acc" else 1)
         steps.append(Step(name, passes))
     if wholes:
         models = len(options.checkpoints)
-        name = f"scores of heads and neurons, {models} models" + " and their mean" * (wholes > models)
+        name = f"scores of heads and neurons, {models} models" + " and their mean" * (
+            wholes > models
+        )
         steps.append(Step(name, 2 * wholes * GRADIENT * scored))
     tried = options.candidates + 1 if keys else 1
-    steps.append(Step(f"{tried} candidates", tried * seen + (tried - 1) * scored / 2, loop="candidates"))
+    steps.append(
+        Step(f"{tried} candidates", tried * seen + (tried - 1) * scored / 2, loop="candidates")
+    )
     if wholes:
         cuts = wholes * sizes
         steps.append(Step(f"{cuts} members of every size", cuts * (seen + 2.0 * scored)))
     if options.tune is not None:
         steps.append(Step(*_tuning(options, data, seen)))
-    steps.append(Step("what is chosen is made", len(budgets) * (data + seen) * float(options.calibrate)))
+    steps.append(
+        Step("what is chosen is made", len(budgets) * (data + seen) * float(options.calibrate))
+    )
     return steps
 
 
@@ -126,7 +157,11 @@ def _tuning(options: BuildOptions, data: int, seen: int) -> tuple[str, float]:
     from hydrasurgeon.tuning.recipes import load_recipe
 
     recipe = load_recipe("teach" if options.tune == "auto" else str(options.tune), {})
-    rows = recipe.steps * recipe.batch_size * recipe.accumulate if recipe.steps else data * (recipe.epochs or 1)
+    rows = (
+        recipe.steps * recipe.batch_size * recipe.accumulate
+        if recipe.steps
+        else data * (recipe.epochs or 1)
+    )
     first = int(options.teachers) if options.teachers and options.teachers.isdigit() else 0
     members = max(len(parse_budgets(options.budget)), len(options.checkpoints))
     name = f"{members} members tuned" + (f", {first} teachers trained first" if first else "")

@@ -1,4 +1,6 @@
-"""build's search: scores, candidates, cuts, their answers and costs, each kept in a work folder and not made twice."""
+"""build's search: scores, candidates, cuts, their answers and costs, each kept in a work folder and
+not made twice.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.stages.build.answers import Cache
-from hydrasurgeon.stages.build.candidates import Candidate, candidates, first_changed, papers, read_tower
+from hydrasurgeon.stages.build.candidates import (
+    Candidate,
+    candidates,
+    first_changed,
+    papers,
+    read_tower,
+)
 from hydrasurgeon.stages.build.choice import Answers
 from hydrasurgeon.stages.build.cost import Budget, CostModel, Costs, Unit, cost_model, parse_budgets
 from hydrasurgeon.stages.build.ladder import Cut, Ladder, Size, Sizes, laddered
@@ -41,7 +49,10 @@ def keys_of(options: BuildOptions) -> tuple[str, ...]:
     if not options.criteria:
         return (*CRITERIA, *(WITH_FOREIGN if options.ood else ("circuit-acc",)))
     names = [name.strip() for name in options.criteria.split(",") if name.strip()]
-    keys = ["circuit-acc" if name == "circuit" and not options.ood else score_key(name) for name in names]
+    keys = [
+        "circuit-acc" if name == "circuit" and not options.ood else score_key(name)
+        for name in names
+    ]
     return tuple(dict.fromkeys(keys))
 
 
@@ -79,8 +90,9 @@ class Search:
 
     @property
     def pools(self) -> list[list[int]]:
-        """Candidates that leave so many leading layers as they are, a pool for each length of trunk; cuts of each size,
-        and all cuts."""
+        """Candidates that leave so many leading layers as they are, a pool for each length of
+        trunk; cuts of each size, and all cuts.
+        """
         kept = self.backbone.manifest.kept
         free = [i for i in range(len(self.candidates)) if i not in self.paper]
         starts = {i: first_changed(self.candidates[i], kept) for i in free}
@@ -88,7 +100,9 @@ class Search:
         pools = [[i for i in free if starts[i] >= length] for length in lengths]
         cuts = range(len(self.candidates), self.count)
         sizes = dict.fromkeys(self.cut(i).size for i in cuts)
-        pools += [[i for i in (0, *cuts) if (self.cut(i).size if i else None) == size] for size in sizes]
+        pools += [
+            [i for i in (0, *cuts) if (self.cut(i).size if i else None) == size] for size in sizes
+        ]
         pools += [[0, *cuts]] if cuts else []
         return [pool for at, pool in enumerate(pools) if pool not in pools[:at]]
 
@@ -105,7 +119,11 @@ class Search:
         if number >= len(self.candidates):
             return self.cut(number).label
         label = self.candidates[number].label
-        return "model 1" if number == 0 and self.ladder is not None and len(self.ladder.models) > 1 else label
+        return (
+            "model 1"
+            if number == 0 and self.ladder is not None and len(self.ladder.models) > 1
+            else label
+        )
 
     def answers(self, number: int) -> Answers:
         """What a candidate or a cut answered."""
@@ -132,7 +150,11 @@ class Search:
         if number >= len(self.candidates):
             return self.cut(number).file
         options = self.cache.options
-        return options.work / f"{self.candidates[number].name}.safetensors" if number else self.backbone.path
+        return (
+            options.work / f"{self.candidates[number].name}.safetensors"
+            if number
+            else self.backbone.path
+        )
 
     def making(self, number: int) -> tuple[Command, ...]:
         """What makes a member of a scored copy."""
@@ -143,8 +165,17 @@ class Search:
         candidate, options = self.candidates[number], self.cache.options
         keywords: dict[str, Any] = {**candidate.pruning}
         if candidate.repair:
-            keywords |= {"data": options.data, "limit": options.score_limit, **options.names, **options.running}
-        return (Command("prune", (_scored(str(candidate.method), options),), keywords, self.file(number)),)
+            keywords |= {
+                "data": options.data,
+                "limit": options.score_limit,
+                **options.names,
+                **options.running,
+            }
+        return (
+            Command(
+                "prune", (_scored(str(candidate.method), options),), keywords, self.file(number)
+            ),
+        )
 
     def with_cuts(self, cuts: Iterable[Cut]) -> Search:
         """The same with these too, which are made, run and read where they are missing."""
@@ -158,8 +189,12 @@ class Search:
         return replace(self, cuts=(*self.cuts, *new))
 
 
-def searched(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> Search:
-    """Score, make candidates, run them and know what they cost; whatever an earlier run left is used."""
+def searched(
+    models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], options: BuildOptions
+) -> Search:
+    """Score, make candidates, run them and know what they cost; whatever an earlier run left is
+    used.
+    """
     work, keys, budgets = options.work, keys_of(options), parse_budgets(options.budget)
     identity, opened, ladder, sizes = _identity(models, sets, options), models[0], None, None
     model, wanted = _counted(opened, sets["val"][0], options), list[Size]()
@@ -194,7 +229,9 @@ def searched(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], op
     plan.begin(len(keys) + (ladder is not None))
     backbone = classifying(open_single(next(iter(commands))), options, options.val)
     manifest = backbone.manifest
-    scores: dict[str, Score] = {key: open_single(_scored(key, options)).manifest.scores[key] for key in keys}
+    scores: dict[str, Score] = {
+        key: open_single(_scored(key, options)).manifest.scores[key] for key in keys
+    }
     made = candidates(manifest, scores, number=options.candidates, seed=options.seed)
     if ladder is None:
         check_enough(options.wanted, len(made))
@@ -230,7 +267,9 @@ def _averaged(ladder: Ladder, options: BuildOptions, state: State) -> dict[Path,
             world.gather(None)
         assert averaging.out is not None
         file, scorings = ladder.whole(len(ladder.models)).file, ladder.scorings(len(ladder.models))
-        score_into(file, scorings, options, weights=open_single(averaging.out).manifest.weights_sha256)
+        score_into(
+            file, scorings, options, weights=open_single(averaging.out).manifest.weights_sha256
+        )
         made[file] = [averaging, *scorings]
     return made
 
@@ -252,16 +291,29 @@ def _scored(key: str, options: BuildOptions) -> Path:
 def _scoring(opened: Single, key: str, options: BuildOptions) -> Command:
     """The command that scores the backbone into a copy."""
     kept = opened.manifest.kept
-    keywords: dict[str, Any] = {"method": key, **({"tower": read_tower(kept)} if len(kept) > 1 else {})}
+    keywords: dict[str, Any] = {
+        "method": key,
+        **({"tower": read_tower(kept)} if len(kept) > 1 else {}),
+    }
     if key not in WITHOUT_DATA:
-        keywords |= {"data": options.data, "limit": options.score_limit, **options.names, **options.running}
+        keywords |= {
+            "data": options.data,
+            "limit": options.score_limit,
+            **options.names,
+            **options.running,
+        }
     if key.startswith("circuit-"):
-        keywords |= {"ood": list(options.ood) if key != "circuit-acc" else None, "search": options.search}
+        keywords |= {
+            "ood": list(options.ood) if key != "circuit-acc" else None,
+            "search": options.search,
+        }
     keywords |= {"arch": options.arch, "seed": options.seed}
     return Command("score", (options.paths[0],), keywords, _scored(key, options))
 
 
-def _identity(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> dict[str, Any]:
+def _identity(
+    models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], options: BuildOptions
+) -> dict[str, Any]:
     """What must be the same for a work folder to be of use."""
 
     def content(samples: Samples) -> str:
@@ -272,7 +324,10 @@ def _identity(models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], o
     weights = [opened.record(opened.digests()).sha256 for opened in models]
     twice = next((at for at, each in enumerate(weights) if each in weights[:at]), None)
     if twice is not None:
-        what = f"{options.checkpoints[twice]}: has the weights of {options.checkpoints[weights.index(weights[twice])]}"
+        what = (
+            f"{options.checkpoints[twice]}: has the weights of "
+            f"{options.checkpoints[weights.index(weights[twice])]}"
+        )
         raise UsageError(what, hint="Give each model once: several are fine-tunings of their own.")
     return {
         "weights": weights,

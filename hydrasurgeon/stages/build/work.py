@@ -58,7 +58,9 @@ class State(Resumable):
 
 
 def tidy(work: Path) -> None:
-    """Remove what a killed build left half-written in its folder, and give whole files their sidecars back."""
+    """Remove what a killed build left half-written in its folder, and give whole files their
+    sidecars back.
+    """
     for folder in (work, work / "answers"):
         for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
             if match := LEFT.fullmatch(name):
@@ -73,9 +75,12 @@ def tidy(work: Path) -> None:
             write_text(sidecar(weights), open_checkpoint(weights).manifest.to_json())
 
 
-def score_into(target: Path, commands: list[Command], options: BuildOptions, *, weights: str) -> None:
-    """Run what scores a copy, of which the first command makes it, where scores are missing; other weights are
-    refused."""
+def score_into(
+    target: Path, commands: list[Command], options: BuildOptions, *, weights: str
+) -> None:
+    """Run what scores a copy, of which the first command makes it, where scores are missing; other
+    weights are refused.
+    """
     with joined() as world:
         present = set[str]()
         if target.exists():
@@ -93,7 +98,9 @@ def score_into(target: Path, commands: list[Command], options: BuildOptions, *, 
 
 
 def perform(command: Command, options: BuildOptions, state: State) -> list[str]:
-    """Run a command unless what it writes is there, and what a training said; an interrupted training goes on."""
+    """Run a command unless what it writes is there, and what a training said; an interrupted
+    training goes on.
+    """
     assert command.out is not None
     if not command.out.exists():
         begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}").exists()

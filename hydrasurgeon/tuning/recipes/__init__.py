@@ -1,4 +1,6 @@
-"""Fine-tuning recipes as data: those of the paper's appendices D.2 and D.3, one for texts, two for small models."""
+"""Fine-tuning recipes as data: those of the paper's appendices D.2 and D.3, one for texts, two for
+small models.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from hydrasurgeon.lookup import did_you_mean
 
 # Of a recipe's file.
 MAX_BYTES = 1 << 20
-# timm's notation without its tables of weights; what else stands there, timm answers with an assertion.
+# timm's notation without its tables of weights; what else stands there, timm answers with an
+# assertion.
 RAND_AUGMENT = r"^rand(-(m|n|mmax|inc)\d{1,3}|-(mstd|p)\d{1,3}(\.\d{1,6})?)*$"
 Share = Annotated[float, Field(ge=0, lt=1)]
 Area = Annotated[float, Field(gt=0, le=1)]
@@ -53,7 +56,9 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     objective: Literal["labels", "pairs"] = "labels"
-    """Cross-entropy on labels; or, for CLIP, contrast on image–text pairs with the image tower locked."""
+    """Cross-entropy on labels; or, for CLIP, contrast on image–text pairs with the image tower
+    locked.
+    """
     optimizer: Literal["sgd", "adamw"]
     lr: float = Field(gt=0)
     lr_grid: tuple[float, ...] = ()
@@ -73,11 +78,15 @@ class Recipe(BaseModel):
     batch_size: Count = 64
     accumulate: Count = 1
     keep: Literal["best", "last"] = "best"
-    """Which epoch's weights are written: those with the least NLL of the validation set, where there is one."""
+    """Which epoch's weights are written: those with the least NLL of the validation set, where
+    there is one.
+    """
     patience: int = Field(0, ge=0, le=1 << 31)
     """Training ends after this many epochs without a lower NLL of the validation set; 0: never."""
     ema: Share = 0.0
-    """The decay of a moving average of the weights, which is measured and written in their place; 0: none."""
+    """The decay of a moving average of the weights, which is measured and written in their place;
+    0: none.
+    """
     clip: float | None = Field(None, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float | None = Field(None, ge=0, lt=1)
@@ -86,26 +95,34 @@ class Recipe(BaseModel):
     mixup: float = Field(0.0, ge=0, le=100)
     """Images are mixed two by two, in parts drawn from Beta(mixup, mixup); 0: not at all."""
     regmixup: float = Field(0.0, ge=0, le=100)
-    """The same, and learnt from beside the images as they are (Pinto et al., 2022): twice the work."""
+    """The same, and learnt from beside the images as they are (Pinto et al., 2022): twice the work.
+    """
     mask_tokens: Share = 0.0
     """The share of a text's tokens that are masked."""
     trunk_lr: float = Field(0.0, ge=0, le=100)
     """How fast the trunk of a hydra learns, times lr; 0: not at all."""
     last_blocks: Count | None = None
     """Train only this many last layers, the final norm and the classifier."""
-    freeze: tuple[Literal["mlp", "attention", "norm", "embedding", "readout", "classifier"], ...] = ()
+    freeze: tuple[
+        Literal["mlp", "attention", "norm", "embedding", "readout", "classifier"], ...
+    ] = ()
     classifier: Literal["keep", "zero", "fresh", "probe"] = "keep"
-    """Anything but keep adapts the model to the classes of the data; probe fits the new one to the data's
-    features, as that of a model without a classifier always is."""
+    """Anything but keep adapts the model to the classes of the data; probe fits the new one to the
+    data's features, as that of a model without a classifier always is.
+    """
     problem: ProblemName | None = None
-    """What a new classifier is for; else as the labels say: numbers or names, fractions, or lists."""
+    """What a new classifier is for; else as the labels say: numbers or names, fractions, or lists.
+    """
     pos_weight: float | tuple[float, ...] | None = None
-    """How much a yes counts against a no, in the loss of one logit or of many labels; one for all labels, or each."""
+    """How much a yes counts against a no, in the loss of one logit or of many labels; one for all
+    labels, or each.
+    """
     max_length: Count | None = None
     """Tokens of a text."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights; their sum is
-    written."""
+    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights;
+    their sum is written.
+    """
     lora_alpha: float = Field(8, gt=0)
     """What such changes are scaled by: alpha / rank."""
 
@@ -124,11 +141,17 @@ class Recipe(BaseModel):
 
 
 def recipe_names() -> list[str]:
-    return sorted(f.name.removesuffix(".toml") for f in files(__name__).iterdir() if f.name.endswith(".toml"))
+    return sorted(
+        f.name.removesuffix(".toml") for f in files(__name__).iterdir() if f.name.endswith(".toml")
+    )
 
 
 def load_recipe(
-    name: str | Path, overrides: Mapping[str, str], *, batch_size: int | None = None, freeze: str | None = None
+    name: str | Path,
+    overrides: Mapping[str, str],
+    *,
+    batch_size: int | None = None,
+    freeze: str | None = None,
 ) -> Recipe:
     """A recipe of the package or a TOML file, with some fields replaced."""
     if str(name) in recipe_names():
@@ -140,7 +163,10 @@ def load_recipe(
             f"--recipe {name}: no such recipe{did_you_mean(str(name), recipe_names())}",
             hint=f"There are {', '.join(recipe_names())}; or give a .toml file.",
         )
-    names = [*(n for n in Recipe.model_fields if n != "augment"), *(f"augment.{n}" for n in Augment.model_fields)]
+    names = [
+        *(n for n in Recipe.model_fields if n != "augment"),
+        *(f"augment.{n}" for n in Augment.model_fields),
+    ]
     try:
         fields = tomllib.loads(text)
         for key, value in overrides.items():
@@ -148,15 +174,23 @@ def load_recipe(
         if batch_size is not None:
             fields["batch_size"] = batch_size
         if freeze is not None:
-            fields["freeze"] = [*fields.get("freeze", []), *(part.strip() for part in freeze.split(","))]
+            fields["freeze"] = [
+                *fields.get("freeze", []),
+                *(part.strip() for part in freeze.split(",")),
+            ]
         return Recipe.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])[:100]
         wrong, hint = first["msg"].removeprefix("Value error, "), None
         if first["type"] == "extra_forbidden":
-            wrong, hint = f"no such field{did_you_mean(where, names)}", f"Fields: {', '.join(names)}."
-        raise UsageError(f"recipe {name}: {where + ': ' if where else ''}{wrong}", hint=hint) from error
+            wrong, hint = (
+                f"no such field{did_you_mean(where, names)}",
+                f"Fields: {', '.join(names)}.",
+            )
+        raise UsageError(
+            f"recipe {name}: {where + ': ' if where else ''}{wrong}", hint=hint
+        ) from error
     # Numbers too long for Python, tables too deep, a text where a table or a list belongs.
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"--recipe {name}: not TOML, or no recipe ({error})") from error

@@ -24,7 +24,9 @@ def make(random: Random, bases: Bases) -> Attempt:
     family = random.choice(list(bases.directories))
     files: dict[str, Any] = dict(bases.directories[family])
     if family == "OpenCLIP":
-        files.pop("heads.json", None)  # what its class names are recorded in; manifests have a kind of their own
+        files.pop(
+            "heads.json", None
+        )  # what its class names are recorded in; manifests have a kind of their own
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         random.choice(WAYS)(files, random)
     runs = random.random()
@@ -34,7 +36,10 @@ def make(random: Random, bases: Bases) -> Attempt:
         {f"m/{name}": content for name, content in files.items()},
         lambda folder, out: use(folder / "m", runs),
         _command(random),
-        reads=bool(linked & {"config.json", "open_clip_config.json", "heads.json", "model.safetensors.index.json"}),
+        reads=bool(
+            linked
+            & {"config.json", "open_clip_config.json", "heads.json", "model.safetensors.index.json"}
+        ),
     )
 
 
@@ -44,7 +49,16 @@ def _command(random: Random) -> tuple[str, ...]:
             ("inspect", "{}/m", "--json"),
             ("inspect", "{}/m"),
             ("prune", "{}/m", "--method", "random", "--keep", "2", "-o", "{out}/p"),
-            ("prune", "{}/m/model.safetensors", "--method", "random", "--keep", "2", "-o", "{out}/p/"),
+            (
+                "prune",
+                "{}/m/model.safetensors",
+                "--method",
+                "random",
+                "--keep",
+                "2",
+                "-o",
+                "{out}/p/",
+            ),
             ("score", "{}/m", "--method", "random", "-o", "{out}/s.safetensors"),
         )
     )
@@ -82,7 +96,11 @@ def _read(path: Path) -> bytes:
 
 def _texts(files: dict[str, Any]) -> list[str]:
     """What can be read and changed as JSON."""
-    return [name for name, content in files.items() if name.endswith(".json") and isinstance(content, bytes | Path)]
+    return [
+        name
+        for name, content in files.items()
+        if name.endswith(".json") and isinstance(content, bytes | Path)
+    ]
 
 
 def _fields(files: dict[str, Any], random: Random) -> None:
@@ -99,7 +117,14 @@ def _fields(files: dict[str, Any], random: Random) -> None:
 
 def _sizes(files: dict[str, Any], random: Random) -> None:
     """The numbers and names that say how large a model is, and what is loaded for it."""
-    name = next((n for n in ("open_clip_config.json", "config.json") if isinstance(files.get(n), bytes | Path)), None)
+    name = next(
+        (
+            n
+            for n in ("open_clip_config.json", "config.json")
+            if isinstance(files.get(n), bytes | Path)
+        ),
+        None,
+    )
     if name is None:
         return
     try:
@@ -157,7 +182,13 @@ def _sharded(files: dict[str, Any], random: Random) -> None:
     if weights is None:
         return
     shard = random.choice(
-        ("model-00001-of-00001.safetensors", weights, text(random), "../outside.safetensors", "sub/x.safetensors")
+        (
+            "model-00001-of-00001.safetensors",
+            weights,
+            text(random),
+            "../outside.safetensors",
+            "sub/x.safetensors",
+        )
     )
     honest = {
         "metadata": {"total_size": 1},
@@ -194,7 +225,9 @@ def _more(files: dict[str, Any], random: Random) -> None:
             b"raise SystemExit(3)\n",
             json.dumps(
                 {
-                    "tokenizer_class": random.choice(("BertTokenizer", "X", "AutoTokenizer", "CLIPTokenizer")),
+                    "tokenizer_class": random.choice(
+                        ("BertTokenizer", "X", "AutoTokenizer", "CLIPTokenizer")
+                    ),
                     "auto_map": {"AutoTokenizer": ["tokenizer.T", None]},
                 }
             ).encode(),
@@ -215,7 +248,10 @@ def _elsewhere(files: dict[str, Any], random: Random) -> None:
     name = random.choice([n for n in files if not n.endswith(".safetensors")] or ["config.json"])
     files.pop(name, None)
     files[random.choice((name, name, f"{name}/"))] = random.choice(
-        (*map(Link, ("/etc/hostname", "../../outside.json", "nowhere", name, "/dev/zero", "..")), Fifo())
+        (
+            *map(Link, ("/etc/hostname", "../../outside.json", "nowhere", name, "/dev/zero", "..")),
+            Fifo(),
+        )
     )
 
 
@@ -231,20 +267,28 @@ def _tokenizer(files: dict[str, Any], random: Random) -> None:
         return
     document[
         random.choice(
-            words("pre_tokenizer normalizer decoder post_processor truncation padding model added_tokens version")
+            words(
+                "pre_tokenizer normalizer decoder post_processor truncation padding model added_tokens version"
+            )
         )
     ] = random.choice(
         (
             {
                 "type": "Split",
                 "pattern": {
-                    "Regex": random.choice(("(a+)+$", "(x*)*y", "(x+x+)+y", "[", "(?=", "." * 5000, "(" * 3000))
+                    "Regex": random.choice(
+                        ("(a+)+$", "(x*)*y", "(x+x+)+y", "[", "(?=", "." * 5000, "(" * 3000)
+                    )
                 },
                 "behavior": "Isolated",
                 "invert": False,
             },
             {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "x" * 100_000},
-            {"type": "WordLevel", "vocab": {"[UNK]": 2**31, "good": 10**6, "[PAD]": 1}, "unk_token": "[UNK]"},
+            {
+                "type": "WordLevel",
+                "vocab": {"[UNK]": 2**31, "good": 10**6, "[PAD]": 1},
+                "unk_token": "[UNK]",
+            },
             {"type": "WordLevel", "vocab": {"[UNK]": 0, "good": 99}, "unk_token": "[UNK]"},
             {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]},
             {"type": "Unigram", "vocab": [["a", float("nan")]], "unk_id": 5},
@@ -256,4 +300,17 @@ def _tokenizer(files: dict[str, Any], random: Random) -> None:
     files["tokenizer.json"] = to_json(document).encode("utf-8", "surrogatepass")
 
 
-WAYS = (_fields, _fields, _fields, _sizes, _sizes, _sizes, _sharded, _missing, _more, _bytes, _elsewhere, _tokenizer)
+WAYS = (
+    _fields,
+    _fields,
+    _fields,
+    _sizes,
+    _sizes,
+    _sizes,
+    _sharded,
+    _missing,
+    _more,
+    _bytes,
+    _elsewhere,
+    _tokenizer,
+)

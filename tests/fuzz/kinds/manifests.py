@@ -17,7 +17,11 @@ EXITS = {0, 3, 4}
 def make(random: Random, bases: Bases) -> Attempt:
     base = random.choice(bases.checkpoints)
     manifest = base.manifest
-    changed = random.choice(AIMED)(manifest, random) if random.random() < 0.4 else mutated(manifest, random)
+    changed = (
+        random.choice(AIMED)(manifest, random)
+        if random.random() < 0.4
+        else mutated(manifest, random)
+    )
     said = to_json(changed)
     body, header = base.body, {**base.header, "__metadata__": dict(base.header["__metadata__"])}
     content = said.encode("utf-8", "surrogatepass")
@@ -33,7 +37,9 @@ def make(random: Random, bases: Bases) -> Attempt:
     if where != "inside":
         files["x.heads.json"] = content
     further = random.random()
-    return Attempt(files, lambda folder, out: use(folder / "x.safetensors", out, further), _command(random))
+    return Attempt(
+        files, lambda folder, out: use(folder / "x.safetensors", out, further), _command(random)
+    )
 
 
 def _command(random: Random) -> tuple[str, ...]:
@@ -152,7 +158,21 @@ def _kept(m: dict[str, Any], random: Random) -> Any:
     rows = random.choice(list(holder["kept"].values()))
     at = random.randrange(len(rows))
     rows[at] = random.choice(
-        ([], [0], [0, 1, 2, 3], [3, 2], [0, 0], [4], [-1], [True], [1.0], ["1"], [2**70], list(range(5000)), [rows[at]])
+        (
+            [],
+            [0],
+            [0, 1, 2, 3],
+            [3, 2],
+            [0, 0],
+            [4],
+            [-1],
+            [True],
+            [1.0],
+            ["1"],
+            [2**70],
+            list(range(5000)),
+            [rows[at]],
+        )
     )
     if random.random() < 0.2:
         rows.append([0])
@@ -170,7 +190,11 @@ def _config(m: dict[str, Any], random: Random) -> Any:
             " vision_cfg zero_shot image_size intermediate_size max_position_embeddings scriptable name_or_path id2label"
         )
     )
-    holders = [part for part in (m["model"]["config"], *m["model"]["config"].values()) if isinstance(part, dict)]
+    holders = [
+        part
+        for part in (m["model"]["config"], *m["model"]["config"].values())
+        if isinstance(part, dict)
+    ]
     random.choice(holders)[key] = random.choice(
         (value(random), random.choice((0, 1, 2, 3, 8, 100, 10**7, 10**9)), "os.system", {})
     )
@@ -190,7 +214,12 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
                 None,
                 {
                     "temperature": 1.0,
-                    "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "option"},
+                    "ood": {
+                        "score": "msp",
+                        "threshold": 0.5,
+                        "id_flagged": 0.05,
+                        "chosen_by": "option",
+                    },
                     "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5},
                     "fitted": 10,
                     "certified": 10,
@@ -198,8 +227,27 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
             )
         )
         return m
-    holder = random.choice([decision, *(part for part in decision.values() if isinstance(part, dict))])
-    numbers = (0, -1, 1, 0.5, 1e308, -1e308, 5e-324, float("nan"), float("inf"), 2**31, 2**70, True, "1", None, [], {})
+    holder = random.choice(
+        [decision, *(part for part in decision.values() if isinstance(part, dict))]
+    )
+    numbers = (
+        0,
+        -1,
+        1,
+        0.5,
+        1e308,
+        -1e308,
+        5e-324,
+        float("nan"),
+        float("inf"),
+        2**31,
+        2**70,
+        True,
+        "1",
+        None,
+        [],
+        {},
+    )
     what = random.randrange(6)
     if decision.get("cascade") and random.random() < 0.7:
         _cascade(decision["cascade"], random, numbers)
@@ -218,7 +266,8 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
                 standards[:1],
                 standards * 2,
                 standards * 2000,
-                [{"mean": random.choice(numbers), "deviation": random.choice(numbers)}] * len(standards),
+                [{"mean": random.choice(numbers), "deviation": random.choice(numbers)}]
+                * len(standards),
                 [],
             )
         )
@@ -229,7 +278,13 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
                 {"method": "raps", "coverage": 0.9, "threshold": 0.5},
                 value(random),
                 None,
-                {"threshold": random.choice(numbers), "risk": 0.1, "delta": 0.1, "bound": 0.1, "coverage": 1.0},
+                {
+                    "threshold": random.choice(numbers),
+                    "risk": 0.1,
+                    "delta": 0.1,
+                    "bound": 0.1,
+                    "coverage": 1.0,
+                },
             )
         )
     else:
@@ -241,7 +296,10 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
                 m["history"][::-1],
                 [{**step, "inputs": []} for step in m["history"]],
                 [{**step, "data": step["data"] * 3} for step in m["history"]],
-                [{**step, "args": {**step["args"], text(random): value(random)}} for step in m["history"]],
+                [
+                    {**step, "args": {**step["args"], text(random): value(random)}}
+                    for step in m["history"]
+                ],
             )
         )
     return m
@@ -250,20 +308,40 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
 def _cascade(record: dict[str, Any], random: Random, numbers: tuple[Any, ...]) -> None:
     """Members twice or never, steps and windows that contradict, costs and shares that do not add up, thresholds of
     anything."""
-    record[random.choice(("order", "steps", "shares", "gate", "drops", "cost", "conformal", "certified", "budget"))] = (
+    record[
         random.choice(
             (
-                *(record["order"][::-1], [0, 0, 1], [1, 2], [0, 1, 2, 3], list(range(5000)), [0, 2**40], [2, 3]),
-                *([1, 1], [1.0, 2.0], [0, 3], {}, True, False, value(random), random.choice(numbers)),
-                {
-                    "score": random.choice(("msp", "entropy", "ood", "disagreement", text(random))),
-                    "low": random.choice(numbers),
-                    "high": random.choice(numbers),
-                },
-                {**record["cost"], "expected": random.choice(numbers)},
-                {"first": 1.0, "rest": 0.0, "expected": 1.0},
-                {"accuracy": {"drop": random.choice(numbers), "low": 0.0, "high": 0.0}},
+                "order",
+                "steps",
+                "shares",
+                "gate",
+                "drops",
+                "cost",
+                "conformal",
+                "certified",
+                "budget",
             )
+        )
+    ] = random.choice(
+        (
+            *(
+                record["order"][::-1],
+                [0, 0, 1],
+                [1, 2],
+                [0, 1, 2, 3],
+                list(range(5000)),
+                [0, 2**40],
+                [2, 3],
+            ),
+            *([1, 1], [1.0, 2.0], [0, 3], {}, True, False, value(random), random.choice(numbers)),
+            {
+                "score": random.choice(("msp", "entropy", "ood", "disagreement", text(random))),
+                "low": random.choice(numbers),
+                "high": random.choice(numbers),
+            },
+            {**record["cost"], "expected": random.choice(numbers)},
+            {"first": 1.0, "rest": 0.0, "expected": 1.0},
+            {"accuracy": {"drop": random.choice(numbers), "low": 0.0, "high": 0.0}},
         )
     )
     if random.random() < 0.3:

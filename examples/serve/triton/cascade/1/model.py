@@ -33,7 +33,9 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Any) -> Any:
-        inputs = {name: pb.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+        inputs = {
+            name: pb.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs
+        }
         made = [name for name in self.carried if name not in self.inputs]
         known = {**inputs, **infer("first", inputs, [*ANSWERS, "goes_on", *made])}
         going = known["goes_on"]
