@@ -1,8 +1,8 @@
 """Bytes → picture: common formats only, of bounded size, grey or RGB of 8 bits.
 
-A picture is taken as it is stored: like timm and torchvision, we do not turn it by its EXIF
-orientation. Of several frames the first is read, transparency is dropped, and 16 bits are scaled to
-8.
+A picture is read as it is stored, with its EXIF data: a family turns it where its library does. Of
+several frames the first is read, transparency is dropped (a transparent colour stays in `info`),
+and 16 bits are scaled to 8, where Pillow alone would make most of them white.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
 def decode(content: bytes, where: str) -> Image.Image:
     """The picture in `content`; DataError naming `where` when there is none."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of damaged EXIF data, which we do not read
+        warnings.simplefilter("ignore")  # of damaged EXIF data
         try:
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             check_size(*image.size, where)
@@ -75,9 +75,11 @@ def plain(image: Image.Image) -> Image.Image:
         raise ValueError("floating-point pixels")
     if image.mode in SIXTEEN_BITS:
         return image.point(lambda value: value / 256).convert("L")
-    if image.mode in ("P", "PA", "LA"):
+    if image.mode == "PA":
         image = image.convert("RGBA")
-    return image.convert("L" if image.mode == "1" else "RGB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of palettes with a transparency for each colour
+        return image.convert("L" if image.mode == "1" else "RGB")
 
 
 def pixels(spec: str, images: NDArray[Any]) -> NDArray[np.uint8]:

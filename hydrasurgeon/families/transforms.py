@@ -17,7 +17,8 @@ SIZING = ("Resize", "ResizeKeepRatio", "CenterCrop", "CenterCropOrPad")
 """Transforms that decide the size of a picture."""
 
 
-def _converted(image: Image.Image, *, mode: str) -> Image.Image:
+def converted(image: Image.Image, *, mode: str) -> Image.Image:
+    """Any picture → RGB or grey."""
     return plain(image).convert(mode)
 
 
@@ -28,10 +29,14 @@ def eval_transform(preprocess: Mapping[str, Any]) -> Callable[[Image.Image], Ten
 
 
 def train_transform(
-    preprocess: Mapping[str, Any], augment: Mapping[str, Any]
+    preprocess: Mapping[str, Any],
+    augment: Mapping[str, Any],
+    *,
+    convert: Callable[[Image.Image], Image.Image] | None = None,
+    sizing: Callable[[Image.Image], Image.Image] | None = None,
 ) -> Callable[[Image.Image], Tensor]:
     """`augment`: random_resized_crop [lo, hi], hflip, rand_augment (timm's string), pad_crop; null
-    for none.
+    for none. `convert` and `sizing` are a library's own, where they are not timm's.
     """
     from torchvision.transforms import Compose, RandomCrop
 
@@ -45,23 +50,17 @@ def train_transform(
         color_jitter=None,
         re_prob=0.0,
     ).transforms
-    steps = [step for step in training if type(step).__name__ != "ColorJitter"]
+    first, *others = (step for step in training if type(step).__name__ != "ColorJitter")
+    steps = [convert or first]
     if not crop:
         # The crop of the evaluation takes the place of the random one.
-        sizing = [
-            s
-            for s in _transform(preprocess, is_training=False).transforms
-            if type(s).__name__ in SIZING
-        ]
-        steps = [
-            steps[0],
-            *sizing,
-            *(s for s in steps[1:] if not type(s).__name__.startswith("RandomResizedCrop")),
-        ]
+        evaluation = _transform(preprocess, is_training=False).transforms
+        sized = [step for step in evaluation if type(step).__name__ in SIZING]
+        steps += sized if sizing is None else [sizing]
+        others = [step for step in others if not type(step).__name__.startswith("RandomResized")]
     if augment.get("pad_crop"):
-        shift = RandomCrop(preprocess["input_size"][1:], padding=augment["pad_crop"])
-        steps.insert(1 + (0 if crop else len(sizing)), shift)
-    made: Callable[[Image.Image], Tensor] = Compose(steps)
+        steps.append(RandomCrop(preprocess["input_size"][1:], padding=augment["pad_crop"]))
+    made: Callable[[Image.Image], Tensor] = Compose([*steps, *others])
     return made
 
 
@@ -80,4 +79,4 @@ def _transform(preprocess: Mapping[str, Any], **options: Any) -> Any:
     )
     # Any picture → RGB or grey, as many channels as the model reads.
     mode = "L" if preprocess["input_size"][0] == 1 else "RGB"
-    return Compose([partial(_converted, mode=mode), *transform.transforms])
+    return Compose([partial(converted, mode=mode), *transform.transforms])

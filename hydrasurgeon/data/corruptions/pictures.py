@@ -223,6 +223,8 @@ SMALL: dict[str, tuple[Any, ...]] = {
 
 LONGEST = 256
 """Pixels of the shorter side: larger pictures are reduced to it first, as ImageNet-C was made."""
+ORIENTING = ("exif", "xmp")
+"""What may say how a picture is to be turned."""
 LUMA = (0.299, 0.587, 0.114)
 """How bright red, green and blue look."""
 
@@ -237,7 +239,9 @@ def spoiled(image: Image.Image, name: str, severity: int, random: Random) -> Ima
     constants = (SMALL if shorter < SMALL_BELOW else LARGE)[name][severity - 1]
     pixels = np.asarray(image)
     x = (pixels if pixels.ndim == 3 else pixels[..., None]).astype(np.float32) / 255
-    return _picture(CORRUPTIONS[name](x, constants, random))
+    corrupted = _picture(CORRUPTIONS[name](x, constants, random))
+    corrupted.info = {key: image.info[key] for key in ORIENTING if key in image.info}
+    return corrupted
 
 
 def _picture(x: Floats) -> Image.Image:

@@ -93,13 +93,15 @@ class Usual(NamedTuple):
     """Than what is then cut out."""
     resample: int
     colours: tuple[tuple[float, ...], tuple[float, ...]]
+    white: bool = True
+    """Whether white lies behind transparent colours."""
 
 
 CROPPED = Usual(False, 256 / 224, 3, IMAGENET)
 """DINOv2's."""
 USUAL = {
-    "vit": Usual(True, 1.0, 2, HALVES),
-    "deit": Usual(True, 256 / 224, 3, IMAGENET),
+    "vit": Usual(True, 1.0, 2, HALVES, white=False),
+    "deit": Usual(True, 256 / 224, 3, IMAGENET, white=False),
     "dinov2": CROPPED,
     "dinov2_with_registers": CROPPED,
     "clip": Usual(False, 1.0, 3, OPENAI),
@@ -117,6 +119,7 @@ class Processor(Settings):
     crop_size: Edge | Sides | None = None
     do_center_crop: bool | None = None
     do_normalize: bool | None = None
+    do_convert_rgb: bool | None = None
     resample: Annotated[int, Field(ge=0, le=5)] | None = None
     image_mean: Colours | None = None
     image_std: Colours | None = None
@@ -321,6 +324,12 @@ def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
         "crop_pct": 1.0 if height == edge else height / (edge + 0.5),
         "crop_mode": "squash" if "height" in size else "center",
     }
+
+
+def white_behind(config: Encoder, files: Mapping[str, str]) -> bool:
+    """Whether the processor converts to RGB, which puts white behind a transparent colour."""
+    converts = _processor(files, config.model_type).do_convert_rgb
+    return USUAL[config.model_type].white if converts is None else converts
 
 
 def _usual_sizes(config: ImageEncoder) -> tuple[Sides, Sides]:

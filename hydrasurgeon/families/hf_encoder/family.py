@@ -39,6 +39,7 @@ from hydrasurgeon.families.hf_encoder.companions import (
     image_processor,
     load_tokenizer,
     preprocess,
+    white_behind,
 )
 from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, known, parse
@@ -422,7 +423,10 @@ class HFEncoder(Family):
             )
             length, kinds = model.preprocess["max_length"], getattr(config, "type_vocab_size", 0)
             return Tokenize(load, max_length=length, inputs=model.inputs, typed=kinds > 1)
-        return super().transform(model, augment)
+        from hydrasurgeon.families.hf_encoder import pictures
+
+        white = white_behind(config, files or {})
+        return pictures.transform(model.preprocess, augment, white=white)
 
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
         from torch import nn
