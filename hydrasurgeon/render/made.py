@@ -245,9 +245,9 @@ def served(result: Served) -> None:
 
 
 def _exported(done: Export) -> dict[str, Any]:
-    names = ("beside", "format", "inputs", "outputs", "max_difference", "opset", "notes")
+    names = ("beside", "format", "inputs", "outputs", "max_difference", "differences", "opset")
     changes = {"int8": _both(done.quantised), "check": _both(done.checked)}
-    return fields(*names)(done) | {"bytes": done.nbytes} | changes
+    return fields(*names, "notes")(done) | {"bytes": done.nbytes} | changes
 
 
 @view(_exported)
@@ -267,7 +267,12 @@ def exported(done: Export) -> None:
     opset = "" if done.opset is None else f" (opset {done.opset})"
     if done.beside is not None:
         show((str(done.beside), "bold"), ": of the rows that go on")
-    show(path, f"{graph}{opset}; {ran} differs from torch by at most {done.max_difference:.2g}")
+    if done.differences is None:
+        differs = f"{ran} differs from torch by at most {done.max_difference:.2g}"
+    else:
+        by_batch = [f"{worst:.2g} in batches of {size}" for size, worst in done.differences.items()]
+        differs = f"its probabilities differ from torch's by at most {' and '.join(by_batch)}"
+    show(path, f"{graph}{opset}; {differs}")
     for what, compared in (("in int8", done.quantised), ("in the file", done.checked)):
         if compared is not None:
             changes = [

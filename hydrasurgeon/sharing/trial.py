@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.data import Batches, Samples, by_length, open_data
+from hydrasurgeon.data.samples import limited
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.measuring.sets import check_once, parse_ood
@@ -29,6 +30,10 @@ OF_STATE = ("flagged", "coverage", "answered")
 """What thresholds of a decision state amount to: they were fitted on the float model, so that
 neither more nor less is as good.
 """
+BATCHES = (1, 32)
+"""Batch sizes of `differences`."""
+DIFFERING = 256
+"""Samples of `differences`, at most."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,17 @@ def in_file(file: Exported) -> Answer:
     return answer
 
 
+def differences(model: Classifier, file: Exported, samples: Samples, who: str) -> dict[int, float]:
+    """The largest difference of a file's probabilities from torch's, by batch size."""
+    samples = limited(samples, DIFFERING, seed=0)
+    expected, _, _ = answers(in_torch(model), model, samples, "the model")
+    worst = {}
+    for size in BATCHES:
+        found, _, _ = answers(in_file(file), model, samples, who, batch_size=size)
+        worst[size] = float((found - expected).abs().max())
+    return worst
+
+
 def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
     """Accuracy, ECE, AUROC against each OOD set, and what a decision state's thresholds make of the
     answers of `who` runs.
@@ -149,13 +165,13 @@ def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> di
 
 
 def answers(
-    run: Answer, model: Classifier, samples: Samples, who: str
+    run: Answer, model: Classifier, samples: Samples, who: str, batch_size: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after
     sample; CheckFailed for NaN.
     """
     probs, scores, labels = [], [], []
-    for batch in Batches(samples, model.transform, batch_size=None, order=by_length(samples)):
+    for batch in Batches(samples, model.transform, batch_size=batch_size, order=by_length(samples)):
         p, score = run(batch.inputs)
         p = p.double()
         probs.append(p)

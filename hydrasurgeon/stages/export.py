@@ -4,6 +4,7 @@ same outputs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.sharing.trial import Compared
 
 
+BY_BATCH = "in int8 an answer depends on the batch that it is computed in"
+
+
 @dataclass(frozen=True)
 class Export:
     path: Path
@@ -29,7 +33,7 @@ class Export:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     max_difference: float
-    """Largest difference of any output from torch's."""
+    """Largest difference of any output from torch's; in int8, of a probability."""
     opset: int | None = None
     """The version of ONNX's operators."""
     format: str = "onnx"
@@ -37,6 +41,8 @@ class Export:
     """The second graph of a cascade."""
     quantised: Compared | None = None
     """What int8 changed, where it was asked for."""
+    differences: Mapping[int, float] | None = None
+    """In int8: the largest difference of a probability from torch's, by batch size."""
     checked: Compared | None = None
     """Without int8: the model's and the file's answers on the data of `--check`."""
     notes: tuple[str, ...] = ()
@@ -111,10 +117,16 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     model = as_classifier(opened, device="cpu")
     pt2 = arguments.format == "pt2"
     made = to_pt2(model, aot=arguments.aot) if pt2 else to_onnx(model)
-    quantised = checked = None
+    quantised = checked = differences = None
+    notes: tuple[str, ...] = ()
+    if tried is not None and tried.samples.note is not None:
+        notes = (tried.samples.note,)
     if tried is not None and arguments.int8:
-        whole, made = made, to_int8(made)
-        quantised = tried.compared(model, trial.in_file(whole), trial.in_file(made), who="int8")
+        floating, made = made, to_int8(made)
+        quantised = tried.compared(model, trial.in_file(floating), trial.in_file(made), who="int8")
+        differences = trial.differences(model, made, tried.samples, "int8")
+        made = replace(made, max_difference=max(differences.values()))
+        notes += (BY_BATCH,)
     elif tried is not None:
         checked = tried.compared(model, trial.in_torch(model), trial.in_file(made))
     write_bytes(path, made.content)
@@ -127,8 +139,9 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         None if pt2 else OPSET,
         arguments.format,
         quantised=quantised,
+        differences=differences,
         checked=checked,
-        notes=() if tried is None or tried.samples.note is None else (tried.samples.note,),
+        notes=notes,
     )
 
 

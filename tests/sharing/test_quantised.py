@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from exporting import exports
 from tiny_families import CLASSES, FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import open_data
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.sharing import trial
 from hydrasurgeon.sharing.onnx import in_onnxruntime
@@ -59,6 +61,29 @@ def test_figures_are_those_of_the_files(prepared: Any, tmp_path: Path) -> None:
     assert compared.after["ece"] == ece(probs, labels)
     others = _run(made.path, hs.load(path, device="cpu"), noise)[1]
     assert compared.after["auroc.noise"] == auroc(scores, others)
+
+
+def test_its_own_difference_is_told_for_two_batch_sizes(
+    prepared: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, data, _ = prepared
+    out = tmp_path / "v.onnx"
+    line = ["export", str(path), "-o", str(out), "--int8", "--check", data, "--tolerance", "1"]
+    assert run([*line, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert "depends on the batch" in " ".join(result["notes"])
+    model = hs.load(path, device="cpu")
+    samples = open_data(data)
+    pixels = torch.stack([model.transform(samples.read(i)) for i in range(len(samples))])
+    graph = in_onnxruntime(out.read_bytes(), ["probs"])
+    expected = model.predict(pixels)
+    for size in (1, 32):
+        batches = [graph({"pixel_values": part})[0] for part in pixels.split(size)]
+        worst = float((torch.cat(batches) - expected).abs().max())
+        assert worst > 1e-4  # more than the float graph's
+        assert result["differences"][str(size)] == pytest.approx(worst, rel=1e-3)
+    assert result["max_difference"] == max(result["differences"].values())
+    assert result["differences"]["1"] != result["differences"]["32"]
 
 
 def _run(file: Path, model: Any, data: str, outputs: tuple[str, ...] = ("logits", "probs")) -> Any:
