@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from hydrasurgeon.anatomy.notes import note
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Prompted, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
 
@@ -99,6 +100,7 @@ class ZeroShot(DiskNamed):
 
     def compare(self, images: Tensor, classes: Tensor) -> Tensor:
         """Normalised features of images and classes → logits."""
+        note(self, images)
         logits: Tensor = self.log_scale.exp() * images @ classes.mT
         return logits if self.shift is None else logits + self.shift
 

@@ -283,7 +283,7 @@ class _Product:
 
 def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) -> Step:
     """One part of a layer for all members, [member, …] of `dims`; taken apart into what is known."""
-    if _Tracer().is_leaf_module(modules[0], ""):
+    if _is_leaf(modules[0]):
         return _leaf(modules, beside, dims)
     stored: dict[fx.Node, Tensor] = {}
     steps: list[tuple[fx.Node, Step]] = []
@@ -366,19 +366,52 @@ ELEMENTWISE_MODULES = (nn.Dropout, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoi
 """The same as modules."""
 
 
-class _Tracer(fx.Tracer):
-    """Looks into everything but linear layers, norms, and torch's own modules."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        whole = isinstance(m, nn.Linear | nn.LayerNorm)
-        return whole or super().is_leaf_module(m, module_qualified_name)
+def _is_leaf(module: nn.Module) -> bool:
+    """Linear layers, norms and torch's own modules are not looked into."""
+    if isinstance(module, nn.Sequential):
+        return False
+    return isinstance(module, nn.Linear | nn.LayerNorm) or type(module).__module__.startswith(
+        "torch.nn"
+    )
 
 
 def _traced(module: nn.Module) -> list[fx.Node]:
+    """The calls that a module consists of.
+
+    `fx.symbolic_trace` would change how every module of the process is called, in threads that
+    answer meanwhile too; this calls a copy.
+    """
+    graph = fx.Graph()
+    tracer = fx.proxy.GraphAppendingTracer(graph)
     try:
-        return list(_Tracer().trace(module).nodes)
+        result = _recording(module, "", tracer)(tracer.create_proxy("placeholder", "x", (), {}))
+        graph.output(result.node)
     except Exception as error:  # whatever a foreign `forward` does when asked for its operations
         raise CannotGroup(f"{type(module).__name__}: {error}") from error
+    return [node for node in graph.nodes if node.op != "get_attr" or node.users]
+
+
+def _recording(module: nn.Module, path: str, tracer: fx.proxy.TracerBase) -> nn.Module:
+    """A copy without weights of its own that records what is called and read."""
+
+    def called(name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: tracer.create_proxy("call_module", name, args, kwargs)
+
+    copy = object.__new__(type(module))
+    children: dict[str, Any] = {}
+    for name, child in module._modules.items():
+        if child is None:
+            children[name] = None
+        elif _is_leaf(child):
+            children[name] = called(path + name)
+        else:
+            children[name] = _recording(child, f"{path}{name}.", tracer)
+    copy.__dict__.update(module.__dict__, _modules=children)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            # An attribute of the object is found before nn.Module looks for a parameter.
+            copy.__dict__[name] = tracer.create_proxy("get_attr", path + name, (), {})
+    return copy
 
 
 def _halves(node: fx.Node) -> int:

@@ -22,7 +22,7 @@ from hydrasurgeon.decision.problems import SINGLE, Problem, problem_of
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import Cascade
-from hydrasurgeon.runtime.features import LiveModel, Reading, reading
+from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 
 MOSTLY = 0.8
@@ -61,12 +61,11 @@ def _beside(first: Outputs, more: Outputs, order: Sequence[int]) -> Outputs:
 
 
 @torch.inference_mode()
-def said(model: LiveModel, inputs: Any, read: Reading | None = None) -> list[Said]:
+def said(model: LiveModel, inputs: Any, read: WithFeatures | None = None) -> list[Said]:
     """What the members that ran said of the rows that stopped early, and of those that went on."""
     state, cascade = cascade_in(model)
     if read is None and cascade.gate.score == "ood" and state.fitted is not None:
-        with reading(model) as listening:
-            return said(model, inputs, listening)
+        read = WithFeatures(model)
     every, count = tuple(range(len(cascade.order))), rows_in(inputs)
     hydra = model.module
     assert isinstance(hydra, Hydra)  # others have no cascade

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, overload
 
@@ -26,7 +25,7 @@ from hydrasurgeon.files.decided import FITTED, Decision, stored_name
 from hydrasurgeon.files.manifest import HydraManifest
 from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.runtime.cascaded import cascade_in, mean_probs, rows_in, said
-from hydrasurgeon.runtime.features import LiveModel, Reading, reading
+from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
 
@@ -99,26 +98,22 @@ class Classifier(LiveModel):
         state, count = self.state, rows_in(inputs)
         if cascade is None:
             cascade = state is not None and state.record.cascade is not None
-        with (
-            reading(self)
-            if count and state is not None and state.fitted is not None
-            else nullcontext() as read
-        ):
-            if cascade and count:
-                parts = [part.on_cpu() for part in said(self, inputs, read)]
-                answered: Prediction = decided_in_steps(*cascade_in(self), parts)
-            else:
-                whole = self._whole(inputs, read).on_cpu()
-                logits = problem_of(self.manifest.model).choices(whole.logits)
-                answered = (
-                    undecided(logits) if state is None else decide(state, logits, whole.features)
-                )
+        read = None
+        if count and state is not None and state.fitted is not None:
+            read = WithFeatures(self)
+        if cascade and count:
+            parts = [part.on_cpu() for part in said(self, inputs, read)]
+            answered: Prediction = decided_in_steps(*cascade_in(self), parts)
+        else:
+            whole = self._whole(inputs, read).on_cpu()
+            logits = problem_of(self.manifest.model).choices(whole.logits)
+            answered = undecided(logits) if state is None else decide(state, logits, whole.features)
         if not torch.isfinite(answered.probs).all():
             hint = "The model overflows: use --dtype float32, or start from a sound one."
             raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
         return answered
 
-    def _whole(self, inputs: Prepared, read: Reading | None = None) -> Said:
+    def _whole(self, inputs: Prepared, read: WithFeatures | None = None) -> Said:
         """What all members say."""
         count, members = rows_in(inputs), self.members
         logits = torch.zeros(0, members, self.manifest.model.num_classes)

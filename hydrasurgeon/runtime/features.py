@@ -8,8 +8,7 @@ logits = features @ weightᵀ + bias.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.notes import note_inputs, noting
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import SurgeryError
@@ -128,12 +128,20 @@ def _answers(part: nn.Module, classes: int) -> bool:
     return isinstance(part, nn.Linear) and part.out_features == classes
 
 
-class Reading:
-    """Calls a model and tells, with its logits, the features they were made of."""
+class WithFeatures:
+    """Calls a model and returns its logits with the features they were made of.
+
+    Nothing is kept between calls: threads may share a model, and each gets its own features.
+    """
 
     def __init__(self, model: LiveModel) -> None:
         self.model = model
-        self._read: dict[int, list[Tensor]] = {}
+        self._places = {
+            part: place for parts in last_layers(model) for place, part in enumerate(parts)
+        }
+        for part in self._places:
+            if isinstance(part, nn.Linear):
+                note_inputs(part)
 
     def __call__(
         self, inputs: Any
@@ -144,42 +152,12 @@ class Reading:
         self, run: Callable[[Any], Tensor], inputs: Any
     ) -> tuple[Float[Tensor, "batch member klass"], Float[Tensor, "batch member width"]]:
         """The same where something else than the model's own call runs its modules."""
-        self._read.clear()
-        logits = run(inputs)
+        read: dict[int, list[Tensor]] = {}
+        with noting() as notes:
+            logits = run(inputs)
+        for part, features in notes:
+            if part in self._places:
+                read.setdefault(self._places[part], []).append(features)
         # Member after member, whether they were read one by one or in one piece.
-        each = [torch.cat(self._read[part]) for part in sorted(self._read)]
-        self._read.clear()
-        return logits, torch.cat(each, dim=-1).unflatten(0, (logits.shape[1], -1)).transpose(0, 1)
-
-    def note(self, part: int, features: Tensor) -> None:
-        self._read.setdefault(part, []).append(features)
-
-
-@contextlib.contextmanager
-def reading(model: LiveModel) -> Iterator[Reading]:
-    """Within the block the model can be asked for features too; its weights and outputs stay as
-    they are.
-    """
-    reader = Reading(model)
-
-    def listen(part: Any, number: int) -> Callable[[], None]:
-        """Note what a part is given; what ends it."""
-        if isinstance(part, nn.Linear):
-            return part.register_forward_pre_hook(
-                lambda _, arguments: reader.note(number, arguments[0])
-            ).remove
-        compare = part.compare
-
-        def noting(images: Tensor, classes: Tensor) -> Tensor:
-            reader.note(0, images)
-            logits: Tensor = compare(images, classes)
-            return logits
-
-        part.compare = noting
-        return lambda: delattr(part, "compare")
-
-    with contextlib.ExitStack() as stack:
-        for parts in last_layers(model):
-            for number, part in enumerate(parts):
-                stack.callback(listen(part, number))
-        yield reader
+        whole = torch.cat([torch.cat(read[place]) for place in sorted(read)], dim=-1)
+        return logits, whole.unflatten(0, (logits.shape[1], -1)).transpose(0, 1)

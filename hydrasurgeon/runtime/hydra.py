@@ -9,6 +9,7 @@ keys and values for all tokens and everything else for those few.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,6 +85,7 @@ class Hydra(nn.Module):
         )
         self._grouped: Grouped | None = None
         self._can_group = True
+        self._grouping = threading.Lock()
         self._parts: dict[tuple[int, ...], Hydra] = {}
         self.going_on = 0.0
         """Fraction of a cascade's recent rows that went on to all members."""
@@ -211,9 +213,11 @@ class Hydra(nn.Module):
             return None
         if biases[0] is not None and biases[0].shape[1] > 1:
             return None
-        if self._grouped is None or not self._grouped.holds:
-            try:
-                self._grouped = Grouped(self._parting, self._tokens)
-            except CannotGroup:
-                self._grouped, self._can_group = None, False
-        return self._grouped
+        # Threads that share a model must not lay its parameters side by side at the same time.
+        with self._grouping:
+            if self._grouped is None or not self._grouped.holds:
+                try:
+                    self._grouped = Grouped(self._parting, self._tokens)
+                except CannotGroup:
+                    self._grouped, self._can_group = None, False
+            return self._grouped

@@ -5,7 +5,6 @@ the samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +16,7 @@ from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.runtime.features import reading
+from hydrasurgeon.runtime.features import WithFeatures
 
 
 @torch.inference_mode()
@@ -40,17 +39,17 @@ def pieces(
         order=by_length(samples),
         skip_bad=run.skip_bad,
     )
-    with reading(models[0]) if features else nullcontext() as read:
-        for done, batch in enumerate(batches, 1):
-            inputs = moved(batch.inputs, first.device, first.dtype)
-            read_from = None
-            if read is None:
-                logits = torch.cat([model(inputs).float() for model in models], dim=1).cpu()
-            else:
-                logits, read_from = (each.float().cpu() for each in read(inputs))
-            check_finite(logits, models, samples)
-            yield batch.index, Outputs(logits, read_from, batch.labels)
-            run.tick(samples.spec, done, len(batches))
+    read = WithFeatures(models[0]) if features else None
+    for done, batch in enumerate(batches, 1):
+        inputs = moved(batch.inputs, first.device, first.dtype)
+        read_from = None
+        if read is None:
+            logits = torch.cat([model(inputs).float() for model in models], dim=1).cpu()
+        else:
+            logits, read_from = (each.float().cpu() for each in read(inputs))
+        check_finite(logits, models, samples)
+        yield batch.index, Outputs(logits, read_from, batch.labels)
+        run.tick(samples.spec, done, len(batches))
     if skipped is not None:
         skipped += batches.skipped
 

@@ -22,7 +22,7 @@ from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.runtime.cascaded import cascade_in
 from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.runtime.features import Reading
+from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.hydra import Started
 from hydrasurgeon.sharing.program import (
     BATCH,
@@ -166,7 +166,7 @@ GOES_ON = "goes_on"
 class _Step(nn.Module):
     """One graph: tensors by name in and out."""
 
-    def __init__(self, model: Classifier, read: Reading | None) -> None:
+    def __init__(self, model: Classifier, read: WithFeatures | None) -> None:
         super().__init__()
         self.model = model
         self._read = read

@@ -30,7 +30,7 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import uncertainties
 from hydrasurgeon.errors import CheckFailed, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.runtime.features import Reading, reading
+from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 
 OUTPUTS = ("logits", "probs")
@@ -70,7 +70,7 @@ ARITHMETIC = {
 class _Graph(nn.Module):
     """Pictures in, `OUTPUTS` out, or `DECIDED` where there is a decision state."""
 
-    def __init__(self, model: Classifier, read: Reading | None) -> None:
+    def __init__(self, model: Classifier, read: WithFeatures | None) -> None:
         super().__init__()
         self.model = model
         self._read = read
@@ -235,7 +235,7 @@ def _drop_unused(program: torch.export.ExportedProgram) -> None:
 
 
 @contextlib.contextmanager
-def settled(model: Classifier) -> Iterator[Reading | None]:
+def settled(model: Classifier) -> Iterator[WithFeatures | None]:
     """Within the block nothing that runs depends on the size of a batch, class features are
     constants, and a decision state that needs features reads them.
     """
@@ -252,11 +252,11 @@ def settled(model: Classifier) -> Iterator[Reading | None]:
                 part.class_features = partial(_constant, features)
                 stack.callback(delattr, part, "class_features")
         needed = model.state is not None and model.state.fitted is not None
-        yield stack.enter_context(reading(model)) if needed else None
+        yield WithFeatures(model) if needed else None
 
 
 def logits_and_features(
-    read: Reading | None, call: Any, inputs: Any
+    read: WithFeatures | None, call: Any, inputs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Logits, and the features that are `read` on the way to them."""
     return (call(inputs), None) if read is None else read.of(call, inputs)

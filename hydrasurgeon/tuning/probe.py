@@ -23,7 +23,7 @@ from hydrasurgeon.data.samples import UNLABELLED, Samples
 from hydrasurgeon.decision.problems import SINGLE, known, problem_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.runtime.features import LiveModel, last_layers, reading
+from hydrasurgeon.runtime.features import LiveModel, WithFeatures, last_layers
 from hydrasurgeon.runtime.processes import own_device
 from hydrasurgeon.runtime.tensors import device_of
 
@@ -50,12 +50,13 @@ def probe(model: LiveModel, samples: Samples, run: Run) -> None:
         samples, model.transform, batch_size=run.batch_size, order=order, skip_bad=run.skip_bad
     )
     read, labels = list[Tensor](), list[Tensor]()
-    with reading(model) as features_of:
-        for batch in batches:
-            assert batch.labels is not None
-            labelled = known(batch.labels)
-            read.append(features_of(moved(batch.inputs, device))[1][:, 0].cpu()[labelled].double())
-            labels.append(batch.labels[labelled])
+    with_features = WithFeatures(model)
+    for batch in batches:
+        assert batch.labels is not None
+        labelled = known(batch.labels)
+        _, features = with_features(moved(batch.inputs, device))
+        read.append(features[:, 0].cpu()[labelled].double())
+        labels.append(batch.labels[labelled])
     (layers,), problem = last_layers(model), problem_of(model.manifest.model)
     # A distilled model has two classifiers side by side, each with features of its own.
     for layer, features in zip(layers, torch.cat(read).chunk(len(layers), dim=1), strict=True):

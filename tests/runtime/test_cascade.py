@@ -200,7 +200,7 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
 def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     """The OOD score of the first member alone, by the distances that it was fitted with."""
     from hydrasurgeon.decision.scores.fitted import EnsembleScore, functions_of
-    from hydrasurgeon.runtime.features import reading
+    from hydrasurgeon.runtime.features import WithFeatures
 
     model = hydra(tmp_path, FAMILIES["timm ViT"])
     inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
@@ -212,8 +212,8 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     )
     standards = tuple(Standard(mean=m + 1.0, deviation=m + 4.0) for m in range(3))
     fitted = EnsembleScore("mds", fits, standards)
-    with torch.inference_mode(), reading(model) as read:
-        logits, features = (each.float() for each in read(inputs))
+    with torch.inference_mode():
+        logits, features = (values.float() for values in WithFeatures(model)(inputs))
 
     def standard(m: int) -> torch.Tensor:
         score = functions_of("mds")[1](fits[m], features[:, m], logits[:, m])

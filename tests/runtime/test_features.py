@@ -15,7 +15,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.runtime.classifier import as_classifier
-from hydrasurgeon.runtime.features import classifiers, reading
+from hydrasurgeon.runtime.features import WithFeatures, classifiers
 
 
 def loaded(checkpoint: Path, lean: bool = True) -> hs.Classifier:
@@ -25,9 +25,9 @@ def loaded(checkpoint: Path, lean: bool = True) -> hs.Classifier:
 def check(model: hs.Classifier, inputs: object) -> torch.Tensor:
     with torch.inference_mode():
         plain = model(inputs)
-        with reading(model) as read:
-            logits, features = read(inputs)
-            again, _ = read(inputs)
+        read = WithFeatures(model)
+        logits, features = read(inputs)
+        again, _ = read(inputs)
         torch.testing.assert_close(logits, plain, rtol=0, atol=0)
         torch.testing.assert_close(again, plain, rtol=0, atol=0)
         made = [
@@ -75,15 +75,15 @@ def test_a_clip_without_classes_has_no_classifier(tmp_path: Path) -> None:
     bare = opened.manifest.model.model_copy(update={"num_classes": 0, "labels": None})
     unnamed = replace(opened, manifest=rewritten(opened.manifest, model=bare.model_dump()))
     model = as_classifier(unnamed, device="cpu")
-    with pytest.raises(SurgeryError, match="answers with features"), reading(model):
-        pass
+    with pytest.raises(SurgeryError, match="answers with features"):
+        WithFeatures(model)
 
 
 def test_half_precision_reads_the_same_width(tmp_path: Path) -> None:
     FAMILIES["timm ViT"].write(tmp_path / "source")
     model = hs.load(tmp_path / "source", device="cpu", dtype="bfloat16")
-    with torch.inference_mode(), reading(model) as read:
-        logits, features = read(FAMILIES["timm ViT"].inputs(dtype=torch.bfloat16))
+    with torch.inference_mode():
+        logits, features = WithFeatures(model)(FAMILIES["timm ViT"].inputs(dtype=torch.bfloat16))
     assert logits.shape == (5, 1, CLASSES)
     assert features.shape == (5, 1, 32)
     assert features.dtype == torch.bfloat16

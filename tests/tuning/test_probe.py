@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import hydrasurgeon as hs
 from hydrasurgeon.data import first_batch, open_data
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.runtime.features import reading
+from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.tuning.probe import PENALTY, logistic
 
 MAKE = Callable[..., Path]
@@ -46,8 +46,9 @@ def test_what_a_fitted_classifier_answers(tiny: MAKE, images: SPEC, tmp_path: Pa
         tiny(), data=data, recipe="demo", set=still, out=tmp_path / "t", device="cpu"
     )
     model, samples = hs.load(tuned.path, device="cpu"), open_data(data)
-    with torch.inference_mode(), reading(model) as features_of:
-        features = features_of(first_batch(samples, model.transform, 30))[1][:, 0].double()
+    with torch.inference_mode():
+        _, features = WithFeatures(model)(first_batch(samples, model.transform, 30))
+        features = features[:, 0].double()
     weight, bias = logistic(features, torch.as_tensor(samples.labels), 3)
     stored = load_file(tuned.path)
     torch.testing.assert_close(stored["head.weight"].double(), weight, rtol=1e-3, atol=1e-3)

@@ -5,7 +5,6 @@ stands for those that did not run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from hydrasurgeon.measuring.rows import Row, row_of
 from hydrasurgeon.measuring.running import How, predicted
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
-from hydrasurgeon.runtime.features import reading
+from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.outputs import check_finite
 
 FULL = " (full)"
@@ -91,28 +90,26 @@ def cascaded(
     )
     index, logits, labels = [], [], []
     scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
-    with reading(model) if state.fitted is not None else nullcontext() as read:
-        for done, batch in enumerate(batches, 1):
-            inputs = moved(batch.inputs, first.device, first.dtype)
-            count, classes = rows_in(inputs), model.manifest.model.num_classes
-            whole = torch.full((count, len(cascade.order), classes), torch.nan)
-            batch_scores = {kind: torch.empty(count, dtype=torch.float64) for kind in kinds}
-            for part in (each.on_cpu() for each in said(model, inputs, read)):
-                check_finite(part.logits, [model], samples)
-                whole[part.rows[:, None], torch.tensor(part.members)] = part.logits
-                rule = step_state(state, cascade, part.members)
-                for kind, values in batch_scores.items():
-                    if len(part.rows):
-                        says = rule.choices(part.logits)
-                        values[part.rows] = scores_of(
-                            kind, says, part.features, rule.fitted
-                        ).double()
-            index.append(batch.index)
-            logits.append(whole)
-            labels += [] if batch.labels is None else [batch.labels]
-            for kind in kinds:
-                scores[kind].append(batch_scores[kind])
-            run.tick(f"{samples.spec}, cascade", done, len(batches))
+    read = WithFeatures(model) if state.fitted is not None else None
+    for done, batch in enumerate(batches, 1):
+        inputs = moved(batch.inputs, first.device, first.dtype)
+        count, classes = rows_in(inputs), model.manifest.model.num_classes
+        whole = torch.full((count, len(cascade.order), classes), torch.nan)
+        batch_scores = {kind: torch.empty(count, dtype=torch.float64) for kind in kinds}
+        for part in (each.on_cpu() for each in said(model, inputs, read)):
+            check_finite(part.logits, [model], samples)
+            whole[part.rows[:, None], torch.tensor(part.members)] = part.logits
+            rule = step_state(state, cascade, part.members)
+            for kind, values in batch_scores.items():
+                if len(part.rows):
+                    says = rule.choices(part.logits)
+                    values[part.rows] = scores_of(kind, says, part.features, rule.fitted).double()
+        index.append(batch.index)
+        logits.append(whole)
+        labels += [] if batch.labels is None else [batch.labels]
+        for kind in kinds:
+            scores[kind].append(batch_scores[kind])
+        run.tick(f"{samples.spec}, cascade", done, len(batches))
     if not index:
         raise unreadable(samples)
     order = torch.cat(index).argsort()
