@@ -140,10 +140,10 @@ class Learning:
                 )
                 loss = loss + (1 - self.alpha) * part * each.mean()
         if self.teachers:
-            said = self.problem.choices(logits / self.temperature).log_softmax(dim=-1)
-            loss = loss + self.alpha * self.temperature**2 * kl_div(
-                said, self._taught(inputs, index), reduction="batchmean"
-            )
+            answered = self.problem.choices(logits / self.temperature).log_softmax(dim=-1)
+            divergence = kl_div(answered, self._taught(inputs, index), reduction="none").sum(dim=-1)
+            # The mean over samples and, as the labels' loss, over many labels.
+            loss = loss + self.alpha * self.temperature**2 * divergence.mean()
         return loss
 
     @torch.no_grad()
