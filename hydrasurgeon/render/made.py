@@ -115,11 +115,9 @@ TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 @view(lambda r: fields("notes", "hub")(r) | {name: getattr(r.trained, name) for name in TRAINED})
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
-    kept = (
-        ""
-        if trained.kept_epoch is None
-        else f", the weights after epoch {trained.kept_epoch:g}: least val nll"
-    )
+    kept = ""
+    if trained.kept_epoch is not None:
+        kept = f", the weights after epoch {trained.kept_epoch:g}: least val nll"
     ended = ", ended as it got no better" if trained.stopped_early else ""
     show((str(result.path), "bold"), f": {trained.steps} steps{ended}{kept}")
     _pushed(result.hub)

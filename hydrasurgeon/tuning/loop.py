@@ -61,10 +61,11 @@ class Trained:
     """Mean training loss of the last epoch."""
     log: tuple[dict[str, float], ...]
     """One entry per finished epoch: epoch, loss, and accuracy and nll where there is a validation
-    set.
+    set; then the first entry is that of the start, epoch 0, which has no loss.
     """
     kept_epoch: float | None = None
-    """After how many epochs the weights that are written stood; None: after all."""
+    """After how many epochs the weights that are written stood, 0 for the start; None: after all.
+    """
     stopped_early: bool = False
     """Whether the recipe's patience ended the training."""
     is_main: bool = True
@@ -124,6 +125,10 @@ def train(
         state.clear()
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     loop = _Loop(accelerator, wrapped, optimizer, clipped, training, run.seed, per_epoch, total)
+    if training.validation is not None and not standing.log:
+        standing.log.append({"epoch": 0.0, **loop.validate()})
+        copies.close_epoch(standing)
+        run.note(_line(standing.log[0]))
     while standing.step < total and not standing.waited(training.recipe.patience):
         wrapped.train()
         for parts in loop.batches(standing.step):
@@ -155,10 +160,9 @@ def train(
     # accelerate leaves its mixed-precision wrapper on the forward method.
     accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu").eval()
     model.requires_grad_(False)
-    last = standing.log[-1] if standing.log else {"loss": math.nan}
     return Trained(
         standing.step,
-        last["loss"],
+        standing.log[-1]["loss"],
         tuple(standing.log),
         kept_epoch=None if "best" not in copies.kept else standing.log[standing.best or 0]["epoch"],
         stopped_early=standing.step < total,
@@ -167,11 +171,10 @@ def train(
 
 
 def _line(entry: Mapping[str, float]) -> str:
-    """What an epoch gave, as its end is told."""
-    measured = ""
-    if "val_accuracy" in entry:
-        measured = f", val accuracy {entry['val_accuracy']:.4f}, val nll {entry['val_nll']:.4f}"
-    return f"epoch {entry['epoch']:g}: loss {entry['loss']:.4f}{measured}"
+    """An epoch's figures, in a line for people."""
+    names = {"loss": "loss", "val_accuracy": "val accuracy", "val_nll": "val nll"}
+    figures = [f"{name} {entry[key]:.4f}" for key, name in names.items() if key in entry]
+    return f"epoch {entry['epoch']:g}: {', '.join(figures)}"
 
 
 @dataclass(frozen=True)
