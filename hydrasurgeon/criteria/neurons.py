@@ -15,11 +15,12 @@ import numpy as np
 
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.criteria.base import HeadScores, Subject
+from hydrasurgeon.criteria.selection import scored_layers
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.files.tensors import as_float
-from hydrasurgeon.heads import NEURONS, Layers, parse_layers, parse_towers
+from hydrasurgeon.heads import NEURONS, Layers, parse_towers
 from hydrasurgeon.options.making import PruneOptions
 
 
@@ -165,7 +166,8 @@ def choose_neurons(
     manifest = checkpoint.manifest
     towers = [name for name in parse_towers(options.tower, manifest.towers) if name in score.values]
     check_neurons(checkpoint, tuple(towers))
-    chosen = parse_layers(options.layers, max(manifest.towers[name].layers for name in towers))
+    most = max(manifest.towers[name].layers for name in towers)
+    chosen = scored_layers(score, options.layers, most)
     kept = {name: list(checkpoint.kept[f"{name}{NEURONS}"]) for name in towers}
     places = [
         (name, layer) for name in towers for layer in range(len(kept[name])) if layer in chosen

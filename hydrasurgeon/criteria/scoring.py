@@ -56,7 +56,9 @@ def compute(checkpoint: Single, key: str, scoring: Scoring, run: Run, *, output:
 def _recorded(verdict: HeadScores | Verdict | Score, subject: Subject) -> Score:
     """What a criterion said, as the manifest records it."""
     key, tower = subject.key, subject.scoring.tower
-    about = {} if tower is None else {"tower": tower}
+    about: dict[str, Any] = {} if tower is None else {"tower": tower}
+    if subject.scoring.layers is not None:
+        about["layers"] = sorted(subject.layers)
     if criterion(key).needs_data:
         about |= record_of(subject.checkpoint.manifest.model)
     if isinstance(verdict, Score):

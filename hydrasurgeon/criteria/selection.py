@@ -76,9 +76,17 @@ def movable(
                 hint=f"Score again with --tower {tower}.",
             )
         towers = tuple(name for name in towers if name in score.values)
-    chosen = parse_layers(layers, max(manifest.towers[name].layers for name in towers))
+    chosen = scored_layers(score, layers, max(manifest.towers[name].layers for name in towers))
     present = all_heads(manifest.kept)
     return [head for head in present if head.tower in towers and head.layer in chosen]
+
+
+def scored_layers(score: Score, layers: str | None, most: int) -> frozenset[int]:
+    """These layers; if none are given, those that the scoring was confined to."""
+    chosen, confined = parse_layers(layers, most), score.settings.get("layers")
+    if layers is None and isinstance(confined, list):
+        return frozenset(layer for layer in chosen if layer in confined)
+    return chosen
 
 
 def _beyond(

@@ -182,6 +182,9 @@ def _chosen(
         "seed": arguments.seed,
     }
     notes, decided = [*score.settings.get("notes", ())], score.settings.get("keep")
+    confined = score.settings.get("layers")
+    if confined and arguments.layers is None:
+        notes.append(f"the {key} scores are of --layers {confined}, and only those lose heads")
     if arguments.keep is not None and decided not in (None, arguments.keep):
         notes.append(
             f"the {key} scores were computed layer by layer for --keep {decided}, not "

@@ -162,6 +162,25 @@ def test_removal_in_all_goes_by_score(tiny: MAKE, tmp_path: Path) -> None:
     assert [len(row) for row in late.manifest.kept["vision"]] == [4, 4, 2]
 
 
+def test_pruning_keeps_to_the_layers_that_were_scored(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
+    """So that a trunk is left; unless other layers are named."""
+    path, data = tiny(), images()
+    hs.score(path, method="taylor", data=data, layers="2")
+    hs.score(path, method="taylor", part="neurons", data=data, layers="1-2")
+    for amount in ({"keep": 2}, {"remove": 2}, {"sample": "2/3"}):
+        member = hs.prune(path, method="taylor", out=tmp_path / "m", force=True, **amount)
+        assert [len(row) for row in member.manifest.kept["vision"]] == [4, 4, 2]
+    assert member.notes == ("the taylor scores are of --layers [2], and only those lose heads",)
+    neurons = hs.prune(path, neurons=0.5, out=tmp_path / "n").manifest.kept_neurons
+    assert neurons is not None
+    assert [len(row) for row in neurons["vision"]] == [128, 64, 64]
+    early = hs.prune(path, method="taylor", keep=3, layers="0-1", out=tmp_path / "e")
+    assert [len(row) for row in early.manifest.kept["vision"]] == [3, 3, 4]
+    assert early.notes == ()
+
+
 def test_samples_differ_by_seed_and_stay_in_the_pool(tiny: MAKE, tmp_path: Path) -> None:
     path = tiny()
     values = hs.score(path, method="random", seed=4).result.values["vision"]

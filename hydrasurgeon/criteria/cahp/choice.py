@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.criteria.selection import movable
+from hydrasurgeon.criteria.selection import movable, scored_layers
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.files.plots import figure, save_figure
-from hydrasurgeon.heads import Head, Layers, count, drop, parse_layers
+from hydrasurgeon.heads import Head, Layers, count, drop
 from hydrasurgeon.lookup import need
 
 Distances = NDArray[np.float64]
@@ -152,7 +152,7 @@ def choose_heads(
             hint="Score again.",
         )
     clusters = number_of_clusters(candidates, keep, remove)
-    chosen = parse_layers(layers, max(manifest.towers[name].layers for name in values))
+    chosen = scored_layers(score, layers, max(manifest.towers[name].layers for name in values))
     if (
         (clusters, settings.get("clusters_from")) == (None, "auto")
         and set(settings.get("layers", ())) == chosen
