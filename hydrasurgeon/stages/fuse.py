@@ -4,6 +4,7 @@ runs both sides.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,7 +108,8 @@ def fuse(arguments: FuseOptions) -> Fused:
     hub = target.publish(written, opened[0].files)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
-    notes += _notes(opened, digests, written, None if agreement is not None else plan.spread)
+    spread = 0.0 if agreement is not None else plan.spread(plan.spreads)
+    notes += _notes(opened, digests, written, spread)
     return Fused(
         target.path,
         written,
@@ -132,16 +134,19 @@ def planned_mean(opened: Sequence[Single], digests: Sequence[dict[str, str]]) ->
                 what, hint="Average whole models of one dtype, and prune their mean."
             )
     plan = plan_mean(opened, digests)
-    for each in plan.planned:
-        if first.weights[each.name].part == "mlp":  # by which `spread` is told
-            for _ in each.produce():
-                pass
-    if plan.spread is not None and plan.spread > FAR:
-        what = (
-            f"--mean: their MLPs lie {100 * plan.spread:.0f} % of its norm from their mean, as "
-            "separate trainings do"
-        )
-        raise SurgeryError(what, hint="Their mean is like none of them: fuse them into a hydra.")
+    for part in ("attention", "output", "mlp"):
+        # Norms and biases, which begin alike, lie near in any case.
+        names = {w.name for w in first.weights.values() if w.part == part and len(w.shape) == 2}
+        for planned in plan.planned:
+            if planned.name in names:  # measured by being computed
+                deque(planned.produce(), maxlen=0)
+        spread = plan.spread(names)
+        if spread > FAR:
+            raise SurgeryError(
+                f"--mean: their {part} weights lie {100 * spread:.0f} % of its norm from their "
+                "mean, as those of separate trainings do",
+                hint="Their mean is like none of them: fuse them into a hydra.",
+            )
     return plan
 
 
@@ -176,7 +181,7 @@ def _notes(
     opened: Sequence[Single],
     digests: Sequence[dict[str, str]],
     made: Manifest,
-    spread: float | None,
+    spread: float,
 ) -> Iterator[str]:
     """What its user should know: equal members, averaged MLPs that nobody compared with the
     members' own, and layers that could have been shared.
@@ -191,7 +196,7 @@ def _notes(
         seen.setdefault(sha256, member.name)
     if made.kind != "hydra":
         return
-    if spread is not None:
+    if spread:
         far = (
             ", as those of separate trainings, whose average is like none of them"
             if spread > FAR

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -41,14 +41,14 @@ class FusionPlan:
     def bytes_stored(self) -> int:
         return sum(plan.nbytes for plan in self.planned)
 
-    @property
-    def spread(self) -> float | None:
-        """How far the members' MLPs lie from their average, as a share of its norm; None where all
+    def spread(self, names: Collection[str]) -> float:
+        """How far the members' weights lie from their average, as a share of its norm; 0 where they
         are equal.
         """
-        if not self.spreads:
-            return None
-        apart, norm = (sum(each) for each in zip(*self.spreads.values(), strict=True))
+        squares = [self.spreads[name] for name in names if name in self.spreads]
+        apart, norm = (sum(column) for column in zip((0.0, 0.0), *squares, strict=True))
+        if not apart:
+            return 0.0
         return math.sqrt(apart / norm) if norm else math.inf
 
 
@@ -85,14 +85,14 @@ def plan_fusion(
 
 
 def plan_mean(members: Sequence[Single], digests: Sequence[Mapping[str, str]]) -> FusionPlan:
-    """One model of the members' mean weights; how far their MLPs lie from it is known once it is
-    written: norms, which begin as ones, lie near in any case.
+    """One model of the members' mean weights; how far those of them lie is known once it is
+    written.
     """
     planned: list[Planned] = []
     spreads: dict[str, tuple[float, float]] = {}
-    for name, weight in members[0].weights.items():
+    for name in members[0].weights:
         equal = len({each[name] for each in digests}) == 1
-        mean = _average(members, name, spreads if weight.part == "mlp" else {})
+        mean = _average(members, name, spreads)
         planned.append(_copy(members[0], name, name) if equal else mean)
     return FusionPlan(planned, 0, sum(m.tensors.nbytes for m in members), spreads)
 

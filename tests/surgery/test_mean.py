@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,25 @@ from hydrasurgeon.stages.replay import replay
 from hydrasurgeon.stages.verify import verify
 
 MAKE = Callable[..., Path]
+
+
+def test_heads_in_another_order_are_another_training(tiny: MAKE, tmp_path: Path) -> None:
+    """The same function, whose mean with itself is another."""
+    path = tiny()
+
+    def turned(name: str, values: Any) -> Any:
+        if ".attn.qkv." in name:
+            return values.reshape(3, 4, 8, -1).roll(1, dims=1).reshape(values.shape)
+        if name.endswith(".attn.proj.weight"):
+            return values.reshape(32, 4, 8).roll(1, dims=1).reshape(values.shape)
+        return values
+
+    edited(path, tmp_path / "turned.safetensors", turned)
+    x = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    one, other = (hs.load(tmp_path / f"{name}.safetensors")(x) for name in ("vit", "turned"))
+    torch.testing.assert_close(one, other)
+    with pytest.raises(SurgeryError, match="their attention weights lie"):
+        hs.fuse([path, tmp_path / "turned.safetensors"], mean=True, out=tmp_path / "mean")
 
 
 @pytest.fixture
@@ -82,7 +102,7 @@ def test_no_mean_of_what_has_nothing_in_common(
     other = tiny("other.safetensors", seed=1)
     with pytest.raises(
         SurgeryError,
-        match=r"their MLPs lie \d+ % of its norm from their mean, as separate trainings do",
+        match=r"their attention weights lie \d+ % of its norm from their mean, as those of separate",
     ):
         hs.fuse([tuned[0], other], mean=True, out=out)
     member = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
@@ -91,6 +111,13 @@ def test_no_mean_of_what_has_nothing_in_common(
     with pytest.raises(UsageError, match="--mean conflicts with --mlp"):
         hs.fuse(tuned, mean=True, mlp="separate", out=out)
     assert not out.exists()
+
+    def mlps_of_its_own(name: str, values: Any) -> Any:
+        return values.roll(1) if ".mlp." in name else values
+
+    edited(tuned[1], tmp_path / "mlps.safetensors", mlps_of_its_own)
+    with pytest.raises(SurgeryError, match="their mlp weights lie"):
+        hs.fuse([tuned[0], tmp_path / "mlps.safetensors"], mean=True, out=out)
     assert averaged([open_single(path) for path in tuned])  # what build tries the mean of
     assert not averaged([open_single(tuned[0]), open_single(other)])
     assert not averaged([open_single(other)])
