@@ -165,9 +165,9 @@ def evaluate(
 def finetune(
     checkpoint: str | Path,
     *,
-    data: str,
     out: str | Path,
     batch_size: int | None = ...,
+    data: str | None = ...,
     val: str | None = ...,
     teacher: str | Path | Sequence[str | Path] = ...,
     alpha: float = ...,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
     LABELLED,
@@ -170,7 +171,8 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
 
     requires: ClassVar = {"unlabelled": ("teacher",)}
 
-    data: str = option(
+    data: str | None = option(
+        None,
         metavar="D",
         group=LABELLED,
         recorded=True,
@@ -206,14 +208,14 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         gt=0,
         metavar="T",
         recorded=True,
-        help="By what logits are divided where teachers are met.",
+        help="Distillation temperature.",
     )
     unlabelled: str | None = option(
         None,
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="More data, of which only the teachers say what it is.",
+        help="Unlabelled data, beside --data or alone; the teachers label it.",
     )
     recipe: PathLike | None = option(
         None,
@@ -242,8 +244,8 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         group=RUNS,
         recorded=True,
         help=(
-            "Of a hydra: keep what its frozen trunk makes of inputs that are not perturbed, in "
-            "bfloat16 on disk."
+            "Hydra only: cache the frozen trunk's outputs on disk (bfloat16); needs unaugmented "
+            "inputs."
         ),
     )
     batch_size: int | None = option(
@@ -259,6 +261,15 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         False, group=RUNS, help="Continue an interrupted run of the same command."
     )
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+
+    @property
+    def training(self) -> str:
+        """Where the training samples are read: --data, or only --unlabelled."""
+        if self.data is None and self.unlabelled is None:
+            raise UsageError(
+                "finetune requires --data.", hint="Or give --unlabelled D with --teacher T."
+            )
+        return str(self.data or self.unlabelled)
 
     def recorded(self) -> dict[str, Any]:
         """What history keeps: of teachers only where there are some, of the cache that it was off."""

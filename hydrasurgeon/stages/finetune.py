@@ -115,7 +115,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     if chosen:
         arguments = arguments.but(
             recipe=usual_recipe(
-                arguments.checkpoint, arguments.arch, arguments.data, arguments.limit
+                arguments.checkpoint, arguments.arch, arguments.training, arguments.limit
             )
         )
     overrides, name = dict(arguments.set or {}), str(arguments.recipe)
@@ -254,6 +254,7 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     """Checkpoint and data, opened and fitted to each other."""
     from hydrasurgeon.data import fit_classes, open_data
     from hydrasurgeon.data.pairs import open_pairs
+    from hydrasurgeon.data.samples import Subset
 
     source = starting_point(arguments.checkpoint, arguments.arch)
     paired = recipe.objective == "pairs"
@@ -267,8 +268,10 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         )
     held_out = None if arguments.val is None else open_data(arguments.val, seed=arguments.seed)
     samples = (open_pairs if paired else open_data)(
-        arguments.data, limit=arguments.limit, seed=arguments.seed
+        arguments.training, limit=arguments.limit, seed=arguments.seed
     )
+    if arguments.data is None:
+        samples = Subset(samples, None)  # without labels that it may have
     if source.members and (paired or recipe.lora_rank is not None or recipe.classifier != "keep"):
         raise UsageError(
             (
@@ -298,7 +301,7 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         return _Material(source, recipe, model, samples, held_out)
     unlabelled = (
         None
-        if arguments.unlabelled is None
+        if arguments.unlabelled is None or arguments.data is None
         else open_data(arguments.unlabelled, seed=arguments.seed)
     )
     return _taught(_Material(source, recipe, model, samples, held_out, unlabelled), arguments)
@@ -455,9 +458,13 @@ def _doubts(trained: Trained, material: _Material, name: str) -> Iterator[str]:
             "more data: give --set epochs=N, or --recipe image or text"
         )
     accuracies = {epoch["val_accuracy"] for epoch in trained.log if "val_accuracy" in epoch}
-    if len(trained.log) > 1 and len(accuracies) == 1 and (accuracy := accuracies.pop()) < 1:
+    if len(accuracies) == 1 and (accuracy := accuracies.pop()) < 1:
         yield (
-            f"validation accuracy was {accuracy:.3f} after each of {len(trained.log)} epochs: "
-            "nothing was learnt that "
-            "it shows; try another --set lr=…, more epochs or a smaller --batch-size"
+            f"validation accuracy was {accuracy:.3f} before training and after each epoch: "
+            "try another --set lr=…, more epochs or a smaller --batch-size"
+        )
+    elif trained.kept_epoch == 0:
+        yield (
+            "no epoch had a lower NLL on --val than the start, whose weights are written: try a "
+            "lower --set lr=…, or --set keep=last to have the trained weights"
         )

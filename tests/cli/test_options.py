@@ -41,7 +41,7 @@ def test_the_signature_says_what_is_required_and_what_is_assumed() -> None:
     signature = inspect.signature(hs.prune)
     assert next(iter(signature.parameters)) == "checkpoint"
     assert signature.parameters["dtype"].default == "float32"
-    assert inspect.signature(hs.finetune).parameters["data"].default is inspect.Parameter.empty
+    assert inspect.signature(hs.build).parameters["data"].default is inspect.Parameter.empty
     assert inspect.signature(hs.verify).parameters["dtype"].default == "float64"
 
 

@@ -18,6 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batch
+from hydrasurgeon.decision.problems import PROBLEMS
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.tuning.learning import Learning, Perturbation
 
@@ -60,6 +61,27 @@ def test_the_loss_by_hand() -> None:
         soft = (logits[i] / 2).softmax(-1)
         expected += 0.7 * 4 * (taught * (taught.log() - soft.log())).sum() / 6
     assert loss.item() == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_a_step_on_many_labels_by_hand() -> None:
+    """Labels and teachers count as alpha says, however many labels there are."""
+    torch.manual_seed(0)
+    student, x = nn.Linear(4, 3), torch.randn(6, 4)
+    labels = (torch.rand(6, 3) < 0.5).float()
+    teacher = Teacher(1)
+    learning = Learning(
+        teachers=[teacher],  # type: ignore[list-item]
+        alpha=0.5,
+        temperature=2.0,
+        problem=PROBLEMS["multi_label"],
+    )
+    learning._loss(student, Batch(x, labels, torch.arange(6)), torch.device("cpu")).backward()
+    # The slope of both losses by a logit is a difference of probabilities; each is a mean over
+    # samples and labels.
+    logits = student(x).detach()
+    taught = (teacher(x) / 2).sigmoid().mean(dim=1)
+    slope = 0.5 * (logits.sigmoid() - labels) + 0.5 * 2 * ((logits / 2).sigmoid() - taught)
+    torch.testing.assert_close(student.weight.grad, (slope / 18).T @ x, rtol=0, atol=1e-6)
 
 
 def test_two_images_are_mixed_with_their_labels() -> None:
@@ -106,6 +128,27 @@ def test_a_member_learns_from_its_whole(tiny: MAKE, images: SPEC, tmp_path: Path
         open_single(path).record(open_single(path).digests()).sha256
     ]
     assert entry.args["alpha"] == 0.9
+
+
+def test_teachers_need_no_labelled_data(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--unlabelled without --data: as the same samples without their labels, and by `replay`."""
+    monkeypatch.chdir(tmp_path)
+    path, labelled = tiny("start.safetensors"), images("labelled.npz", rows=24)
+    member = hs.prune(path, method="magnitude", keep=2, out="m.safetensors").path
+    words = ["finetune", str(member), "--teacher", str(path), "--recipe", "teach", "--quiet"]
+    words += ["--set", "epochs=1", "--batch-size", "8", "--device", "cpu"]
+    assert run([*words, "--unlabelled", labelled, "-o", "alone"]) == 0
+    plain = images("plain.npz", rows=24, labels=False)
+    assert run([*words, "--data", plain, "-o", "plain"]) == 0
+    alone, other = (open_single(name).manifest for name in ("alone", "plain"))
+    assert alone.weights_sha256 == other.weights_sha256
+    assert "data" not in alone.history[-1].args
+    assert alone.history[-1].args["unlabelled"] == "labelled.npz"
+    assert run(["replay", "alone", "--from", ".", "--quiet"]) == 0
+    with pytest.raises(UsageError, match=r"finetune requires --data\."):
+        hs.finetune(member, teacher=[path], out="x")
 
 
 def test_taught_again_to_the_same_bits(
