@@ -24,7 +24,6 @@ CRITERIA = {
         "hydrasurgeon.criteria.cahp.criterion:score",
         choose="hydrasurgeon.criteria.cahp.choice:choose_heads",
         own_number=True,
-        draw="hydrasurgeon.criteria.cahp.choice:draw_cahp",
         uses=("scikit-learn", "kmedoids", "kneed"),
         in_turn=True,
     ),

@@ -43,7 +43,6 @@ class Criterion:
     """Manifest, Score and amounts → the heads that stay, and notes."""
     own_number: bool = False
     """Whether its choice is a set of its own size (`--keep auto`), and no order to draw from."""
-    draw: str | None = None
     uses: tuple[str, ...] = ()
     in_turn: bool = False
     """Whether batches must hold the samples as the data comes; else texts of a batch are alike in

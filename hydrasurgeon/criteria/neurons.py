@@ -8,7 +8,7 @@ magnitude   mean |W| of its rows of W_1, times that of its column of W_2
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -159,51 +159,23 @@ def _recorded(subject: Subject, scores: HeadScores, **settings: Any) -> Score:
 def choose_neurons(
     checkpoint: Single, score: Score, share: float, options: PruneOptions
 ) -> dict[str, Layers]:
-    """The neurons that stay, by tower: this share of those present, in every layer, or `ranked`
-    over all layers.
-    """
+    """The neurons that stay, by tower: this share of those present, in every layer."""
     assert score.values is not None
     manifest = checkpoint.manifest
     towers = [name for name in parse_towers(options.tower, manifest.towers) if name in score.values]
     check_neurons(checkpoint, tuple(towers))
     most = max(manifest.towers[name].layers for name in towers)
     chosen = scored_layers(score, options.layers, most)
-    kept = {name: list(checkpoint.kept[f"{name}{NEURONS}"]) for name in towers}
-    places = [
-        (name, layer) for name in towers for layer in range(len(kept[name])) if layer in chosen
-    ]
-    worth = {
-        place: _by_worth(score.values[place[0]][place[1]], kept[place[0]][place[1]])
-        for place in places
-    }
-    counts = {place: max(1, round(share * len(row))) for place, row in worth.items()}
-    if options.spread == "ranked":
-        counts = _ranked(score.values, worth, share)
-    for (name, layer), row in worth.items():
-        kept[name][layer] = tuple(sorted(row[: counts[name, layer]]))
-    return {name: tuple(rows) for name, rows in kept.items()}
+    kept = {}
+    for name in towers:
+        rows = list(checkpoint.kept[f"{name}{NEURONS}"])
+        for layer in chosen & set(range(len(rows))):
+            best = _by_worth(score.values[name][layer], rows[layer])
+            rows[layer] = tuple(sorted(best[: max(1, round(share * len(best)))]))
+        kept[name] = tuple(rows)
+    return kept
 
 
 def _by_worth(scores: tuple[float, ...], present: tuple[int, ...]) -> list[int]:
     """The neurons of a layer, the best first."""
     return sorted(present, key=lambda neuron: (-scores[neuron], neuron))
-
-
-def _ranked(
-    values: Mapping[str, tuple[tuple[float, ...], ...]],
-    worth: Mapping[tuple[str, int], list[int]],
-    share: float,
-) -> dict[tuple[str, int], int]:
-    """How many stay in each layer where all compete; one at least. A layer's scores count relative
-    to their mean.
-    """
-    scored = []
-    for (tower, layer), row in worth.items():
-        scores = values[tower][layer]
-        mean = sum(scores[neuron] for neuron in row) / len(row) or 1.0
-        scored += [(-scores[neuron] / mean, tower, layer) for neuron in row[1:]]
-    room = max(0, round(share * sum(map(len, worth.values()))) - len(worth))
-    counts = dict.fromkeys(worth, 1)
-    for _, tower, layer in sorted(scored)[:room]:
-        counts[tower, layer] += 1
-    return counts

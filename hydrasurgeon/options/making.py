@@ -69,9 +69,6 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         recorded=True,
         help="Heads a circuit's removal order holds; all but one if not given.",
     )
-    plot: PathLike | None = option(
-        None, metavar="FILE", group=WRITTEN, help="cahp: draw its curve and clusters; .png or .svg."
-    )
     out: PathLike | None = option(
         None,
         flags=("-o", "--out"),
@@ -115,13 +112,6 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
         recorded=True,
         help="Keep the heads of this manifest or JSON mask.",
     )
-    rearrange: bool = option(
-        False,
-        recorded=True,
-        help=(
-            "Let other heads of the same layers go, by how fisher says that heads matter together."
-        ),
-    )
     neurons: float | None = option(
         None,
         gt=0,
@@ -129,11 +119,6 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
         metavar="SHARE",
         recorded=True,
         help="Neurons to keep of each MLP: 0.5 keeps half.",
-    )
-    spread: Literal["even", "ranked"] = option(
-        "even",
-        recorded=True,
-        help="The same share of neurons in every layer, or on average: all layers ranked.",
     )
     compensate: Literal["none", "mean", "lstsq"] = option(
         "none",
@@ -154,12 +139,10 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
         """What history keeps: whoever repeats the command must know what is not the default."""
         dtype = None if self.dtype == "float32" else self.dtype
         mask = None if self.mask is None else Path(self.mask)
-        spread = None if self.neurons is None else self.spread
         return super().recorded() | {
             "compensate": self.repair,
             "dtype": dtype,
             "mask": mask,
-            "spread": spread,
         }
 
 

@@ -178,12 +178,6 @@ class EvaluateOptions(Bare, Run, Force):
     predictions: PathLike | None = option(
         None, metavar="F", group=WRITTEN, help="Write the logits as safetensors."
     )
-    log: str | None = option(
-        None,
-        metavar="NAME[:PROJECT]",
-        group=WRITTEN,
-        help="Log a run for each result: wandb, mlflow or trackio.",
-    )
     card: bool = option(
         False,
         group=WRITTEN,

@@ -15,7 +15,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import installed
-from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.cascades.run import FULL
@@ -38,7 +37,6 @@ from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
 from hydrasurgeon.runtime.tensors import device_of
 from hydrasurgeon.sharing.measured_card import claimed_cards
-from hydrasurgeon.sharing.trackers import log_report, tracker_of
 from hydrasurgeon.stages.evaluate_models import (
     Measured,
     by_file,
@@ -77,7 +75,6 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
     _check(labelled, arguments)
-    tracker = tracker_of(arguments.log)
     outputs = _outputs(arguments)
     # None where it is to be fitted.
     temperature = None if arguments.temperature == "fit" else arguments.temperature or 1.0
@@ -135,8 +132,6 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     )
     material = _material(report, rows, at, opened, measured, notes, arguments)
     printed = _written(material, outputs)
-    if tracker is not None and is_main_process():
-        log_report(tracker, report)
     return Evaluation(report, measured.skipped, paths, (*notes, *unlike_notes(rows)), printed, hub)
 
 

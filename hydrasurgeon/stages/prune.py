@@ -13,9 +13,8 @@ from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, und
 from hydrasurgeon.criteria import WITHOUT_DATA, chooser, criterion, neurons_key, score_key
 from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.neurons import choose_neurons
-from hydrasurgeon.criteria.rearrange import check_rearrange, rearranged
 from hydrasurgeon.criteria.scoring import check_keep, compute
-from hydrasurgeon.criteria.selection import kept_from_file, movable
+from hydrasurgeon.criteria.selection import kept_from_file
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import (
@@ -132,8 +131,6 @@ def _opened(arguments: PruneOptions) -> tuple[Single, str | None]:
         raise UsageError(f"prune: {wrong}", hint=hint)
     method, data = arguments.method, arguments.data
     check_keep(method, arguments.keep)
-    if arguments.rearrange:
-        check_rearrange(method)
     if method is None and arguments.mask is None and named:
         raise UsageError("prune: by which criterion?", hint="Give --method taylor, or --mask FILE.")
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
@@ -191,10 +188,6 @@ def _chosen(
             f"{arguments.keep}"
         )
     kept, more = chooser(key)(manifest, score, **amount, **where)
-    if arguments.rearrange:
-        kept = rearranged(
-            manifest, score, kept, movable(manifest, score, **where), str(opened.path)
-        )
     return kept, [*notes, *more]
 
 
@@ -207,9 +200,7 @@ def _default_name(name: str, key: str | None, arguments: PruneOptions) -> str:
         amount = f"-r{arguments.remove}"
     elif arguments.sample is not None:
         amount = f"-s{arguments.sample.replace('/', 'of')}-seed{arguments.seed}"
-    repair = ("-rearranged" if arguments.rearrange else "") + (
-        f"-{arguments.repair}" if arguments.repair else ""
-    )
+    repair = f"-{arguments.repair}" if arguments.repair else ""
     amount += "" if arguments.neurons is None else f"-n{arguments.neurons:g}"
     key = key or (None if arguments.mask is not None else arguments.method or "taylor")
     where = f"-{arguments.tower}" if arguments.tower not in (None, "both") else ""

@@ -14,9 +14,7 @@ from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import OF_NEURONS, Manifest, Score
-from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.files.processes import is_main_process, process_count
-from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import ScoreOptions
 
@@ -53,20 +51,10 @@ def _score(arguments: ScoreOptions) -> Scored:
         key = f"{OF_NEURONS}{key.removeprefix(OF_NEURONS)}"
     method = criterion(key)
     check_keep(arguments.method, arguments.keep)
-    picture = None
-    if arguments.plot is not None:
-        if method.draw is None:
-            raise UsageError(
-                "--plot requires --method cahp",
-                hint="`inspect` shows the scores of other criteria.",
-            )
-        picture = check_plot(Path(arguments.plot), force=arguments.force, inputs=arguments.sources)
     opened, copy = _opened(arguments, key)
     digests = opened.digests()
     target = copy or opened.path
     result = compute(opened, key, arguments, arguments, output=target)
-    if picture is not None and is_main_process():
-        imported(str(method.draw))(result, picture)
     record = opened.record(digests)
     uses = (*(("torch", opened.manifest.model.family) if method.needs_data else ()), *method.uses)
     args = {**arguments.recorded(), "method": key}

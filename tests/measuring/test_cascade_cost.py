@@ -67,7 +67,7 @@ def test_planned_counted_and_single(family: Family, tmp_path: Path) -> None:
 def test_the_single_model_has_the_neurons_that_members_lost(family: Family, tmp_path: Path) -> None:
     source = tmp_path / "source"
     family.write(source)
-    settings = {"method": "random", "neurons": 0.4, "keep": 3, "spread": "ranked"}
+    settings = {"method": "random", "neurons": 0.4, "keep": 3}
     members = [
         hs.prune(source, **settings, seed=seed, out=tmp_path / f"m{seed}").path for seed in (1, 2)
     ]

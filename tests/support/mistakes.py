@@ -526,12 +526,6 @@ MISTAKES = (
     ),
     Mistake("A server without its packages", "serve vit", 6, without=("fastapi", "uvicorn")),
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
-    Mistake(
-        "A tracker without its package",
-        "eval vit --data data.npz --log mlflow",
-        6,
-        without=("mlflow",),
-    ),
 )
 
 
