@@ -27,8 +27,8 @@ setup: $(STAMP)  ## make .venv with everything in it
 demo: $(STAMP)  ## build a Hydra on real images and compare it (about two minutes)
 	$(BIN)/hydrasurgeon demo --force
 
-test: $(STAMP)  ## the tests, without the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 $(ARGS)
+test: $(STAMP)  ## the tests, without the slow ones and those of the benchmarks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not bench" -n auto --maxprocesses 4 $(ARGS)
 
 test-slow: $(STAMP)  ## the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile $(ARGS)
@@ -58,7 +58,10 @@ bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 	$(BIN)/python tools/render_docs.py
 
+bench-test: $(STAMP)  ## the tests of the benchmarks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m bench $(ARGS)
+
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench clean
+.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench bench-test clean

@@ -1,5 +1,5 @@
-"""Write what in the README and in docs/ is made of figures: result files say it, the modules beside this one put it
-into words.
+"""Write what in the README and in docs/ is made of figures: result files say it, a module in pages/ for
+each page puts it into words.
 
 make demo && python tools/render_docs.py --demo hydra-demo
 """
@@ -13,25 +13,28 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarked import benchmarks
-from cascaded import CASCADES, cascades
-from decided import WORTH, figures
-from evidence import evidence
-from inside import CORRUPTIONS, PROBE, corruptions, probe
-from priced import README, front, front_plot, worth
-from problem_tables import problem_tables
-from readme import DEMO, demo_table, hydra_svg, with_outputs
-from served import SERVED, served
-from traded import trunk_plot
+from pages import (
+    benchmarks,
+    cascade,
+    decision,
+    evidence,
+    front,
+    probe,
+    readme,
+    serving,
+    shift,
+)
+from pages.benchmarks.choices import trunk_plot
+from pages.evidence.problems import problems
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PASSAGES = {
-    "decision": ("guide/decision", WORTH, figures),
-    "cascade": ("guide/cascade", CASCADES, cascades),
-    "corruptions": ("guide/shift", CORRUPTIONS, corruptions),
-    "probe": ("guide/probe", PROBE, probe),
-    "serve": ("guide/serving", SERVED, served),
+    "decision": ("guide/decision", decision.MARKS, decision.passage),
+    "cascade": ("guide/cascade", cascade.MARKS, cascade.passage),
+    "corruptions": ("guide/shift", shift.MARKS, shift.passage),
+    "probe": ("guide/probe", probe.MARKS, probe.passage),
+    "serve": ("guide/serving", serving.MARKS, serving.passage),
 }
 """By file of results: the page it has a passage in, the marks around that passage, and who writes it."""
 
@@ -49,30 +52,31 @@ def put_between(path: Path, marks: tuple[str, str], content: str) -> None:
 
 
 def demo(folder: Path) -> None:
-    shown = demo_table(json.loads((folder / "results.json").read_text()))
-    put_between(DOCS / "guide" / "commands.md", DEMO, shown)
-    readme = ROOT / "README.md"
+    shown = readme.demo_table(json.loads((folder / "results.json").read_text()))
+    put_between(DOCS / "guide" / "commands.md", readme.DEMO, shown)
+    page = ROOT / "README.md"
     with tempfile.TemporaryDirectory() as copy:
         shutil.copytree(folder, copy, dirs_exist_ok=True)
-        printed = with_outputs(readme.read_text(encoding="utf-8"), Path(copy))
-    readme.write_text(printed, encoding="utf-8")
-    picture = hydra_svg(json.loads((folder / "hydra.heads.json").read_text()))
+        printed = readme.with_outputs(page.read_text(encoding="utf-8"), Path(copy))
+    page.write_text(printed, encoding="utf-8")
+    picture = readme.hydra_svg(json.loads((folder / "hydra.heads.json").read_text()))
     (DOCS / "hydra.svg").write_text(picture, encoding="utf-8")
 
 
-def pages() -> None:
+def write_pages() -> None:
     """Those that are figures from top to bottom, then the passages of those that are not."""
-    curve, quality, prices = result("trunk"), result("quality"), result("front")
-    if prices is not None:
-        front_plot(prices, DOCS / "front.svg")
-        (DOCS / "reference" / "front.md").write_text(front(prices), encoding="utf-8")
-        put_between(ROOT / "README.md", README, worth(prices))
-    if curve is not None:
-        trunk_plot(curve, DOCS / "trunk.svg")
+    trunk, quality, costs = result("trunk"), result("quality"), result("front")
+    if costs is not None:
+        front.plot(costs, DOCS / "front.svg")
+        (DOCS / "reference" / "front.md").write_text(front.page(costs), encoding="utf-8")
+        put_between(ROOT / "README.md", readme.FRONT, readme.front_table(costs))
+    if trunk is not None:
+        trunk_plot(trunk, DOCS / "trunk.svg")
     if quality is not None:
-        page = evidence(quality, result("probe")) + "\n" + problem_tables(result("problems") or {})
-        (DOCS / "reference" / "evidence.md").write_text(page, encoding="utf-8")
-    (DOCS / "reference" / "benchmarks.md").write_text(benchmarks(result), encoding="utf-8")
+        text = evidence.page(quality, result("probe")) + "\n" + problems(result("problems") or {})
+        (DOCS / "reference" / "evidence.md").write_text(text, encoding="utf-8")
+    text = benchmarks.page(result)
+    (DOCS / "reference" / "benchmarks.md").write_text(text, encoding="utf-8")
     for name, (page, marks, passage) in PASSAGES.items():
         results = result(name)
         if results is not None:
@@ -91,7 +95,7 @@ def main() -> None:
     folder = parser.parse_args().demo
     if folder is not None:
         demo(folder)
-    pages()
+    write_pages()
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def test_the_readme_shows_what_its_commands_print(
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    printed = importlib.import_module("readme").with_outputs(text, tmp_path)
+    printed = importlib.import_module("pages.readme").with_outputs(text, tmp_path)
     assert without_figures(printed) == without_figures(text), "run tools/render_docs.py --demo"
 
 

@@ -1,4 +1,4 @@
-"""What cascades lose and cost, in tables and words: for docs/guide/cascade.md, from benchmarks/cascade.py's results."""
+"""docs/guide/cascade.md: what cascades lose and cost, from benchmarks/results/cascade.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
-CASCADES = (
+MARKS = (
     "<!-- cascades: tools/render_docs.py writes them from benchmarks/results/cascade.json -->",
     "<!-- end of cascades -->",
 )
@@ -32,7 +32,7 @@ MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
 SIZES = ("1", "16", "64")
 
 
-def cascades(results: dict[str, Any]) -> str:
+def passage(results: dict[str, Any]) -> str:
     """Every piece that was measured."""
     parts = []
     pieces = results["pieces"]

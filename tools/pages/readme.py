@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.report.columns import Cell, Table, brief
 from hydrasurgeon.report.markdown import results_table
+from pages.front import BETTER, alike
 
 COMMANDS = re.compile(r"```bash\n(?!make|pip)(.*?)```(\n\n```text\n.*?```)?", re.S)
 """Commands, and what they print where it is shown."""
@@ -106,3 +108,45 @@ def hydra_svg(manifest: dict[str, Any]) -> str:
                     f" {fill}/>"
                 )
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+FRONT = (
+    "<!-- worth: tools/render_docs.py writes it from benchmarks/results/front.json -->",
+    "<!-- end of worth -->",
+)
+"""Around the README's table."""
+SHOWN = (
+    "half",
+    "half, taught",
+    "mean of three: half",
+    "single",
+    "single, taught",
+    "mean of three",
+    "hydra of three: half",
+    "hydra of three: half, taught",
+    "Deep Ensemble",
+)
+"""The rows of the README's table."""
+
+
+def front_table(results: dict[str, Any]) -> str:
+    """The README's table: for each task accuracy, NLL and AUROC, means over seeds."""
+    lines = [f"| | multiply-adds | {' | '.join(results)} |", f"|---|---:|{'---:|' * len(results)}"]
+    for row in SHOWN:
+        measured = [
+            [seed[row] for seed in alike(task, SHOWN) if row in seed] for task in results.values()
+        ]
+        if not any(measured):
+            continue
+        prices = [statistics.fmean(seed["price"] for seed in seeds) for seeds in measured if seeds]
+        low, high = (f"{end:.1f}" for end in (min(prices), max(prices)))
+        cells = [
+            "/".join(f"{statistics.fmean(seed[metric] for seed in seeds):.3f}" for metric in BETTER)
+            if seeds
+            else "–"
+            for seeds in measured
+        ]
+        lines.append(
+            f"| {row} | {low if low == high else f'{low} to {high}'} | {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)

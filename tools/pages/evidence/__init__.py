@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from claimed import TRAINED, claimed
-from compared import CHOSEN, SEEDS, Gain, Rows, gain, listed, value_of, verdict
+from pages.evidence.claims import TRAINED, claims
+from pages.evidence.seeds import CHOSEN, SEEDS, Gain, Rows, gain, listed, value_of, verdict
 
 TASKS = ("fashion-mnist", "dinov2", "minilm")
 """All that benchmarks/quality.py knows."""
@@ -31,7 +31,7 @@ COLUMNS = (
 )
 
 
-def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> str:
+def page(results: dict[str, Any], looked: dict[str, Any] | None = None) -> str:
     """The page: the goal, the claims, each task's tables; `looked` is what benchmarks/probe.py found."""
     lines = [
         "# Evidence",
@@ -54,7 +54,7 @@ def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> s
         "",
         "## The paper's claims",
         "",
-        *claimed(tasks, looked),
+        *claims(tasks, looked),
     ]
     for name, task in tasks.items():
         lines += ["", f"## {name}", "", *_about(name, task), "", *_table(task["rows"])]

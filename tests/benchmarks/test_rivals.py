@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+pytestmark = pytest.mark.bench
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

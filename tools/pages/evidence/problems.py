@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from tabled import table
+from pages.tables import table
 
 TASKS = {
     "rerank": (
@@ -43,7 +43,7 @@ NAMES = {
 USUAL = {"accuracy": "accuracy ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
 
 
-def problem_tables(results: dict[str, Any]) -> str:
+def problems(results: dict[str, Any]) -> str:
     """A table for each task, means over seeds with standard deviations."""
     lines = [
         "## Other kinds of problem",

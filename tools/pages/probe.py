@@ -1,38 +1,18 @@
-"""docs/guide/shift.md and docs/guide/probe.md: how far corruptions lie beside a library's, and whether Proposition 1 holds."""
+"""docs/guide/probe.md: whether Proposition 1 holds, from benchmarks/results/probe.json."""
 
 from __future__ import annotations
 
 from statistics import mean
 from typing import Any
 
-CORRUPTIONS = (
-    "<!-- corruptions: tools/render_docs.py writes them from benchmarks/results/corruptions.json -->",
-    "<!-- end of corruptions -->",
-)
-PROBE = (
+MARKS = (
     "<!-- probe: tools/render_docs.py writes it from benchmarks/results/probe.json -->",
     "<!-- end of probe -->",
 )
 NAMES = {"dinov2": "DINOv2-small, 84 pixels"}
 
 
-def corruptions(results: dict[str, Any]) -> str:
-    """Ours beside the library's."""
-    lines = ["| corruption | ours | imagecorruptions-imaug 1.1.5 |", "|---|---|---|"]
-    for name, row in results["corruptions"].items():
-        ours, theirs = (" ".join(f"{v:.1f}" for v in row[who]) for who in ("ours", "theirs"))
-        lines.append(f"| `{name}` | {ours} | {theirs} |")
-    lines += [
-        "",
-        (
-            f"{results['pictures']} photographs of {results['side']} pixels, {results['draws']} draws each;"
-            " `benchmarks/corruptions.py`."
-        ),
-    ]
-    return "\n".join(lines)
-
-
-def probe(results: dict[str, Any]) -> str:
+def passage(results: dict[str, Any]) -> str:
     """Each condition, then the separation of circuits."""
     rows = [
         (name, method, row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tabled import table
+from pages.tables import table
 
 
 def surgery(results: dict[str, Any]) -> list[str]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from built import build
-from decided import decision, prediction
-from searched import circuits
-from timed import fused, modes, report, surgery, text, tuning, verify
-from traded import compensation, trunk
+from pages.benchmarks.choices import build, circuits, compensation, trunk
+from pages.benchmarks.decisions import decision, prediction
+from pages.benchmarks.speed import fused, modes, report, surgery, text, tuning, verify
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "circuits": circuits,
@@ -30,7 +28,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
 }
 
 
-def benchmarks(result: Callable[[str], dict[str, Any] | None]) -> str:
+def page(result: Callable[[str], dict[str, Any] | None]) -> str:
     """Everything there are results of."""
     lines = [
         "# Benchmarks",

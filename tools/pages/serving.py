@@ -1,17 +1,17 @@
-"""What `serve` does under load, in words."""
+"""docs/guide/serving.md: what `serve` does under load, from benchmarks/results/serve.json."""
 
 from __future__ import annotations
 
 from typing import Any
 
-SERVED = (
+MARKS = (
     "<!-- served: tools/render_docs.py writes it from benchmarks/results/serve.json -->",
     "<!-- end of served -->",
 )
 """The marks around the passage in docs/guide/serving.md."""
 
 
-def served(results: dict[str, Any]) -> str:
+def passage(results: dict[str, Any]) -> str:
     """The passage."""
     server, plain, machine = results["server"], results["sequential"], results["machine"]
     rows = [

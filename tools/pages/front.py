@@ -1,4 +1,4 @@
-"""What every price is worth, from benchmarks/results/front.json: the page docs/reference/front.md and the first picture of the README."""
+"""docs/reference/front.md and docs/front.svg: quality at every cost, from benchmarks/results/front.json."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _seeds(task: dict[str, Any]) -> Seeds:
     return list(task["seeds"].values())
 
 
-def _alike(task: dict[str, Any], rows: Sequence[str]) -> Seeds:
+def alike(task: dict[str, Any], rows: Sequence[str]) -> Seeds:
     """The seeds that have the most of these rows: means over different seeds would be figures of different models."""
     seeds = _seeds(task)
     known = [sum(row in seed for row in rows) for seed in seeds]
@@ -120,7 +120,7 @@ def reached(goal: Goal, metric: str, difference: float, error: float) -> bool:
     return difference >= -max(goal.spare[metric], error if goal.level else 0.0)
 
 
-def front(results: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """The whole page."""
     tables = [_table(name, task) for name, task in results.items()]
     return "\n\n".join([HEAD, _goals(results), _steps(results), *tables]) + "\n"
@@ -287,48 +287,6 @@ def _cell(seeds: Seeds, row: str, key: str) -> str:
     return f"{mean:.{digits}f} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
 
 
-README = (
-    "<!-- worth: tools/render_docs.py writes it from benchmarks/results/front.json -->",
-    "<!-- end of worth -->",
-)
-"""Around the README's table."""
-SHOWN = (
-    "half",
-    "half, taught",
-    "mean of three: half",
-    "single",
-    "single, taught",
-    "mean of three",
-    "hydra of three: half",
-    "hydra of three: half, taught",
-    "Deep Ensemble",
-)
-"""The rows of the README's table."""
-
-
-def worth(results: dict[str, Any]) -> str:
-    """The README's table: for each task accuracy, NLL and AUROC, means over seeds."""
-    lines = [f"| | multiply-adds | {' | '.join(results)} |", f"|---|---:|{'---:|' * len(results)}"]
-    for row in SHOWN:
-        measured = [
-            [seed[row] for seed in _alike(task, SHOWN) if row in seed] for task in results.values()
-        ]
-        if not any(measured):
-            continue
-        prices = [statistics.fmean(seed["price"] for seed in seeds) for seeds in measured if seeds]
-        low, high = (f"{end:.1f}" for end in (min(prices), max(prices)))
-        cells = [
-            "/".join(f"{statistics.fmean(seed[metric] for seed in seeds):.3f}" for metric in BETTER)
-            if seeds
-            else "–"
-            for seeds in measured
-        ]
-        lines.append(
-            f"| {row} | {low if low == high else f'{low} to {high}'} | {' | '.join(cells)} |"
-        )
-    return "\n".join(lines)
-
-
 DRAWN = {
     "one model, nothing trained": ("third", "half", "three quarters", "single"),
     "one model, taught": ("third, taught", "half, taught", "single, taught"),
@@ -353,7 +311,7 @@ COLOURS = ("#1b6ca8", "#0b8a5c", "#b8a000", "#c7762b", "#a3338b", "#5c5c5c")
 """One a line."""
 
 
-def front_plot(results: dict[str, Any], path: Path) -> None:
+def plot(results: dict[str, Any], path: Path) -> None:
     """Price against NLL, accuracy and AUROC, a column of panels for each task."""
     from hydrasurgeon.files.plots import figure, save_figure
 
@@ -362,7 +320,7 @@ def front_plot(results: dict[str, Any], path: Path) -> None:
     grid = drawn.subplots(3, len(results), squeeze=False, sharex=True)
     for (name, task), panels in zip(results.items(), grid.T, strict=True):
         for metric, panel in zip(metrics, panels, strict=True):
-            _panel(panel, _alike(task, [row for rows in DRAWN.values() for row in rows]), metric)
+            _panel(panel, alike(task, [row for rows in DRAWN.values() for row in rows]), metric)
         panels[0].set_title(name)
         panels[-1].set_xlabel("multiply-adds, whole models")
     for label, panel in zip(metrics.values(), grid[:, 0], strict=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.bench
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(
     path for folder in ("benchmarks", "tools") for path in (ROOT / folder).glob("*.py")

@@ -19,7 +19,10 @@ from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 
 ROOT = Path(__file__).parents[2]
 # torch-uncertainty's own, and of what it imports.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning"),
+]
 
 
 @pytest.fixture
@@ -94,13 +97,13 @@ def test_the_page_says_of_the_rivals_what_their_script_does(
     rivals: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    page = importlib.import_module("evidence")
+    page = importlib.import_module("pages.evidence")
     assert set(page.TRAINED) == set(rivals.RIVALS)
     results = json.loads((ROOT / "benchmarks" / "results" / "quality.json").read_text())
     task = results["tasks"]["fashion-mnist"]
     cells = task["rows"]["Hydra (Circ), tuned"]
     task["rows"] |= dict.fromkeys(rivals.RIVALS, cells)
-    text = page.evidence(results)
+    text = page.page(results)
     width = rivals.ALPHA * rivals.PACKED_DIM // rivals.MEMBERS
     assert (
         f"members of {width} channels ({rivals.ALPHA * 64 / rivals.MEMBERS:.1f}, rounded up" in text

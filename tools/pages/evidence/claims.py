@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from compared import SEEDS, gain, listed, verdict
-from inside import insights
+from pages.evidence.seeds import SEEDS, gain, listed, verdict
+from pages.probe import insights
 
 TRAINED = ("Packed-Ensemble", "MIMO", "BatchEnsemble")
 """Rivals that benchmarks/rivals_trained.py makes of torch-uncertainty's layers."""
@@ -257,7 +257,7 @@ def _searched(tasks: dict[str, Any]) -> list[str]:
     ]
 
 
-def claimed(tasks: dict[str, Any], looked: dict[str, Any] | None) -> list[str]:
+def claims(tasks: dict[str, Any], looked: dict[str, Any] | None) -> list[str]:
     lines = [
         (
             "Held: on each task of which there are three seeds, the mean over seeds of the paired difference has the"

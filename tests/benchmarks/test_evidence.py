@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
 
+from pages import evidence  # noqa: E402
+from pages.evidence.claims import CLAIMS  # noqa: E402
+from pages.evidence.seeds import gain  # noqa: E402
 
-@pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return importlib.import_module("evidence")
-
-
-@pytest.fixture
-def claims(page: Any) -> Any:
-    return importlib.import_module("claimed")
-
-
-@pytest.fixture
-def compared(page: Any) -> Any:
-    return importlib.import_module("compared")
+pytestmark = pytest.mark.bench
 
 
 def cell(auroc: float, macs: float = 1.0, **more: float) -> dict[str, Any]:
@@ -45,21 +36,21 @@ def rows(*aurocs: float, **more: Any) -> dict[str, Any]:
     return {str(seed): cell(auroc, **more) for seed, auroc in enumerate(aurocs, 1)}
 
 
-def test_gains_are_paired_by_seed(compared: Any) -> None:
+def test_gains_are_paired_by_seed() -> None:
     table = {"a": rows(0.8, 0.7, 0.9), "b": rows(0.7, 0.6, 0.9)}
-    better = compared.gain(table, "a", "b", "auroc_mean")
+    better = gain(table, "a", "b", "auroc_mean")
     assert better.mean == pytest.approx(0.2 / 3)
     assert better.error == pytest.approx(0.1 / 3)  # sd 0.0577 of three
     assert better.clear
-    lower = compared.gain(table, "a", "b", "fpr95_mean")
+    lower = gain(table, "a", "b", "fpr95_mean")
     assert lower.mean == pytest.approx(better.mean)
-    assert not compared.gain(table, "b", "a", "auroc_mean").clear
-    assert compared.gain(table, "a", "c", "auroc_mean") is None
+    assert not gain(table, "b", "a", "auroc_mean").clear
+    assert gain(table, "a", "c", "auroc_mean") is None
     del table["b"]["1"]
-    assert compared.gain(table, "a", "b", "auroc_mean").seeds == 2
+    assert gain(table, "a", "b", "auroc_mean").seeds == 2
 
 
-def test_the_goal_takes_the_best_hydra_within_the_cost(page: Any) -> None:
+def test_the_goal_takes_the_best_hydra_within_the_cost() -> None:
     table = {
         "Single": rows(0.7, 0.7, 0.7),
         "Deep Ensemble": rows(0.8, 0.8, 0.8, macs=3.0),
@@ -68,19 +59,19 @@ def test_the_goal_takes_the_best_hydra_within_the_cost(page: Any) -> None:
         "built within 2x": rows(0.79, 0.79, 0.79, macs=1.5),
         "Single, same extra steps": rows(0.99, 0.99, 0.99),
     }
-    best, count, others, single = page.target(table)
+    best, count, others, single = evidence.target(table)
     assert count == 2
     assert best == "Hydra (Taylor) behind a trunk, tuned"
     assert others["auroc_mean"].mean == pytest.approx(0.01)
     assert single["accuracy"].mean == 0
 
 
-def test_the_page_is_what_the_results_say(page: Any, claims: Any) -> None:
+def test_the_page_is_what_the_results_say() -> None:
     path = ROOT / "benchmarks" / "results" / "quality.json"
     results = json.loads(path.read_text())
     text = (ROOT / "docs" / "reference" / "evidence.md").read_text(encoding="utf-8")
     looked = json.loads((path.parent / "probe.json").read_text())
-    assert text.startswith(page.evidence(results, looked)), "run tools/render_docs.py"
+    assert text.startswith(evidence.page(results, looked)), "run tools/render_docs.py"
     names = {
         name
         for task in results["tasks"].values()
@@ -88,7 +79,7 @@ def test_the_page_is_what_the_results_say(page: Any, claims: Any) -> None:
         for name in task.get(kind, {})
     }
     assert names
-    for claim in claims.CLAIMS:
+    for claim in CLAIMS:
         row = f"| {claim.where} | {claim.says} |"
         (line,) = [line for line in text.splitlines() if line.startswith(row)]
         verdict = line.split("|")[3].partition("(")[0].strip()
