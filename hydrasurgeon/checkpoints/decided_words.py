@@ -31,8 +31,11 @@ def decision_lines(decision: Decision) -> list[str]:
         if {"before", used} <= set(nll)
         else ""
     )
-    lines = [
-        f"{_constants(decision)}{change}",
+    lines = [f"{_constants(decision)}{change}"]
+    if decision.accuracy is not None:
+        of_what = "" if decision.labels is None else " of each yes or no"
+        lines.append(f"accuracy{of_what} {decision.accuracy:.3f} on the validation data")
+    lines += [
         (
             f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, "
             "where"
@@ -84,8 +87,8 @@ def _sets(decision: Decision) -> str:
     sets = decision.conformal
     if decision.labels is not None:
         return (
-            f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of a sample's labels, "
-            "on average"
+            f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of the labels, on average "
+            "over samples that have one"
         )
     return (
         f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % "

@@ -22,13 +22,16 @@ from hydrasurgeon.decision.abstain import fit_abstention, fit_limits
 from hydrasurgeon.decision.cascaded import with_seen
 from hydrasurgeon.decision.conformal import fit_conformal, fit_penalty, quantile
 from hydrasurgeon.decision.many_labels import ON_LABELS, fit_labels, fit_sets, probs_of
-from hydrasurgeon.decision.probabilities import TINY, Labels, Probs, Scores, yes_or_no
+from hydrasurgeon.decision.probabilities import TINY, Labels, Probs, Scores, entropy, yes_or_no
 from hydrasurgeon.decision.problems import YES, Problem
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import EnsembleScore, check_score, fit, scores_of
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import (
+    CALIBRATED,
+    HIGH,
+    LOW,
     calibrated,
     fit_joint,
     nll_of,
@@ -61,6 +64,12 @@ bfloat16 rounds so.
 FEWEST = 20
 # So many keep the coverage that is reached within some 0.03 of what is promised.
 ENOUGH = 1000
+FEWEST_OOD = 20
+"""OOD samples that an AUROC takes at least, to choose anything by."""
+ROUNDING = 1e-4
+"""Nats by which one loss must lie below another to be a lower one."""
+AT_BOUND = 0.999
+"""A temperature this close to its bound, as a share of it, would go further if it could."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +155,13 @@ def check_count(count: int, promise: CalibrateOptions) -> str | None:
     )
 
 
+def too_few_ood(name: str, count: int) -> str | None:
+    """A note on OOD data that choose nothing."""
+    if count >= FEWEST_OOD:
+        return None
+    return f"{name}: {count} OOD samples choose nothing; {FEWEST_OOD} or more are needed"
+
+
 def fit_state(
     val: Outputs,
     *,
@@ -175,6 +191,10 @@ def fit_state(
             fitting.at(slice(cut, None)),
         )
     constants, losses = _calibration(fitting, certifying)
+    accuracy = accuracy_of(val, constants)
+    loss = losses["temperature" if constants[1] is None else "joint"]
+    separated = accuracy_of(fitting, constants) == 1
+    check_fit(loss, _guessing(val), accuracy, constants[0], separated=separated)
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, leaves_out)
     ood = Ood(
         score=kind,
@@ -190,11 +210,53 @@ def fit_state(
         bias=constants[2],
         ood=ood,
         **_promises(fitting, certifying, constants, promise),
+        accuracy=accuracy,
         nll=losses,
         fitted=len(fitting.logits),
         certified=len(certifying.logits),
     )
     return with_seen(State(record, fitted), val.logits, val.features), tuple(dict.fromkeys(notes))
+
+
+def accuracy_of(outputs: Outputs, constants: Constants) -> float:
+    """The fraction of right answers."""
+    pieces = [
+        outputs.at(slice(start, start + CALIBRATED))
+        for start in range(0, len(outputs.logits), CALIBRATED)
+    ]
+    right = [piece.probs(*constants).argmax(dim=-1) == piece.truth for piece in pieces]
+    return float(torch.cat(right).double().mean())
+
+
+def _guessing(val: Outputs) -> float:
+    """The NLL of answering every sample with the shares of the classes."""
+    if val.shares is not None:
+        yes = val.shares.double().mean()
+        return float(entropy(torch.stack([1 - yes, yes])))
+    return float(entropy(val.truth.bincount().double() / len(val.truth)))
+
+
+def check_fit(
+    loss: float, guessing: float, accuracy: float, temperature: float, *, separated: bool
+) -> None:
+    """Refuse labels of which the answers know no more than the shares of the classes: often those of
+    classes in another order. And logits that no temperature calibrates, unless they are `separated`:
+    where all that fitted was answered rightly, none is low enough.
+    """
+    facts = f"accuracy {accuracy:.3f}, calibrated NLL {loss:.4f}, temperature {temperature:.3f}"
+    if loss >= guessing - ROUNDING or temperature > HIGH * AT_BOUND:
+        raise DataError(
+            f"the labels do not fit the model's answers: {facts}; guessing by the shares of the "
+            f"classes has NLL {guessing:.4f}",
+            hint="Check that the classes of the data stand in the model's order, and that each "
+            "label belongs to its row.",
+        )
+    if temperature < LOW / AT_BOUND and not separated:
+        raise DataError(
+            f"the logits are too small to be calibrated: {facts}, its lowest",
+            hint="Multiply similarities by the model's scale; probabilities go into "
+            "`probabilities`, not `logits`.",
+        )
 
 
 def _promises(
@@ -251,10 +313,17 @@ def fit_label_state(
         name: float(binary_cross_entropy(p.clamp(TINY, 1.0), truth))
         for name, p in (("before", before), ("temperature", chances))
     }
+    shares = truth.mean(dim=0)
+    guessing = float(entropy(torch.stack([1 - shares, shares], dim=-1)).mean())
+    answers = chances >= torch.tensor(constants.thresholds, dtype=chances.dtype)
+    accuracy = float((answers == truth.bool()).double().mean())
+    coolest = min(constants.temperatures)
+    check_fit(losses["temperature"], guessing, accuracy, coolest, separated=True)
     threshold = flag_threshold(certifying.scores(kind, None), promise.id_flagged)
     record = Decision(
         temperature=1.0,
         labels=constants,
+        accuracy=accuracy,
         ood=Ood(
             score=kind,
             threshold=threshold,

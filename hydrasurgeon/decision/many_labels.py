@@ -5,8 +5,8 @@ few.
 
 A label is answered from the threshold on that gives it the best F1. The set of a sample is every
 label of at least λ, the largest with  n/(n+1) R(λ) + 1/(n+1) ≤ 1 − coverage,  R the mean fraction
-of a sample's labels that is missed: so much is missed on average at most (conformal risk control,
-Angelopoulos et al., ICLR 2024).
+of a sample's labels that is missed, over the n samples that have a label: of such samples so much is
+missed on average at most (conformal risk control, Angelopoulos et al., ICLR 2024).
 
 OOD scores of the logits, higher = more unfamiliar: msp 1 − max p over labels · entropy Σ H(p) · mi
 Σ of the labels' · energy −Σ T ln(1 + e^(z/T)), the joint energy (Wang et al., NeurIPS 2021) ·
@@ -102,14 +102,20 @@ def best_threshold(chances: Float[Tensor, " sample"], holds: Bool[Tensor, " samp
 
 def fit_sets(chances: Chances, truth: Bool[Tensor, "sample label"], coverage: float) -> Conformal:
     """The largest λ that misses few enough, as 1 − λ: which labels a set holds then is LAC's rule."""
+    # A sample without labels has none to miss, and would pass for one that is answered well.
+    labelled = truth.any(dim=1)
+    chances, truth = chances[labelled], truth[labelled]
     count, missed = len(truth), 1 - coverage
     if 1 / (count + 1) > missed:
-        what = f"{count} samples cannot promise that at most {missed:g} of the labels are missed"
+        what = (
+            f"{count} samples with a label cannot promise that at most {missed:g} of the labels "
+            "are missed"
+        )
         raise DataError(
             what, hint="Give more --data (half of it certifies), or a smaller --coverage."
         )
     # What a sample's labels lose as λ passes each of their probabilities.
-    weights = truth.double() / truth.sum(dim=1, keepdim=True).clamp_min(1)
+    weights = truth.double() / truth.sum(dim=1, keepdim=True)
     values, order = chances[truth].double().sort()
     lost = weights[truth][order].cumsum(0)
     fine = ((lost + 1) / (count + 1) <= missed + 1e-12).nonzero()

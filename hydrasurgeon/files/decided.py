@@ -392,6 +392,8 @@ class Decision(Record):
     """Instead of `abstain`, of one logit; absent from others."""
     labels: PerLabel | None = None
     """Instead of the temperature, of many labels; absent from others."""
+    accuracy: Unit | None = None
+    """On all validation samples; of many labels, of each yes or no; absent from older states."""
     nll: dict[str, float] = Field(default={}, max_length=10)
     """On data held out: `before`, and after by `temperature` and `joint`."""
     fitted: Rows
@@ -402,7 +404,7 @@ class Decision(Record):
     """How to answer most inputs by few members; absent without it."""
     seen: Seen | None = None
     """What it answered on all validation samples; absent from states of older versions."""
-    _silent = _silent_of("cascade", "seen", "bias", "limits", "labels")
+    _silent = _silent_of("accuracy", "cascade", "seen", "bias", "limits", "labels")
 
     @property
     def temperatures(self) -> tuple[float, ...] | None:

@@ -125,7 +125,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     """The same of what any model answered: a decision in a file of its own."""
-    from hydrasurgeon.decision.fitting import check_count, fit_alone
+    from hydrasurgeon.decision.fitting import check_count, fit_alone, too_few_ood
     from hydrasurgeon.measuring.predictions import read_outputs
     from hydrasurgeon.runtime.standalone import Decision as Alone
 
@@ -150,13 +150,20 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
     few = check_count(len(val.logits), arguments)
-    outputs = [each for _, (each, _) in others]
-    state, notes = fit_alone(val, outputs[0] if fit else None, outputs[len(fit) :], arguments)
+    fit_outputs = others[0][1][0] if fit else None
+    foreign, few_ood = [], []
+    for name, (outputs, _) in others[len(fit) :]:
+        note = too_few_ood(Path(name).name, len(outputs.logits))
+        if note is None:
+            foreign.append(outputs)
+        else:
+            few_ood.append(note)
+    state, notes = fit_alone(val, fit_outputs, foreign, arguments)
     entry = step(
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
     Alone(state, classes, members).save(target, entry)
-    return Calibrated(target, state.record, None, tuple(filter(None, (few, *notes))))
+    return Calibrated(target, state.record, None, tuple(filter(None, (few, *few_ood, *notes))))
 
 
 def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
@@ -240,7 +247,7 @@ def _fit(
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.corruptions import Perturbed
     from hydrasurgeon.decision.cascaded import with_seen
-    from hydrasurgeon.decision.fitting import Chooser, fit_label_state, fit_state
+    from hydrasurgeon.decision.fitting import Chooser, fit_label_state, fit_state, too_few_ood
     from hydrasurgeon.decision.problems import problem_of
     from hydrasurgeon.measuring.cascades.fit import CascadeFit
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -259,13 +266,14 @@ def _fit(
     (validation,) = sets["--data"]
     foreign: list[Outputs] = []
     val = outputs(validation)
+    few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
+    ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
     if auto or arguments.cascade:
-        # Foreign data of one kind may be too easy to tell scores apart: perturbed data have a say
-        # too.
-        foreign = [
-            outputs(samples) for samples in (*sets["--ood"], Perturbed(validation, arguments.seed))
-        ]
-    chosen_by: Chooser = "option" if not auto else "ood" if sets["--ood"] else "perturbed"
+        # OOD data of one kind may be too easy to tell scores apart: perturbed data have a say too.
+        foreign = [outputs(samples) for samples in (*ood, Perturbed(validation, arguments.seed))]
+    chosen_by: Chooser = "option"
+    if auto:
+        chosen_by = "ood" if ood else "perturbed"
     linear = [_chosen(each) for each in classifiers(model)] if features else []
     evidence = None
     if features and sets["--fit-data"]:
@@ -297,7 +305,7 @@ def _fit(
             (*notes, *more),
         )
         state = state if state.record.seen is None else with_seen(state, val.logits, val.features)
-    return state, notes
+    return state, (*filter(None, few_ood), *notes)
 
 
 def _chosen(linear: Linear) -> tuple[Tensor, Tensor]:

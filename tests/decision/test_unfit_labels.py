@@ -1,0 +1,103 @@
+"""calibrate refuses labels that its model's answers say nothing about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.decision import fitting
+from hydrasurgeon.errors import DataError
+
+CHECK_FIT = fitting.check_fit
+
+
+@pytest.fixture(autouse=True)
+def _labels_must_fit(_labels_need_not_fit: Iterator[None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "check_fit", CHECK_FIT)
+
+
+def predictions(folder: Path, labels: np.ndarray, logits: np.ndarray, name: str = "val") -> Path:
+    path = folder / f"{name}.safetensors"
+    save_file({"logits": logits.astype(np.float32), "labels": labels}, path)
+    return path
+
+
+def answers(rows: int = 600, classes: int = 4, scale: float = 6.0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels, and logits that point to nine tenths of them."""
+    random = np.random.default_rng(0)
+    labels = np.arange(rows) % classes
+    logits = random.normal(size=(rows, classes)) * scale / 6
+    said = np.where(random.random(rows) < 0.9, labels, random.integers(classes, size=rows))
+    logits[np.arange(rows), said] += scale
+    return labels, logits
+
+
+@pytest.mark.parametrize(
+    "misfit",
+    [
+        lambda labels, logits: ((labels + 1) % 4, logits),
+        lambda labels, logits: (labels[::-1].copy() // 2, logits),
+        lambda labels, logits: (labels * 0, logits),
+        lambda labels, logits: (labels, logits * 0),
+        lambda labels, logits: (labels, logits * 0 + [0.0, 1.0, 2.0, 3.0]),
+    ],
+    ids=["rolled", "others'", "one class", "zero weights", "equal texts"],
+)
+def test_labels_that_do_not_fit_write_nothing(
+    misfit: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = predictions(tmp_path, *misfit(*answers()))  # type: ignore[operator]
+    out = tmp_path / "d.safetensors"
+    assert run(["calibrate", "--predictions", str(path), "-o", str(out)]) == 5
+    said = " ".join(capsys.readouterr().err.split())
+    for word in ("do not fit", "accuracy 0.", "NLL", "order"):
+        assert word in said
+    assert not out.exists()
+
+
+def test_accuracy_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels, logits = answers()
+    right = float((logits.argmax(axis=1) == labels).mean())
+    command = ["calibrate", "--predictions", str(predictions(tmp_path, labels, logits))]
+    assert run([*command, "-o", str(tmp_path / "a.safetensors")]) == 0
+    assert f"accuracy {right:.3f}" in capsys.readouterr().out
+    assert run([*command, "-o", str(tmp_path / "b.safetensors"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["decision"]["accuracy"] == pytest.approx(right)
+
+
+def test_classes_apart_may_have_the_lowest_temperature(tmp_path: Path) -> None:
+    """Where every answer is right no temperature is low enough; else the logits are too small."""
+    labels = np.arange(200) % 3
+    apart = np.eye(3)[labels] * 0.01
+    done = hs.calibrate(predictions=predictions(tmp_path, labels, apart), out=tmp_path / "d")
+    assert done.decision.temperature == pytest.approx(0.05, rel=1e-4)
+    assert done.decision.accuracy == 1
+    few_wrong = np.where(np.arange(200) % 20 == 0, (labels + 1) % 3, labels)
+    with pytest.raises(DataError, match="too small"):
+        hs.calibrate(predictions=predictions(tmp_path, few_wrong, apart, "w"), out=tmp_path / "e")
+
+
+def test_few_ood_samples_choose_nothing(tmp_path: Path) -> None:
+    """Two OOD samples whose entropy tells them apart, and whose largest probability does not."""
+    labels, logits = answers()
+    val = predictions(tmp_path, labels, logits)
+
+    def calibrated(rows: int) -> hs.Calibrated:  # type: ignore[name-defined]
+        odd = predictions(tmp_path, labels[:rows], logits[:rows] * 0.3, f"ood{rows}")
+        return hs.calibrate(
+            predictions=val, ood_predictions=[odd], out=tmp_path / f"d{rows}.safetensors"
+        )
+
+    few, enough = calibrated(19), calibrated(20)
+    assert few.decision.ood.chosen_by == "default"
+    assert few.decision.ood.auroc == {}
+    assert any("19 OOD samples choose nothing" in note for note in few.notes)
+    assert enough.decision.ood.chosen_by == "ood"
+    assert set(enough.decision.ood.auroc) >= {"msp", "entropy"}
