@@ -38,6 +38,14 @@ from hydrasurgeon.measuring.results import (
 
 OOD_METRICS = ("auroc", "fpr95", "aupr", "aupr_id")
 """Metrics of OOD detection, which have means over data sets."""
+BIASED = ("ece", "aece")
+"""Measures without an interval: each resample adds its own noise to the errors of the bins, so that
+the interval would lie above the truth.
+"""
+FEWEST_SURE = 50
+"""Samples that `cov5` must cover to have an interval: the ends of a smaller one are where a few
+answers happen to be wrong.
+"""
 DIGITS = 12
 """Decimals of a share of errors: what lies behind is left of sums of accuracies, and a share of it
 has no bound.
@@ -219,7 +227,11 @@ def summary(inside: Answers, reading: Reading) -> IdResult:
             "set_size": float(inside.set_size.mean()),
         }
     if reading.ci is not None:
-        values["ci"] = bootstrap(measures, n, level=reading.ci, seed=reading.seed)
+        intervals = bootstrap(measures, n, level=reading.ci, seed=reading.seed)
+        without = list(BIASED)
+        if values["cov5"] * n < FEWEST_SURE:
+            without.append("cov5")
+        values["ci"] = {name: ends for name, ends in intervals.items() if name not in without}
     return IdResult.model_validate(values)
 
 

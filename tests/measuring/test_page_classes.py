@@ -127,8 +127,8 @@ def test_every_table_can_be_copied(tmp_path: Path) -> None:
     assert values["model"] == "model"
     assert float(values["accuracy"]) == pytest.approx(result.accuracy, rel=1e-5)
     assert result.ci is not None
-    assert [float(values[f"ECE {end}"]) for end in ("low", "high")] == pytest.approx(
-        list(result.ci["ece"]), rel=1e-5
+    assert [float(values[f"NLL {end}"]) for end in ("low", "high")] == pytest.approx(
+        list(result.ci["nll"]), rel=1e-5
     )
     # A table that is as wide as the window holds all columns, in parts.
     parts = tables(evaluation.report.results)[0].parts(650)

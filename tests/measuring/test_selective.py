@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,10 +15,12 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from hydrasurgeon.measuring import bootstrap as bootstrapping
-from hydrasurgeon.measuring import metrics
-from hydrasurgeon.measuring.answers import Answers
+from hydrasurgeon.measuring import metrics, rows
+from hydrasurgeon.measuring.answers import Answers, Reading
+from hydrasurgeon.measuring.answers import answers as made_answers
 from hydrasurgeon.measuring.bootstrap import Selective, bootstrap
 from hydrasurgeon.measuring.metrics import smooth_ece
+from hydrasurgeon.measuring.results import IdResult
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -159,3 +162,31 @@ def test_resamples_are_counted_as_if_measured_one_by_one(share: float) -> None:
         (alone,) = measured(sure[each], right[each])
         expected = alone | {"aece": metrics.aece_of(promised[each], right[each])}
         assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_intervals_that_are_given_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many draws of a calibrated model; ECE has no interval, which would never hold its truth."""
+    monkeypatch.setattr(rows, "bootstrap", partial(bootstrap, repeats=120))
+
+    def drawn(count: int, seed: int, ci: float | None) -> IdResult:
+        random = torch.Generator().manual_seed(seed)
+        logits = 3 * torch.randn(count, 1, 5, generator=random, dtype=torch.float64)
+        labels = torch.multinomial(logits[:, 0].softmax(dim=-1), 1, generator=random)[:, 0]
+        reading = Reading(ci=ci)
+        return rows.summary(made_answers(logits, labels, reading), reading)
+
+    truth = drawn(200_000, 10**6, None)
+    given = ("accuracy", "brier", "nll", "aurc", "augrc", "mis_auroc", "cov5")
+    held = dict.fromkeys(given, 0)
+    for seed in range(60):
+        result = drawn(400, seed, 0.9)
+        assert result.ci is not None
+        assert set(result.ci) == set(given)
+        for name, (low, high) in result.ci.items():
+            held[name] += low <= getattr(truth, name) <= high
+    assert all(count >= 47 for count in held.values()), held
+    few = drawn(100, 0, 0.9)
+    assert few.cov5 is not None
+    assert few.cov5 * 100 < rows.FEWEST_SURE
+    assert few.ci is not None
+    assert "cov5" not in few.ci
