@@ -8,6 +8,7 @@ on OOD data needs no logits there. Several files are a Deep Ensemble.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +23,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hydrasurgeon.data import Samples
+from hydrasurgeon.data.labels import class_names
 from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.decision.problems import PROBLEMS, SINGLE, Problem
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake
+from hydrasurgeon.files.npz import ArrayFile
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.measuring.results import Cost, Count, Provenance
 from hydrasurgeon.runtime.tensors import to_tensor
@@ -40,12 +43,18 @@ ABOUT = "hydrasurgeon.predictions"
 """Header key of what the file says of itself."""
 MAX_ABOUT = 1 << 20
 """Bytes of it."""
-OF_SET = re.compile(r"ood\.(.+?)(?:\.scores\..+|\.logits)", re.DOTALL)
+MAX_LISTED = 1 << 28
+"""Bytes of ids or names."""
+OF_SET = re.compile(r"ood\.(.+?)(?:\.scores\..+|\.logits|\.probabilities)", re.DOTALL)
 """The name of a tensor of an OOD set."""
 FLOATS = ("F16", "BF16", "F32", "F64")
 """Dtypes of logits and scores."""
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 """Dtypes of labels."""
+SMALLEST = 1e-6
+"""What a probability is at least, where its logarithm is taken: a forest says 0 of what no tree said."""
+ROUNDED = 0.01
+"""By how much the probabilities of one row may miss a sum of 1."""
 
 
 @dataclass(frozen=True)
@@ -160,19 +169,30 @@ def read_predictions(path: Path) -> Predictions:
     )
 
 
-def read_outputs(
-    path: Path, *, labelled: bool = False, like: Outputs | None = None
-) -> tuple[Outputs, Input]:
-    """Logits, `features` where there are some, and the labels that are wanted; with as many
-    members, classes and features as `like`. And what the file is called and hashes to.
+@dataclass(frozen=True)
+class Given:
+    """What any model answered, from a file."""
+
+    outputs: Outputs
+    source: Input
+    """What the file is called, and hashes to."""
+    ids: list[Any] | None = None
+    """What the samples are called."""
+    names: tuple[str, ...] | None = None
+    """The classes."""
+
+
+def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> Given:
+    """Logits or probabilities, `features`, `ids` and `names` where there are some, and the labels
+    that are wanted; with as many members, classes and features as `like`.
     """
     file = _opened(path)
     contents, tensors = _Contents(path, file), Tensors([file])
     logits = contents.logits("logits", like=None if like is None else like.logits)
     if logits.shape[-1] < 2:
-        hint = "Of one logit z make two, 0 and z; of a probability p the logarithms of 1 - p and p."
+        hint = "Of one logit z make two, 0 and z; of a probability p make two, 1 - p and p."
         raise DataError(
-            f"{path}: logits of one class, which leave nothing to choose between", hint=hint
+            f"{path}: answers of one class, which leave nothing to choose between", hint=hint
         )
     features = contents.features(logits) if "features" in file.infos else None
     outputs = Outputs(logits, features, contents.labels("labels", of=logits) if labelled else None)
@@ -185,20 +205,34 @@ def read_outputs(
             "no features" if each is None else f"features of width {each}" for each in widths
         )
         raise DataError(f"{path}: expected {expected}, as the other files have, found {width}")
-    return outputs, Input(name=path.name, sha256=weights_sha256(tensors, tensors.digests()))
+    source = Input(name=path.name, sha256=weights_sha256(tensors, tensors.digests()))
+    names = contents.listed("names", logits.shape[-1], "classes")
+    if names is not None:
+        names = list(class_names(str(path), names))
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}: names holds a name twice")
+    return Given(
+        outputs,
+        source,
+        contents.listed("ids", len(logits), "rows"),
+        None if names is None else tuple(names),
+    )
 
 
 def is_predictions(spec: str | Path) -> bool:
     """Whether a file holds answers, not weights."""
     path = Path(spec)
-    return path.suffix == ".safetensors" and path.is_file() and "logits" in _opened(path).infos
+    if path.suffix not in (".safetensors", ".npz") or not path.is_file():
+        return False
+    return bool({"logits", "probabilities"} & _opened(path).infos.keys())
 
 
 def read_answers(path: Path, samples: Samples) -> tuple[Tensor, Input]:
     """Logits for exactly these samples, in their order; DataError where they are for others."""
-    outputs, record = read_outputs(
+    given = read_outputs(
         path, labelled="labels" in _opened(path).infos and samples.labels is not None
     )
+    outputs = given.outputs
     data, rows = _about(path, _opened(path)).data, len(outputs.logits)
     alike = outputs.labels is None or outputs.labels.tolist() == np.asarray(samples.labels).tolist()
     if rows != len(samples) or not alike or data not in (None, samples.fingerprint()["sha256"]):
@@ -212,7 +246,7 @@ def read_answers(path: Path, samples: Samples) -> tuple[Tensor, Input]:
                 "and --seed."
             ),
         )
-    return outputs.logits, record
+    return outputs.logits, given.source
 
 
 def _about(path: Path, file: TensorFile) -> _About:
@@ -228,12 +262,14 @@ def _about(path: Path, file: TensorFile) -> _About:
 
 
 def _opened(path: Path) -> TensorFile:
+    if path.suffix == ".npz":
+        return ArrayFile(path)
     try:
         return TensorFile(path)
     except CheckpointError as error:
         raise DataError(
             f"{path}: not a readable predictions file ({error.message.removeprefix(f'{path}: ')})",
-            hint="Write one with eval --predictions, or with safetensors' save_file.",
+            hint="Write one with eval --predictions, or with numpy's savez or safetensors' save_file.",
         ) from error
 
 
@@ -289,7 +325,7 @@ class _Contents:
         """Logits, scores, or both, of as many samples."""
         logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
         scored = [each for each in self.file.infos if each.startswith(prefix)]
-        if logits in self.file.infos or not scored:
+        if self._stored(logits) in self.file.infos or not scored:
             outside = self.logits(logits, like=like)
             return OodSet(name, group, outside, self.scores(prefix, rows=len(outside)))
         shape = self.file.infos[scored[0]].shape
@@ -320,16 +356,59 @@ class _Contents:
     ) -> Float[Tensor, "sample member klass"]:
         """Finite, for one member or several; with as many members and classes as `like`."""
         wanted = "floating-point [sample, member, class]"
-        logits = self._finite(name, lambda shape: len(shape) in (2, 3) and all(shape), wanted)
+        stored = self._stored(name)
+        logits = self._finite(stored, lambda shape: len(shape) in (2, 3) and all(shape), wanted)
         logits = logits if logits.dim() == 3 else logits[:, None]
+        if stored != name:
+            logits = self._logarithms(stored, logits)
+        elif self.problem is SINGLE and self._distributions(logits):
+            raise DataError(
+                f"{self.path}: {name} holds probabilities: each row is of 0 to 1 and sums to 1",
+                hint=f"Call it {name.replace('logits', 'probabilities')}, or give logarithms.",
+            )
         _, members, classes = logits.shape
         if like is not None and logits.shape[1:] != like.shape[1:]:
             raise DataError(
-                f"{self.path}: {name} has {members} members and {classes} classes, logits has "
+                f"{self.path}: {stored} has {members} members and {classes} classes, logits has "
                 f"{like.shape[1]} and"
                 f" {like.shape[2]}"
             )
         return logits
+
+    def _stored(self, name: str) -> str:
+        """What holds these logits: themselves, or the probabilities they would give."""
+        of_probs = name.replace("logits", "probabilities")
+        return of_probs if name not in self.file.infos and of_probs in self.file.infos else name
+
+    def _logarithms(self, name: str, probs: Tensor) -> Tensor:
+        if not self._distributions(probs, ROUNDED):
+            raise DataError(
+                f"{self.path}: {name} must be of 0 to 1, and sum to 1 in each row",
+                hint="Call it logits if it holds logits.",
+            )
+        return probs.clamp_min(SMALLEST).log()
+
+    @staticmethod
+    def _distributions(logits: Tensor, rounded: float = 1e-3) -> bool:
+        """Whether each row is one, and says more than a single class does."""
+        within = bool((logits >= 0).all()) and logits.shape[-1] > 1
+        return within and bool(((logits.double().sum(dim=-1) - 1).abs() < rounded).all())
+
+    def listed(self, name: str, count: int, of: str) -> list[Any] | None:
+        """One text or integer for each of so many; None where the file has none."""
+        text, info = self.file.metadata.get(name), self.file.infos.get(name)
+        values: Any = None
+        if text is not None:
+            values = parse_json(text, f"{self.path}: {name}", most=MAX_LISTED, error=DataError)
+        elif info is not None:
+            dtype = self._checked(name, INTEGERS, lambda shape: len(shape) == 1, "text or integers")
+            values = self.file.read(name).view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}").tolist()
+        else:
+            return None
+        plain = isinstance(values, list) and all(type(value) in (str, int) for value in values)
+        if not plain or len(values) != count:
+            raise DataError(f"{self.path}: {name} must be a list, one for each of {count} {of}")
+        return values
 
     def features(self, logits: Tensor) -> Float[Tensor, "sample member width"]:
         """What the classifier of each member read."""
@@ -398,10 +477,13 @@ class _Contents:
         tensor = to_tensor(self.file.read(name), dtype)
         # In float32: sums and quotients of float64's largest numbers would overflow.
         if not all(part.float().isfinite().all() for part in tensor.split(1 << 12)):
-            raise DataError(
-                f"{self.path}: {name} holds values that are not finite",
-                hint="The model that gave them overflowed, or its weights hold NaN.",
-            )
+            hint = "The model that gave them overflowed, or its weights hold NaN."
+            if bool((tensor[~tensor.isfinite()] == -math.inf).all()):
+                hint = (
+                    "-inf is the logarithm of a probability of 0: clip it first, as in "
+                    "np.log(p.clip(1e-6)), or give p itself as probabilities."
+                )
+            raise DataError(f"{self.path}: {name} holds values that are not finite", hint=hint)
         return tensor
 
 

@@ -40,7 +40,8 @@ DROP = 0.5
 
 
 PREDICTIONS = (
-    "logits [sample, member, class], perhaps features [sample, member, width], as safetensors"
+    "logits or probabilities [sample, member, class], perhaps features [sample, member, width], "
+    "ids and names, as .safetensors or .npz"
 )
 """Help of predictions files."""
 

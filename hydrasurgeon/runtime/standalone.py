@@ -21,6 +21,7 @@ from hydrasurgeon.files.manifest import (
     HEADER_KEY,
     MAX_BYTES,
     UNKNOWN,
+    Name,
     Record,
     Sha256,
     Step,
@@ -42,6 +43,8 @@ class Header(Record):
     format: Literal["hydrasurgeon.decision/1"]
     classes: int = Field(ge=2, le=1 << 24)
     members: int = Field(ge=1, le=MAX_MEMBERS)
+    names: tuple[Name, ...] | None = None
+    """The classes, where the predictions named them."""
     decision: decided.Decision
     weights_sha256: Sha256
     history: tuple[Step, ...]
@@ -55,6 +58,8 @@ class Decision:
     classes: int
     members: int
     name: str = "the decision"
+    names: tuple[str, ...] | None = None
+    """The classes."""
 
     @classmethod
     def load(cls, path: str | Path) -> Decision:
@@ -78,13 +83,15 @@ class Decision:
         actual = {name: info.shape for name, info in tensors.items() if info.dtype == "F32"}
         fits = len(record.ood.members) in (0, header.members) and record.cascade is None
         fits = fits and (record.seen is None or len(record.seen.predicted) == header.classes)
+        fits = fits and len(header.names or range(header.classes)) == header.classes
         if actual != shapes or len(tensors) != len(shapes) or not fits:
             raise Disagreement(
                 f"{path}: its tensors are not those of the decision that it describes", hint=AGAIN
             )
         if weights_sha256(tensors, tensors.digests()) != header.weights_sha256:
             raise Disagreement(f"{path}: the decision belongs to other tensors", hint=AGAIN)
-        return cls(state_of(record, tensors, path), header.classes, header.members, path.name)
+        state = state_of(record, tensors, path)
+        return cls(state, header.classes, header.members, path.name, header.names)
 
     def save(self, path: Path, entry: Step) -> None:
         """Write it, with the step that made it; hydrasurgeon.decision/1."""
@@ -94,11 +101,13 @@ class Decision:
                 format=FORMAT,
                 classes=self.classes,
                 members=self.members,
+                names=self.names,
                 decision=self.state.record,
                 weights_sha256=sha256 or UNKNOWN,
                 history=(entry.wrote(sha256 or UNKNOWN),),
             )
-            return {HEADER_KEY: said.model_dump_json()}
+            unnamed = {"names"} if self.names is None else None
+            return {HEADER_KEY: said.model_dump_json(exclude=unnamed)}
 
         with replacing(path) as (part,):
             write_tensors(part, plan_tensors(self.state.tensors()), header)
@@ -124,7 +133,9 @@ class Decision:
 
     def _decided(self, logits: Tensor, features: Tensor | None) -> Decisions:
         return Decisions(
-            **vars(decide(self.state, logits, features)), ids=range(len(logits)), names=None
+            **vars(decide(self.state, logits, features)),
+            ids=range(len(logits)),
+            names=self.names,
         )
 
     def _checked(self, what: str, values: Any, width: int) -> Tensor:

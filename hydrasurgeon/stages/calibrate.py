@@ -135,7 +135,8 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             f"-o {arguments.out}: a decision is one file", hint="Give NAME.safetensors."
         )
     target = output_file(out, option="-o", force=arguments.force, inputs=arguments.sources)
-    val, first = read_outputs(path, labelled=True)
+    first = read_outputs(path, labelled=True)
+    val = first.outputs
     _, members, classes = val.logits.shape
     _check_score(arguments, path.name, several=members > 1, named=False)
     fit = [] if arguments.fit_predictions is None else [arguments.fit_predictions]
@@ -143,16 +144,20 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
         (name, read_outputs(Path(name), labelled=name in fit, like=val))
         for name in (*fit, *arguments.ood_predictions)
     ]
-    sources = [first]
-    for name, (_, source) in others:
+    sources, names = [first.source], first.names
+    for name, given in others:
+        source, names = given.source, names or given.names
+        if given.names not in (None, names):
+            raise DataError(f"{name}: has other names than {path}")
         if source.sha256 in [each.sha256 for each in sources]:
             hint = "What certifies must be neither what was fitted on nor OOD data."
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
     few = check_count(len(val.logits), arguments)
-    fit_outputs = others[0][1][0] if fit else None
+    fit_outputs = others[0][1].outputs if fit else None
     foreign, few_ood = [], []
-    for name, (outputs, _) in others[len(fit) :]:
+    for name, given in others[len(fit) :]:
+        outputs = given.outputs
         note = too_few_ood(Path(name).name, len(outputs.logits))
         if note is None:
             foreign.append(outputs)
@@ -162,7 +167,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     entry = step(
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
-    Alone(state, classes, members).save(target, entry)
+    Alone(state, classes, members, names=names).save(target, entry)
     return Calibrated(target, state.record, None, tuple(filter(None, (few, *few_ood, *notes))))
 
 

@@ -4,6 +4,7 @@ all.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -333,13 +334,27 @@ class _Alone:
         assert arguments.decision is not None
         assert arguments.predictions is not None
         self.decision, self.top = Decision.load(arguments.decision), arguments.top
-        self.outputs, source = read_outputs(Path(arguments.predictions))
+        given = read_outputs(Path(arguments.predictions))
+        self.outputs, self.ids = given.outputs, given.ids or range(len(given.outputs.logits))
+        self.names = self.decision.names or given.names
+        if given.names not in (None, self.names):
+            raise DataError(
+                f"{arguments.predictions}: its classes are other ones than those of "
+                f"{arguments.decision}",
+                hint="Give predictions whose names stand in the same order.",
+            )
         self.decision.decide(
             self.outputs.logits[:0],
             None if self.outputs.features is None else self.outputs.features[:0],
         )
         record = self.decision.state.record.model_dump(mode="json")
-        self.identity = {"decision": record, "predictions": source.sha256, "top": self.top}
+        self.identity = {
+            "decision": record,
+            "predictions": given.source.sha256,
+            "ids": hashlib.sha256(json.dumps(given.ids).encode()).hexdigest(),
+            "names": self.names,
+            "top": self.top,
+        }
 
     def rows(self, done: int) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the predictions, without the `done` first."""
@@ -348,10 +363,9 @@ class _Alone:
         count = len(self.outputs.logits)
         for start in range(done, count, self.batch):
             some = self.outputs.at(slice(start, start + self.batch))
-            begun = [{"id": row} for row in range(start, min(count, start + self.batch))]
-            yield rows_of(
-                self.decision.decide(some.logits, some.features), begun, names=None, top=self.top
-            )
+            begun = [{"id": name} for name in self.ids[start : start + self.batch]]
+            decided = self.decision.decide(some.logits, some.features)
+            yield rows_of(decided, begun, names=self.names, top=self.top)
 
     def writer(self, ending: str) -> Write:
         """What writes rows into a file with this ending."""

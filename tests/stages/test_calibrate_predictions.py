@@ -195,7 +195,7 @@ BROKEN: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "rows": (lambda a: a | {"features": a["features"][:-1]}, "features must be floating-point"),
     "one class": (
         lambda a: a | {"logits": a["logits"][..., :1], "labels": a["labels"] * 0},
-        "logits of one class",
+        "answers of one class",
     ),
     "few": (lambda a: {k: v[:12] for k, v in a.items()}, "at least 20"),
     "other width": (
@@ -236,6 +236,96 @@ def test_bad_predictions_are_one_message(
     said = capsys.readouterr().err
     assert says in said.replace("\n", " ")
     assert "Traceback" not in said
+    assert not out.exists()
+
+
+def softmax(logits: Any) -> Any:
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def rows_by(decision: Path, predictions: Path, out: Path) -> list[dict[str, Any]]:
+    command = ["predict", "--decision", str(decision), "--predictions", str(predictions)]
+    assert run([*command, "-o", str(out)]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_probabilities_are_logits_whose_logarithms_are_taken(tmp_path: Path) -> None:
+    """In an .npz too, with names and ids; of ours and of anyone's the same decision and rows."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    temperatures = []
+    for kind in ("logits", "probabilities"):
+        for name, count, seed in (("val", 240, 0), ("new", 50, 3)):
+            arrays = synthetic(count, seed)
+            logits = np.log(softmax(arrays["logits"]).clip(1e-6))
+            answers = logits if kind == "logits" else softmax(arrays["logits"])
+            texts = {"ids": [f"t{row}" for row in range(count)], "names": ["ant", "bee", "cat"]}
+            np.savez(
+                tmp_path / f"{kind}-{name}.npz", labels=arrays["labels"], **texts, **{kind: answers}
+            )
+        path = hs.calibrate(
+            predictions=tmp_path / f"{kind}-val.npz", out=tmp_path / f"{kind}.safetensors"
+        ).path
+        temperatures.append(hs.Decision.load(path).state.record.temperature)
+        rows[kind] = rows_by(path, tmp_path / f"{kind}-new.npz", tmp_path / f"{kind}.jsonl")
+    assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-5)
+    assert [row["id"] for row in rows["logits"]] == [f"t{row}" for row in range(50)]
+    assert {row["label"] for row in rows["logits"]} == {"ant", "bee", "cat"}
+    for one, other in zip(*rows.values(), strict=True):
+        assert one["probability"] == pytest.approx(other["probability"], abs=1e-6)
+        assert (one["label"], one["set"]) == (other["label"], other["set"])
+
+
+def test_names_of_the_decision_are_those_of_the_rows(tmp_path: Path) -> None:
+    """Ids are integers here, and texts of safetensors stand in its metadata."""
+    val, new = synthetic(240, 0), synthetic(50, 3) | {"ids": np.arange(100, 150)}
+    save_file(val, tmp_path / "val.safetensors", metadata={"names": '["ant", "bee", "cat"]'})
+    save_file(new, tmp_path / "new.safetensors")
+    path = hs.calibrate(predictions=tmp_path / "val.safetensors", out=tmp_path / "d").path
+    rows = rows_by(path, tmp_path / "new.safetensors", tmp_path / "rows.jsonl")
+    assert [row["id"] for row in rows] == list(range(100, 150))
+    decided = hs.Decision.load(path).decide(new["logits"], new["features"])
+    assert [row["label"] for row in rows] == [
+        ["ant", "bee", "cat"][label] for label in decided.labels.tolist()
+    ]
+    assert decided.rows[0]["label"] == rows[0]["label"]
+    save_file(new, tmp_path / "other.safetensors", metadata={"names": '["bee", "ant", "cat"]'})
+    words = [
+        "predict",
+        "--decision",
+        str(path),
+        "--predictions",
+        str(tmp_path / "other.safetensors"),
+    ]
+    assert run([*words, "-o", str(tmp_path / "x.jsonl")]) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: {**a, "logits": softmax(a["logits"])}, ("probabilities", "logarithms")),
+        (
+            lambda a: {**a, "logits": np.where(a["logits"] < -9, -np.inf, a["logits"])},
+            ("clip", "probabilities"),
+        ),
+        (
+            lambda a: {"probabilities": a["logits"], "labels": a["labels"]},
+            ("sum to 1", "logits"),
+        ),
+        (lambda a: {**a, "ids": np.arange(3)}, ("ids", "240 rows")),
+    ],
+    ids=["probabilities as logits", "-inf", "logits as probabilities", "few ids"],
+)
+def test_what_is_taken_for_logits_is_one(
+    change: Callable[[Arrays], Arrays],
+    words: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, out = write(tmp_path, val=change(synthetic(240, 0)))["val"], tmp_path / "d.safetensors"
+    assert run(["calibrate", "--predictions", str(path), "-o", str(out)]) == 5
+    printed = " ".join(capsys.readouterr().err.split())
+    assert all(word in printed for word in words), printed
     assert not out.exists()
 
 
