@@ -266,7 +266,7 @@ def main() -> None:
         "--only", type=int, action="append", help="seeds, of those that are counted"
     )
     options = parser.parse_args()
-    options.dtype, options.caches, options.search = "float32", None, "fast"
+    options.dtype, options.caches, options.search = "float32", None, "attribution"
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
     results["machine"] = machine() | {"torch": version("torch")}
     if options.task == "choosing":

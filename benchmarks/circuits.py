@@ -1,14 +1,13 @@
-"""Circuit searches against each other: Algorithm 1 as written, the exact search, and the fast one.
+"""The exact circuit search against Algorithm 1 as written.
 
-All run on the same inputs, in float32, from memory (decoding is not counted for any). The exact search must give
+Both run on the same inputs, in float32, from memory (decoding is not counted). The exact search must give
 naive's order, or this fails. Naive takes long: it may be cut to the first removals (--naive), over which both are then
 compared; for the whole budget its time follows from its time per evaluation. Times are CPU seconds, in units of what
 two batches of naive's work take just before and after, so that other work on the machine counts little. With --dtype
 bfloat16 the exact search runs in that
 precision instead, and the order it finds is held against the one recorded in float32.
 
-A changed search is measured again alone (--only fast) against what is recorded of the others on the same inputs. A run
-may be cut into pieces: with --minutes it stops after about so long, and goes on where it stopped when repeated.
+A run may be cut into pieces: with --minutes it stops after about so long, and goes on where it stopped when repeated.
 Writes benchmarks/results/circuits.json, under the model's name; other entries stay.
 
     python benchmarks/circuits.py [--model NAME=CKPT,ID,OOD ...] [--objectives acc,avg] [--naive 2] [--threads 1]
@@ -35,7 +34,6 @@ import torch
 from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.criteria.circuits.criterion import TOGETHER
 from hydrasurgeon.criteria.circuits.exact import Exact
-from hydrasurgeon.criteria.circuits.fast import Fast
 from hydrasurgeon.criteria.circuits.greedy import Packed, Search, pack, rows_of, unpack
 from hydrasurgeon.criteria.circuits.objective import (
     Held,
@@ -52,7 +50,7 @@ from hydrasurgeon.runtime.classifier import live_module
 
 RESULTS = Path(__file__).parent / "results" / "circuits.json"
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo" / "backbone.safetensors"
-ALL = ("naive", "exact", "fast")
+ALL = ("naive", "exact")
 NEAR = f"demo ViT, near={DEMO},demo:test,demo:near"
 
 
@@ -208,14 +206,13 @@ def compare(
     course: Callable[[str, float], Course],
     only: Sequence[str],
     until: float,
-    recorded: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """All three; where an entry is recorded and only fast is asked for, that entry with fast's part renewed."""
+    """Both searches on the same problem."""
 
     def run(who: str, until: float) -> dict[str, Any]:
         if who == "naive":
             return naive(found, rounds, course("evaluated", until))
-        return searched({"exact": Exact, "fast": Fast}[who], found, budget, course(who, until))
+        return searched(Exact, found, budget, course(who, until))
 
     objective = found.objective
     sizes = {
@@ -226,51 +223,23 @@ def compare(
     }
     for who in only:
         run(who, until)
-    if (
-        list(only) == ["fast"]
-        and recorded
-        and "units" in recorded
-        and sizes.items() <= recorded.items()
-    ):
-        return with_fast(recorded, run("fast", 0.0))
     # What other processes do must be complete.
-    slow, exact, fast = (run(who, 0.0) for who in ALL)
+    slow, exact = (run(who, 0.0) for who in ALL)
     if heads(exact["order"][:rounds]) != heads(slow["order"]):
         raise SystemExit(f"exact removes {exact['order'][:rounds]}, naive {slow['order']}")
     evaluations = [len(found.candidates) - i for i in range(budget)]
     projected = slow["units"] * sum(evaluations) / sum(evaluations[:rounds])
-    return with_fast(
-        {
-            **sizes,
-            "naive_removals": rounds,
-            "same_order": True,
-            "cpu_seconds": {"naive": slow["cpu"], "exact": exact["cpu"]},
-            "units": {"naive": projected, "exact": exact["units"]},
-            "exact_ratio_same_removals": slow["units"] / exact["units_after"][rounds - 1],
-            "exact_ratio": projected / exact["units"],
-            "score": {"start": exact["start"], "exact": exact["trace"][-1]},
-            "counts": {"exact": exact["counts"]},
-            "order": {"exact": exact["order"]},
-        },
-        fast,
-    )
-
-
-def with_fast(entry: dict[str, Any], fast: dict[str, Any]) -> dict[str, Any]:
-    order = fast["order"]
-    common = len(set(heads(order)) & set(heads(entry["order"]["exact"])))
-    mine = {
-        "cpu_seconds": fast["cpu"],
-        "units": fast["units"],
-        "score": fast["trace"][-1],
-        "counts": fast["counts"],
-        "order": order,
-    }
     return {
-        **entry,
-        "fast_ratio": entry["units"]["naive"] / fast["units"],
-        "fast_in_common": common / entry["budget"],
-        **{key: {**entry[key], "fast": value} for key, value in mine.items()},
+        **sizes,
+        "naive_removals": rounds,
+        "same_order": True,
+        "cpu_seconds": {"naive": slow["cpu"], "exact": exact["cpu"]},
+        "units": {"naive": projected, "exact": exact["units"]},
+        "exact_ratio_same_removals": slow["units"] / exact["units_after"][rounds - 1],
+        "exact_ratio": projected / exact["units"],
+        "score": {"start": exact["start"], "exact": exact["trace"][-1]},
+        "counts": {"exact": exact["counts"]},
+        "order": {"exact": exact["order"]},
     }
 
 
@@ -340,7 +309,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--only",
-        default="naive,exact,fast",
+        default="naive,exact",
         help="do these first: several processes may share the work",
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -387,7 +356,7 @@ def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until
             entry = drift(halved, found, recorded, course("exact", until))
         else:
             only = arguments.only.split(",")
-            entry = compare(found, budget, rounds, course, only, until, recorded_of(name, kind))
+            entry = compare(found, budget, rounds, course, only, until)
     except OutOfTime:
         print(f"{name} {kind}: out of time; repeat to go on")
         return
@@ -404,8 +373,7 @@ def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     if arguments.only == ",".join(ALL):
-        for what in ("exact", "fast"):
-            course(what, until).path.unlink(missing_ok=True)
+        course("exact", until).path.unlink(missing_ok=True)
     shown = {k: v for k, v in entry.items() if "ratio" in k or "common" in k or k == "score"}
     print(name, kind, json.dumps(shown))
 

@@ -83,7 +83,7 @@ def separation(name: str, folder: Path) -> dict[str, Any]:
         path,
         method="circuit",
         objective="ood",
-        search="fast",
+        search="attribution",
         data="demo:val",
         ood=["demo:textures"],
         limit=400,

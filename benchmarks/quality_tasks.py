@@ -59,7 +59,7 @@ class Task:
     """A smaller model, trained as the single one was."""
     data: Callable[[Place], dict[str, str]]
     """Specs of train, val, test, and the OOD sets."""
-    search: Search = "fast"
+    search: Search = "exact"
     """How circuits are searched."""
     limit: int = 400
     """Samples that heads are scored on."""

@@ -37,7 +37,6 @@ CIRCUIT = "circuit"
 """The criterion that ranks heads by removing them."""
 SEARCHES = {
     "exact": "hydrasurgeon.criteria.circuits.exact:Exact",
-    "fast": "hydrasurgeon.criteria.circuits.fast:Fast",
     "attribution": "hydrasurgeon.criteria.circuits.attribution:Attribution",
 }
 """Name → where the search of a circuit stands."""

@@ -350,7 +350,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         help="What candidates are pruned by: taylor, fisher, circuit-avg, cahp, …",
     )
     search: Search = option(
-        "attribution", metavar="HOW", help="How circuits are searched: exact, fast or attribution."
+        "attribution", metavar="HOW", help="How circuits are searched: exact or attribution."
     )
     score_limit: int = option(
         1000,

@@ -88,7 +88,7 @@ Pairs = Annotated[Mapping[str, str] | None, BeforeValidator(_pairs)]
 """KEY=VALUE pairs; on the command line one by one."""
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 """What a model computes in."""
-Search = Literal["exact", "fast", "attribution"]
+Search = Literal["exact", "attribution"]
 """How a circuit is searched."""
 Commas = Annotated[str | None, BeforeValidator(_joined)]
 """Names with commas between them; on the command line perhaps one by one."""
@@ -256,7 +256,7 @@ class Scoring(Options):
     )
     search: Search | None = option(
         None,
-        metavar="exact|fast|attribution",
+        metavar="exact|attribution",
         unset="exact",
         recorded=True,
         help="How a circuit is searched.",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingPosition
@@ -43,9 +44,9 @@ class Copies:
     def average(self, step: int) -> None:
         """Take the weights after this many steps into their average."""
         if "ema" in self.kept:
-            share = 1 - min(self.recipe.ema, (1 + step) / (10 + step))
-            for name, tensor in self.kept["ema"].items():
-                tensor.lerp_(self.live[name].detach().to(tensor.dtype), share)
+            average = self.kept["ema"]
+            update = get_ema_multi_avg_fn(min(self.recipe.ema, (1 + step) / (10 + step)))
+            update([*average.values()], [self.live[name].detach() for name in average], step)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -81,17 +81,6 @@ def test_attribution_measures_only_what_is_new(tiny: MAKE, data: dict[str, Any])
 
 
 @pytest.mark.slow
-def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(
-    tiny: MAKE, data: dict[str, Any]
-) -> None:
-    """It goes by what it saw of each head, which no order tells."""
-    path = tiny()
-    score(path, data, "fast", 5)
-    assert score(path, data, "fast", 7) == score(tiny("b.safetensors"), data, "fast", 7)
-    assert same(score(path, data, "fast", 3), score(tiny("c.safetensors"), data, "fast", 3))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"start": "x"}, {"counts": {"evaluations": -1}}, {"identity": "0" * 64}]
 )

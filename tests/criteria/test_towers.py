@@ -220,15 +220,6 @@ def test_a_text_head_costs_no_image(clip: Path, sets: dict[str, Any]) -> None:
     assert engine.work.layers + engine.work.parts > before
 
 
-def test_fast_takes_both_towers(clip: Path, sets: dict[str, Any]) -> None:
-    score = hs.score(clip, method="circuit", search="fast", remove=6, **sets).result
-    exact = hs.score(clip, method="circuit", remove=6, **sets).result
-    assert len(set(score.order or ())) == 6
-    assert score.trace is not None
-    assert exact.trace is not None
-    assert abs(score.trace[0] - exact.trace[0]) < 0.1
-
-
 def test_members_lose_heads_of_both_towers(
     clip: Path, sets: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -211,7 +211,7 @@ def test_heads_are_scored_by_torchs_loss(method: str, tagger: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("search", "ood_score"), [("exact", "msp"), ("fast", "energy"), ("attribution", "msp")]
+    ("search", "ood_score"), [("exact", "msp"), ("exact", "energy"), ("attribution", "msp")]
 )
 def test_circuits_keep_whole_answers_right(
     search: Any, ood_score: str, learnt: Path, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Greedy circuit extraction (paper D.1.2, Algorithm 1): one objective, three searches, resumable
+"""Greedy circuit extraction (paper D.1.2, Algorithm 1): one objective, two searches, resumable
 and shareable.
 """
 

@@ -41,8 +41,6 @@ class Memory(Record):
 
     present: Packed
     favourites: tuple[HeadRow, ...]
-    effects: Packed | None = None
-    """What a fast search knew besides."""
 
 
 class Exact(Search):

@@ -30,9 +30,6 @@ from hydrasurgeon.heads import Head
 
 DOUBLE = "<f8"
 """How outcomes are written, exactly."""
-HALF = "<f2"
-"""How what only guides a search is written."""
-# The effects of a thousand heads on fifty thousand samples.
 MAX_STATE = 1 << 29
 Natural = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Score = Annotated[float, Field(strict=True)]
@@ -48,9 +45,9 @@ class Packed(Record):
     foreign: str
 
 
-def pack(outcomes: Outcomes, dtype: str = DOUBLE) -> dict[str, str]:
+def pack(outcomes: Outcomes) -> dict[str, str]:
     return {
-        name: base64.b64encode(getattr(outcomes, name).numpy().astype(dtype).tobytes()).decode()
+        name: base64.b64encode(getattr(outcomes, name).numpy().astype(DOUBLE).tobytes()).decode()
         for name in PARTS
     }
 
@@ -60,18 +57,16 @@ def rows_of(objective: Objective) -> tuple[int, int, int]:
     return objective.id_rows, objective.id_rows, objective.ood_rows if objective.needs_ood else 0
 
 
-def unpack(packed: Packed, rows: Sequence[int], dtype: str = DOUBLE) -> Outcomes:
+def unpack(packed: Packed, rows: Sequence[int]) -> Outcomes:
     """Parts of so many numbers each; ValueError for others, and for NaN."""
     parts = []
     for name, count in zip(PARTS, rows, strict=True):
         content = base64.b64decode(getattr(packed, name), validate=True)
-        numbers = (
-            np.frombuffer(content, dtype)
-            if len(content) == count * np.dtype(dtype).itemsize
-            else None
-        )
-        if numbers is None or np.isnan(numbers).any():
+        if len(content) != count * np.dtype(DOUBLE).itemsize:
             raise ValueError(f"{name} does not hold {count} numbers")
+        numbers = np.frombuffer(content, DOUBLE)
+        if np.isnan(numbers).any():
+            raise ValueError(f"{name} holds what is no number")
         parts.append(torch.from_numpy(numbers.copy()))
     return Outcomes(*parts)
 

@@ -147,13 +147,6 @@ class Outcomes:
         """A single circuit's as those of several."""
         return Outcomes(self.margin[None], self.familiar[None], self.foreign[None])
 
-    def repeated(self, circuits: int) -> Outcomes:
-        """A single circuit's, for each of several."""
-        return self.map(lambda part: part.repeat(circuits, 1))
-
-    def of(self, circuit: int) -> Outcomes:
-        return self.map(lambda part: part[circuit])
-
     def map(self, change: Callable[..., Tensor], *others: Outcomes) -> Outcomes:
         """Each part changed, together with the same part of others."""
         return Outcomes(
@@ -178,33 +171,6 @@ def pairs_above(
     ordered = (high - gap).sort(dim=-1).values
     below = torch.searchsorted(ordered, low.contiguous(), right=True)
     return high.shape[-1] * low.shape[-1] - below.sum(dim=-1)
-
-
-def contributions(
-    objective: Objective, outcomes: Outcomes, others: Outcomes
-) -> Float[Tensor, "circuit sample"]:
-    """Points that each sample (ID, then OOD) makes with what it is against: its answer, and its
-    pairs with `others`.
-
-    Summed over both sides each pair counts twice, so it is differences that mean something: a
-    sample that changes while all others stay brings what its contribution grows by.
-    """
-    answers = objective.per_answer * (outcomes.margin > 0).double()
-    if not objective.needs_ood:
-        return answers
-    won = _below(others.foreign, outcomes.familiar)
-    lost = _below(others.familiar, outcomes.foreign)
-    return torch.cat([answers + won, -lost], dim=-1)
-
-
-def _below(
-    those: Float[Tensor, "some a"], each: Float[Tensor, "circuit b"]
-) -> Float[Tensor, "circuit b"]:
-    """Twice as many of `those` as are below each; a tie counts once."""
-    ordered = those.sort(dim=-1).values.expand(len(each), -1).contiguous()
-    each = each.contiguous()
-    below = torch.searchsorted(ordered, each) + torch.searchsorted(ordered, each, right=True)
-    return below.double()
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def steps_of(
         val + sum(map(len, sets["ood"])) + (val if sets["ood"] else 0),
     )
     circuits, steps = [key for key in keys if key.startswith("circuit-")], []
-    each = {"attribution": GRADIENT, "fast": 2.0 * heads, "exact": heads**2 / 2}[options.search]
+    each = {"attribution": GRADIENT, "exact": heads**2 / 2}[options.search]
     for key in keys:
         passes = 0.0 if key in WITHOUT_DATA else GRADIENT * scored
         name = f"scores by {key}"

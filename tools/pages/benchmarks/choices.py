@@ -175,11 +175,8 @@ def circuits(results: dict[str, Any]) -> list[str]:
                     f"{r['naive_removals']}",
                     f"{r['exact_ratio_same_removals']:.1f}",
                     f"{r['exact_ratio']:.1f}",
-                    f"{r['fast_ratio']:.1f}",
-                    f"{100 * r['fast_in_common']:.0f} %",
                     f"{score['start']:.4f}",
                     f"{score['exact']:.4f}",
-                    f"{score['fast']:.4f}",
                 ]
             )
     drift = [
@@ -201,11 +198,8 @@ def circuits(results: dict[str, Any]) -> list[str]:
         "by naive",
         "`exact`, same removals",
         "`exact`",
-        "`fast`",
-        "in common",
         "score before",
-        "`exact`",
-        "`fast`",
+        "and after",
     ]
     lines = [
         "## Circuits (`score --method circuit`)",
@@ -218,7 +212,7 @@ def circuits(results: dict[str, Any]) -> list[str]:
             f"{results['machine']['torch']}. `exact` gave naive's order in every run. Naive made the first removals"
             " only; beyond them its"
         ),
-        "time follows from its time per evaluation. In common: heads that `fast` and `exact` both removed.",
+        "time follows from its time per evaluation.",
         "",
         *table(head, rows),
     ]
