@@ -22,7 +22,15 @@ from hydrasurgeon.decision.abstain import fit_abstention, fit_limits
 from hydrasurgeon.decision.cascaded import with_seen
 from hydrasurgeon.decision.conformal import fit_conformal, fit_penalty, quantile
 from hydrasurgeon.decision.many_labels import ON_LABELS, fit_labels, fit_sets, probs_of
-from hydrasurgeon.decision.probabilities import TINY, Labels, Probs, Scores, entropy, yes_or_no
+from hydrasurgeon.decision.probabilities import (
+    TINY,
+    Labels,
+    Probs,
+    Scores,
+    by_pieces,
+    entropy,
+    yes_or_no,
+)
 from hydrasurgeon.decision.problems import YES, Problem
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import EnsembleScore, check_score, fit, scores_of
@@ -64,6 +72,15 @@ bfloat16 rounds so.
 FEWEST = 20
 # So many keep the coverage that is reached within some 0.03 of what is promised.
 ENOUGH = 1000
+ORDER = (
+    "Check that the classes of the data stand in the model's order, and that each label belongs to "
+    "its row."
+)
+"""What to do about labels that do not fit."""
+FAR_BETTER = 0.1
+"""How much more accurate another order of the classes must be to show that labels do not fit ..."""
+BY_CHANCE = 3.0
+"""... and how many standard errors."""
 FEWEST_OOD = 20
 """OOD samples that an AUROC takes at least, to choose anything by."""
 ROUNDING = 1e-4
@@ -191,9 +208,13 @@ def fit_state(
             fitting.at(slice(cut, None)),
         )
     constants, losses = _calibration(fitting, certifying)
-    accuracy = accuracy_of(val, constants)
+    fitted_answers, other_answers = (_predicted(half, constants) for half in (fitting, certifying))
+    right = torch.cat([fitted_answers == fitting.truth, other_answers == certifying.truth])
+    accuracy = float(right.double().mean())
+    order = best_order(fitted_answers, fitting.truth, val.logits.shape[-1])
+    check_order(other_answers, certifying.truth, order)
     loss = losses["temperature" if constants[1] is None else "joint"]
-    separated = accuracy_of(fitting, constants) == 1
+    separated = bool(right[: len(fitted_answers)].all())
     check_fit(loss, _guessing(val), accuracy, constants[0], separated=separated)
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, leaves_out)
     ood = Ood(
@@ -218,14 +239,35 @@ def fit_state(
     return with_seen(State(record, fitted), val.logits, val.features), tuple(dict.fromkeys(notes))
 
 
-def accuracy_of(outputs: Outputs, constants: Constants) -> float:
-    """The fraction of right answers."""
-    pieces = [
-        outputs.at(slice(start, start + CALIBRATED))
-        for start in range(0, len(outputs.logits), CALIBRATED)
-    ]
-    right = [piece.probs(*constants).argmax(dim=-1) == piece.truth for piece in pieces]
-    return float(torch.cat(right).double().mean())
+def _predicted(outputs: Outputs, constants: Constants) -> Labels:
+    """The most probable class of each sample."""
+    return by_pieces(
+        lambda rows: calibrated(rows, *constants).argmax(dim=-1), outputs.logits, CALIBRATED
+    )
+
+
+def best_order(predicted: Labels, truth: Labels, classes: int) -> Labels:
+    """Predicted class → the label that it most often stands for, each label once."""
+    pairs, counts = (predicted * classes + truth).unique(return_counts=True)
+    order = torch.full((classes,), -1)
+    for pair in pairs[counts.argsort(descending=True, stable=True)].tolist():
+        answer, label = divmod(pair, classes)
+        if order[answer] < 0 and not (order == label).any():
+            order[answer] = label
+    return order
+
+
+def check_order(predicted: Labels, truth: Labels, order: Labels) -> None:
+    """Refuse labels that fit far better, by more than chance, with the classes in another `order`."""
+    reordered, right = order[predicted] == truth, predicted == truth
+    gained = int(reordered.sum() - right.sum())
+    differing = int((reordered != right).sum())
+    if gained > max(FAR_BETTER * len(truth), BY_CHANCE * math.sqrt(differing)):
+        raise DataError(
+            f"the labels do not fit the model's answers: accuracy {right.double().mean():.3f}, and "
+            f"{reordered.double().mean():.3f} with the classes in another order",
+            hint=ORDER,
+        )
 
 
 def _guessing(val: Outputs) -> float:
@@ -248,8 +290,7 @@ def check_fit(
         raise DataError(
             f"the labels do not fit the model's answers: {facts}; guessing by the shares of the "
             f"classes has NLL {guessing:.4f}",
-            hint="Check that the classes of the data stand in the model's order, and that each "
-            "label belongs to its row.",
+            hint=ORDER,
         )
     if temperature < LOW / AT_BOUND and not separated:
         raise DataError(
