@@ -42,6 +42,7 @@ def bench(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     force: bool = ...,
 ) -> Benched: ...
 
@@ -79,6 +80,7 @@ def build(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     force: bool = ...,
 ) -> Built: ...
 
@@ -114,6 +116,7 @@ def calibrate(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     max_shard_size: str | None = ...,
     push_to_hub: str | None = ...,
     private: bool = ...,
@@ -158,6 +161,7 @@ def evaluate(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     force: bool = ...,
 ) -> Evaluation: ...
 
@@ -190,6 +194,7 @@ def finetune(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     max_shard_size: str | None = ...,
     push_to_hub: str | None = ...,
     private: bool = ...,
@@ -216,6 +221,7 @@ def fuse(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     max_shard_size: str | None = ...,
     push_to_hub: str | None = ...,
     private: bool = ...,
@@ -250,6 +256,7 @@ def predict(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     force: bool = ...,
 ) -> Predicted: ...
 
@@ -284,6 +291,7 @@ def probe(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     force: bool = ...,
 ) -> ProbeReport: ...
 
@@ -318,6 +326,7 @@ def prune(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     max_shard_size: str | None = ...,
     push_to_hub: str | None = ...,
     private: bool = ...,
@@ -365,6 +374,7 @@ def score(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
     force: bool = ...,
 ) -> Scored: ...
 
@@ -386,4 +396,5 @@ def verify(
     text_column: str | None = ...,
     label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
+    labels: Literal['names', 'positions', 'sorted'] | None = ...,
 ) -> Verification: ...

@@ -1,14 +1,18 @@
 """Labels and class names as people write them → the model's classes: by name where both have names.
 
-A label is the number or name of one class; a number from 0 to 1, how true yes is; or a list of
-names or numbers.
+A label is the name or number of one class; a number from 0 to 1, how true yes is; or a list of
+names or numbers. A number may be a class's name ("1" to "5" stars) or its position (0 is the
+model's first class): which one, the model's own names decide, or `--labels`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -16,16 +20,15 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import MAX_NAME, is_name
-from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.files.manifest import MAX_CLASSES, Model
 
 Labels = NDArray[Any]
 """Class numbers, int64 [sample]; how true yes is, float64 [sample]; or 0 and 1, float32 [sample,
 label].
 """
 
-# Above any data set: a new classifier has a row of weights for every number up to the largest
-# label.
-MAX_CLASSES = 1_000_000
+UNLABELLED = -1
+"""In place of the class of a sample that has none."""
 INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 """A class number as text."""
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -42,11 +45,8 @@ MAX_CELLS = 1 << 30
 YES = ("no", "yes")
 """Names that the labels 0 and 1 of one logit may have."""
 ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike."
-"""What labels of classes are."""
 FRACTIONS = "Labels of a model with one logit are 1 for yes, 0 for no, or a fraction between."
-"""What labels of one logit are."""
 LISTS = 'Labels of a model with many labels are lists of names, such as ["red", "round"]; [] where none holds.'
-"""What labels of a model with many labels are."""
 OTHER_CLASSES = (
     "Use the data set the model was trained for, make it a classifier of these classes "
     "(hydrasurgeon finetune "
@@ -57,47 +57,88 @@ SHOWN = 6
 """Class names that a message lists."""
 
 
+@dataclass(frozen=True)
+class Column:
+    """Labels as the data holds them."""
+
+    labels: Labels
+    """Positions among `names`, where there are any."""
+    names: tuple[str, ...] | None = None
+    numbers: tuple[int, ...] | None = None
+    """The numbers that `names` were written as: each may also be the position of a class."""
+    reading: str | None = None
+    """What `--labels` says of them: names, positions or sorted."""
+    note: str | None = None
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The numbers themselves, where they are positions of classes."""
+        return np.array(self.numbers, dtype=np.int64)[self.labels]
+
+    def named(self, names: Sequence[str]) -> Column:
+        """The same labels, where the data says what its numbers are called."""
+        return self if self.numbers is None else Column(self.positions, tuple(names))
+
+
 def are_codes(names: Sequence[str]) -> bool:
     return all(CODE.fullmatch(name) for name in names)
 
 
-def labels_of(spec: str, values: Sequence[Any]) -> tuple[Labels | None, tuple[str, ...] | None]:
-    """A column of numbers, of names, or of lists: of names, the classes are those in their order."""
+def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
+    """A column of numbers, of names, or of lists of them; None where every one is -1."""
     values = list(values)
     texts = all(isinstance(value, str) for value in values)
     if texts and values and all(map(LIST.fullmatch, values)):
         values = [_list_in(spec, row, value) for row, value in enumerate(values)]
     if any(isinstance(value, list | tuple) for value in values):
         return _of_lists(spec, values)
-    if (
-        texts
-        and not all(map(NUMBER.fullmatch, values))
-        and "" not in values
-        and not all(map(MANY.fullmatch, values))
-    ):
-        classes = class_names(spec, sorted(set(values)))
-        number = {name: i for i, name in enumerate(classes)}
-        return np.array([number[value] for value in values], dtype=np.int64), classes
-    # Numbers in quotes, as in every csv file.
-    values = [int(value) if texts and INTEGER.fullmatch(value) else value for value in values]
-    values = [
-        float(value) if texts and isinstance(value, str) and NUMBER.fullmatch(value) else value
-        for value in values
-    ]
-    wrong = [
-        row for row, value in enumerate(values) if type(value) not in (int, float) or value != value
-    ]
-    if wrong:
-        row = next((row for row in wrong if values[row] in (None, "")), None)
-        what = (
-            f"row {wrong[0]} has the label {_shown(values[wrong[0]])}"
-            if row is None
-            else f"row {row} has no label"
-        )
-        raise DataError(f"{spec}: {what}", hint=ONE_EACH)
+    for row, value in enumerate(values):
+        if value is None or value == "":
+            raise DataError(f"{spec}: row {row} has no label", hint=ONE_EACH)
+    if texts and not all(map(NUMBER.fullmatch, values)) and not all(map(MANY.fullmatch, values)):
+        names = class_names(spec, sorted(set(values)))
+        return Column(_index(names, values), names, note=_look_like_lists(spec, names))
+    if texts and all(map(INTEGER.fullmatch, values)):
+        return numbered(spec, values)
+    if texts and all(map(NUMBER.fullmatch, values)):
+        return Column(np.array(values, dtype=np.float64))
+    for row, value in enumerate(values):
+        if type(value) not in (int, float) or value != value:
+            raise DataError(f"{spec}: row {row} has the label {_shown(value)}", hint=ONE_EACH)
     if any(type(value) is float for value in values):
-        return np.array(values, dtype=np.float64), None
-    return class_numbers(spec, values), None
+        return Column(np.array(values, dtype=np.float64))
+    return numbered(spec, values)
+
+
+def numbered(spec: str, values: Sequence[int] | Sequence[str] | NDArray[Any]) -> Column | None:
+    """Integers, perhaps as texts; None where every one is -1, which stands for no label."""
+    values = np.asarray(values).tolist()
+    distinct = sorted(set(values), key=lambda value: (int(value), str(value)))
+    numbers = tuple(int(value) for value in distinct)
+    if numbers == (UNLABELLED,):
+        return None
+    names = class_names(spec, [str(value) for value in distinct])
+    return Column(_index(distinct, values), names, numbers)
+
+
+def _index(distinct: Sequence[Any], values: Sequence[Any]) -> NDArray[np.int64]:
+    position = {value: i for i, value in enumerate(distinct)}
+    return np.array([position[value] for value in values], dtype=np.int64)
+
+
+def _look_like_lists(spec: str, names: Sequence[str]) -> str | None:
+    """What to write, where names of classes look like several names each."""
+    for separator in ";|,":
+        joined = [name for name in names if separator in name]
+        parts = [part.strip() for name in joined for part in name.split(separator)]
+        # The name of one class may well hold a comma: "tench, Tinca tinca".
+        if joined and (separator != "," or len(set(parts)) < len(parts)):
+            several = json.dumps(parts[: joined[0].count(separator) + 1], ensure_ascii=False)
+            return (
+                f"{spec}: the label {joined[0]} is taken as the name of one class; "
+                f"if it is a list of labels, write {several}"
+            )
+    return None
 
 
 def _list_in(spec: str, row: int, text: str) -> list[Any]:
@@ -109,52 +150,31 @@ def _list_in(spec: str, row: int, text: str) -> list[Any]:
         ) from error
 
 
-def _of_lists(spec: str, values: Sequence[Any]) -> tuple[Labels, tuple[str, ...] | None]:
+def _of_lists(spec: str, values: Sequence[Any]) -> Column:
     """A 1 where a label holds, for names or numbers of classes."""
-    kind = next(
-        (type(each) for value in values if isinstance(value, list | tuple) for each in value), str
-    )
+    lists = [value for value in values if isinstance(value, list | tuple)]
+    kind = next((type(label) for labels in lists for label in labels), str)
     for row, value in enumerate(values):
-        alike = (
-            isinstance(value, list | tuple)
-            and kind in (str, int)
-            and all(type(each) is kind for each in value)
-        )
-        if not alike or (kind is int and not all(0 <= each < MAX_CLASSES for each in value)):
-            why = "is out of range" if alike else "where others have a list"
-            raise DataError(f"{spec}: row {row} has the label {_shown(value)} {why}", hint=LISTS)
-    every = {each for value in values for each in value}
-    classes = class_names(spec, sorted(every)) if kind is str else None
-    columns = {
-        each: at
-        for at, each in enumerate(
-            classes if classes is not None else range(max(every, default=-1) + 1)
-        )
-    }
-    if len(values) * len(columns) > MAX_CELLS:
+        is_list = isinstance(value, list | tuple) and kind in (str, int)
+        if not is_list or any(type(label) is not kind for label in value):
+            raise DataError(
+                f"{spec}: row {row} has the label {_shown(value)} where others have a list",
+                hint=LISTS,
+            )
+    distinct = sorted({label for labels in lists for label in labels})
+    numbers = None
+    if distinct and all(INTEGER.fullmatch(str(label)) for label in distinct):
+        distinct.sort(key=int)
+        numbers = tuple(map(int, distinct))
+    if len(values) * len(distinct) > MAX_CELLS:
         raise DataError(
-            f"{spec}: {len(values):,} samples of {len(columns):,} labels are too many", hint=LISTS
+            f"{spec}: {len(values):,} samples of {len(distinct):,} labels are too many", hint=LISTS
         )
-    holds = np.zeros((len(values), len(columns)), dtype=np.float32)
-    for row, value in enumerate(values):
-        holds[row, [columns[each] for each in value]] = 1
-    return holds, classes
-
-
-def class_numbers(spec: str, values: Sequence[int] | NDArray[Any]) -> Labels | None:
-    """Integers as labels; None where every one is -1, which stands for no label."""
-    whole = np.asarray(values) if len(values) else np.zeros(0, dtype=np.int64)
-    outside = np.flatnonzero((whole < -1) | (whole >= MAX_CLASSES))
-    if len(outside):
-        raise DataError(
-            f"{spec}: row {outside[0]} has the label {whole[outside[0]]}",
-            hint=(
-                f"Labels are the numbers of classes, from 0 and below {MAX_CLASSES:,}; -1 stands "
-                "for none."
-            ),
-        )
-    labels = whole.astype(np.int64)
-    return None if len(labels) and (labels == -1).all() else labels
+    position = {label: at for at, label in enumerate(distinct)}
+    holds = np.zeros((len(values), len(distinct)), dtype=np.float32)
+    for row, labels in enumerate(lists):
+        holds[row, [position[label] for label in labels]] = 1
+    return Column(holds, class_names(spec, [str(label) for label in distinct]), numbers)
 
 
 def is_label_array(labels: NDArray[Any]) -> bool:
@@ -168,11 +188,20 @@ def is_label_array(labels: NDArray[Any]) -> bool:
     )
 
 
-def array_labels(spec: str, labels: NDArray[Any]) -> Labels | None:
-    """Labels of such an array."""
+def array_labels(spec: str, labels: NDArray[Any], names: Sequence[str] | None) -> Column | None:
+    """Labels of such an array, perhaps with the names of its classes."""
     if labels.ndim == 2:
-        return labels.astype(np.float32)
-    return labels.astype(np.float64) if labels.dtype.kind == "f" else class_numbers(spec, labels)
+        holds = labels.astype(np.float32)
+        if names is not None:
+            return Column(holds, tuple(names))
+        positions = tuple(range(labels.shape[1]))
+        return Column(holds, tuple(map(str, positions)), positions, "positions")
+    if labels.dtype.kind == "f":
+        return Column(labels.astype(np.float64))
+    column = numbered(spec, labels)
+    if column is None or names is None:
+        return column
+    return column.named(names)
 
 
 def class_names(spec: str, names: Sequence[Any]) -> tuple[str, ...]:
@@ -194,8 +223,31 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
+def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]:
+    """How many classes a new classifier of these labels has, and their names; numbers that count
+    from 0 need none.
+    """
+    numbers = column.numbers
+    if numbers is None:
+        if column.names is not None:
+            return len(column.names), column.names
+        return int(column.labels.max(initial=0)) + 1, None
+    if column.reading is None and UNLABELLED in numbers:
+        raise DataError(
+            f"{spec}: some labels are -1, which may be a class or stand for no label",
+            hint="Say --labels names where it is a class, else leave these rows out.",
+        )
+    counted = numbers == tuple(range(len(numbers)))
+    if column.reading == "positions" or (column.reading is None and counted):
+        count = max(numbers, default=-1) + 1
+        if min(numbers, default=0) < 0 or count > MAX_CLASSES:
+            raise DataError(f"{spec}: labels {min(numbers)} to {count - 1} are no positions")
+        return count, None
+    return len(numbers), column.names
+
+
 def matched(
-    spec: str, numbers: Labels, names: Sequence[str] | None, model: Model
+    spec: str, column: Column, model: Model
 ) -> tuple[Labels, tuple[str, ...] | None, str | None]:
     """The data's labels → the model's; the names that classes have now, and which order was
     assumed.
@@ -203,120 +255,192 @@ def matched(
     DataError where the model has no such labels. Names are the model's, or the data's where the
     model has none.
     """
-    return READ[model.problem](spec, numbers, names, model)
+    labels, names, note = READ[model.problem](spec, column, model)
+    notes = [text for text in (column.note, note) if text]
+    return labels, names, "; ".join(notes) or None
 
 
 def _of_classes(
-    spec: str, numbers: Labels, names: Sequence[str] | None, model: Model
+    spec: str, column: Column, model: Model
 ) -> tuple[Labels, tuple[str, ...] | None, str | None]:
     """One of several classes."""
-    if numbers.dtype.kind != "i":
-        several = numbers.ndim == 2
-        row = 0 if several else int(np.flatnonzero(numbers != np.floor(numbers))[:1].sum())
-        what = (
-            "a list of labels, where a name or number is due"
-            if several
-            else f"the label {float(numbers[row])}"
-        )
+    labels = column.labels
+    if labels.ndim == 2:
         hint = f"{ONE_EACH} For others, train a model of that kind: --set classifier=fresh."
-        raise DataError(f"{spec}: row {row} has {what}", hint=hint)
-    labels = model.labels
-    count = model.num_classes if names is None else len(names)
-    bad = np.flatnonzero((numbers < 0) | (numbers >= count))
-    if len(bad):
-        owner = "the model" if names is None else "it"
+        what = "a list of labels, where a name or number is due"
+        raise DataError(f"{spec}: row 0 has {what}", hint=hint)
+    if labels.dtype.kind == "f":
+        column = _of_floats(spec, labels, model)
+        labels = column.labels
+    assert column.names is not None
+    outside = np.flatnonzero((labels < 0) | (labels >= len(column.names)))
+    if len(outside):
         raise DataError(
-            f"{spec}: row {bad[0]} has label {numbers[bad[0]]}, {owner} has classes 0-{count - 1}",
+            f"{spec}: row {outside[0]} has label {labels[outside[0]]}, it has classes "
+            f"0-{len(column.names) - 1}",
             hint=OTHER_CLASSES,
         )
-    if names is None:
-        note = labels and (
+    positions, names, note = positions_of(spec, column, model)
+    return positions[labels], names, note
+
+
+def _of_floats(spec: str, labels: Labels, model: Model) -> Column:
+    """Numbers with a point, where these are names of the model's classes."""
+    values = np.unique(labels)
+    places = _places_of([str(value) for value in values], model.labels or ())
+    if -1 not in places:
+        names = tuple((model.labels or ())[place] for place in places)
+        return Column(np.searchsorted(values, labels), names)
+    row = np.flatnonzero(labels != np.floor(labels))[:1].sum()
+    hint = f"{ONE_EACH} For others, train a model of that kind: --set classifier=fresh."
+    raise DataError(f"{spec}: row {row} has the label {float(labels[row])}", hint=hint)
+
+
+def positions_of(
+    spec: str, column: Column, model: Model
+) -> tuple[NDArray[np.int64], tuple[str, ...] | None, str | None]:
+    """For each class of the data its position among the model's, or -1; the classes' names, and
+    which order was assumed.
+    """
+    assert column.names is not None
+    if column.numbers is not None and _are_positions(spec, column, model):
+        return _by_position(spec, column, model)
+    labels = model.labels
+    in_order = column.reading in ("positions", "sorted")
+    if labels is None or in_order or _same_order(column.names, model):
+        return _by_order(spec, column, model)
+    return _by_name(spec, column, labels), labels, None
+
+
+def _are_positions(spec: str, column: Column, model: Model) -> bool:
+    """Whether numbers are positions of classes, and not names of the model's."""
+    if column.reading is not None:
+        return column.reading == "positions"
+    labels = model.labels or ()
+    if not any(NUMBER.fullmatch(label) for label in labels):
+        return True
+    names = column.names or ()
+    places = _places_of(names, labels)
+    if -1 not in places:
+        return False
+    unknown = names[places.index(-1)]
+    raise DataError(
+        f"{spec}: labels {listed(names)} may be names or positions of the model's classes "
+        f"{listed(labels)}: as names, {unknown} is none of them; as positions, 0 is {labels[0]}",
+        hint="Say which: --labels names, or --labels positions.",
+    )
+
+
+def _by_position(
+    spec: str, column: Column, model: Model
+) -> tuple[NDArray[np.int64], tuple[str, ...] | None, str | None]:
+    numbers, count, labels = column.numbers or (), model.num_classes, model.labels
+    positions = np.full(len(numbers), -1, dtype=np.int64)
+    for at in _used(column):
+        if not 0 <= numbers[at] < count:
+            raise DataError(
+                f"{spec}: row {_row_of(column, at)} has label {numbers[at]}, the model has "
+                f"classes 0-{count - 1}",
+                hint=OTHER_CLASSES,
+            )
+        positions[at] = numbers[at]
+    note = None
+    if labels:
+        note = (
             f"labels of {spec} are numbers, taken as the model's classes in its order: "
             f"0 is {labels[0]}, {count - 1} is {labels[-1]}"
         )
-        return numbers, labels, note or None
-    if labels is not None and not _same_order(names, model):
-        return _by_name(spec, names, numbers, labels), labels, None
-    if len(names) != model.num_classes:
+    return positions, labels, note
+
+
+def _by_order(
+    spec: str, column: Column, model: Model
+) -> tuple[NDArray[np.int64], tuple[str, ...] | None, str | None]:
+    """The data's classes one by one as the model's."""
+    names, count, labels = column.names or (), model.num_classes, model.labels
+    if len(names) != count:
         raise DataError(
-            f"{spec}: has {len(names)} classes, the model has {model.num_classes}",
-            hint=OTHER_CLASSES,
+            f"{spec}: has {len(names)} classes, the model has {count}", hint=OTHER_CLASSES
         )
+    order = tuple(range(count))
+    if all(INTEGER.fullmatch(name) for name in names) and names != labels:
+        order = _numeric_order(spec, column)
+        names = tuple(names[at] for at in order)
     theirs = f"0…{count - 1}" if labels is None else listed(labels)
     note = f"classes of {spec}, in this order, taken as the model's {theirs}: {listed(names)}"
-    return numbers, labels or tuple(names), None if names == labels else note
+    return np.argsort(order), labels or names, None if names == labels else note
+
+
+def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
+    """The order of names that are numbers; DataError where their order as text is another, and
+    nobody said which counts.
+    """
+    names = column.names or ()
+    stored = tuple(range(len(names)))
+    by_number = tuple(sorted(stored, key=lambda at: int(names[at])))
+    as_text = tuple(sorted(stored, key=lambda at: names[at]))
+    if column.reading is None and stored == as_text != by_number:
+        raise DataError(
+            f"{spec}: classes are numbers, and their order is not clear: by number "
+            f"{listed([names[at] for at in by_number])}; as text {listed(names)}",
+            hint=(
+                "Say --labels positions for the order of numbers, or --labels sorted for that of "
+                "text, which torchvision's ImageFolder has."
+            ),
+        )
+    if column.reading is None:
+        return stored
+    return as_text if column.reading == "sorted" else by_number
 
 
 def _of_one_logit(
-    spec: str, numbers: Labels, names: Sequence[str] | None, model: Model
+    spec: str, column: Column, model: Model
 ) -> tuple[Labels, tuple[str, ...] | None, str | None]:
     """How true yes is, from 0 to 1."""
-    if numbers.ndim == 2:
+    labels = column.labels
+    if labels.ndim == 2:
         raise DataError(
             f"{spec}: row 0 has a list of labels, where a number is due", hint=FRACTIONS
         )
-    if names is not None:
-        strange = [row for row, number in enumerate(numbers) if names[number] not in YES]
-        if strange:
-            name = names[int(numbers[strange[0]])]
-            raise DataError(
-                f"{spec}: row {strange[0]} has the label {_shown(name)}", hint=FRACTIONS
-            )
-        numbers = np.array([YES.index(name) for name in names])[numbers]
-    outside = np.flatnonzero((numbers < 0) | (numbers > 1))
+    if column.numbers is not None:
+        labels = np.array(column.numbers, dtype=np.float64)[labels]
+    elif column.names is not None:
+        for row, label in enumerate(labels):
+            name = column.names[label]
+            if name not in YES:
+                raise DataError(f"{spec}: row {row} has the label {_shown(name)}", hint=FRACTIONS)
+        labels = np.array([name == "yes" for name in column.names])[labels]
+    outside = np.flatnonzero((labels < 0) | (labels > 1))
     if len(outside):
         raise DataError(
-            f"{spec}: row {outside[0]} has the label {numbers[outside[0]]:g}", hint=FRACTIONS
+            f"{spec}: row {outside[0]} has the label {labels[outside[0]]:g}", hint=FRACTIONS
         )
-    return numbers.astype(np.float64), model.labels, None
+    return labels.astype(np.float64), model.labels, None
 
 
 def _of_many_labels(
-    spec: str, holds: Labels, names: Sequence[str] | None, model: Model
+    spec: str, column: Column, model: Model
 ) -> tuple[Labels, tuple[str, ...] | None, str | None]:
     """A 1 for each of the model's labels that holds."""
-    if holds.ndim != 2 and model.is_zero_shot:
-        numbers, labels, note = _of_classes(
-            spec, holds, names, model
-        )  # of pictures of one thing each
-        return np.eye(model.num_classes, dtype=np.float32)[numbers], labels, note
+    holds = column.labels
+    if holds.ndim != 2 and model.is_zero_shot:  # pictures of one thing each
+        numbers, names, note = _of_classes(spec, column, model)
+        return np.eye(model.num_classes, dtype=np.float32)[numbers], names, note
     if holds.ndim != 2:
-        first = names[int(holds[0])] if names is not None and len(holds) else holds[:1].tolist()
+        first = holds[:1].tolist()
+        if column.names is not None and first:
+            first = column.names[first[0]]
         raise DataError(
             f"{spec}: row 0 has the label {_shown(first)}, where a list is due", hint=LISTS
         )
-    labels, count, note = model.labels, model.num_classes, None
-    places = list(range(holds.shape[1]))
-    if names is not None and labels is not None:
-        where = {name: at for at, name in enumerate(labels)}
-        places = [where.get(name, count) for name in names]
-    elif names is not None and len(names) == count:
-        labels, note = (
-            tuple(names),
-            f"labels of {spec}, in this order, taken as the model's: {listed(names)}",
-        )
-    elif names is not None:
-        raise DataError(
-            f"{spec}: has {len(names)} labels, the model has {count}", hint=OTHER_CLASSES
-        )
-    beyond = [at for at, place in enumerate(places) if place >= count]
-    if beyond:
-        row = int(np.flatnonzero(holds[:, beyond].any(axis=1))[0])
-        at = next(at for at in beyond if holds[row, at])
-        name = at if names is None else names[at]
-        owned = f"0-{count - 1}" if labels is None else listed(labels)
-        raise DataError(
-            f"{spec}: row {row} has the label {_shown(name)}, the model has {owned}",
-            hint=OTHER_CLASSES,
-        )
-    made = np.zeros((len(holds), count), dtype=np.float32)
-    made[:, places] = holds
-    return made, labels, note
+    positions, names, note = positions_of(spec, column, model)
+    matrix = np.zeros((len(holds), model.num_classes), dtype=np.float32)
+    known = positions >= 0
+    matrix[:, positions[known]] = holds[:, known]
+    return matrix, names, note
 
 
-Match = Callable[
-    [str, Labels, Sequence[str] | None, Model], tuple[Labels, tuple[str, ...] | None, str | None]
-]
+Match = Callable[[str, Column, Model], tuple[Labels, tuple[str, ...] | None, str | None]]
 READ: dict[str, Match] = {
     "single_label": _of_classes,
     "one_logit": _of_one_logit,
@@ -343,28 +467,54 @@ def _same_order(names: Sequence[str], model: Model) -> bool:
     return are_codes(names) and not are_codes(labels)
 
 
-def _by_name(spec: str, names: Sequence[str], numbers: Labels, labels: Sequence[str]) -> Labels:
+def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int64]:
     """The numbers of the model's classes, by name; classes without samples need not be known."""
-    where = {name: i for i, name in enumerate(labels)}
-    used = [names[i] for i in np.unique(numbers)]
-    unknown = [name for name in used if name not in where]
+    names = column.names or ()
+    places = _places_of(names, labels)
+    used = _used(column)
+    unknown = [at for at in used if places[at] < 0]
     if unknown:
         # What the other side lacks comes first.
-        theirs = [*unknown, *(name for name in names if name not in unknown)]
+        lacking = [names[at] for at in unknown]
+        theirs = [*lacking, *(name for name in names if name not in lacking)]
         ours = sorted(labels, key=lambda label: label in names)
         raise DataError(
-            f"{spec}: the model has no class {listed(unknown)}; the data's classes: "
-            f"{listed(theirs)}; "
-            f"the model's: {listed(ours)}",
+            f"{spec}: row {_row_of(column, unknown[0])}: the model has no class "
+            f"{listed(lacking)}; the data's classes: {listed(theirs)}; the model's: {listed(ours)}",
             hint=OTHER_CLASSES,
         )
-    twice = next((name for name in used if list(labels).count(name) > 1), None)
+    counts = Counter(labels)
+    twice = next((names[at] for at in used if counts[names[at]] > 1), None)
     if twice is not None:
         raise DataError(
             f"{spec}: the model has more than one class {twice}",
             hint="Give the labels as numbers of the model's classes.",
         )
-    return np.array([where.get(name, -1) for name in names], dtype=np.int64)[numbers]
+    return np.array(places, dtype=np.int64)
+
+
+def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
+    """The position of each name among the labels, or -1; numbers may be spelt otherwise (1 is 01)."""
+    position = {label: at for at, label in enumerate(labels)}
+    exact = [position.get(name, -1) for name in names]
+    if -1 in exact and all(map(NUMBER.fullmatch, (*names, *labels))):
+        by_value = {Decimal(label): at for at, label in enumerate(labels)}
+        if len(by_value) == len(labels):
+            return [by_value.get(Decimal(name), -1) for name in names]
+    return exact
+
+
+def _used(column: Column) -> list[int]:
+    """The data's classes that some row has."""
+    labels = column.labels
+    used = np.flatnonzero(labels.any(axis=0)) if labels.ndim == 2 else np.unique(labels)
+    return [int(at) for at in used]
+
+
+def _row_of(column: Column, at: int) -> int:
+    """The first row that has the data's class at this position."""
+    labels = column.labels
+    return int(np.argmax(labels[:, at] if labels.ndim == 2 else labels == at))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hydrasurgeon.data.images import pixels
-from hydrasurgeon.data.labels import class_names, class_numbers
+from hydrasurgeon.data.labels import class_names, numbered
 from hydrasurgeon.data.samples import Arrays, Rows, Samples
 from hydrasurgeon.data.tables import Columns, Table, classes_of, rows
 from hydrasurgeon.errors import DataError, reason
@@ -120,17 +120,17 @@ def read_torchvision(spec: str, rest: str, columns: Columns) -> Samples:
             f"{spec}: its targets are not one class for each picture",
             hint="Only data sets for classification can be used.",
         )
-    labels = class_numbers(spec, numbers)
-    classes = getattr(loaded, "classes", None)
-    if classes is not None:  # ImageNet has several words for each
-        classes = class_names(spec, [c if isinstance(c, str) else ", ".join(c) for c in classes])
+    column, classes = numbered(spec, numbers), getattr(loaded, "classes", None)
+    if column is not None and classes is not None:  # ImageNet has several words for each
+        words = [name if isinstance(name, str) else ", ".join(name) for name in classes]
+        column = column.named(class_names(spec, words))
     images = getattr(loaded, "data", None)
     if images is None or len(images) != len(loaded):
-        return Rows(spec, loaded, "image", labels, classes)
+        return Rows(spec, loaded, "image").labelled(column)
     array = np.asarray(images)
     if array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[-1] not in (1, 3):
         array = array.transpose(0, 2, 3, 1)
-    return Arrays(spec, pixels(spec, array), labels, classes)
+    return Arrays(spec, pixels(spec, array)).labelled(column)
 
 
 def _loaded(spec: str, make: Any, split: str) -> Any:

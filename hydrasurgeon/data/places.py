@@ -51,7 +51,7 @@ def columns_of(spec: str) -> tuple[str, dict[str, str]]:
     columns = {}
     for place, part in enumerate(parts):
         role, comma, name = part.partition(",")
-        if comma and role in ROLES:
+        if comma and role in (*ROLES, "labels"):
             columns[role] = unquote(name)
         elif part and place < len(PLACED):
             columns[PLACED[place]] = unquote(part)

@@ -8,17 +8,18 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from hydrasurgeon.data.images import MAX_BYTES, decode, plain
-from hydrasurgeon.data.labels import Labels, matched
+from hydrasurgeon.data.labels import UNLABELLED, Column, Labels, matched, numbered
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import read_bytes
 from hydrasurgeon.files.manifest import Inputs, Model
@@ -36,8 +37,6 @@ MEND: dict[Inputs, str] = {
     ),
 }
 """What next, where a model of texts got the others."""
-UNLABELLED = -1
-"""In place of the class of a sample that has none."""
 EMPTY = hashlib.sha256().digest()
 """The digest of a sample that cannot be read."""
 
@@ -61,8 +60,14 @@ class Samples(ABC):
     """What a table holds of each sample beside it, where whoever opened it wanted that."""
     found: tuple[str, ...] = ()
     """The columns of the table that they come from."""
+    used: tuple[str, ...] = ()
+    """Those of them that hold texts, images and groups."""
     grouping: Sequence[Any] | None = None
     """The column of a table that says which query each sample belongs to."""
+    numbers: tuple[int, ...] | None = None
+    """The numbers that `classes` were written as: each may be a name or a position."""
+    read_as: str | None = None
+    """What `--labels` says of them."""
     note: str | None = None
     """Which order of classes was assumed, where names did not say."""
 
@@ -71,6 +76,23 @@ class Samples(ABC):
     ) -> None:
         self.spec, self.labels = spec, labels
         self.classes = None if classes is None else tuple(classes)
+
+    def labelled(self, column: Column | None) -> Self:
+        """The same samples, with these labels."""
+        if column is not None:
+            self.labels, self.classes, self.numbers = column.labels, column.names, column.numbers
+            self.read_as, self.note = column.reading, column.note
+        return self
+
+    @property
+    def written(self) -> Column | None:
+        """The labels as the data holds them."""
+        if self.labels is None:
+            return None
+        if self.classes is None and self.labels.dtype.kind != "f":
+            column = numbered(self.spec, self.labels)
+            return None if column is None else replace(column, reading="positions")
+        return Column(self.labels, self.classes, self.numbers, self.read_as, self.note)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -130,9 +152,12 @@ class Samples(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Spec, rows and a hash of exactly the samples in use, wherever they lie."""
         total = hashlib.sha256(b"".join(self.digests))
-        if self.labels is not None:
-            kind = "<i8" if self.labels.dtype.kind == "i" else "<f8"
-            total.update(np.ascontiguousarray(self.labels, dtype=kind).tobytes())
+        labels = self.labels
+        if labels is not None and labels.ndim == 1 and self.numbers is not None:
+            labels = Column(labels, self.classes, self.numbers).positions
+        if labels is not None:
+            kind = "<i8" if labels.dtype.kind == "i" else "<f8"
+            total.update(np.ascontiguousarray(labels, dtype=kind).tobytes())
         return {"spec": self.spec, "rows": len(self), "sha256": total.hexdigest()}
 
     def content_hash(self) -> str:
@@ -301,13 +326,10 @@ class Subset(Samples):
         self, parent: Samples, labels: Labels | None, index: NDArray[np.int64] | None = None
     ) -> None:
         super().__init__(parent.spec, labels, parent.classes)
-        self.parent, self.kind, self.columns, self.found = (
-            parent,
-            parent.kind,
-            parent.columns,
-            parent.found,
-        )
+        self.parent, self.kind, self.columns = parent, parent.kind, parent.columns
+        self.found, self.used = parent.found, parent.used
         self.inputs = parent.inputs
+        self.numbers, self.read_as, self.note = parent.numbers, parent.read_as, parent.note
         self.index: Sequence[int] | NDArray[np.int64] = (
             range(len(parent)) if index is None else index
         )
@@ -385,21 +407,21 @@ def fit_classes(samples: Samples, model: Model) -> Samples:
     Their `classes` are the model's, or the data's where the model has no names; their `note` says
     which order was assumed where names could not be matched.
     """
-    if samples.labels is None:
-        columns = (
-            f" (columns: {', '.join(name[:40] for name in samples.found[:20])})"
-            if samples.found
-            else ""
+    column = samples.written
+    if column is None:
+        found = [name[:40] for name in samples.found]
+        columns = f" (columns: {', '.join(found[:20])})" if found else ""
+        others = [name for name in found if name not in samples.used]
+        hint = (
+            "Give class folders, an array called labels, or a column called label(s), or "
+            "name it by --label-column; a label of -1 stands for none."
         )
-        raise DataError(
-            f"{samples.spec}: has no labels{columns}",
-            hint="Give class folders, an array called labels, or a column called label(s), or "
-            "name it by "
-            "--label-column; a label of -1 stands for none.",
-        )
-    numbers, classes, note = matched(samples.spec, samples.labels, samples.classes, model)
-    fitted = Subset(samples, numbers)
-    fitted.classes, fitted.note = classes, note
+        if len(others) == 1:
+            hint = f"Is it --label-column {others[0]}?"
+        raise DataError(f"{samples.spec}: has no labels{columns}", hint=hint)
+    labels, classes, note = matched(samples.spec, column, model)
+    fitted = Subset(samples, None)
+    fitted.labelled(Column(labels, classes, note=note))
     return fitted
 
 

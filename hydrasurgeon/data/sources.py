@@ -19,8 +19,8 @@ from hydrasurgeon.data.labels import (
     Labels,
     array_labels,
     class_names,
-    class_numbers,
     is_label_array,
+    numbered,
 )
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
 from hydrasurgeon.data.places import PICTURES, TABLES, columns_of, ending, is_there, located
@@ -181,6 +181,7 @@ def open_data(
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
     samples.spec = portable(spec)
+    samples.read_as = named.get("labels", samples.read_as)
     samples = limited(samples, limit, seed)
     return samples if model is None else fit_classes(samples, model)
 
@@ -261,7 +262,7 @@ def _image_list(spec: str, path: Path) -> Samples:
         names.append(name)
         labels.append(int(label[0]))
     root = _root(spec, path, names[0]) if names else path
-    return Files(spec, [root / name for name in names], class_numbers(spec, labels))
+    return Files(spec, [root / name for name in names]).labelled(numbered(spec, labels))
 
 
 def _root(spec: str, path: Path, name: str) -> Path:
@@ -320,22 +321,19 @@ def _arrays(spec: str, file: IO[bytes]) -> Arrays:
             name: np.asarray(archive[name])
             for name in {"images", "labels", "classes"} & {*archive.files}
         }
-        names = arrays["classes"].tolist() if "classes" in arrays else None
     if "images" not in arrays:
         listed = ", ".join(sorted(archive.files)[:10]) or "nothing"
         raise DataError(f"{spec}: has no array 'images' (found: {listed})")
     images, labels = pixels(spec, arrays["images"]), arrays.get("labels")
-    numbered = labels is None or (labels.shape[:1] == (len(images),) and is_label_array(labels))
-    if not numbered or (names is not None and arrays["classes"].ndim != 1):
+    classes = arrays.get("classes")
+    fits = labels is None or (labels.shape[:1] == (len(images),) and is_label_array(labels))
+    if not fits or (classes is not None and classes.ndim != 1):
         raise DataError(
             f"{spec}: labels must be {len(images)} integers, and classes a list of names"
         )
-    return Arrays(
-        spec,
-        images,
-        None if labels is None else array_labels(spec, labels),
-        None if names is None else class_names(spec, names),
-    )
+    names = None if classes is None else class_names(spec, classes.tolist())
+    samples = Arrays(spec, images)
+    return samples if labels is None else samples.labelled(array_labels(spec, labels, names))
 
 
 READERS = {".npz": _npz, ".txt": _image_list, ".zip": read_zip}

@@ -177,18 +177,19 @@ def rows(table: Table, columns: Columns) -> Samples:
         else table.column("image", columns, IMAGES)
     )
     first, second = (image, None) if image is not None else _texts(table, columns)
-    labels = table.column("label", columns, LABELS)
-    numbers, classes = (
-        (None, None) if labels is None else labels_of(table.spec, table.columns[labels])
-    )
-    if numbers is not None and classes is None and labels is not None:
-        classes = table.classes.get(labels)
     kind: Literal["image", "text"] = "text" if image is None else "image"
-    made: Samples = Rows(table.spec, table.columns[first], kind, numbers, classes, table.root)
+    made: Samples = Rows(table.spec, table.columns[first], kind, root=table.root)
     if second is not None:
         made = TextPairs(made, Rows(table.spec, table.columns[second], "text"), second)
-    made.found = table.names
+    labels = table.column("label", columns, LABELS)
     group = table.column("group", columns, GROUPS)
+    made.found = table.names
+    made.used = tuple(name for name in (first, second, group) if name is not None)
+    if labels is not None:
+        column = labels_of(table.spec, table.columns[labels])
+        if column is not None and labels in table.classes:
+            column = column.named(table.classes[labels])
+        made.labelled(column)
     made.grouping = None if group is None else table.columns[group]
     made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}
     return made

@@ -5,7 +5,7 @@ remember it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from pydantic import BeforeValidator, model_validator
@@ -18,7 +18,7 @@ ROLES = ("text", "text_pair", "label", "image", "group")
 """What a column can be."""
 PLACED = ("text", "label")
 """Roles that are known by their place behind a spec, and have options of their own."""
-OF_LABELLED = ("label", "group")
+OF_LABELLED = ("label", "group", "labels")
 """Roles that OOD data has no columns for."""
 
 
@@ -54,7 +54,9 @@ def named(spec: str, columns: Mapping[str, str]) -> str:
     names = {role: quote(name, safe="").replace(".", "%2E") for role, name in columns.items()}
     if names.keys() <= set(PLACED):
         return "#".join([spec, *(names.get(role, "") for role in PLACED)]).rstrip("#")
-    return "#".join([spec, *(f"{role},{names[role]}" for role in ROLES if role in names)])
+    return "#".join(
+        [spec, *(f"{role},{names[role]}" for role in (*ROLES, "labels") if role in names)]
+    )
 
 
 class Columns(Options):
@@ -84,6 +86,17 @@ class Columns(Options):
         ),
     )
 
+    labels: Literal["names", "positions", "sorted"] | None = option(
+        None,
+        metavar="names|positions|sorted",
+        unset="names where all are the model's",
+        group=READ,
+        help=(
+            "What labels that are numbers mean: class names, or positions from 0; folders: "
+            "positions (by number) or sorted (as text)."
+        ),
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _named_columns(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -92,6 +105,8 @@ class Columns(Options):
         columns |= {
             role: values[f"{role}_column"] for role in PLACED if values.get(f"{role}_column")
         }
+        if values.get("labels") is not None:
+            columns["labels"] = values["labels"]
         fields = cls.model_fields if columns else {}
         changed = {}
         for name in fields.keys() & values.keys():

@@ -152,6 +152,7 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
     recipe's text length and the data's kind of texts, which it keeps: what it is trained on is what
     it reads.
     """
+    from hydrasurgeon.data.labels import new_classes
     from hydrasurgeon.data.samples import reading
 
     if plan.problem not in (None, model.problem) and plan.classifier == "keep":
@@ -160,23 +161,12 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
             hint="Give it a new one: --set classifier=fresh.",
         )
     if plan.classifier != "keep" and samples.labels is not None:
-        labels, classes, kinds = (
-            samples.labels,
-            samples.classes,
-            {"i": "single_label", "f": "one_logit"},
-        )
+        labels, kinds = samples.labels, {"i": "single_label", "f": "one_logit"}
         problem = "multi_label" if labels.ndim == 2 else plan.problem or kinds[labels.dtype.kind]
-        count = (
-            1
-            if problem == "one_logit"
-            else labels.shape[1]
-            if labels.ndim == 2
-            else int(labels.max(initial=0)) + 1
-        )
-        classes = None if problem == "one_logit" else classes
-        model = family_of(model).with_classes(
-            model, count if classes is None else len(classes), classes
-        )
+        count, classes = 1, None
+        if problem != "one_logit":
+            count, classes = new_classes(samples.spec, samples.written)
+        model = family_of(model).with_classes(model, count, classes)
         model = model.model_copy(update={"problem": problem, "inputs": None})
     model = reading(model, samples)
     longest = model.preprocess.get("max_length")

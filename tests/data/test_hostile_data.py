@@ -220,7 +220,7 @@ def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
     samples = open_data(str(tmp_path / "d.jsonl"))
     assert samples.labels is not None
     assert samples.labels.tolist() == list(range(12))
-    assert samples.classes is None
+    assert samples.numbers == tuple(range(12))
 
 
 @pytest.mark.parametrize("suffix", ["npz", "txt", "jsonl"])
@@ -244,7 +244,7 @@ def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
         samples = open_data(str(tmp_path / name))
         assert samples.read(0) == "ä"
         assert samples.labels is not None
-        assert samples.labels.tolist() == [1]
+        assert (samples.labels.tolist(), samples.classes) == ([0], ("1",))
 
 
 def test_long_fields_of_a_csv(tmp_path: Path) -> None:

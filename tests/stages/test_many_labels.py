@@ -455,10 +455,10 @@ def test_samples_without_labels_promise_nothing() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([["red"], ["blue"]], "row 1 has the label 'blue', the model has red, round, small"),
+        ([["red"], ["blue"]], "row 1: the model has no class blue"),
         ([["red"], "round"], "row 1 has the label 'round' where others have a list"),
         (["red", "round"], "row 0 has the label 'red', where a list is due"),
-        ([[0], [3]], "row 1 has the label 3, the model has red, round, small"),
+        ([[0], [3]], "row 1 has label 3, the model has classes 0-2"),
         ([["red"], [1]], r"row 1 has the label \[1\] where others have a list"),
         ([["red"], None], "row 1 has the label None where others have a list"),
     ],

@@ -175,7 +175,7 @@ def _mistakes() -> Iterator[Mistake]:
     yield Mistake(
         "labels beyond 64 bits",
         _file("d.npz", npz(images=IMAGES, labels=np.array([0, 2**64 - 1, 2], np.uint64))),
-        "row 1 has the label 18446744073709551615",
+        "row 1 has label 18446744073709551615",
     )
     yield Mistake(
         "too few labels",
