@@ -124,7 +124,8 @@ def _words(data: str | Samples, where: str) -> Sequence[str]:
     from hydrasurgeon.data import open_data
     from hydrasurgeon.data.labels import are_codes
 
-    names = (open_data(data) if isinstance(data, str) else data).classes
+    samples = open_data(data) if isinstance(data, str) else data
+    names = None if samples.numbers is not None else samples.classes
     if names is None or are_codes(names):
         why = (
             "the data has none"

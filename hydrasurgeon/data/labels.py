@@ -110,15 +110,15 @@ def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
     return numbered(spec, values)
 
 
-def numbered(spec: str, values: Sequence[int] | Sequence[str] | NDArray[Any]) -> Column | None:
+def numbered(spec: str, values: Sequence[Any] | NDArray[Any]) -> Column | None:
     """Integers, perhaps as texts; None where every one is -1, which stands for no label."""
-    values = np.asarray(values).tolist()
-    distinct = sorted(set(values), key=lambda value: (int(value), str(value)))
+    written = np.asarray(values).tolist()
+    distinct = sorted(set(written), key=lambda value: (int(value), str(value)))
     numbers = tuple(int(value) for value in distinct)
     if numbers == (UNLABELLED,):
         return None
     names = class_names(spec, [str(value) for value in distinct])
-    return Column(_index(distinct, values), names, numbers)
+    return Column(_index(distinct, written), names, numbers)
 
 
 def _index(distinct: Sequence[Any], values: Sequence[Any]) -> NDArray[np.int64]:

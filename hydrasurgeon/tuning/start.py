@@ -160,12 +160,13 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
             f"--set problem={plan.problem}: the model's classifier is {model.problem}",
             hint="Give it a new one: --set classifier=fresh.",
         )
-    if plan.classifier != "keep" and samples.labels is not None:
-        labels, kinds = samples.labels, {"i": "single_label", "f": "one_logit"}
+    column = samples.written
+    if plan.classifier != "keep" and column is not None:
+        labels, kinds = column.labels, {"i": "single_label", "f": "one_logit"}
         problem = "multi_label" if labels.ndim == 2 else plan.problem or kinds[labels.dtype.kind]
         count, classes = 1, None
         if problem != "one_logit":
-            count, classes = new_classes(samples.spec, samples.written)
+            count, classes = new_classes(samples.spec, column)
         model = family_of(model).with_classes(model, count, classes)
         model = model.model_copy(update={"problem": problem, "inputs": None})
     model = reading(model, samples)
