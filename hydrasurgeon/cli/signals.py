@@ -68,7 +68,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
-STATES = (".training.safetensors", ".search.json", ".partial")
+STATES = (".training.safetensors", ".search.json")
 """Endings of files, beside what a command writes, that it goes on from."""
 RESUMED = STATES[0]
 """Of these, what is gone on from when `--resume` says so."""

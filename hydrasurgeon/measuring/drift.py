@@ -46,6 +46,8 @@ class Drift:
     id_flagged: float
     alpha: float
     tests: tuple[DriftTest, ...]
+    labels: tuple[str | int, ...]
+    """What the counts of predicted classes belong to, in their order."""
 
     @property
     def drifted(self) -> bool:
@@ -61,15 +63,19 @@ class Drift:
 
     def to_json(self) -> dict[str, Any]:
         """As `monitor --json` prints it."""
-        seen = None if self.validation is None else self.validation.model_dump(mode="json")
         return {
             "drifted": self.drifted,
             "alpha": self.alpha,
-            "answers": self.answers.model_dump(mode="json"),
-            "validation": seen,
+            "answers": self._named(self.answers),
+            "validation": None if self.validation is None else self._named(self.validation),
             "promised": {"unfamiliar": self.id_flagged},
             "tests": [asdict(test) for test in self.tests],
         }
+
+    def _named(self, seen: Seen) -> dict[str, Any]:
+        """Counts, those of predicted classes by their names."""
+        predicted = dict(zip(map(str, self.labels), seen.predicted, strict=True))
+        return {**seen.model_dump(mode="json"), "predicted": predicted}
 
 
 def drift_of(
@@ -93,7 +99,7 @@ def drift_of(
             f"{now[most]:.1%}"
         )
         tests.append(DriftTest("classes", "chi-square by permutation", p, p <= bound, says))
-    return Drift(answers, seen, promised, alpha, tuple(tests))
+    return Drift(answers, seen, promised, alpha, tuple(tests), tuple(labels))
 
 
 def unfamiliar_p(count: int, rows: int, promised: float, certified: int) -> float:

@@ -226,8 +226,6 @@ class CalibrateOptions(Answering, Output):
 class PredictOptions(Answering, Force):
     """Answer for every sample: label, prediction set, uncertainty, OOD score, or that the model
     abstains.
-
-    Interrupted, it goes on where it was when the command is repeated.
     """
 
     requires: ClassVar = {

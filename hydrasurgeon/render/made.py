@@ -225,13 +225,11 @@ def calibrated(result: Calibrated) -> None:
     _pushed(result.hub)
 
 
-@view(fields("rows", "answers", "resumed", "notes"))
+@view(fields("rows", "answers", "notes"))
 def predicted(result: Predicted) -> None:
     """How many answers there are; rows that went to stdout have been there."""
     if result.path is None:
         return
-    if result.resumed:
-        show(f"{result.resumed} rows were there already")
     counts = ", ".join(f"{count} {what}" for what, count in result.answers.items())
     show((str(result.path), "bold"), f": {result.rows} rows ({counts})")
 

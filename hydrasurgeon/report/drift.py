@@ -15,14 +15,12 @@ CLASSES = 20
 """Classes that are listed at most: those that shifted most."""
 
 
-def page(
-    drift: Drift, labels: Sequence[str | int], *, name: str, source: str, notes: Sequence[str]
-) -> str:
+def page(drift: Drift, *, name: str, source: str, notes: Sequence[str]) -> str:
     """The verdict, its tests, and what changed."""
     answers, seen = drift.answers, drift.validation
     classes = [
         (visible(str(label)), n, n / answers.rows)
-        for label, n in zip(labels, answers.predicted, strict=True)
+        for label, n in zip(drift.labels, answers.predicted, strict=True)
     ]
     before = [None] * len(classes) if seen is None else [n / seen.rows for n in seen.predicted]
     rows = [(*each, then) for each, then in zip(classes, before, strict=True) if each[1] or then]

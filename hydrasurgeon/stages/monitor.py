@@ -4,26 +4,33 @@ saw.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckFailed, CheckpointError, DataError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.decided import Seen
-from hydrasurgeon.files.foreign import open_regular, parse_json, readable, visible
+from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.rows import harmless, read_rows
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import MonitorOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.drift import Drift
 
-MAX_LINE = 4 << 20
-"""Most bytes of an answer."""
-HINT = "Give the .jsonl that `predict -o` or `serve --answers` wrote with a calibrated checkpoint."
+ROUNDING = 1e-3
+"""By how much a total uncertainty may exceed the largest there is, ln(classes)."""
+UNFAMILIAR = {True: True, False: False, "true": True, "false": False}
+"""The flag as JSON and parquet have it, and as CSV has it."""
+HINT = "Give what `predict -o` or `serve --answers` wrote with a calibrated checkpoint."
 """What to do about a file that holds no answers."""
+DAMAGED = "The row is damaged, or another checkpoint answered."
+"""What to think of a number that cannot be."""
 
 
 @dataclass(frozen=True)
@@ -92,63 +99,64 @@ def monitor(arguments: MonitorOptions) -> Monitored:
 
         write_text(
             place,
-            page(drift, labels, name=opened.name, source=Path(arguments.answers).name, notes=notes),
+            page(drift, name=opened.name, source=Path(arguments.answers).name, notes=notes),
         )
     return Monitored(place, opened.name, drift, notes)
 
 
-def counted(path: Path, labels: list[str | int]) -> tuple[Seen, int]:
+def counted(path: Path, labels: Sequence[str | int]) -> tuple[Seen, int]:
     """The counts of a file of answers, and how many of its rows are errors."""
     predicted, answers, uncertainty, errors = [0] * len(labels), Counter[str](), 0.0, 0
-    index = {label: at for at, label in enumerate(labels)}
-    with open_regular(path, error=DataError) as file, readable(path, DataError):
-        number = 0
-        while line := file.readline(MAX_LINE + 1):
-            number += 1
-            where = f"{path}, line {number}"
-            row = parse_json(line, where, most=MAX_LINE, error=DataError)
-            if isinstance(row, dict) and "error" in row:
-                errors += 1
-                continue
-            answer, total = _of_row(row, where)
-            if row["label"] not in index:
-                raise DataError(
-                    f"{where}: {visible(str(row['label']))[:80]} is no class of the checkpoint",
-                    hint=HINT,
-                )
-            predicted[index[row["label"]]] += 1
-            answers[answer] += 1
-            uncertainty += total
+    index = {str(label): at for at, label in enumerate(labels)}
+    # CSV holds names that a spreadsheet would run as a formula in another form.
+    index = {harmless(label): at for label, at in index.items()} | index
+    # No distribution over the classes is less certain than the uniform one.
+    most = math.log(len(labels)) + ROUNDING
+    for where, row in read_rows(path):
+        if isinstance(row, dict) and row.get("error"):
+            errors += 1
+            continue
+        answer = _answer(row, where, most)
+        if answer.label not in index:
+            raise DataError(
+                f"{where}: {visible(answer.label)[:80]} is no class of the checkpoint", hint=HINT
+            )
+        predicted[index[answer.label]] += 1
+        answers[answer.kind] += 1
+        uncertainty += answer.total
     rows = sum(predicted)
     if not rows:
         raise DataError(f"{path}: holds no answers", hint=HINT)
-    unfamiliar, abstain = answers["unfamiliar"], answers["abstain"]
-    mean = uncertainty / rows
-    return Seen(
+    seen = Seen(
         rows=rows,
-        unfamiliar=unfamiliar,
-        abstain=abstain,
-        uncertainty=mean,
+        unfamiliar=answers["unfamiliar"],
+        abstain=answers["abstain"],
+        uncertainty=uncertainty / rows,
         predicted=tuple(predicted),
-    ), errors
+    )
+    return seen, errors
 
 
-def _of_row(row: Any, where: str) -> tuple[str, float]:
-    """`unfamiliar`, `abstain` or `answered`, and the uncertainty of an answer."""
-    if isinstance(row, dict) and isinstance(row.get("logit"), float):
-        row["label"] = "yes" if row["logit"] > 0 else "no"
-    whole = (
-        isinstance(row, dict)
-        and isinstance(row.get("label"), str | int)
-        and isinstance(row.get("total"), float)
-    )
-    if not whole or not isinstance(row.get("unfamiliar"), bool):
-        raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT)
-    kind = (
-        "unfamiliar"
-        if row["unfamiliar"]
-        else "abstain"
-        if row.get("answer") == "abstain"
-        else "answered"
-    )
-    return kind, row["total"]
+class _Answer(NamedTuple):
+    label: str
+    kind: str
+    """`unfamiliar`, `abstain` or `answered`."""
+    total: float
+
+
+def _answer(row: Any, where: str, most: float) -> _Answer:
+    """What a row says, whatever kind of file it stands in."""
+    try:
+        if "logit" in row and row["logit"] not in (None, ""):
+            label = "yes" if float(row["logit"]) > 0 else "no"
+        else:
+            label = str(row["label"])
+        unfamiliar = UNFAMILIAR[row["unfamiliar"]]
+        total = float(row["total"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT) from error
+    if not 0 <= total <= most:
+        raise DataError(f"{where}: a total uncertainty of {total:g}", hint=DAMAGED)
+    if unfamiliar:
+        return _Answer(label, "unfamiliar", total)
+    return _Answer(label, "abstain" if row.get("answer") == "abstain" else "answered", total)

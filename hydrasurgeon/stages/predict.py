@@ -4,23 +4,24 @@ all.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.decision.printed import Answers
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file
-from hydrasurgeon.files.growing import Growing, write_csv, write_lines, write_parquet
+from hydrasurgeon.files.rows import line, writing
 from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.state import Prediction
     from hydrasurgeon.runtime.classifier import Classifier
 
-Write = Callable[[IO[bytes], Iterator[str]], None]
-"""Writes lines of JSON into a file of some format."""
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
 KINDS = {
@@ -69,8 +68,6 @@ class Predicted(Answers):
     answers: dict[str, int]
     """How many were `answered`, `abstain`, `unfamiliar`, and could not be read (`error`)."""
     notes: tuple[str, ...] = ()
-    resumed: int = 0
-    """Rows that an interrupted run had left."""
     _rows: Sequence[dict[str, Any]] = ()
 
     def __repr__(self) -> str:
@@ -93,43 +90,31 @@ def predict(arguments: PredictOptions) -> Predicted:
     [6, 6, 6]
     """
     _check(arguments)
-    place, streams = None, arguments.data == "-"
+    place = None
     if arguments.out is not None:
         place = output_file(
             arguments.out, option="-o", force=arguments.force, inputs=arguments.sources
         )
     answering = _Alone(arguments) if arguments.predictions is not None else _answering(arguments)
-    counts, resumed = Counter[str](), 0
+    counts = Counter[str]()
     returned: list[dict[str, Any]] = []
-    if place is None:
-        for rows in answering.rows(0):
+    keep: Callable[[list[dict[str, Any]]], None] = returned.extend
+    with ExitStack() as stack:
+        if place is not None:
+            keep = stack.enter_context(writing(place, answering.columns(place.suffix), spread))
+        elif arguments.each is not None:
+            keep = partial(_hand_on, arguments.each)
+        for rows in answering.rows():
             counts.update(map(_outcome, rows))
-            if arguments.each is None:
-                returned += rows
-            else:
-                for row in rows:
-                    arguments.each(_line(row))
-    else:
-        growing = Growing(
-            place, answering.identity, step=answering.batch, force=arguments.force or streams
-        )
-        resumed = growing.done
-        counts.update(_outcome(json.loads(line)) for line in growing.lines())
-        try:
-            for rows in answering.rows(resumed):
-                counts.update(map(_outcome, rows))
-                growing.add([_line(row) for row in rows])
-            growing.finish(answering.writer(place.suffix))
-        finally:
-            growing.close()
+            keep(rows)
     return Predicted(
-        place,
-        sum(counts.values()),
-        dict(sorted(counts.items())),
-        answering.notes,
-        resumed,
-        returned,
+        place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, returned
     )
+
+
+def _hand_on(each: Callable[[str], None], rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        each(line(row))
 
 
 def _answering(arguments: PredictOptions) -> _Answering:
@@ -139,10 +124,6 @@ def _answering(arguments: PredictOptions) -> _Answering:
     need_classes(opened.manifest, opened.path)
     opened.digests()
     return _Answering(opened, data, arguments)
-
-
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False, allow_nan=False)
 
 
 def _outcome(row: dict[str, Any]) -> str:
@@ -204,33 +185,17 @@ class _Answering:
         self.in_steps = cascade is not None and arguments.cascade is not False
         if self.model.state is None:
             self.notes += (without_state(opened.name),)
-        self.identity = {
-            "weights_sha256": opened.manifest.weights_sha256,
-            "recorded": opened.recorded,
-            "data": Path(data).name,
-            "rows": [self.first, self.last],
-            "batch": self.batch,
-            "columns": [self.id_column, *keep],
-            "text_pair": arguments.text_pair,
-            "labels": self.names,
-            **{
-                name: getattr(arguments, name)
-                for name in ("dtype", "top", "limit", "seed", "skip_bad")
-            },
-            **({"cascade": False} if cascade is not None and not self.in_steps else {}),
-        }
 
-    def rows(self, done: int) -> Iterator[list[dict[str, Any]]]:
-        """Rows in the order of the samples, without the `done` first."""
+    def rows(self) -> Iterator[list[dict[str, Any]]]:
+        """Rows in the order of the samples."""
         groups = (
             None if self.samples is None or self.problem != "one_logit" else self.samples.groups
         )
         if groups is not None:
-            ranked = self._ranked(groups)
-            yield from (ranked[at : at + self.batch] for at in range(done, len(ranked), self.batch))
+            yield self._ranked(groups)
             return
         if self.samples is not None:
-            yield from self._over(self.samples, self.first + done, self.last)
+            yield from self._over(self.samples, self.first, self.last)
             return
         from hydrasurgeon.data.samples import Rows
         from hydrasurgeon.data.sources import text_pairs
@@ -316,9 +281,13 @@ class _Answering:
             **{key: plain(samples.carried(name, i)) for key, name in self.kept.items()},
         }
 
-    def writer(self, ending: str) -> Write:
-        """What writes rows into a file with this ending."""
-        return _writer(ending, self.kept, min(self.arguments.top, self.classes), self.problem)
+    def columns(self, ending: str) -> dict[str, str]:
+        """The columns of a table with this ending, and what they hold."""
+        top = min(self.arguments.top, self.classes)
+        columns = _columns(ending, self.kept, top, self.problem)
+        if not self.arguments.skip_bad:
+            del columns["error"]
+        return columns
 
 
 class _Alone:
@@ -347,29 +316,23 @@ class _Alone:
             self.outputs.logits[:0],
             None if self.outputs.features is None else self.outputs.features[:0],
         )
-        record = self.decision.state.record.model_dump(mode="json")
-        self.identity = {
-            "decision": record,
-            "predictions": given.source.sha256,
-            "ids": hashlib.sha256(json.dumps(given.ids).encode()).hexdigest(),
-            "names": self.names,
-            "top": self.top,
-        }
 
-    def rows(self, done: int) -> Iterator[list[dict[str, Any]]]:
-        """Rows in the order of the predictions, without the `done` first."""
+    def rows(self) -> Iterator[list[dict[str, Any]]]:
+        """Rows in the order of the predictions."""
         from hydrasurgeon.decision.state import rows_of
 
         count = len(self.outputs.logits)
-        for start in range(done, count, self.batch):
+        for start in range(0, count, self.batch):
             some = self.outputs.at(slice(start, start + self.batch))
             begun = [{"id": name} for name in self.ids[start : start + self.batch]]
             decided = self.decision.decide(some.logits, some.features)
             yield rows_of(decided, begun, names=self.names, top=self.top)
 
-    def writer(self, ending: str) -> Write:
-        """What writes rows into a file with this ending."""
-        return _writer(ending, {}, min(self.top, self.decision.classes), "single_label")
+    def columns(self, ending: str) -> dict[str, str]:
+        """The columns of a table with this ending, and what they hold."""
+        columns = _columns(ending, {}, min(self.top, self.decision.classes), "single_label")
+        del columns["error"]
+        return columns
 
 
 def kinds_of(problem: str) -> dict[str, str]:
@@ -377,16 +340,18 @@ def kinds_of(problem: str) -> dict[str, str]:
     return {name: kind for name, kind in KINDS.items() if name not in OTHERS[problem]}
 
 
-def _writer(ending: str, kept: Mapping[str, str], count: int, problem: str) -> Write:
-    """What writes rows with these columns, and so many probable labels, into a file."""
-    kinds = {"id": "text", **dict.fromkeys(kept, "text"), **kinds_of(problem)}
-    if ending == ".jsonl":
-        return write_lines
-    if ending == ".parquet":
-        return write_parquet(kinds)
-    tops = [name for n in range(1, count + 1) for name in (f"top{n}", f"p{n}")]
-    columns = [each for name in kinds for each in (tops if name == "top" else [name])]
-    return write_csv(columns, spread)
+def _columns(ending: str, kept: Mapping[str, str], top: int, problem: str) -> dict[str, str]:
+    """The columns of a table; CSV has two for each of the `top` labels."""
+    columns = {"id": "text", **dict.fromkeys(kept, "text"), **kinds_of(problem)}
+    if ending != ".csv":
+        return columns
+    tops: dict[str, str] = {}
+    for number in range(1, top + 1):
+        tops |= {f"top{number}": "text", f"p{number}": "number"}
+    spread_out: dict[str, str] = {}
+    for name, kind in columns.items():
+        spread_out |= tops if name == "top" else {name: kind}
+    return spread_out
 
 
 def _samples(data: str, arguments: PredictOptions, keep: list[str]) -> Samples:

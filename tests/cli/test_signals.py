@@ -43,9 +43,9 @@ AT = {
         state.TrainingState.write = written
     """,
     "an answer": """
-        import hydrasurgeon.files.growing as growing
-        plain = growing.Growing.add
-        growing.Growing.add = lambda *rest: (plain(*rest), strike())
+        import hydrasurgeon.runtime.classifier as classifier
+        plain = classifier.Classifier.answered
+        classifier.Classifier.answered = lambda *a, **k: (plain(*a, **k), strike())
     """,
     "a bug": "import hydrasurgeon.files.tensors as tensors\ntensors._combine = lambda *_: 1 / 0",
 }
@@ -94,51 +94,38 @@ def test_a_signal_leaves_nothing_behind(tiny: MAKE, tmp_path: Path, name: str, a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "at", "line", "state", "more"),
-    [
-        (
-            *(
-                "SIGINT",
-                "a state",
-                "finetune vit --data data.npz --recipe demo --save-every 1 --quiet -o t",
-            ),
-            *("t.training.safetensors", " --resume"),
-        ),
-        (
-            "SIGTERM",
-            "an answer",
-            "predict vit --data data.npz --batch-size 4 -o a.csv",
-            "a.csv.partial",
-            "",
-        ),
-    ],
-)
-def test_the_last_line_goes_on(
-    tiny: MAKE,
-    images: Callable[..., str],
-    tmp_path: Path,
-    name: str,
-    at: str,
-    line: str,
-    state: str,
-    more: str,
-) -> None:
+def test_the_last_line_goes_on(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> None:
     """What an interrupted command says last is what it left, and a command that ends the work."""
     tiny()
     images()
-    number = signal.Signals[name].value
-    done = struck(tmp_path, number, at, line=line)
-    assert done.returncode == 128 + number
+    line = "finetune vit --data data.npz --recipe demo --save-every 1 --quiet -o t"
+    state = tmp_path / "t.training.safetensors"
+    done = struck(tmp_path, signal.SIGINT, "a state", line=line)
+    assert done.returncode == 128 + signal.SIGINT
     said, again = done.stderr.strip().splitlines()[-1].split("; to go on: ")
-    assert said == f"interrupted: {state} holds what is done"
-    assert again == f"hydrasurgeon {line}{more}"
-    assert (tmp_path / state).exists()
-    again = subprocess.run(
+    assert said == f"interrupted: {state.name} holds what is done"
+    assert again == f"hydrasurgeon {line} --resume"
+    assert state.exists()
+    repeated = subprocess.run(
         [sys.executable, "-m", *again.split()], cwd=tmp_path, capture_output=True, text=True
     )
-    assert again.returncode == 0, again.stderr
-    assert not (tmp_path / state).exists()
+    assert repeated.returncode == 0, repeated.stderr
+    assert not state.exists()
+
+
+@pytest.mark.slow
+def test_an_interrupted_prediction_leaves_nothing(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path
+) -> None:
+    tiny()
+    images()
+    before = sorted(p.name for p in tmp_path.iterdir())
+    line = "predict vit --data data.npz --batch-size 4 -o a.csv"
+    done = struck(tmp_path, signal.SIGTERM, "an answer", line=line)
+    assert done.returncode == 128 + signal.SIGTERM
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == f"interrupted: nothing was saved; to start over: hydrasurgeon {line}"
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
 def test_an_ignored_signal_is_ignored(tiny: MAKE, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from hydrasurgeon.files.tensors import TensorFile
 
 Tree = Mapping[str, bytes]
 LEFT = re.compile(r"\..+\.([0-9a-f]{8}\.(part|old)|exclusive\.lock)")
-STATE = re.compile(r".+\.(search\.json|training\.safetensors|partial)")
+STATE = re.compile(r".+\.(search\.json|training\.safetensors)")
 TRACEBACK = 99
 
 
@@ -216,8 +216,6 @@ def _is_new(group: tuple[str, ...], now: Tree, new: Tree) -> bool:
 
 
 def _reads(path: Path) -> bool:
-    if path.suffix == ".partial":
-        return True  # whole lines of it are gone on with, the rest is cut off
     if path.suffix == ".json":
         with contextlib.suppress(ValueError):
             return bool(json.loads(path.read_text()))

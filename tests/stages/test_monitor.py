@@ -69,6 +69,8 @@ def test_exit_codes_and_what_is_said(
     result = json.loads(out)
     assert result["drifted"]
     assert result["answers"]["rows"] == 200
+    assert [*result["answers"]["predicted"]] == ["0", "1", "2"]
+    assert sum(result["answers"]["predicted"].values()) == 200
     assert [test["name"] for test in result["tests"]] == ["unfamiliar", "classes"]
     assert err.startswith("error: c.safetensors: drifted: ")
     content = page.read_text(encoding="utf-8")
@@ -121,6 +123,15 @@ def test_a_state_of_an_older_version_is_compared_by_what_it_has(
             '{"id": 1, "label": "cat", "total": 0.1, "unfamiliar": false}\n',
             "line 1: cat is no class of the checkpoint",
         ),
+        (
+            '{"label": 0, "total": -5.0, "unfamiliar": false, "answer": "abstain"}\n',
+            "line 1: a total uncertainty of -5",
+        ),
+        (
+            '{"label": 0, "total": 1e308, "unfamiliar": false}\n' * 3,
+            "line 1: a total uncertainty of 1e+308",
+        ),
+        ("3\n", "line 1: is no answer of a calibrated checkpoint"),
     ],
 )
 def test_what_is_no_file_of_answers(

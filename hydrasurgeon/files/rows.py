@@ -1,0 +1,148 @@
+"""Rows of answers as a file: lines of JSON, CSV or parquet, written batch by batch and read back.
+
+A file takes its place when its last row is written; what a killed command left goes with the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+from unicodedata import category
+
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.atomic import replacing
+from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, readable
+
+Row = dict[str, Any]
+Write = Callable[[Sequence[Row]], None]
+GROUP = 10_000
+"""Rows of a parquet file that are in memory at once."""
+MAX_LINE = 4 << 20
+"""Most bytes of a row that is read."""
+ARROW = {"text": "string", "json": "string", "number": "float64", "whole": "int64", "flag": "bool"}
+"""What a column may hold → arrow's name for it."""
+FORMULA = ("=", "+", "-", "@")
+"""What spreadsheets take for a formula's first character."""
+LAYOUT = "\n\t"
+"""Control characters that a text may hold."""
+
+
+@contextlib.contextmanager
+def writing(
+    place: Path, columns: Mapping[str, str], spread: Callable[[Row], Row]
+) -> Iterator[Write]:
+    """Within the block rows are appended to a file that then takes its place.
+
+    `columns` are text, number, whole, flag or json; a CSV file has those of the rows as they are
+    `spread`, in the order of `columns`.
+    """
+    with replacing(place) as (part,), part.open("xb") as file:
+        if place.suffix == ".parquet":
+            with _parquet(file, columns) as write:
+                yield write
+        elif place.suffix == ".csv":
+            yield _csv(file, columns, spread)
+        else:
+            yield lambda rows: file.writelines(f"{line(row)}\n".encode() for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def line(row: Row) -> str:
+    """A row as a line of JSON."""
+    return json.dumps(row, ensure_ascii=False, allow_nan=False)
+
+
+def _csv(file: IO[bytes], columns: Mapping[str, str], spread: Callable[[Row], Row]) -> Write:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    table = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+
+    def write(rows: Sequence[Row]) -> None:
+        for row in rows:
+            table.writerow({name: _cell(value) for name, value in spread(row).items()})
+
+    return write
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | dict):
+        value = json.dumps(value, ensure_ascii=False)
+    return harmless(value) if isinstance(value, str) else value
+
+
+def harmless(text: str) -> str:
+    """A text that neither a spreadsheet runs nor a terminal obeys; numbers stay as they are."""
+    shown = "".join(
+        c.encode("unicode_escape").decode("ascii") if category(c) == "Cc" and c not in LAYOUT else c
+        for c in text
+    )
+    if not shown.lstrip().startswith(FORMULA):
+        return shown
+    try:
+        float(shown)
+    except ValueError:
+        return f"'{shown}"
+    return shown
+
+
+@contextlib.contextmanager
+def _parquet(file: IO[bytes], columns: Mapping[str, str]) -> Iterator[Write]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(name, ARROW[kind]) for name, kind in columns.items()])
+    waiting: list[Row] = []
+    with pq.ParquetWriter(file, schema) as table:
+
+        def typed(row: Row) -> Row:
+            return {name: _typed(row.get(name), kind) for name, kind in columns.items()}
+
+        def write(rows: Sequence[Row], *, least: int = GROUP) -> None:
+            waiting.extend(map(typed, rows))
+            while len(waiting) >= least:
+                table.write_table(pa.Table.from_pylist(waiting[:GROUP], schema))
+                del waiting[:GROUP]
+
+        yield write
+        write([], least=1)
+
+
+def _typed(value: Any, kind: str) -> Any:
+    if value is None or kind not in ("json", "text"):
+        return value
+    as_json = kind == "json" or isinstance(value, list | dict)
+    return json.dumps(value, ensure_ascii=False) if as_json else str(value)
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Every row with its place in the file; of a CSV file all values are texts."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        with open_regular(path, error=DataError) as file, decoding(f"{path}: is not parquet"):
+            batches = pq.ParquetFile(file).iter_batches(GROUP)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield f"{path}, row {number}", row
+        return
+    with open_regular(path, error=DataError) as file, readable(path, DataError):
+        if path.suffix == ".csv":
+            with decoding(f"{path}: is not CSV in UTF-8"):
+                table = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+                for row in table:
+                    yield f"{path}, line {table.line_num}", row
+            return
+        number = 0
+        while text := file.readline(MAX_LINE + 1):
+            number += 1
+            where = f"{path}, line {number}"
+            yield where, parse_json(text, where, most=MAX_LINE, error=DataError)

@@ -1,0 +1,99 @@
+"""Rows as files: whole or not there, read back as they were, and a full disk said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydrasurgeon.errors import DataError, OutputError
+from hydrasurgeon.files.rows import GROUP, harmless, read_rows, writing
+
+COLUMNS = {"id": "text", "total": "number", "unfamiliar": "flag", "set": "json"}
+ROWS: list[dict[str, Any]] = [
+    {"id": f"r{i}", "total": i / 7, "unfamiliar": i % 2 == 0, "set": [i]} for i in range(9)
+]
+
+
+def write(place: Path, rows: list[dict[str, Any]] = ROWS) -> None:
+    with writing(place, COLUMNS, lambda row: row) as keep:
+        keep(rows[:4])
+        keep(rows[4:])
+
+
+def test_lines_and_parquet_are_read_back_as_they_were(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    assert [row for _, row in read_rows(tmp_path / "a.jsonl")] == ROWS
+    write(tmp_path / "a.parquet")
+    read = [row for _, row in read_rows(tmp_path / "a.parquet")]
+    assert read == [{**row, "set": str(row["set"])} for row in ROWS]
+    write(tmp_path / "a.csv")
+    cells = [row for _, row in read_rows(tmp_path / "a.csv")]
+    assert [float(row["total"]) for row in cells] == [row["total"] for row in ROWS]
+    assert [row["unfamiliar"] for row in cells] == ["true", "false"] * 4 + ["true"]
+
+
+def test_parquet_in_groups(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "total": 0.5, "unfamiliar": False, "set": []} for i in range(GROUP + 5)]
+    write(tmp_path / "a.parquet", rows)
+    assert [row["id"] for _, row in read_rows(tmp_path / "a.parquet")] == [r["id"] for r in rows]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_what_fails_leaves_what_was_there(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / f"a.{kind}"
+    place.write_text("before")
+
+    def interrupted() -> None:
+        with writing(place, COLUMNS, lambda row: row) as keep:
+            keep(ROWS)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert place.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == [place.name]
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OutputError, match=r"a\.jsonl: cannot be written \(the disk is full\)"):
+        write(tmp_path / "a.jsonl")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("=1+1", "'=1+1"),
+        (" @SUM(1)", "' @SUM(1)"),
+        ("\t=1", "'\t=1"),
+        ("-5", "-5"),
+        ("+4.5e3", "+4.5e3"),
+        ("-", "'-"),
+        ("two\nlines", "two\nlines"),
+        ("\x1b[31mred\x9b", r"\x1b[31mred\x9b"),
+        ("\r=1", r"\r=1"),
+    ],
+)
+def test_harmless_texts(text: str, shown: str) -> None:
+    assert harmless(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", b'{"id": 1}\n{', "line 2: is not JSON"),
+        ("a.csv", b"id\n\xff\n", "is not CSV in UTF-8"),
+        ("a.parquet", b"PAR1", "is not parquet"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        list(read_rows(tmp_path / name))
