@@ -10,11 +10,12 @@ the first k. Samples of equal confidence come in no order: each counts as wrong 
 
 Answers of yes or no, of one logit as a ranking and of many labels by label:
 
-    average precision   Σ (R_k − R_{k−1}) P_k over distinct probabilities; mAP its mean over labels
-    that occur MRR@10              mean over groups of 1 / the rank of the first yes, 0 behind rank
-    10 nDCG@10             mean over groups of Σ s_i / log₂(1 + rank i) over the same of the best
-    order micro, macro F1     2 TP / (2 TP + FP + FN) of all decisions; the mean over labels, 0 for
-    one without any exact match         the fraction of samples of which every label is right
+    average precision   Σ (R_k − R_{k−1}) P_k over distinct probabilities
+    mAP                 its mean over labels that occur
+    MRR@10              mean over groups of 1 / the rank of the first yes, 0 behind rank 10
+    nDCG@10             mean over groups of Σ s_i / log₂(1 + rank i) over the same of the best order
+    micro, macro F1     2 TP / (2 TP + FP + FN) of all decisions; the mean over labels
+    exact match         the fraction of samples of which every label is right
 """
 
 from __future__ import annotations
@@ -265,10 +266,19 @@ def ranking(
 
 
 def reciprocal_rank(yes: Float[Tensor, " sample"], truth: Float[Tensor, " sample"]) -> float:
-    """1 / the rank of the first yes; the first of equals comes first."""
-    ranked = truth[yes.argsort(descending=True, stable=True)] >= YES
-    first = ranked[:DEPTH].nonzero()
-    return 1 / (int(first[0]) + 1) if len(first) else 0.0
+    """1 / the rank of the first yes, its mean over all orders of equals; 0 behind rank 10."""
+    positive = truth >= YES
+    if not positive.any():
+        return 0.0
+    best = yes[positive].max()
+    tied = yes == best
+    above, equal, hits = int((yes > best).sum()), int(tied.sum()), int(positive[tied].sum())
+    expected, none_yet = 0.0, 1.0
+    for place in range(min(equal, DEPTH - above)):
+        chance = min(1.0, hits / (equal - place))
+        expected += none_yet * chance / (above + place + 1)
+        none_yet *= 1 - chance
+    return expected
 
 
 def ndcg(yes: Float[Tensor, " sample"], truth: Float[Tensor, " sample"]) -> float:

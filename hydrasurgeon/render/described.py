@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
+from hydrasurgeon.files.decision_file import DecisionFile
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import (
@@ -29,7 +30,8 @@ from hydrasurgeon.report.columns import ABSENT, COST, brief, decimals_of, tokens
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checks import Check
-    from hydrasurgeon.files.decided import Seen
+    from hydrasurgeon.files.decided import Decision, Seen
+    from hydrasurgeon.files.manifest import Step
     from hydrasurgeon.probing.report import ProbeReport, Proposition, Separation
     from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.compare import Comparison, Overlap
@@ -54,7 +56,9 @@ MARK_CELLS = 15
 """As wide as the longest mark and a gap."""
 
 
-def _inspected(inspection: Inspection) -> dict[str, Any]:
+def _inspected(inspection: Inspection | DecisionFile) -> dict[str, Any]:
+    if isinstance(inspection, DecisionFile):
+        return inspection.header.model_dump(mode="json")
     about = fields("parameters", "in_memory", "dtypes", "recorded", "note")(inspection)
     return about | {
         "bytes": inspection.nbytes,
@@ -63,7 +67,15 @@ def _inspected(inspection: Inspection) -> dict[str, Any]:
 
 
 @view(_inspected)
-def inspected(inspection: Inspection) -> None:
+def inspected(inspection: Inspection | DecisionFile) -> None:
+    if isinstance(inspection, DecisionFile):
+        header = inspection.header
+        show((str(inspection.path), "bold"))
+        show(
+            f"  decision state for any model, classes: {header.classes}, members: {header.members}"
+        )
+        _decision(header.decision, header.history)
+        return
     manifest = inspection.manifest
     if inspection.note:
         notes([inspection.note])
@@ -96,9 +108,13 @@ def inspected(inspection: Inspection) -> None:
         show(f"  scores: {', '.join(manifest.scores)}")
     if manifest.decision is not None:
         show("  decision state:")
-        for line in decision_lines(manifest.decision):
-            show(f"    {line}")
-    for step in manifest.history:
+    _decision(manifest.decision, manifest.history)
+
+
+def _decision(decision: Decision | None, history: Iterable[Step]) -> None:
+    for line in () if decision is None else decision_lines(decision):
+        show(f"    {line}")
+    for step in history:
         show(f"  ← {shlex.join(command_line(step))}")
 
 

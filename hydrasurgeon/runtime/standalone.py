@@ -4,50 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field, ValidationError
 from torch import Tensor
 
 from hydrasurgeon.decision.printed import Decisions
 from hydrasurgeon.decision.state import State, decide
-from hydrasurgeon.errors import DataError, Disagreement, ManifestError
-from hydrasurgeon.files import decided
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import replacing
-from hydrasurgeon.files.decided import MAX_MEMBERS, shapes_of
-from hydrasurgeon.files.foreign import parse_json
-from hydrasurgeon.files.manifest import (
-    HEADER_KEY,
-    MAX_BYTES,
-    UNKNOWN,
-    Name,
-    Record,
-    Sha256,
-    Step,
-    first_mistake,
-)
-from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256, write_tensors
+from hydrasurgeon.files.decision_file import FORMAT, Header, read_decision_file
+from hydrasurgeon.files.manifest import HEADER_KEY, UNKNOWN, Step
+from hydrasurgeon.files.tensors import write_tensors
 from hydrasurgeon.runtime.classifier import state_of
 from hydrasurgeon.runtime.tensors import plan_tensors
-
-FORMAT = "hydrasurgeon.decision/1"
-"""Format identifier of a decision file."""
-AGAIN = "Write it with calibrate --predictions F -o decision.safetensors."
-"""How one comes by a decision file."""
-
-
-class Header(Record):
-    """What a decision file says of itself, beside its tensors."""
-
-    format: Literal["hydrasurgeon.decision/1"]
-    classes: int = Field(ge=2, le=1 << 24)
-    members: int = Field(ge=1, le=MAX_MEMBERS)
-    names: tuple[Name, ...] | None = None
-    """The classes, where the predictions named them."""
-    decision: decided.Decision
-    weights_sha256: Sha256
-    history: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -64,34 +34,9 @@ class Decision:
     @classmethod
     def load(cls, path: str | Path) -> Decision:
         """The decision in a file that `calibrate --predictions` wrote."""
-        path = Path(path)
-        file = TensorFile(path)
-        text = file.metadata.get(HEADER_KEY)
-        raw = (
-            None
-            if text is None
-            else parse_json(text, str(path), most=MAX_BYTES, error=ManifestError)
-        )
-        if text is None or not isinstance(raw, dict) or raw.get("format") != FORMAT:
-            raise ManifestError(f"{path}: is not a decision file (format {FORMAT})", hint=AGAIN)
-        try:
-            header = Header.model_validate_json(text, strict=True)
-        except ValidationError as error:
-            raise ManifestError(f"{path}: {first_mistake(error)}", hint=AGAIN) from error
-        tensors, record = Tensors([file]), header.decision
-        shapes = shapes_of(record, header.classes)
-        actual = {name: info.shape for name, info in tensors.items() if info.dtype == "F32"}
-        fits = len(record.ood.members) in (0, header.members) and record.cascade is None
-        fits = fits and (record.seen is None or len(record.seen.predicted) == header.classes)
-        fits = fits and len(header.names or range(header.classes)) == header.classes
-        if actual != shapes or len(tensors) != len(shapes) or not fits:
-            raise Disagreement(
-                f"{path}: its tensors are not those of the decision that it describes", hint=AGAIN
-            )
-        if weights_sha256(tensors, tensors.digests()) != header.weights_sha256:
-            raise Disagreement(f"{path}: the decision belongs to other tensors", hint=AGAIN)
-        state = state_of(record, tensors, path)
-        return cls(state, header.classes, header.members, path.name, header.names)
+        read = read_decision_file(Path(path))
+        header, state = read.header, state_of(read.header.decision, read.tensors, read.path)
+        return cls(state, header.classes, header.members, read.path.name, header.names)
 
     def save(self, path: Path, entry: Step) -> None:
         """Write it, with the step that made it; hydrasurgeon.decision/1."""

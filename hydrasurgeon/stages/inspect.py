@@ -9,6 +9,7 @@ from pathlib import Path
 from hydrasurgeon.checkpoints.layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.files.decided import PREFIX
+from hydrasurgeon.files.decision_file import DecisionFile, is_decision_file, read_decision_file
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import InspectOptions
@@ -31,8 +32,13 @@ class Inspection:
 
 
 @stage(InspectOptions)
-def inspect(arguments: InspectOptions) -> Inspection:
+def inspect(arguments: InspectOptions) -> Inspection | DecisionFile:
     """Read the header; no tensor is touched and torch is not imported."""
+    alone = Path(arguments.checkpoint)
+    if not alone.suffix:
+        alone = alone.with_suffix(".safetensors")
+    if alone.suffix == ".safetensors" and alone.is_file() and is_decision_file(alone):
+        return read_decision_file(alone)
     opened = open_checkpoint(arguments.checkpoint, arch=arguments.arch)
     tensors = opened.tensors
     return Inspection(

@@ -212,3 +212,29 @@ def test_every_ood_score_is_higher_for_the_unsure(kind: str) -> None:
 def test_unknown_ood_score_suggests() -> None:
     with pytest.raises(UsageError, match="did you mean energy"):
         metrics.ood_score(logits(), "enrgy")
+
+
+@pytest.mark.parametrize(
+    ("yes", "truth", "expected"),
+    [
+        ([0.9, 0.5, 0.1], [0, 1, 1], 1 / 2),
+        # One yes among four that are alike: ranks 1 to 4, each as likely.
+        ([0.5] * 4, [0, 0, 0, 1], (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4),
+        # Two of four: the first yes is first in 1/2 of the orders, second in 1/3, third in 1/6.
+        ([0.5] * 4, [1, 0, 0, 1], 1 / 2 + 1 / 3 / 2 + 1 / 6 / 3),
+        # One above; behind it one yes of two.
+        ([0.9, 0.5, 0.5, 0.1], [0, 0, 1, 1], (1 / 2 + 1 / 3) / 2),
+        # Twenty alike, of which only the first ten count.
+        ([0.5] * 20, [1] + [0] * 19, sum(1 / rank for rank in range(1, 11)) / 20),
+        ([0.9] * 10 + [0.1], [0] * 10 + [1], 0.0),
+        ([0.9, 0.1], [0, 0], 0.0),
+        ([0.5] * 3, [1, 1, 1], 1.0),
+    ],
+)
+def test_the_rank_of_equals_is_expected_over_their_orders(
+    yes: list[float], truth: list[float], expected: float
+) -> None:
+    for order in (slice(None), slice(None, None, -1)):
+        assert metrics.reciprocal_rank(
+            torch.tensor(yes[order]), torch.tensor(truth[order])
+        ) == pytest.approx(expected, abs=1e-12)

@@ -370,6 +370,24 @@ def test_a_checkpoint_needs_data() -> None:
         hs.calibrate("m", out="x")
 
 
+@pytest.mark.parametrize("score", ["msp", "mds"])
+def test_a_decision_file_is_inspected(
+    score: str, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The state of a score of logits has no tensors."""
+    out = tmp_path / "d.safetensors"
+    done = hs.calibrate(predictions=files["val"], ood_score=score, conformal="aps", out=out)
+    assert any("3 classes" in note and "lac" in note for note in done.notes)
+    assert run(["inspect", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert f"OOD score {score}" in printed
+    assert "calibrate" in printed
+    assert run(["inspect", str(out.with_suffix("")), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["decision"]["temperature"] == done.decision.temperature
+    assert (shown["classes"], shown["members"]) == (3, 1)
+
+
 def test_a_decision_file_is_not_trusted(files: dict[str, Path], tmp_path: Path) -> None:
     path = hs.calibrate(
         predictions=files["val"], ood_score="mds", out=tmp_path / "d.safetensors"
