@@ -1,14 +1,15 @@
 """Write what in the README and in docs/ is made of figures: result files say it, a module in pages/ for
 each page puts it into words.
 
-make demo && python tools/render_docs.py --demo hydra-demo
+make demo && python tools/render_docs.py --demo hydra-demo --readme
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,19 @@ def put_between(path: Path, marks: tuple[str, str], content: str) -> None:
 def demo(folder: Path) -> None:
     shown = readme.demo_table(json.loads((folder / "results.json").read_text()))
     put_between(DOCS / "guide" / "commands.md", readme.DEMO, shown)
-    page = ROOT / "README.md"
-    with tempfile.TemporaryDirectory() as copy:
-        shutil.copytree(folder, copy, dirs_exist_ok=True)
-        printed = readme.with_outputs(page.read_text(encoding="utf-8"), Path(copy))
-    page.write_text(printed, encoding="utf-8")
     picture = readme.hydra_svg(json.loads((folder / "hydra.heads.json").read_text()))
     (DOCS / "hydra.svg").write_text(picture, encoding="utf-8")
+
+
+def outputs() -> None:
+    """What README's commands print, in the folder that the tests run them in."""
+    page = ROOT / "README.md"
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    models = importlib.import_module("own_models")
+    with tempfile.TemporaryDirectory() as folder:
+        models.readme_folder(Path(folder))
+        printed = readme.with_outputs(page.read_text(encoding="utf-8"), Path(folder))
+    page.write_text(printed, encoding="utf-8")
 
 
 def write_pages() -> None:
@@ -90,11 +97,16 @@ def main() -> None:
     parser.add_argument(
         "--demo",
         type=Path,
-        help="also write what the demo gave: README's outputs, the guide's tables",
+        help="also write what the demo gave: the guide's table and docs/hydra.svg",
     )
-    folder = parser.parse_args().demo
-    if folder is not None:
-        demo(folder)
+    parser.add_argument(
+        "--readme", action="store_true", help="also run README's commands and paste what they print"
+    )
+    arguments = parser.parse_args()
+    if arguments.demo is not None:
+        demo(arguments.demo)
+    if arguments.readme:
+        outputs()
     write_pages()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -106,7 +105,7 @@ def test_the_demo_tells_its_story(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/guide/{name}.md" for name in GUIDES)])
+@pytest.mark.parametrize("page", [f"docs/guide/{name}.md" for name in GUIDES])
 def test_the_commands_of_a_page_run(page: str, folder: Path, tmp_path: Path) -> None:
     """Each bash block but those that make the demo, in a copy of the demo's folder, in order."""
     if (
@@ -122,23 +121,6 @@ def test_the_commands_of_a_page_run(page: str, folder: Path, tmp_path: Path) -> 
     for block in blocks:
         done = shell("set -e\n" + block, tmp_path)
         assert done.returncode == 0, f"{block}\n{done.stderr}"
-
-
-@pytest.mark.slow
-def test_the_readme_shows_what_its_commands_print(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Figures aside, which differ a little between machines."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    printed = importlib.import_module("pages.readme").with_outputs(text, tmp_path)
-    assert without_figures(printed) == without_figures(text), "run tools/render_docs.py --demo"
-
-
-def without_figures(text: str) -> str:
-    """Columns may be wider where figures are longer."""
-    return re.sub(r"[\s─━]+", " ", re.sub(r"[\d.,]+", "0", text))
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""docs/guide/your-model.md, text-pairs.md and decoders.md: their commands run on folders of transformers and on a file
-of timm."""
+"""README.md, docs/guide/your-model.md, text-pairs.md and decoders.md: their commands run on folders of transformers and
+on a file of timm."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from own_models import pair_folder, pictures, text_folder
+from own_models import pair_folder, pictures, readme_folder, text_folder
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guide"
+sys.path.insert(0, str(ROOT / "tools"))
+
+from pages.readme import with_outputs  # noqa: E402
+
 SECTIONS = [
     ("your-model", "## A folder", text_folder),
     ("your-model", "## A file", pictures),
@@ -39,3 +44,17 @@ def test_the_commands_of_a_section_run(
         )
         assert done.returncode == 0, f"{block}\n{done.stderr}"
     assert len((tmp_path / "answers.csv").read_text().splitlines()) > 200
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_its_commands_print(tmp_path: Path) -> None:
+    """Figures aside, which differ a little between machines."""
+    readme_folder(tmp_path)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    printed = with_outputs(text, tmp_path)
+    assert without_figures(printed) == without_figures(text), "run tools/render_docs.py --readme"
+
+
+def without_figures(text: str) -> str:
+    """Columns may be wider where figures are longer."""
+    return re.sub(r"[\s─━]+", " ", re.sub(r"[\d.,]+", "0", text))

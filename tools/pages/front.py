@@ -94,6 +94,13 @@ def _seeds(task: dict[str, Any]) -> Seeds:
     return list(task["seeds"].values())
 
 
+def distilled(row: str) -> str:
+    """A row's name in the words of the docs; result files have older ones."""
+    return row.replace("taught by its own whole", "distilled from its own unpruned model").replace(
+        "taught", "distilled"
+    )
+
+
 def alike(task: dict[str, Any], rows: Sequence[str]) -> Seeds:
     """The seeds that have the most of these rows: means over different seeds would be figures of different models."""
     seeds = _seeds(task)

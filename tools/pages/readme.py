@@ -14,7 +14,7 @@ from typing import Any
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.report.columns import Cell, Table, brief
 from hydrasurgeon.report.markdown import results_table
-from pages.front import BETTER, alike
+from pages.front import alike, distilled
 
 COMMANDS = re.compile(r"```bash\n(?!make|pip)(.*?)```(\n\n```text\n.*?```)?", re.S)
 """Commands, and what they print where it is shown."""
@@ -115,14 +115,15 @@ FRONT = (
     "<!-- end of worth -->",
 )
 """Around the README's table."""
+TASKS = {"clinc": "CLINC150", "cifar": "CIFAR-10"}
+"""The tasks of the README's table: one of texts, one of images."""
+METRICS = {"accuracy": "accuracy ↑", "nll": "NLL ↓", "auroc": "AUROC ↑"}
 SHOWN = (
-    "half",
-    "half, taught",
-    "mean of three: half",
     "single",
     "single, taught",
+    "half",
+    "half, taught",
     "mean of three",
-    "hydra of three: half",
     "hydra of three: half, taught",
     "Deep Ensemble",
 )
@@ -130,23 +131,24 @@ SHOWN = (
 
 
 def front_table(results: dict[str, Any]) -> str:
-    """The README's table: for each task accuracy, NLL and AUROC, means over seeds."""
-    lines = [f"| | multiply-adds | {' | '.join(results)} |", f"|---|---:|{'---:|' * len(results)}"]
+    """The README's table: means over seeds, the best of each column in bold."""
+    columns = [_column(results[task], metric) for task in TASKS for metric in METRICS]
+    first, *others = METRICS.values()
+    heads = [head for task in TASKS.values() for head in (f"{task}: {first}", *others)]
+    lines = [f"| | cost | {' | '.join(heads)} |", f"|---|---:|{'---:|' * len(heads)}"]
     for row in SHOWN:
-        measured = [
-            [seed[row] for seed in alike(task, SHOWN) if row in seed] for task in results.values()
-        ]
-        if not any(measured):
-            continue
-        prices = [statistics.fmean(seed["price"] for seed in seeds) for seeds in measured if seeds]
-        low, high = (f"{end:.1f}" for end in (min(prices), max(prices)))
-        cells = [
-            "/".join(f"{statistics.fmean(seed[metric] for seed in seeds):.3f}" for metric in BETTER)
-            if seeds
-            else "–"
-            for seeds in measured
-        ]
-        lines.append(
-            f"| {row} | {low if low == high else f'{low} to {high}'} | {' | '.join(cells)} |"
-        )
+        costs = [_mean(results[task], row, "price") for task in TASKS]
+        cells = [f"{statistics.fmean(costs):.1f}", *(column[row] for column in columns)]
+        lines.append(f"| {distilled(row)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _column(task: dict[str, Any], metric: str) -> dict[str, str]:
+    """A metric by row."""
+    figures = {row: f"{_mean(task, row, metric):.3f}" for row in SHOWN}
+    best = (min if metric == "nll" else max)(figures.values())
+    return {row: f"**{figure}**" if figure == best else figure for row, figure in figures.items()}
+
+
+def _mean(task: dict[str, Any], row: str, metric: str) -> float:
+    return statistics.fmean(seed[row][metric] for seed in alike(task, SHOWN) if row in seed)
