@@ -31,16 +31,16 @@ from answers import SEEDS, TASKS, Answers, Task, share
 from surgery import machine
 from torch import Tensor
 
-from hydrasurgeon.decision.abstain import fit_abstention
-from hydrasurgeon.decision.conformal import METHODS, fit_conformal, fit_penalty, prediction_sets
 from hydrasurgeon.decision.fitting import Outputs, fit_state, halves
-from hydrasurgeon.decision.probabilities import Labels, Probs, mean_probs
-from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
-from hydrasurgeon.decision.scores.fitted import FITTED, fit, scores_of
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.measuring.metrics import auroc, ece
 from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.conformal import METHODS, fit_conformal, fit_penalty, prediction_sets
+from hydrasurgeon.statistics.metrics import auroc, ece
+from hydrasurgeon.statistics.probabilities import Labels, Probs, mean_probs
+from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
+from hydrasurgeon.statistics.scores.fitted import FITTED, fit, scores_of
+from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "decision.json"

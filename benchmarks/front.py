@@ -38,16 +38,16 @@ from surgery import machine
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint, open_single, rewritten
 from hydrasurgeon.checkpoints.writing import save
-from hydrasurgeon.decision.temperature import calibrated, nll_of, temperature_of
 from hydrasurgeon.families import family_of
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.measuring.metrics import ece
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.options.shared import Dtype
 from hydrasurgeon.runtime.classifier import as_classifier, live_module
 from hydrasurgeon.runtime.tensors import plan_tensors
+from hydrasurgeon.statistics.metrics import ece
+from hydrasurgeon.statistics.temperature import calibrated, nll_of, temperature_of
 
 RESULTS = Path(__file__).parent / "results" / "front.json"
 PRICES = {"third": 1 / 3, "half": 1 / 2, "three quarters": 3 / 4, "one": 1.0}

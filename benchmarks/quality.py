@@ -40,10 +40,10 @@ from surgery import machine
 from torch import Tensor
 
 from hydrasurgeon.decision.fitting import fit_state
-from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
-from hydrasurgeon.decision.scores.fitted import scores_of
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
+from hydrasurgeon.statistics.scores.fitted import scores_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "quality.json"

@@ -54,7 +54,7 @@ def build(
     out: str | Path,
     ood: str | Sequence[str] = ...,
     budget: str = ...,
-    objective: Literal['avg', 'acc', 'nll', 'ood', 'msp', 'entropy', 'mi', 'energy', 'max-logit', 'gen'] | None = ...,
+    objective: Literal['avg', 'acc', 'nll', 'ood', 'msp', 'entropy', 'energy', 'max-logit', 'mi', 'gen'] | None = ...,
     members: int | Literal['auto'] = ...,
     max_drop: float = ...,
     candidates: int = ...,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from hydrasurgeon.criteria.base import Criterion
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import FITTED
+from hydrasurgeon.files.decided import FITTED, OF_CIRCUITS
 from hydrasurgeon.files.manifest import OF_NEURONS
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import did_you_mean, imported
@@ -42,10 +42,6 @@ SEARCHES = {
 """Name → where the search of a circuit stands."""
 OBJECTIVES = ("acc", "ood", "avg")
 """What a circuit can keep."""
-OOD_SCORES = ("msp", "entropy", "gen", "energy", "max-logit")
-"""By which scores a circuit can tell OOD samples: functions of one model's logits. The first is the
-default, without a name in keys.
-"""
 WITHOUT_DATA = {name for name, each in CRITERIA.items() if not each.needs_data}
 """Criteria that need no data."""
 
@@ -73,11 +69,11 @@ def score_key(
         if None not in (value, named) and value != named:
             raise UsageError(f"{flag} {value}: --method {method} names another")
     wanted, by = wanted or objective, by or ood_score
-    if by is not None and by not in OOD_SCORES:
-        why = f"not known{did_you_mean(by, OOD_SCORES)}"
+    if by is not None and by not in OF_CIRCUITS:
+        why = f"not known{did_you_mean(by, OF_CIRCUITS)}"
         if by in (*FITTED, "mi"):
             why = "a circuit is searched by what one model's logits say"
-        raise UsageError(f"--ood-score {by}: {why}", hint=f"Available: {', '.join(OOD_SCORES)}.")
+        raise UsageError(f"--ood-score {by}: {why}", hint=f"Available: {', '.join(OF_CIRCUITS)}.")
     if wanted is None:
         circuits = [
             key
@@ -101,7 +97,7 @@ def score_key(
             f"--ood-score {by}: --objective acc looks at no OOD data",
             hint="Leave it out, or give --objective ood or avg.",
         )
-    return f"{CIRCUIT}-{wanted}" + (f"-{by}" if by not in (None, OOD_SCORES[0]) else "")
+    return f"{CIRCUIT}-{wanted}" + (f"-{by}" if by not in (None, OF_CIRCUITS[0]) else "")
 
 
 def neurons_key(method: str | None) -> str:
@@ -115,7 +111,7 @@ def neurons_key(method: str | None) -> str:
 def objective_of(key: str) -> tuple[str, str]:
     """Objective and OOD score of a circuit's key."""
     _, objective, *score = key.split("-", 2)
-    return objective, score[0] if score else OOD_SCORES[0]
+    return objective, score[0] if score else OF_CIRCUITS[0]
 
 
 def criterion(name: str, *, option: str = "--method") -> Criterion:

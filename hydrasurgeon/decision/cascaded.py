@@ -20,11 +20,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision import temperature
-from hydrasurgeon.decision.probabilities import Scores, member_probs, yes_or_no
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import Decided, Prediction, State, decide
 from hydrasurgeon.files.decided import Cascade, Gate, Seen
+from hydrasurgeon.statistics import temperature
+from hydrasurgeon.statistics.probabilities import Scores, member_probs, yes_or_no
+from hydrasurgeon.statistics.scores.on_logits import score_of
 
 Answered = TypeVar("Answered", bound=Prediction)
 EDGE = 1e-12
@@ -81,12 +81,13 @@ def own_score(kind: str, logits: Tensor) -> Scores:
     """A score of the first members' choices alone, of many labels the largest; `disagreement` is ½
     Σ_c |p_1 − p_2| of the first two.
     """
+    if logits.dim() == 4:
+        each = own_score(kind, logits.transpose(1, 2).flatten(0, 1))
+        return each.unflatten(0, (-1, logits.shape[2])).amax(dim=1)
     if kind == "disagreement":
         probs = member_probs(logits)
-        scores = (probs[:, 0] - probs[:, 1]).abs().sum(dim=-1) / 2
-    else:
-        scores = ON_LOGITS[kind](logits, 1.0)
-    return scores if scores.dim() == 1 else scores.amax(dim=1)
+        return (probs[:, 0] - probs[:, 1]).abs().sum(dim=-1) / 2
+    return score_of(kind, logits)
 
 
 def gate_scores(state: State, cascade: Cascade, logits: Tensor, features: Tensor | None) -> Scores:

@@ -18,11 +18,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
-from hydrasurgeon.decision.abstain import fit_abstention, fit_limits
 from hydrasurgeon.decision.cascaded import with_seen
-from hydrasurgeon.decision.conformal import fit_conformal, fit_penalty, quantile
-from hydrasurgeon.decision.many_labels import ON_LABELS, fit_labels, fit_sets, probs_of
-from hydrasurgeon.decision.probabilities import (
+from hydrasurgeon.decision.many_labels import fit_labels, fit_sets, probs_of
+from hydrasurgeon.decision.problems import Problem
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import (
+    FITTED,
+    LOGITS,
+    OF_CLASSIFIERS,
+    OF_LABELS,
+    ZERO_SHOT,
+    Decision,
+    Joint,
+    Ood,
+    Penalty,
+)
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.statistics.abstain import fit_abstention, fit_limits
+from hydrasurgeon.statistics.conformal import fit_conformal, fit_penalty, quantile
+from hydrasurgeon.statistics.metrics import YES, areas
+from hydrasurgeon.statistics.probabilities import (
     TINY,
     Labels,
     Probs,
@@ -31,12 +47,9 @@ from hydrasurgeon.decision.probabilities import (
     entropy,
     yes_or_no,
 )
-from hydrasurgeon.decision.problems import YES, Problem
-from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
-from hydrasurgeon.decision.scores.fitted import EnsembleScore, check_score, fit, scores_of
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.state import State
-from hydrasurgeon.decision.temperature import (
+from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score, fit, scores_of
+from hydrasurgeon.statistics.temperature import (
     CALIBRATED,
     HIGH,
     LOW,
@@ -47,17 +60,6 @@ from hydrasurgeon.decision.temperature import (
     platt,
     temperature_of,
 )
-from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import (
-    FITTED,
-    OF_CLASSIFIERS,
-    ZERO_SHOT,
-    Decision,
-    Joint,
-    Ood,
-    Penalty,
-)
-from hydrasurgeon.options.deciding import CalibrateOptions
 
 Chooser = Literal["option", "ood", "perturbed", "default"]
 """Who chose the OOD score."""
@@ -342,7 +344,7 @@ def fit_label_state(
     constants = fit_labels(fitting.logits, fitting.truth.bool())
     kind, auroc = score, dict[str, float]()
     if score == "auto":
-        kinds = [kind for kind in ON_LABELS if kind != "mi" or val.logits.shape[1] > 1]
+        kinds = [kind for kind in OF_LABELS if kind != "mi" or val.logits.shape[1] > 1]
         auroc = {
             kind: sum(_auroc(kind, None, fitting, each) for each in foreign) / len(foreign)
             for kind in kinds
@@ -492,14 +494,14 @@ def _ood(
     Of several OOD sets, the one whose largest loss against the best score of a set is the smallest:
     a set that all scores tell well, or none does, then has little say.
     """
-    if score in ON_LOGITS:
+    if score in LOGITS:
         return score, None, {}, []
     if score != "auto":
         fitted = _fit(score, evidence, held)
         return score, fitted, {}, list(fitted.notes)
     notes: list[str] = []
     candidates: dict[str, EnsembleScore | None] = {
-        kind: None for kind in ON_LOGITS if kind != "mi" or held.logits.shape[1] > 1
+        kind: None for kind in LOGITS if kind != "mi" or held.logits.shape[1] > 1
     }
     for kind in FITTED:
         if evidence is None or kind in leaves_out:
@@ -531,11 +533,8 @@ def _fit(kind: str, evidence: Sequence[Evidence] | None, held: Outputs) -> Ensem
 
 
 def _auroc(kind: str, fitted: EnsembleScore | None, held: Outputs, other: Outputs) -> float:
-    """P(a foreign sample scores above one held back), ties counting half."""
-    inside = held.scores(kind, fitted).sort().values
-    outside = other.scores(kind, fitted)
-    below = torch.searchsorted(inside, outside) + torch.searchsorted(inside, outside, right=True)
-    return float(below.double().mean() / 2 / len(inside))
+    """P(an OOD sample scores above one held back), ties counting half."""
+    return float(areas(held.scores(kind, fitted), other.scores(kind, fitted)))
 
 
 def fit_alone(

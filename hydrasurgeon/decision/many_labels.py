@@ -7,44 +7,23 @@ A label is answered from the threshold on that gives it the best F1. The set of 
 label of at least λ, the largest with  n/(n+1) R(λ) + 1/(n+1) ≤ 1 − coverage,  R the mean fraction
 of a sample's labels that is missed, over the n samples that have a label: of such samples so much is
 missed on average at most (conformal risk control, Angelopoulos et al., ICLR 2024).
-
-OOD scores of the logits, higher = more unfamiliar: msp 1 − max p over labels · entropy Σ H(p) · mi
-Σ of the labels' · energy −Σ T ln(1 + e^(z/T)), the joint energy (Wang et al., NeurIPS 2021) ·
-max-logit −max z; the last two are means over the members.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import TINY, Scores, entropy, mean_probs, member_probs
-from hydrasurgeon.decision.temperature import temperature_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Conformal, PerLabel
+from hydrasurgeon.statistics.probabilities import TINY, entropy, member_probs
+from hydrasurgeon.statistics.temperature import temperature_of
 
 Choices = Float[Tensor, "sample member label 2"]
 Chances = Float[Tensor, "sample label"]
-
-
-def _mutual_information(logits: Choices) -> Scores:
-    probs = member_probs(logits)
-    return (entropy(probs.mean(dim=1)) - entropy(probs).mean(dim=1)).clamp_min(0.0).sum(dim=-1)
-
-
-ON_LABELS: dict[str, Callable[[Choices, float], Scores]] = {
-    "msp": lambda logits, t: 1 - mean_probs(logits, t)[..., 1].amax(dim=-1),
-    "entropy": lambda logits, t: entropy(mean_probs(logits, t)).sum(dim=-1),
-    "energy": lambda logits, t: (
-        -(t * (logits.double() / t).logsumexp(dim=-1)).sum(dim=-1).mean(dim=1)
-    ),
-    "max-logit": lambda logits, t: -logits.double()[..., 1].mean(dim=1).amax(dim=-1),
-    "mi": lambda logits, t: _mutual_information(logits),
-}
-"""Score → what it makes of choices and a temperature."""
 
 
 def probs_of(choices: Choices, temperatures: Sequence[float] | None = None) -> Chances:

@@ -11,7 +11,7 @@ them so, and all that is measured of classes then holds for decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +19,13 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from hydrasurgeon.data.samples import UNLABELLED
-from hydrasurgeon.decision.many_labels import ON_LABELS
-from hydrasurgeon.decision.probabilities import yes_or_no
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.files.decided import LOGITS, OF_LABELS
 from hydrasurgeon.files.manifest import Model, ProblemName
+from hydrasurgeon.statistics.metrics import YES
+from hydrasurgeon.statistics.probabilities import yes_or_no
+from hydrasurgeon.statistics.scores.on_logits import score_of
 
-YES = 0.5
-"""A label from here on is yes."""
 WHOLE = "Give a classifier that chooses one of several classes."
 """What next, where only such can be used."""
 
@@ -46,8 +45,8 @@ class Problem:
     """Labels → the number of the class that each choice should have made."""
     shares: Callable[[Tensor, int], Tensor]
     """Labels → how much of each choice's classes is true, in a last dimension of this size."""
-    scores: Mapping[str, Callable[[Tensor, float], Tensor]]
-    """OOD scores of `choices`, by name."""
+    scores: Sequence[str]
+    """OOD scores of `choices`."""
 
     def __reduce__(self) -> tuple[Callable[[ProblemName], Problem], tuple[ProblemName]]:
         """Processes that exchange answers send its name: functions without a name cannot be sent."""
@@ -55,7 +54,7 @@ class Problem:
 
     def score(self, kind: str, logits: Tensor, temperature: float = 1.0) -> Tensor:
         """How unfamiliar each sample looks, by a score of the logits."""
-        return self.scores[kind](self.choices(logits), temperature)
+        return score_of(kind, self.choices(logits), temperature)
 
     def probs(self, logits: Tensor) -> Tensor:
         """Probabilities [..., k]: of classes, of yes, or of each label."""
@@ -121,16 +120,16 @@ PROBLEMS: dict[str, Problem] = {
         _of_classes,
         lambda labels: labels,
         lambda labels, count: torch.nn.functional.one_hot(labels, count),
-        ON_LOGITS,
+        (*LOGITS,),
     ),
-    "one_logit": Problem("one_logit", yes_or_no, _of_labels, _said, _parts, ON_LOGITS),
+    "one_logit": Problem("one_logit", yes_or_no, _of_labels, _said, _parts, (*LOGITS,)),
     "multi_label": Problem(
         "multi_label",
         lambda logits: yes_or_no(logits[..., None]),
         _of_labels,
         _said,
         _parts,
-        ON_LABELS,
+        OF_LABELS,
     ),
 }
 """Every kind of problem, by the name that manifests have for it."""

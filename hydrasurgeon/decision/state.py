@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.decision.many_labels import doubts_of, probs_of
-from hydrasurgeon.decision.probabilities import TINY, Logits, Probs, Scores, yes_or_no
-from hydrasurgeon.decision.scores.fitted import EnsembleScore, scores_of
-from hydrasurgeon.decision.temperature import calibrated, uncertainties
 from hydrasurgeon.files.decided import Decision, PerLabel, stored_name
+from hydrasurgeon.statistics.conformal import prediction_sets
+from hydrasurgeon.statistics.probabilities import TINY, Logits, Probs, Scores, yes_or_no
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore, scores_of
+from hydrasurgeon.statistics.temperature import calibrated, uncertainties
 
 
 @dataclass(frozen=True)

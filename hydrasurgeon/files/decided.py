@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -50,16 +50,45 @@ FITTED: dict[str, tuple[str, Mapping[str, str]]] = {
     "mcm": ("on_features:mcm", {"classes": "classes width"}),
 }
 """Scores that are fitted on features: `module:name` of `fit_name` and `score_name` in
-decision/scores, and the tensors of one member's fit with their dimensions; a new one is a file
+statistics/scores, and the tensors of one member's fit with their dimensions; a new one is a file
 there and a line here.
 """
 ZERO_SHOT = ("mcm",)
 """Fitted scores that are for zero-shot classifiers alone."""
 OF_CLASSIFIERS = ("vim", "residual", "nci")
 """Fitted scores that need the weights of a linear classifier."""
-OF_LOGITS = ("msp", "entropy", "energy", "max-logit", "mi", "gen")
-"""Scores that are functions of the logits alone."""
-SCORES = (*OF_LOGITS, *FITTED)
+
+
+class OnLogits(NamedTuple):
+    """A score that is a function of logits alone: `score_NAME` in `scores/on_logits.py`, higher =
+    more unfamiliar, of `terms_…` averaged over the members.
+    """
+
+    terms: Literal["probabilities", "informed", "energy", "logits"]
+    labels: Literal["likeliest", "sum", "log sum"] | None = None
+    """Of many labels: that of the likeliest alone, or the sum over labels, of which `familiar_NAME`
+    is a sum or a logarithm; None where it has no meaning.
+    """
+    moves: float | None = None
+    """By how much `familiar_NAME`, its order turned round, moves at most when each logit moves by
+    1; None where circuits cannot be searched by it.
+    """
+
+
+LOGITS: dict[str, OnLogits] = {
+    "msp": OnLogits("probabilities", "likeliest", 2.0),
+    "entropy": OnLogits("probabilities", "log sum", 2.0),
+    "energy": OnLogits("energy", "sum", 1.0),
+    "max-logit": OnLogits("logits", "likeliest", 1.0),
+    "mi": OnLogits("informed", "sum"),
+    "gen": OnLogits("probabilities", moves=0.2),
+}
+"""Scores of the logits alone; a new one is a function and a line here."""
+OF_CIRCUITS = tuple(name for name, score in LOGITS.items() if score.moves is not None)
+"""Those that a circuit can be searched by."""
+OF_LABELS = tuple(name for name, score in LOGITS.items() if score.labels is not None)
+"""Those that have a form for many labels."""
+SCORES = (*LOGITS, *FITTED)
 """Every OOD score."""
 
 

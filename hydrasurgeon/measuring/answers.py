@@ -13,15 +13,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.decision.many_labels import probs_of
-from hydrasurgeon.decision.probabilities import TINY, Logits
 from hydrasurgeon.decision.problems import SINGLE, Problem
-from hydrasurgeon.decision.temperature import calibrated
 from hydrasurgeon.files.decided import Conformal, Joint, PerLabel
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Conditions
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.conformal import prediction_sets
+from hydrasurgeon.statistics.probabilities import TINY, Logits
+from hydrasurgeon.statistics.temperature import calibrated
 
 ELEMENTS = 1 << 20
 """Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor.
@@ -77,7 +77,10 @@ class Reading:
         assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
         return torch.cat(
-            [metrics.ood_score(rows, kind, at, self.problem) for (rows,) in in_pieces(logits)]
+            [
+                metrics.ood_score(self.problem.choices(rows), kind, at)
+                for (rows,) in in_pieces(logits)
+            ]
         )
 
 

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.measuring.answers import Answered, Answers
-from hydrasurgeon.measuring.metrics import BINS, bins_of
 from hydrasurgeon.measuring.results import Interval
+from hydrasurgeon.statistics.metrics import BINS, bins_of
 
 Judgement = Literal["better", "equal", "worse"]
 Rows = Int[Tensor, "repeat sample"]

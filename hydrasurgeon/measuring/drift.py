@@ -106,7 +106,7 @@ def unfamiliar_p(count: int, rows: int, promised: float, certified: int) -> floa
     """P(X ≥ count) of so many inputs that are like those on which the threshold was taken."""
     if count == 0:
         return 1.0
-    # As decision/conformal.py rounds it.
+    # As statistics/conformal.py rounds it.
     below = math.ceil((certified + 1) * (1 - promised) - 1e-9)
     above = certified + 1 - below
     j = np.arange(count, rows)

@@ -17,10 +17,8 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Answered, Answers, Reading, answered, answers
 from hydrasurgeon.measuring.bootstrap import Selective, bootstrap, ood_intervals, quality
-from hydrasurgeon.measuring.metrics import labelling, ranking
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import (
     Diversity,
@@ -35,6 +33,8 @@ from hydrasurgeon.measuring.results import (
     ShiftResult,
     level,
 )
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.metrics import labelling, ranking
 
 OOD_METRICS = ("auroc", "fpr95", "aupr", "aupr_id")
 """Metrics of OOD detection, which have means over data sets."""

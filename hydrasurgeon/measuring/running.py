@@ -13,17 +13,17 @@ from torch import Tensor
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Samples, first_batch, moved
-from hydrasurgeon.decision.probabilities import yes_or_no
-from hydrasurgeon.decision.scores.fitted import EnsembleScore
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.measuring.metrics import DIGITS
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.dropout import sampled
 from hydrasurgeon.runtime.outputs import collected, logits_of
+from hydrasurgeon.statistics.metrics import DIGITS
+from hydrasurgeon.statistics.probabilities import yes_or_no
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 TIMED = 16
 """Samples in the batch whose time the table shows."""

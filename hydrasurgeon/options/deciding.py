@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.decided import SCORES
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
     LABELLED,
@@ -136,10 +137,7 @@ class CalibrateOptions(Answering, Output):
         "auto",
         metavar="auto|NAME",
         recorded=True,
-        help=(
-            "msp, entropy, energy, max-logit, mi, gen, mds, rmds, maha++, vim, residual, knn, "
-            "nci, mcm; or the best."
-        ),
+        help=(f"{', '.join(SCORES)}; or the best."),
     )
     coverage: float = option(
         0.9,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
     LABELLED,
@@ -36,9 +37,10 @@ from hydrasurgeon.options.shared import (
     Texts,
 )
 
-Objective = Literal[
-    "avg", "acc", "nll", "ood", "msp", "entropy", "mi", "energy", "max-logit", "gen"
-]
+if TYPE_CHECKING:
+    Objective = str
+else:
+    Objective = Literal[("avg", "acc", "nll", "ood", *LOGITS)]
 """What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter;
 or an OOD score.
 """

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
     LABELLED,
@@ -123,10 +124,7 @@ class EvaluateOptions(Bare, Run, Force):
     ood_score: str | None = option(
         None,
         metavar="NAME,…|all",
-        help=(
-            "msp, entropy, energy, max-logit, mi, gen, or what calibrate fitted, which is the "
-            "default; else msp."
-        ),
+        help=(f"{', '.join(LOGITS)}, or what calibrate fitted, which is the default; else msp."),
     )
     no_decision: bool = option(False, help="Ignore decision states.")
     cascade: bool = option(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.decided import OF_CIRCUITS
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
@@ -244,7 +245,7 @@ class Scoring(Options):
         None,
         metavar="NAME",
         unset="msp",
-        help="Score by which a circuit detects OOD data: msp, entropy, gen, energy or max-logit.",
+        help=f"Score by which a circuit detects OOD data: {', '.join(OF_CIRCUITS)}.",
     )
     data: str | None = option(None, metavar="D", group=LABELLED, recorded=True, help=f"{DATA}.")
     ood: Texts = option(

@@ -12,7 +12,6 @@ from torch import Tensor, cat
 
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.bootstrap import HIGHER
-from hydrasurgeon.measuring.metrics import BINS, bins_of, risks
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.report.columns import ARROWS, OOD, QUALITY, short, shown_name
 from hydrasurgeon.report.svg import (
@@ -28,6 +27,7 @@ from hydrasurgeon.report.svg import (
     ticks_of,
 )
 from hydrasurgeon.report.verdicts import NAMES, Verdict, listed, macs_of
+from hydrasurgeon.statistics.metrics import BINS, bins_of, risks
 
 Drawn = Sequence[tuple[int, str, Answered]]
 """Rows: their number, what they are called, their answers."""

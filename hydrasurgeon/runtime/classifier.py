@@ -18,7 +18,6 @@ from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.decision.cascaded import Said, decided_in_steps, joined
 from hydrasurgeon.decision.printed import TOP, Answers, Decisions, Probabilities
 from hydrasurgeon.decision.problems import problem_of
-from hydrasurgeon.decision.scores.fitted import EnsembleScore
 from hydrasurgeon.decision.state import Prediction, State, decide, rows_of, undecided
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import FITTED, Decision, stored_name
@@ -28,6 +27,7 @@ from hydrasurgeon.runtime.cascaded import cascade_in, mean_probs, rows_in, said
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 Prepared = Tensor | Mapping[str, Tensor]
 """What a model's `transform` made of samples: pixels, or the ids and mask of tokens."""

@@ -24,14 +24,14 @@ from torch.overrides import TorchFunctionMode
 
 from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.data.texts import IDS
-from hydrasurgeon.decision.probabilities import yes_or_no
 from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.decision.temperature import uncertainties
 from hydrasurgeon.errors import CheckFailed, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
+from hydrasurgeon.statistics.probabilities import yes_or_no
+from hydrasurgeon.statistics.temperature import uncertainties
 
 OUTPUTS = ("logits", "probs")
 """Names of what an exported model gives."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from hydrasurgeon.data import Batches, Samples, by_length, open_data
 from hydrasurgeon.data.samples import limited
 from hydrasurgeon.errors import CheckFailed
-from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.measuring.sets import check_once, parse_ood
+from hydrasurgeon.statistics.metrics import accuracy, auroc, ece
 
 if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
@@ -154,7 +154,7 @@ def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> di
     """What the thresholds of a decision state make of these answers: the share flagged, covered by
     its sets, and answered.
     """
-    from hydrasurgeon.decision.conformal import prediction_sets
+    from hydrasurgeon.statistics.conformal import prediction_sets
 
     record = state.record
     covered = prediction_sets(record.conformal, probs).gather(1, labels[:, None])[:, 0]

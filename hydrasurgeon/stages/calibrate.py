@@ -19,7 +19,7 @@ from hydrasurgeon.checkpoints.class_names import (
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
-from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
+from hydrasurgeon.files.decided import FITTED, OF_LABELS, ZERO_SHOT, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.measuring.sets import apart
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.fitting import Outputs
-    from hydrasurgeon.decision.scores.evidence import Evidence
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.measuring.cascades.fit import MacsOf
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.runtime.features import Linear
+    from hydrasurgeon.statistics.scores.evidence import Evidence
 
 
 FEW_CLASSES = 3
@@ -191,8 +191,6 @@ def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
     """Refuse what many labels have no meaning for."""
     if source.manifest.model.problem != "multi_label":
         return
-    from hydrasurgeon.decision.many_labels import ON_LABELS
-
     wrong = next(
         (
             flag
@@ -202,7 +200,7 @@ def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
                 ("--fit-data", arguments.fit_data is not None),
                 (
                     f"--ood-score {arguments.ood_score}",
-                    arguments.ood_score not in ("auto", *ON_LABELS),
+                    arguments.ood_score not in ("auto", *OF_LABELS),
                 ),
             )
             if unfit
@@ -210,7 +208,7 @@ def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
         None,
     )
     if wrong is not None:
-        hint = f"Its sets miss few labels by --coverage; OOD scores are {', '.join(ON_LABELS)}."
+        hint = f"Its sets miss few labels by --coverage; OOD scores are {', '.join(OF_LABELS)}."
         raise UsageError(
             f"{wrong}: is not for a model with many labels, as {source.name} is", hint=hint
         )
@@ -218,7 +216,7 @@ def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
 
 def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named: bool) -> None:
     """Some scores, and cascades, mean nothing for some models."""
-    from hydrasurgeon.decision.scores.fitted import check_score
+    from hydrasurgeon.statistics.scores.fitted import check_score
 
     score = arguments.ood_score
     if score != "auto":
@@ -331,7 +329,7 @@ def _fit(
 
 def _chosen(linear: Linear) -> tuple[Tensor, Tensor]:
     """A classifier's weight and bias; one logit's as those of no and yes."""
-    from hydrasurgeon.decision.probabilities import yes_or_no
+    from hydrasurgeon.statistics.probabilities import yes_or_no
 
     return yes_or_no(linear.weight.T).T, yes_or_no(linear.bias)
 
@@ -362,8 +360,8 @@ def _gathered(
 ) -> list[Evidence]:
     """What OOD scores are fitted on, in one pass: features are not kept."""
     from hydrasurgeon.decision.problems import problem_of
-    from hydrasurgeon.decision.scores.evidence import Gathering
     from hydrasurgeon.runtime.outputs import pieces
+    from hydrasurgeon.statistics.scores.evidence import Gathering
 
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
     for _, piece in pieces([model], samples, arguments, features=True, skipped=skipped):

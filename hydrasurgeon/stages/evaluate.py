@@ -10,7 +10,6 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.data.batches import batch_size_of
-from hydrasurgeon.decision.scores.fitted import check_score
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
@@ -46,6 +45,7 @@ from hydrasurgeon.stages.evaluate_models import (
     uncalibrated,
     unlike_notes,
 )
+from hydrasurgeon.statistics.scores.fitted import check_score
 
 STDOUT = "-"
 """A report that is printed."""

@@ -19,7 +19,6 @@ from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import lineage
 from hydrasurgeon.files.manifest import DataRecord, Step
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.cascades.run import with_cascade
 from hydrasurgeon.measuring.cost import InTurn, SideBySide, cost_of
@@ -54,6 +53,7 @@ from hydrasurgeon.measuring.sets import (
     uses_of,
 )
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.statistics import metrics
 from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 
 if TYPE_CHECKING:

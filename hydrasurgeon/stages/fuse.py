@@ -337,11 +337,11 @@ def fusable(opened: Sequence[Single]) -> None:
 
 def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Run) -> Agreement:
     """The members one by one and the hydra, over the same samples."""
-    from hydrasurgeon.decision.probabilities import TINY
     from hydrasurgeon.decision.problems import problem_of
-    from hydrasurgeon.measuring.metrics import accuracy, member_probs
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.outputs import logits_of
+    from hydrasurgeon.statistics.metrics import accuracy, member_probs
+    from hydrasurgeon.statistics.probabilities import TINY
 
     def logits(checkpoints: Sequence[Checkpoint]) -> tuple[Tensor, Tensor | None]:
         models = [as_classifier(c, device=run.device, dtype=run.dtype) for c in checkpoints]

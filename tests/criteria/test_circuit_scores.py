@@ -16,20 +16,18 @@ from slow_circuits import algorithm_1
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.criteria import OOD_SCORES, objective_of, score_key
-from hydrasurgeon.criteria.circuits.objective import FAMILIARITY
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.criteria import objective_of, score_key
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import OF_LOGITS
+from hydrasurgeon.files.decided import OF_CIRCUITS as OOD_SCORES
 from hydrasurgeon.files.manifest import read_manifest, sidecar
+from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS, familiarity, furthest
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
 
 
 def test_every_score_of_one_models_logits_is_there() -> None:
-    assert tuple(FAMILIARITY) == OOD_SCORES
-    assert set(OOD_SCORES) <= set(ON_LOGITS) == set(OF_LOGITS)
+    assert set(OOD_SCORES) == {*ON_LOGITS} - {"mi"}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ LOGITS = st.lists(st.floats(-30, 30), min_size=4, max_size=4)
 def test_familiarity_orders_samples_as_the_score_does(score: str, rows: list[list[float]]) -> None:
     logits = torch.tensor(rows).double()
     strange = ON_LOGITS[score](logits[:, None], 1.0)
-    familiar = FAMILIARITY[score][0](logits)
+    familiar = familiarity(score, logits)
     assert bool(familiar.isfinite().all())
     # What rounding cannot have turned round: near certainty 1 − p loses its digits, which gen takes to the power 0.1.
     surely = (strange[:, None] - strange) > (0.03 if score == "gen" else 1e-9)
@@ -86,8 +84,8 @@ def test_a_score_moves_no_further_than_is_allowed_for(
 ) -> None:
     logits = torch.tensor([row]).double()
     moved = logits + size * torch.tensor([shift]).double()
-    off = (FAMILIARITY[score][0](moved) - FAMILIARITY[score][0](logits)).abs()
-    assert float(off) <= size * FAMILIARITY[score][1] + 1e-9
+    off = (familiarity(score, moved) - familiarity(score, logits)).abs()
+    assert float(off) <= size * furthest(score) + 1e-9
 
 
 def test_formulas() -> None:
@@ -105,7 +103,7 @@ def test_formulas() -> None:
         "max-logit": logits.amax(-1),
     }
     for score, values in expected.items():
-        torch.testing.assert_close(FAMILIARITY[score][0](logits), values, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(familiarity(score, logits), values, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("score", OOD_SCORES)
@@ -113,7 +111,7 @@ def test_nothing_saturates(score: str) -> None:
     """Samples beyond what a probability can tell apart keep their order."""
     gaps = torch.tensor([30.0, 50.0, 100.0, 700.0, 2000.0, 60000.0]).double()
     logits = torch.stack([gaps, torch.zeros_like(gaps), torch.zeros_like(gaps)], dim=-1)
-    familiar = FAMILIARITY[score][0](logits)
+    familiar = familiarity(score, logits)
     assert bool(familiar.isfinite().all())
     assert bool((familiar.diff() > 0).all())
 

@@ -15,11 +15,12 @@ from slow_circuits import algorithm_1
 from two_processes import in_two_processes
 
 import hydrasurgeon as hs
-from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins, odds
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
 from hydrasurgeon.criteria.circuits.race import hard_first, lost_along, warm_first
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.manifest import read_manifest, sidecar
-from hydrasurgeon.measuring import metrics
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.scores.on_logits import familiar_msp
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -151,7 +152,7 @@ def test_bounds_hold_along_the_path(data: st.DataObject) -> None:
 def test_odds_order_samples_as_probabilities_do(rows: list[list[float]]) -> None:
     logits = torch.tensor(rows).double()
     p = logits.softmax(-1).amax(-1)
-    torch.testing.assert_close(odds(logits).sigmoid(), p)
+    torch.testing.assert_close(familiar_msp(logits).sigmoid(), p)
     labels = torch.zeros(len(rows), dtype=torch.long)
     expected = [row[0] >= max(row[1:]) for row in logits.tolist()]
     assert (margins(logits, labels) > 0).tolist() == expected

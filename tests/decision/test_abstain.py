@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import beta, binom
 
-from hydrasurgeon.decision.abstain import fit_abstention, risk_bound, samples_needed
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.statistics.abstain import fit_abstention, risk_bound, samples_needed
 
 
 @pytest.mark.parametrize("delta", [0.001, 0.05, 0.5])

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydrasurgeon.decision.conformal import (
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import Penalty
+from hydrasurgeon.statistics.conformal import (
     METHODS,
     Method,
     conformity,
@@ -19,8 +21,6 @@ from hydrasurgeon.decision.conformal import (
     prediction_sets,
     samples_needed,
 )
-from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import Penalty
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

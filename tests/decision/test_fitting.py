@@ -8,12 +8,17 @@ from promised import promise
 from torch import Tensor
 
 from hydrasurgeon.decision.fitting import Outputs, fit_state, halves
-from hydrasurgeon.decision.probabilities import mean_probs
-from hydrasurgeon.decision.scores.evidence import Gathering
 from hydrasurgeon.decision.state import decide
-from hydrasurgeon.decision.temperature import calibrated, fit_joint, fit_temperature, uncertainties
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Joint
+from hydrasurgeon.statistics.probabilities import mean_probs
+from hydrasurgeon.statistics.scores.evidence import Gathering
+from hydrasurgeon.statistics.temperature import (
+    calibrated,
+    fit_joint,
+    fit_temperature,
+    uncertainties,
+)
 
 MEMBERS, CLASSES, WIDTH = 2, 3, 8
 

@@ -11,12 +11,12 @@ import torch
 from sklearn.covariance import EmpiricalCovariance, ledoit_wolf
 from torch import Tensor, nn
 
-from hydrasurgeon.decision.scores.evidence import Accumulator, Evidence, Gathering, shrinkage
-from hydrasurgeon.decision.scores.fitted import fit, functions_of, scores_of
-from hydrasurgeon.decision.scores.on_features import principal
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED
+from hydrasurgeon.statistics.scores.evidence import Accumulator, Evidence, Gathering, shrinkage
+from hydrasurgeon.statistics.scores.fitted import fit, functions_of, scores_of
+from hydrasurgeon.statistics.scores.on_features import principal
+from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -190,7 +190,7 @@ def test_gen_takes_the_hundred_largest() -> None:
 def test_moments_do_not_depend_on_the_batches(
     batch: int, rows: int, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydrasurgeon.decision.scores.evidence.ROWS", rows)
+    monkeypatch.setattr("hydrasurgeon.statistics.scores.evidence.ROWS", rows)
     accumulator = Accumulator(CLASSES, WIDTH)
     shifted = data.features + 1e4  # far from the origin, where naive sums lose their digits
     for x, y in zip(shifted.split(batch), data.labels.split(batch), strict=True):
@@ -279,7 +279,7 @@ def test_scores_do_not_depend_on_how_many_are_scored_at_a_time(
     held = data.features[:, None], data.logits[:, None]
     there = data.other_logits[:, None], data.others[:, None]
     whole = scores_of(kind, *there, fit(kind, [data.evidence()], held) if kind in FITTED else None)
-    monkeypatch.setattr("hydrasurgeon.decision.scores.fitted.ROWS", 7)
+    monkeypatch.setattr("hydrasurgeon.statistics.scores.fitted.ROWS", 7)
     pieces = scores_of(kind, *there, fit(kind, [data.evidence()], held) if kind in FITTED else None)
     assert len(whole) == 90
     torch.testing.assert_close(whole, pieces, rtol=1e-9, atol=1e-9)

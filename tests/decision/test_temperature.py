@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import mean_probs, nll, tempered
-from hydrasurgeon.decision.temperature import calibrated, fit_joint, fit_temperature
 from hydrasurgeon.files.decided import Joint
+from hydrasurgeon.statistics.probabilities import mean_probs, nll, tempered
+from hydrasurgeon.statistics.temperature import calibrated, fit_joint, fit_temperature
 
 
 def joint(aleatoric: float, epistemic: float) -> Joint:
@@ -89,7 +89,7 @@ def test_of_many_samples_a_random_part_tells_the_joint_constants(
     order = y.argsort()  # the first are all of one class
     z, y = z[order], y[order]
     whole = fit_joint(z, y)
-    monkeypatch.setattr("hydrasurgeon.decision.temperature.MOST", 3000 * z[0].numel())
+    monkeypatch.setattr("hydrasurgeon.statistics.temperature.MOST", 3000 * z[0].numel())
     part = fit_joint(z, y)
     assert part != whole
     assert part.aleatoric == pytest.approx(whole.aleatoric, rel=0.1)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.files.decided import Conformal
 from hydrasurgeon.measuring import answers as module
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.rows import shifted, summary
 from hydrasurgeon.report import charts
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.conformal import prediction_sets
 
 
 def logits(rows: int = 257, members: int = 3, classes: int = 5) -> torch.Tensor:

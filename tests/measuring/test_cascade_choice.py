@@ -7,13 +7,13 @@ import torch
 from promised import promise
 
 from hydrasurgeon.decision.cascaded import in_steps
-from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.decision.fitting import Outputs, fit_state
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, intervals
 from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, answers_of
 from hydrasurgeon.measuring.cost import StepMacs
-from hydrasurgeon.measuring.metrics import auroc, fpr95
+from hydrasurgeon.statistics.conformal import prediction_sets
+from hydrasurgeon.statistics.metrics import auroc, fpr95
 
 MACS = MacsOf(1000, 2300, lambda starters: StepMacs(800 * len(starters), 800 * (3 - len(starters))))
 

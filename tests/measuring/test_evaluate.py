@@ -14,8 +14,8 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.predictions import Predictions, read_predictions, write_predictions
+from hydrasurgeon.statistics import metrics
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]

@@ -14,7 +14,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.measuring.cost import step_macs
-from hydrasurgeon.measuring.metrics import auroc
+from hydrasurgeon.statistics.metrics import auroc
 
 VIT = FAMILIES["timm ViT"]
 

@@ -13,8 +13,8 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring import metrics
-from hydrasurgeon.measuring.metrics import smooth_ece
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.metrics import smooth_ece
 
 VIT = FAMILIES["timm ViT"]
 

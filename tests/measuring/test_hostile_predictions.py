@@ -12,12 +12,12 @@ from hostile_data import damaged
 from safetensors.torch import save_file
 
 import hydrasurgeon as hs
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.measuring.rows import row_of
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 
 Tensors = dict[str, torch.Tensor]
 

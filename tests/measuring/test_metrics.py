@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import TINY
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.rows import summary
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.probabilities import TINY
+from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -9,13 +9,13 @@ import math
 import pytest
 import torch
 
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Reading, answered
 from hydrasurgeon.measuring.bootstrap import Ranked, bootstrap, ood_intervals
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.measuring.rows import row_of
 from hydrasurgeon.report.columns import tables
+from hydrasurgeon.statistics import metrics
 
 NAMES = ("auroc", "fpr95", "aupr", "aupr_id")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.bootstrap import REPEATS, Difference, compared, is_paired
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
+from hydrasurgeon.statistics import metrics
 
 
 def predictions(sharpness: float, *, noise: int = 0, rows: int = 300) -> Predictions:

@@ -15,12 +15,13 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from hydrasurgeon.measuring import bootstrap as bootstrapping
-from hydrasurgeon.measuring import metrics, rows
+from hydrasurgeon.measuring import rows
 from hydrasurgeon.measuring.answers import Answers, Reading
 from hydrasurgeon.measuring.answers import answers as made_answers
 from hydrasurgeon.measuring.bootstrap import Selective, bootstrap
-from hydrasurgeon.measuring.metrics import smooth_ece
 from hydrasurgeon.measuring.results import IdResult
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.metrics import smooth_ece
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -199,8 +199,8 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
 
 def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     """The OOD score of the first member alone, by the distances that it was fitted with."""
-    from hydrasurgeon.decision.scores.fitted import EnsembleScore, functions_of
     from hydrasurgeon.runtime.features import WithFeatures
+    from hydrasurgeon.statistics.scores.fitted import EnsembleScore, functions_of
 
     model = hydra(tmp_path, FAMILIES["timm ViT"])
     inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)

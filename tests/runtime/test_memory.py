@@ -12,14 +12,14 @@ from peak import Peak
 from promised import promise
 
 from hydrasurgeon.data.samples import Arrays
-from hydrasurgeon.decision import conformal, temperature
 from hydrasurgeon.decision.fitting import Outputs, fit_state
-from hydrasurgeon.decision.probabilities import mean_probs, nll
-from hydrasurgeon.decision.scores import fitted
-from hydrasurgeon.decision.temperature import calibrated, fit_temperature, nll_of, temperature_of
 from hydrasurgeon.files.decided import Joint
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime import outputs
+from hydrasurgeon.statistics import conformal, temperature
+from hydrasurgeon.statistics.probabilities import mean_probs, nll
+from hydrasurgeon.statistics.scores import fitted
+from hydrasurgeon.statistics.temperature import calibrated, fit_temperature, nll_of, temperature_of
 
 ROWS, CLASSES = 4000, 50
 

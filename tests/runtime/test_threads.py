@@ -15,8 +15,8 @@ from tiny_families import FAMILIES
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
-from hydrasurgeon.decision.scores.fitted import EnsembleScore
 from hydrasurgeon.files.decided import Gate, Standard
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 THREADS, CALLS, MEMBERS = 8, 40, 2
 

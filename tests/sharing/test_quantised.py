@@ -16,11 +16,11 @@ from tiny_families import CLASSES, FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
-from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.sharing import trial
 from hydrasurgeon.sharing.onnx import in_onnxruntime
 from hydrasurgeon.sharing.program import Exported
 from hydrasurgeon.stages.export import export
+from hydrasurgeon.statistics.metrics import accuracy, auroc, ece
 
 pytestmark = [exports, pytest.mark.slow]
 

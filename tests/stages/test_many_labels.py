@@ -427,8 +427,8 @@ def test_few_labels_are_missed_on_average(rare: float) -> None:
     """Over many draws of calibration data the mean fraction missed of samples that have a label is at
     most what was promised, and not far below, where most samples have none too.
     """
-    from hydrasurgeon.decision.conformal import prediction_sets
     from hydrasurgeon.decision.many_labels import fit_sets
+    from hydrasurgeon.statistics.conformal import prediction_sets
 
     random = torch.Generator().manual_seed(0)
     lost, labelled = 0.0, 0

@@ -323,7 +323,7 @@ def test_probed_by_the_loss_of_eval(reranker: Path, tmp_path: Path) -> None:
 
 def test_what_is_promised_holds(tmp_path: Path) -> None:
     """Over many draws, precision and the miss rate break their bound in at most δ of them."""
-    from hydrasurgeon.decision.abstain import fit_limits
+    from hydrasurgeon.statistics.abstain import fit_limits
 
     random = torch.Generator().manual_seed(0)
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from hydrasurgeon.decision.fitting import _sizes
-from hydrasurgeon.decision.scores.fitted import EnsembleScore
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.files.decided import (
     FITTED,
@@ -19,6 +18,7 @@ from hydrasurgeon.files.decided import (
     Ood,
     Standard,
 )
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 STANDARDS = tuple(Standard(mean=m, deviation=d) for m, d in ((0.3, 1.0), (2.0, 0.5), (-1.0, 3.0)))
 NOTHING_LOST = {

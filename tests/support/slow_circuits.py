@@ -14,8 +14,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem, measure
 from hydrasurgeon.data import Batches, fit_classes, open_data
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.heads import Head
+from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 
 HEAD_DIM = 8
 """Architecture of the tiny ViT."""

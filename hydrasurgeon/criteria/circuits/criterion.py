@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from hydrasurgeon.criteria import OOD_SCORES, SEARCHES, objective_of
+from hydrasurgeon.criteria import SEARCHES, objective_of
 from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.criteria.circuits import state_path
 from hydrasurgeon.criteria.circuits.engine import numbered
 from hydrasurgeon.criteria.circuits.greedy import Circuit, SearchState, extract
-from hydrasurgeon.criteria.circuits.objective import OF_MANY, Held, Objective, Problem
+from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
+from hydrasurgeon.files.decided import OF_CIRCUITS, OF_LABELS
 from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.heads import Head
 from hydrasurgeon.lookup import imported
@@ -45,7 +46,7 @@ def score(subject: Subject) -> Score:
     budget = _budget(subject, candidates)
     about = {
         "objective": objective,
-        **({"ood_score": ood_score} if ood_score != OOD_SCORES[0] else {}),
+        **({"ood_score": ood_score} if ood_score != OF_CIRCUITS[0] else {}),
     }
     with joined() as world:
         problem = _problem(subject, candidates, world)
@@ -80,10 +81,10 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
     objective, ood_score = objective_of(subject.key)
     model = subject.checkpoint.manifest.model
     many = model.num_classes if model.problem == "multi_label" else 0
-    if many and ood_score not in OF_MANY:
+    if many and ood_score not in OF_LABELS:
         what = (
             f"{subject.checkpoint.name}: has many labels, and circuits of such know "
-            f"{', '.join(OF_MANY)}"
+            f"{', '.join(name for name in OF_CIRCUITS if name in OF_LABELS)}"
         )
         raise UsageError(f"--ood-score {ood_score}: {what}", hint="Leave it out.")
     module, _ = subject.load()

@@ -5,23 +5,11 @@ integers.
 
 Scores are compared as whole numbers of points (a right answer, half a pair), so that ties are ties.
 Samples are ranked by how familiar they look: the negative OOD score of one model's logits, in a
-form that does not saturate.
-
-    msp         ln p/(1−p) of the most probable class      moves by at most 2 for a logit's 1
-    entropy     −ln H(p)                                                     2
-    gen         −ln Σ_top-100 p^γ (1−p)^γ                                    2γ
-    energy      logsumexp z                                                  1
-    max-logit   max z                                                        1
-
-Each orders samples as its score in `decision/scores/on_logits.py` does. Where logits are known up
-to ±tolerance only, points come as an interval; for that the last column says how far the number
-moves when every logit is off by at most 1. For the entropy it is Σ p_i |ln p_i + H| / H ≤ 2; for
-gen each ln p^γ (1−p)^γ moves by γ |1 − 2p| |1 − p|⁻¹ |d ln p| ≤ 2γ, as |d ln p| ≤ 2 (1 − p), and
-sorted logits move as logits do; the others have gradients that are shares.
+form that does not saturate (`familiar_…` in `statistics/scores/on_logits.py`). Where logits are
+known up to ±tolerance only, points come as an interval, by how far that form moves at most.
 
 Of many labels an answer is right where all of them are, so its margin is the least of the labels',
-±z; a sample looks familiar by its largest logit (msp, max-logit; moves by at most 1), or by Σ ln(1
-+ e^z) (energy; by at most 1 a label).
+±z.
 """
 
 from __future__ import annotations
@@ -33,79 +21,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
 from hydrasurgeon.data import moved
-from hydrasurgeon.decision.probabilities import yes_or_no
-from hydrasurgeon.decision.scores.on_logits import GAMMA, TOP
 from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.processes import World
-
-Many = Float[Tensor, "*any klass"]
-One = Float[Tensor, "*any"]
-
-
-def odds(logits: Many) -> One:
-    """ln p/(1−p) of the most probable class: higher = looks more familiar."""
-    best, where = logits.max(dim=-1, keepdim=True)
-    others = logits.scatter(-1, where, -torch.inf)
-    return best.squeeze(-1) - others.logsumexp(dim=-1)
-
-
-def _certainty(logits: Many) -> One:
-    """−ln H: of nearly certain samples too, where H itself would be rounded to 0."""
-    log_p, against = _log_shares(logits)
-    return -(log_p + _log_surprise(log_p, against)).logsumexp(dim=-1)
-
-
-def _concentration(logits: Many) -> One:
-    """−ln of the generalised entropy."""
-    if logits.shape[-1] > TOP:
-        # The classes that are left out still count in every probability.
-        log_p, against = (
-            part.gather(-1, logits.topk(TOP, dim=-1).indices) for part in _log_shares(logits)
-        )
-    else:
-        log_p, against = _log_shares(logits)
-    return -(GAMMA * (log_p + against)).logsumexp(dim=-1)
-
-
-def _log_shares(logits: Many) -> tuple[Many, Many]:
-    """ln p and ln (1 − p) of every class, each accurate where the other is nearly 0."""
-    where = logits.argmax(dim=-1, keepdim=True)
-    odd = odds(logits)[..., None]
-    log_p = logits - logits.logsumexp(dim=-1, keepdim=True)
-    zero = torch.zeros_like(odd)
-    against = torch.log1p(-log_p.scatter(-1, where, -torch.inf).exp())
-    log_p = log_p.scatter(-1, where, -torch.logaddexp(zero, -odd))
-    return log_p, against.scatter(-1, where, -torch.logaddexp(zero, odd))
-
-
-def _log_surprise(log_p: Many, against: Many) -> Many:
-    """ln(−ln p); of p that rounds to 1 it is ln(1 − p)."""
-    certain = log_p > -1e-200
-    return torch.where(certain, against, (-log_p.clamp(max=-1e-200)).log())
-
-
-FAMILIARITY: dict[str, tuple[Callable[[Many], One], float]] = {
-    "msp": (odds, 2.0),
-    "entropy": (_certainty, 2.0),
-    "gen": (_concentration, 2 * GAMMA),
-    "energy": (lambda logits: logits.logsumexp(dim=-1), 1.0),
-    "max-logit": (lambda logits: logits.amax(dim=-1), 1.0),
-}
-"""OOD score → how familiar one model finds a sample by it (higher = more), and by how much that
-moves at most when each logit moves by 1; their names without torch stand in `criteria/__init__.py`.
-"""
-OF_MANY: dict[str, Callable[[Many], One]] = {
-    "msp": lambda logits: logits.amax(dim=-1),
-    "max-logit": lambda logits: logits.amax(dim=-1),
-    "energy": lambda logits: softplus(logits).sum(dim=-1),
-}
-"""The same of many labels."""
-
+from hydrasurgeon.statistics.metrics import pairs_above
+from hydrasurgeon.statistics.probabilities import yes_or_no
+from hydrasurgeon.statistics.scores.on_logits import familiarity, furthest
 
 Kind = Literal["acc", "ood", "avg"]
 PARTS = ("margin", "familiar", "foreign")
@@ -161,18 +86,6 @@ class Points(NamedTuple):
     high: int
 
 
-def pairs_above(
-    high: Float[Tensor, "circuit a"], low: Float[Tensor, "circuit b"], gap: float = 0.0
-) -> Int[Tensor, " circuit"]:
-    """How many pairs have `high` > `low` + gap; the shorter side is the one that is sorted."""
-    if low.shape[-1] <= high.shape[-1]:
-        ordered = low.sort(dim=-1).values
-        return torch.searchsorted(ordered, (high - gap).contiguous(), right=False).sum(dim=-1)
-    ordered = (high - gap).sort(dim=-1).values
-    below = torch.searchsorted(ordered, low.contiguous(), right=True)
-    return high.shape[-1] * low.shape[-1] - below.sum(dim=-1)
-
-
 @dataclass(frozen=True)
 class Objective:
     """An objective on sets of this size."""
@@ -187,19 +100,14 @@ class Objective:
     def familiarity(self, logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
         """How familiar samples look: what pairs are compared by."""
         if self.labels:
-            return OF_MANY[self.ood_score](logits)
-        return FAMILIARITY[self.ood_score][0](yes_or_no(logits))
+            return familiarity(self.ood_score, logits, labels=True)
+        return familiarity(self.ood_score, yes_or_no(logits))
 
     def gap(self, tolerance: float) -> float:
         """By how much two samples must differ for the order to be sure, when logits may be off by
         `tolerance`.
         """
-        moves = (
-            (self.labels if self.ood_score == "energy" else 1)
-            if self.labels
-            else FAMILIARITY[self.ood_score][1]
-        )
-        return 2 * moves * tolerance
+        return 2 * furthest(self.ood_score, self.labels) * tolerance
 
     @property
     def per_answer(self) -> int:

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 from transformers.utils.hub import cached_file
 
-from hydrasurgeon.decision.probabilities import yes_or_no
-from hydrasurgeon.decision.scores.fitted import stored_scores
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.temperature import calibrated, uncertainties
+from hydrasurgeon.statistics.probabilities import yes_or_no
+from hydrasurgeon.statistics.scores.fitted import stored_scores
+from hydrasurgeon.statistics.scores.on_logits import logit_scores
+from hydrasurgeon.statistics.temperature import calibrated, uncertainties
 
 # transformers brings what stands here along; where it lies then has no other name.
 from .modeling_hydrasurgeon import ARCH, HydraModel, PrunedModel, encoder_name, hub_options, loss_of
@@ -38,8 +38,10 @@ PREFIX = "hydrasurgeon.decision."
 TINY_FLOAT = torch.finfo(torch.float32).tiny
 """Probabilities below it have no logarithm in float32."""
 
-FITTED = stored_scores()
-"""Score → what it stores of each member, and what it makes of that, features and logits."""
+FITTED, LOGITS = stored_scores(), logit_scores()
+"""Score → what it stores of each member, and what it makes of that, features and logits; or its
+terms of a member's logits, and what it makes of their mean.
+"""
 
 
 @dataclass
@@ -127,7 +129,7 @@ class Decides:
             self.bias = None if record.get("bias") is None else float(record["bias"])
             self.kind = ood["score"]
             self.stored: list[dict[str, Tensor]] = []
-            if self.kind not in ON_LOGITS:
+            if self.kind not in LOGITS:
                 held, (parts, _) = tensors(), FITTED[self.kind]
                 self.standards = [
                     (float(each["mean"]), float(each["deviation"])) for each in ood["members"]
@@ -161,8 +163,9 @@ class Decides:
         return {name: tensor.to(logits.device) for name, tensor in fields.items()}
 
     def _score(self, z: Tensor, features: Tensor | None) -> Tensor:
-        if self.kind in ON_LOGITS:
-            return ON_LOGITS[self.kind](z, 1.0)
+        if self.kind in LOGITS:
+            terms, of_mean = LOGITS[self.kind]
+            return of_mean(terms(z.double(), 1.0).mean(dim=1))
         assert features is not None
         score = FITTED[self.kind][1]
         each = [

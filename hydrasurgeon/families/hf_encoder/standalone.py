@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 
-from hydrasurgeon.files.decided import FITTED
+from hydrasurgeon.files.decided import FITTED, LOGITS
 
 PACKAGE = "hydrasurgeon."
 """What the modules whose text is taken begin with."""
-SCORES = "hydrasurgeon.decision.scores."
+SCORES = "hydrasurgeon.statistics.scores."
 """Where fitted scores are computed."""
-TABLE = "stored_scores"
-"""What makes the table of fitted scores in the template; the text spells the table out."""
+TABLES = {"stored_scores", "logit_scores"}
+"""What makes the tables of scores in the template; the text spells them out."""
 
 
 def standalone(template: str) -> str:
@@ -28,12 +28,12 @@ def standalone(template: str) -> str:
         at = slice(node.lineno - 1, node.end_lineno)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
             for alias in node.names:
-                if alias.name != TABLE:
+                if alias.name not in TABLES:
                     texts.take(str(node.module), alias.name)
             kept[at] = [""] * len(kept[at])
-        elif isinstance(node, ast.Assign) and TABLE in {*_names(node)}:
-            table = _table(texts)
-            kept[at] = [f"{texts}\n\n\n{table}"]
+        elif isinstance(node, ast.Assign) and TABLES & {*_names(node)}:
+            tables = _tables(texts)
+            kept[at] = [f"{texts}\n\n\n{tables}"]
     return "\n".join(kept) + "\n"
 
 
@@ -46,13 +46,18 @@ def deciding() -> str:
     )
 
 
-def _table(texts: _Texts) -> str:
-    rows = []
+def _tables(texts: _Texts) -> str:
+    rows, of_logits = list[str](), list[str]()
     for kind, (home, parts) in FITTED.items():
         module, _, name = home.partition(":")
         texts.take(SCORES + module, f"score_{name}")
         rows.append(f'    "{kind}": ({(*parts,)!r}, score_{name}),')
-    return "\n".join(["FITTED = {", *rows, "}"])
+    for kind, row in LOGITS.items():
+        names = f"terms_{row.terms}", f"score_{kind.replace('-', '_')}"
+        for name in names:
+            texts.take(f"{SCORES}on_logits", name)
+        of_logits.append(f'    "{kind}": ({", ".join(names)}),')
+    return "\n".join(["FITTED = {", *rows, "}", "LOGITS = {", *of_logits, "}"])
 
 
 class _Texts:

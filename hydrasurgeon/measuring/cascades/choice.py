@@ -22,14 +22,14 @@ from torch import Tensor
 from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
 from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.decision.many_labels import fit_labels
-from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.decision.temperature import fit_temperature, platt
 from hydrasurgeon.files.decided import Cascade, Gate
 from hydrasurgeon.measuring.bootstrap import REPEATS, bootstrap
 from hydrasurgeon.measuring.cost import StepMacs
-from hydrasurgeon.measuring.metrics import DIGITS
 from hydrasurgeon.measuring.results import Interval
+from hydrasurgeon.statistics.metrics import DIGITS, areas
+from hydrasurgeon.statistics.probabilities import Scores
+from hydrasurgeon.statistics.temperature import fit_temperature, platt
 
 SHARES = (
     0.9,
@@ -119,17 +119,17 @@ class Sides:
         """`names` of many resamples at once, as `metrics` has them: rows [repeat, sample], and of
         each OOD set.
         """
-        ordered = self.inside[rows].sort(dim=-1).values.contiguous()
+        inside = self.inside[rows]
+        ordered = inside.sort(dim=-1).values.contiguous()
         count = rows.shape[-1]
-        areas, false = [], []
+        each, false = [], []
         for scores, some in zip(self.outside, foreign, strict=True):
             out = scores[some].sort(dim=-1, descending=True).values.contiguous()
-            below = torch.searchsorted(ordered, out) + torch.searchsorted(ordered, out, right=True)
-            areas.append(below.double().mean(dim=-1) / 2 / count)
+            each.append(areas(inside, out))
             needed = math.ceil(0.95 * out.shape[-1] - 1e-9)
             threshold = out[:, max(needed, 1) - 1, None].contiguous()
             false.append(1 - torch.searchsorted(ordered, threshold)[:, 0].double() / count)
-        area, flagged = (torch.stack(each).mean(dim=0) for each in (areas, false))
+        area, flagged = (torch.stack(of_sets).mean(dim=0) for of_sets in (each, false))
         if self.amiss is not None:
             hits, amiss = self.correct[rows].sum(dim=-1), self.amiss[rows].sum(dim=-1)
             return torch.stack([(hits / (hits + amiss)).nan_to_num(), area, flagged], dim=-1)

@@ -15,18 +15,18 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Batches, by_length, moved
 from hydrasurgeon.data.batches import unreadable
 from hydrasurgeon.decision.cascaded import step_state
-from hydrasurgeon.decision.scores.fitted import scores_of
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.cost import SideBySide, step_macs
-from hydrasurgeon.measuring.metrics import DIGITS
 from hydrasurgeon.measuring.rows import Row, row_of
 from hydrasurgeon.measuring.running import How, predicted
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
 from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.outputs import check_finite
+from hydrasurgeon.statistics.metrics import DIGITS
+from hydrasurgeon.statistics.scores.fitted import scores_of
 
 FULL = " (full)"
 """What the name of the hydra's own row ends with, where its cascade has the name itself."""

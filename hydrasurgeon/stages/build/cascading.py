@@ -15,15 +15,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import TINY
+from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.stages.build.choice import Answers, Choice, Estimate
 from hydrasurgeon.stages.build.comparing import Choosing, at_its_temperature
 from hydrasurgeon.stages.build.cost import Budget
-
-WITHOUT = ("mi", "energy", "max-logit")
-"""Objectives that are no functions of probabilities: rows that different members answer have none
-in common.
-"""
+from hydrasurgeon.statistics.metrics import accuracy
+from hydrasurgeon.statistics.probabilities import TINY
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,9 @@ def cascaded(
     one.
     """
     objective, search = choosing.pool.objective, choosing.search
-    possible = choosing.calibrated and budget.unit == "macs" and objective.name not in WITHOUT
+    # Rows that different members answer have nothing but probabilities in common.
+    mixed = LOGITS[objective.score].terms == "probabilities"
+    possible = choosing.calibrated and budget.unit == "macs" and mixed
     if not possible or any(len(each.members) < 2 for each in (choice, *judged.choices)):
         return None
     if min(search.cost([member], "macs") for member in choice.members) >= budget.most:
@@ -97,4 +96,4 @@ def _surest(logits: Tensor, each: int) -> Tensor:
 
 
 def _right(answers: Answers) -> float:
-    return float((answers.val.argmax(dim=-1) == answers.labels).double().mean())
+    return accuracy(answers.val, answers.labels)

@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision.scores.on_logits import entropy, generalized_entropy
-from hydrasurgeon.measuring.metrics import auroc
+from hydrasurgeon.files.decided import LOGITS
+from hydrasurgeon.statistics.metrics import accuracy, auroc
+from hydrasurgeon.statistics.scores.on_logits import FUNCTIONS
 
 PENALTY = 10.0
 """What a point of accuracy below the floor costs, in points of the objective."""
@@ -77,25 +78,31 @@ class Objective:
         """Whether validation probabilities stand behind its terms, which are no probabilities
         themselves.
         """
-        return self.floor is not None and self.name in ("energy", "max-logit")
+        return self.floor is not None and LOGITS[self.score].terms in ("energy", "logits")
+
+    @property
+    def score(self) -> str:
+        """The OOD score whose AUROC counts."""
+        return self.name if self.name in LOGITS else "msp"
 
     def terms(self, answers: Answers) -> Terms:
         if self.name == "nll":
             return [answers.val.softmax(dim=-1).gather(-1, answers.labels[:, None])[:, 0]]
-        terms, _ = SCORES.get(self.name, SCORES["msp"])
-        return [*terms(answers), *([answers.val.softmax(dim=-1)] if self.behind else [])]
+        terms, _ = FUNCTIONS[self.score]
+        behind = [answers.val.softmax(dim=-1)] if self.behind else []
+        return [*(terms(rows, 1.0) for rows in answers.sets), *behind]
 
     def plain(self, sums: Sequence[Tensor], members: int, labels: Int[Tensor, " sample"]) -> float:
         """What sums over so many members are worth, whatever the floor."""
         if self.name == "nll":
             return float((sums[0] / members).clamp_min(TINY).log().double().mean())
         if self.name == "acc":
-            return _accuracy(sums[0], labels)
-        _, score = SCORES.get(self.name, SCORES["msp"])
-        inside, *outside = (score(rows, members) for rows in (sums[:-1] if self.behind else sums))
+            return accuracy(sums[0], labels)
+        _, score = FUNCTIONS[self.score]
+        inside, *outside = (score(rows / members) for rows in (sums[:-1] if self.behind else sums))
         areas = [area for each in outside if (area := auroc(inside, each)) is not None]
         mean = sum(areas) / len(areas)  # against each OOD set, on average
-        return (_accuracy(sums[0], labels) + mean) / 2 if self.name == "avg" else mean
+        return (accuracy(sums[0], labels) + mean) / 2 if self.name == "avg" else mean
 
     def value(self, sums: Sequence[Tensor], members: int, labels: Int[Tensor, " sample"]) -> float:
         """What they are worth, less what they are short of the floor."""
@@ -103,40 +110,7 @@ class Objective:
         if self.floor is None or self.name == "nll":
             return worth
         probs = sums[-1] if self.behind else sums[0][..., :-1] if self.name == "mi" else sums[0]
-        return worth - PENALTY * max(0.0, self.floor - _accuracy(probs, labels))
-
-
-def _accuracy(rows: Tensor, labels: Int[Tensor, " sample"]) -> float:
-    return float((rows.argmax(dim=-1) == labels).double().mean())
-
-
-def _probabilities(answers: Answers) -> Terms:
-    return [rows.softmax(dim=-1) for rows in answers.sets]
-
-
-def _with_entropies(answers: Answers) -> Terms:
-    """Probabilities, and in a last column their entropy."""
-    return [torch.cat([p, entropy(p)[..., None]], dim=-1) for p in _probabilities(answers)]
-
-
-def _mutual_information(rows: Tensor, members: int) -> Tensor:
-    return (entropy(rows[..., :-1] / members) - rows[..., -1] / members).clamp_min(0)
-
-
-SCORES: dict[str, tuple[Callable[[Answers], Terms], Callable[[Tensor, int], Tensor]]] = {
-    "msp": (_probabilities, lambda rows, members: -rows.amax(dim=-1)),
-    "entropy": (_probabilities, lambda rows, members: entropy(rows / members)),
-    "mi": (_with_entropies, _mutual_information),
-    "energy": (
-        lambda answers: [-rows.logsumexp(dim=-1) for rows in answers.sets],
-        lambda rows, members: rows,
-    ),
-    "max-logit": (lambda answers: list(answers.sets), lambda rows, members: -rows.amax(dim=-1)),
-    "gen": (_probabilities, lambda rows, members: generalized_entropy(rows / members)),
-}
-"""OOD scores whose AUROC can be an objective, functions of logits: their terms, and the score of a
-sum over members.
-"""
+        return worth - PENALTY * max(0.0, self.floor - accuracy(probs, labels))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,8 @@ from typing import Any
 
 import torch
 
-from hydrasurgeon.decision.probabilities import TINY
-from hydrasurgeon.decision.temperature import calibrated, temperature_of
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.plots import figure, save_figure
-from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.bootstrap import bootstrap, ood_intervals, quality
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
@@ -32,6 +29,9 @@ from hydrasurgeon.stages.build.choice import (
 )
 from hydrasurgeon.stages.build.cost import UNITS, Budget
 from hydrasurgeon.stages.build.search import Search
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.probabilities import TINY
+from hydrasurgeon.statistics.temperature import calibrated, temperature_of
 
 TWO_SIDES = 2 * 1.96
 """Standard errors within a 95 % interval."""

@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.decision.many_labels import ON_LABELS
-from hydrasurgeon.decision.probabilities import Scores, in_pieces
-from hydrasurgeon.decision.scores.evidence import Evidence, Fit
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided import FITTED, SCORES, Standard
+from hydrasurgeon.files.decided import FITTED, LOGITS, SCORES, Standard
 from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.statistics.probabilities import Scores, in_pieces
+from hydrasurgeon.statistics.scores.evidence import Evidence, Fit
+from hydrasurgeon.statistics.scores.on_logits import score_of
 
 Features = Float[Tensor, "sample member width"]
 ROWS = 1024
@@ -35,7 +34,7 @@ Scoring = Callable[[Fit, Tensor, Tensor], Scores]
 def functions_of(kind: str) -> tuple[Callable[[Evidence], tuple[Fit, list[str]]], Scoring]:
     """How a score is fitted to one member, with what is to be said of it; and its scoring."""
     place, _, name = FITTED[kind][0].partition(":")
-    module = import_module(f"hydrasurgeon.decision.scores.{place}")
+    module = import_module(f"hydrasurgeon.statistics.scores.{place}")
     return getattr(module, f"fit_{name}"), getattr(module, f"score_{name}")
 
 
@@ -121,10 +120,8 @@ def scores_of(
     temperature: float = 1.0,
 ) -> Scores:
     """Any score, of logits alone or fitted."""
-    if kind in ON_LOGITS:
-        # Choices between no and yes for each of many labels have a dimension more.
-        score = (ON_LABELS if logits.dim() == 4 else ON_LOGITS)[kind]
-        return torch.cat([score(rows, temperature) for rows in in_pieces(logits, ROWS)])
+    if kind in LOGITS:
+        return torch.cat([score_of(kind, rows, temperature) for rows in in_pieces(logits, ROWS)])
     assert fitted is not None
     assert features is not None
     return fitted(features, logits)

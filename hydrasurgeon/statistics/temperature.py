@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import (
+from hydrasurgeon.files.decided import Joint
+from hydrasurgeon.statistics.probabilities import (
     TINY,
     Labels,
     Logits,
@@ -30,7 +31,6 @@ from hydrasurgeon.decision.probabilities import (
     mean_probs,
     nll,
 )
-from hydrasurgeon.files.decided import Joint
 
 LOW, HIGH = 0.05, 20.0
 """Between what every calibration constant is sought: beyond, one class has it all, or all have the

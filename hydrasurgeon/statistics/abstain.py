@@ -13,9 +13,9 @@ from bisect import bisect_right
 
 import torch
 
-from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Abstention, Limits
+from hydrasurgeon.statistics.probabilities import Scores
 
 
 def risk_bound(wrong: int, answered: int, delta: float) -> float:

@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import Labels, Probs, Scores, in_pieces
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Conformal, Penalty
+from hydrasurgeon.statistics.probabilities import Labels, Probs, Scores, in_pieces
 
 Method = Literal["lac", "aps", "raps"]
 METHODS: tuple[Method, ...] = ("lac", "aps", "raps")

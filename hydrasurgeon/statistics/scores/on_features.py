@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hydrasurgeon.decision.probabilities import Scores
-from hydrasurgeon.decision.scores.evidence import Evidence, Fit, Moments, directions, whitening
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.statistics.probabilities import Scores
+from hydrasurgeon.statistics.scores.evidence import Evidence, Fit, Moments, directions, whitening
 
 # The authors' k for CIFAR, and OpenOOD's.
 K = 50

@@ -29,15 +29,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import Labels, Logits, Probs, Scores
-from hydrasurgeon.decision.probabilities import mean_probs as mean_probs
-from hydrasurgeon.decision.probabilities import member_probs as member_probs
-from hydrasurgeon.decision.probabilities import nll as nll
-from hydrasurgeon.decision.probabilities import tempered as tempered
-from hydrasurgeon.decision.problems import SINGLE, YES, Problem
-from hydrasurgeon.decision.scores.fitted import check_score
-from hydrasurgeon.decision.scores.on_logits import mutual_information as mutual_information
-from hydrasurgeon.decision.temperature import fit_temperature as fit_temperature
+from hydrasurgeon.files.decided import LOGITS
+from hydrasurgeon.statistics.probabilities import Labels, Logits, Probs, Scores
+from hydrasurgeon.statistics.probabilities import mean_probs as mean_probs
+from hydrasurgeon.statistics.probabilities import member_probs as member_probs
+from hydrasurgeon.statistics.probabilities import nll as nll
+from hydrasurgeon.statistics.probabilities import tempered as tempered
+from hydrasurgeon.statistics.scores.fitted import check_score
+from hydrasurgeon.statistics.scores.on_logits import score_of
+from hydrasurgeon.statistics.temperature import fit_temperature as fit_temperature
 
 Array = npt.NDArray[np.float64]
 
@@ -49,6 +49,8 @@ POINTS, GRID = 200, 2000
 """Points of SmoothECE's integral and of its grid, for wide kernels; narrow ones need 10 and 20 to a
 bandwidth.
 """
+YES = 0.5
+"""What is at least so true counts as yes."""
 NARROWEST = 0.001
 """Bandwidths below this are not looked for."""
 FLOOR = 0.0001
@@ -97,14 +99,32 @@ def _calibration(confidence: Tensor, correct: Tensor, bins: Tensor) -> float:
     return float(gap.abs().sum() / len(confidence))
 
 
+def pairs_above(
+    high: Float[Tensor, "*any a"], low: Float[Tensor, "*any b"], gap: float = 0.0
+) -> Int[Tensor, "*any"]:
+    """How many pairs have `high` > `low` + gap; the shorter side is the one that is sorted."""
+    if low.shape[-1] <= high.shape[-1]:
+        ordered = low.sort(dim=-1).values
+        return torch.searchsorted(ordered, (high - gap).contiguous(), right=False).sum(dim=-1)
+    ordered = (high - gap).sort(dim=-1).values
+    below = torch.searchsorted(ordered, low.contiguous(), right=True)
+    return high.shape[-1] * low.shape[-1] - below.sum(dim=-1)
+
+
+def areas(
+    id_scores: Float[Tensor, "*any id"], ood_scores: Float[Tensor, "*any ood"]
+) -> Float[Tensor, "*any"]:
+    """`auroc` of many draws."""
+    pairs = id_scores.shape[-1] * ood_scores.shape[-1]
+    won = pairs_above(ood_scores, id_scores) + pairs - pairs_above(id_scores, ood_scores)
+    return won.double() / 2 / id_scores.shape[-1] / ood_scores.shape[-1]
+
+
 def auroc(id_scores: Scores, ood_scores: Scores) -> float | None:
     """P(an OOD sample scores above an ID sample), ties counting half; None without either."""
     if not len(id_scores) or not len(ood_scores):
         return None
-    order = id_scores.sort().values
-    below = torch.searchsorted(order, ood_scores, right=False)
-    not_above = torch.searchsorted(order, ood_scores, right=True)
-    return float((below + not_above).double().sum() / 2 / len(id_scores) / len(ood_scores))
+    return float(areas(id_scores, ood_scores))
 
 
 def fpr95(id_scores: Scores, ood_scores: Scores) -> float | None:
@@ -153,12 +173,15 @@ def disagreements(logits: Logits) -> Scores:
     return 1 - (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
 
 
-def ood_score(
-    logits: Logits, kind: str, temperature: float = 1.0, problem: Problem = SINGLE
-) -> Scores:
-    """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
-    check_score(kind, tuple(problem.scores))
-    return problem.score(kind, logits, temperature).round(decimals=DIGITS)
+def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
+    """How unfamiliar each sample looks; higher = more so. Equal up to rounding is equal."""
+    check_score(kind, tuple(LOGITS))
+    return score_of(kind, logits, temperature).round(decimals=DIGITS)
+
+
+def mutual_information(logits: Logits) -> Scores:
+    """H(mean p) − mean H(p_m), per sample, in nats."""
+    return score_of("mi", logits)
 
 
 def ood_metrics(id_scores: Scores, ood_scores: Scores) -> dict[str, float | None]:

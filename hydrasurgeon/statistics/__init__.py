@@ -1,0 +1,1 @@
+"""Arithmetic on logits, features and labels: metrics, calibration, sets, abstention, OOD scores."""
