@@ -561,7 +561,8 @@ def test_its_members_answer_in_turn(reranker: Path, tmp_path: Path) -> None:
             if row["probability"] < limits.no
             else "abstain"
         )
-        assert row["answer"] == ("unfamiliar" if row["ood_score"] > threshold else sure)
+        # One sample is the threshold itself, and rows have nine digits.
+        assert row["answer"] == ("unfamiliar" if row["ood_score"] > threshold + 1e-9 else sure)
     # The first member's own constants, and what is lost, each on its half.
     order = torch.randperm(400, generator=torch.Generator().manual_seed(0)).numpy()
     fitting, certifying = order[:200], order[200:]
