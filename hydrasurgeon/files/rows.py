@@ -9,6 +9,7 @@ import contextlib
 import csv
 import io
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,53 @@ def writing(
 def line(row: Row) -> str:
     """A row as a line of JSON."""
     return json.dumps(row, ensure_ascii=False, allow_nan=False)
+
+
+class Appended:
+    """A file of lines that rows are appended to while a server works.
+
+    A disk that fills up stops that alone; half a line is cut off, for the next would be glued to it.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._file = place.open("ab+", buffering=0)
+        self._failed = False
+        self._cut()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def add(self, rows: Sequence[Row]) -> int:
+        """How many rows could not be kept."""
+        lines = "".join(f"{line(row)}\n" for row in rows).encode()
+        written = 0
+        try:
+            while written < len(lines):  # a disk that is nearly full takes a part
+                written += self._file.write(lines[written:])
+        except OSError as error:
+            if not self._failed:
+                logger = logging.getLogger("uvicorn.error")
+                logger.error("answers are not kept: %s", error.strerror)
+            self._failed = True
+            with contextlib.suppress(OSError):
+                self._cut()
+            return len(rows) - lines[:written].count(b"\n")
+        self._failed = False
+        return 0
+
+    def _cut(self) -> None:
+        """Let the file end with its last whole line."""
+        size = end = self._file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - MAX_LINE)
+            self._file.seek(start)
+            whole = self._file.read(end - start).rfind(b"\n") + 1
+            if whole:
+                end = start + whole
+                break
+            end = start
+        if end < size:
+            self._file.truncate(end)
 
 
 def _csv(file: IO[bytes], columns: Mapping[str, str], spread: Callable[[Row], Row]) -> Write:

@@ -293,7 +293,7 @@ class PredictOptions(Answering, Force):
 
 class ServeOptions(Checkpoint, ClassNames, Bare):
     """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
-    /docs.
+    /openapi.json.
 
     It has no authentication: put it behind what your site uses for that. SIGTERM stops it when what
     was taken is answered.
@@ -337,13 +337,13 @@ class ServeOptions(Checkpoint, ClassNames, Bare):
         group=RUNS,
         help="Inputs that may wait; more are refused with 429.",
     )
-    max_body: int = option(
-        32,
+    max_body: int | None = option(
+        None,
         ge=1,
         le=4096,
         metavar="MB",
         group=RUNS,
-        help="Megabytes of a request; larger ones are refused with 413.",
+        help="Megabytes of a request, at most; 1 for texts and 32 for pictures if not given.",
     )
     device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where the model runs.")
     dtype: Dtype = option(

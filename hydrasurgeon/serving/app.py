@@ -19,14 +19,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summ
 from starlette.exceptions import HTTPException as Refused
 from starlette.requests import ClientDisconnect
 
-from hydrasurgeon.serving.inputs import FORM, JSON, SECOND, Bounded, inputs_of
+from hydrasurgeon.serving.inputs import FORM, JSON, PATIENCE, SECOND, Bodies, Full, inputs_of
 
 Row = dict[str, Any]
 """An answer, as `predict` writes it."""
-
-
-class Full(Exception):
-    """More inputs came than may wait."""
 
 
 class Batcher:
@@ -111,6 +107,7 @@ class Counts:
         self.unfamiliar = named(Counter, "unfamiliar", "Inputs that looked out-of-distribution.")
         self.went_on = named(Counter, "went_on", "Inputs that all members answered.")
         self.uncertainty = named(Summary, "uncertainty", "Total uncertainty of answers, in nats.")
+        self.answers_lost = named(Counter, "answers_lost", "Answers that --answers does not hold.")
         self.predicted = named(
             Counter, "predicted", "Most probable classes, or labels that hold.", "label"
         )
@@ -133,8 +130,6 @@ class Counts:
         return generate_latest(self.registry)
 
 
-PATIENCE = 30.0
-"""Seconds in which a body must have come."""
 TYPES = {
     "text": {"type": ["string", "integer"]},
     "number": {"type": ["number", "null"]},
@@ -153,8 +148,7 @@ class Service:
     batcher: Batcher
     counts: Counts
     transform: Any
-    most_bytes: int
-    """Of a request's body."""
+    bodies: Bodies
 
     @property
     def reads(self) -> str:
@@ -162,20 +156,15 @@ class Service:
         return getattr(self.transform, "kind", "image")
 
     async def _answered(self, request: Request) -> list[dict[str, Any]]:
-        body, batcher = Bounded(request, self.most_bytes), self.batcher
-        try:
-            with batcher.places(1):
-                async with asyncio.timeout(PATIENCE):
-                    sent = await inputs_of(body, self.reads, batcher.size)
-                with batcher.places(len(sent) - 1):
-                    self.counts.waiting.set(batcher.taken)
-                    prepared = asyncio.to_thread(
-                        lambda: [(each.id, each.prepared(self.transform)) for each in sent]
-                    )
-                    return await batcher.rows(await prepared)
-        finally:
-            async with asyncio.timeout(PATIENCE):
-                await body.drop_rest()
+        content_type, batcher = request.headers.get("content-type", ""), self.batcher
+        async with self.bodies.whole(request) as body:
+            sent = await inputs_of(content_type, body, self.reads, batcher.size)
+        with batcher.places(len(sent)):
+            self.counts.waiting.set(batcher.taken)
+            prepared = asyncio.to_thread(
+                lambda: [(each.id, each.prepared(self.transform)) for each in sent]
+            )
+            return await batcher.rows(await prepared)
 
     async def predict(self, request: Request) -> dict[str, Any]:
         """An answer for each input, in order; or one message."""
@@ -236,6 +225,8 @@ def app_of(service: Service, *, columns: Mapping[str, str], name: str) -> FastAP
         title="hydrasurgeon",
         description=f"Answers of {name}, as `predict` writes them.",
         lifespan=running,
+        docs_url=None,  # it would load its scripts from elsewhere
+        redoc_url=None,
     )
     app.post("/v1/predict", **_described(service.reads, columns))(service.predict)
     app.get("/health")(service.health)

@@ -4,24 +4,36 @@ and one message.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import HTTPException, Request
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from hydrasurgeon.data.images import decode
 from hydrasurgeon.data.samples import READS
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import parse_json
+from hydrasurgeon.files.foreign import parse_json, utf8
 
 MAX_CHARACTERS = 20_000
 """Most characters of a text; the model reads the beginning of shorter ones, as `predict` does."""
+MAX_ID = 1024
+"""Most bytes of an id: it is kept with every answer."""
+PATIENCE = 30.0
+"""Seconds in which a body must have come."""
+TOGETHER = 256 << 20
+"""Bytes of all bodies that are being received at once; room for four of the largest at least."""
 JSON, FORM = "application/json", "multipart/form-data"
 """Content types that are taken."""
 # It logs what is wrong with a form, too; a logger that nobody has set up prints on the terminal.
@@ -30,6 +42,48 @@ SECOND = "text_pair"
 """The field of an input that holds the second text of a pair."""
 BODY = 'the body is not {"inputs": [...]}'
 """What is wrong with JSON of another shape."""
+PIECES = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[{,]', re.DOTALL)
+"""A string of a JSON text, or what stands between its values."""
+PIECES_OF_INPUT = 12
+"""An input has at most three names, three values and what stands between them."""
+
+
+class Full(Exception):
+    """More came than may wait."""
+
+
+class Bodies:
+    """The bodies of requests while they come: each is bounded, and so are all together."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.together = max(TOGETHER, 4 * most)
+        self.held = 0
+
+    @asynccontextmanager
+    async def whole(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request, once all of it has come."""
+        body, message = bytearray(), dict[str, Any](more_body=True)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while message.get("more_body"):
+                    message = dict(await request.receive())
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    part = message.get("body", b"")
+                    body += part
+                    self.held += len(part)
+                    if len(body) > self.most:
+                        raise HTTPException(413, f"the body has more than {self.most:,} bytes")
+                    if self.held > self.together:
+                        raise Full
+            yield bytes(body)
+        finally:
+            self.held -= len(body)
+            # A client that still sends would not see the answer.
+            async with asyncio.timeout(PATIENCE):
+                while message.get("more_body"):
+                    message = dict(await request.receive())
 
 
 @dataclass(frozen=True)
@@ -57,66 +111,80 @@ class Input:
             raise HTTPException(422, error.message) from error
 
 
-class Bounded(Request):
-    """A request of which at most so many bytes are kept: more of them are refused (413)."""
-
-    def __init__(self, request: Request, most: int) -> None:
-        super().__init__(request.scope, self._part)
-        self.source, self.most, self.length, self.more = request.receive, most, 0, True
-
-    async def _part(self) -> Message:
-        message = await self.source()
-        self.length += len(message.get("body", b""))
-        self.more = message.get("more_body", False)
-        if self.length > self.most:
-            raise HTTPException(413, f"the body has more than {self.most:,} bytes")
-        return message
-
-    async def drop_rest(self) -> None:
-        """Read what is not wanted: a client that still sends would not see the answer."""
-        while self.more:
-            self.more = (await self.source()).get("more_body", False)
-
-
-async def inputs_of(request: Request, reads: str, most: int) -> list[Input]:
-    """The inputs of a request, at most so many, for a model that reads texts (`text`) or pictures
+async def inputs_of(content_type: str, body: bytes, reads: str, most: int) -> list[Input]:
+    """The inputs in a body, at most so many, for a model that reads texts (`text`) or pictures
     (`image`).
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = content_type.partition(";")[0].strip().lower()
     if kind == JSON:
-        sent = _listed(await request.body(), reads)
-    elif kind == FORM:
-        async with request.form(max_files=most + 1, max_fields=most + 1) as form:
-            parts = [part for _, part in form.multi_items()]
-            sent = [
-                Input(f"part {at}", at, await _part(part, reads, at))
-                for at, part in enumerate(parts)
-            ]
-    else:
-        raise HTTPException(415, f"the content type is not {JSON} or {FORM}")
-    if not sent:
-        raise HTTPException(422, "there are no inputs")
-    if len(sent) > most:
-        raise HTTPException(413, f"{len(sent):,} inputs; at most {most:,} are taken in one request")
-    for each in sent:
-        if not isinstance(each.content, bytes) and len("".join(each.content)) > MAX_CHARACTERS:
-            raise HTTPException(
-                413, f"{each.where}: a text of more than {MAX_CHARACTERS:,} characters"
-            )
-    return sent
+        return await asyncio.to_thread(_listed, body, reads, most)
+    if kind == FORM:
+        return await _filled_in(content_type, body, reads, most)
+    raise HTTPException(415, f"the content type is not {JSON} or {FORM}")
 
 
-def _listed(body: bytes, reads: str) -> list[Input]:
+def _listed(body: bytes, reads: str, most: int) -> list[Input]:
+    """The inputs of a JSON text; how many there are is known before any is built."""
+    for number, _ in enumerate(PIECES.finditer(body)):
+        if number > PIECES_OF_INPUT * (most + 1):
+            raise HTTPException(413, f"more values than {most:,} inputs have")
     try:
         content = parse_json(body, "the body", most=len(body), error=DataError)
     except DataError as error:
         raise HTTPException(400, error.message) from error
-    entries = (
-        content.get("inputs") if isinstance(content, dict) and set(content) == {"inputs"} else None
-    )
+    entries = None
+    if isinstance(content, dict) and set(content) == {"inputs"}:
+        entries = content["inputs"]
     if not isinstance(entries, list):
         raise HTTPException(422, BODY)
+    _check_count(len(entries), most)
     return [_entry(entry, reads, at) for at, entry in enumerate(entries)]
+
+
+async def _filled_in(content_type: str, body: bytes, reads: str, most: int) -> list[Input]:
+    """The inputs of a form."""
+    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    if not body.rstrip(b"\r\n").endswith(b"--" + boundary + b"--"):
+        raise HTTPException(400, "the form is cut: its last boundary is missing")
+    if reads == "text":
+        try:
+            utf8(body, "the form", DataError)
+        except DataError as error:
+            raise HTTPException(400, error.message) from error
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    scope = {"type": "http", "headers": [(b"content-type", content_type.encode("latin-1"))]}
+    request = Request(scope, receive)
+    try:
+        async with request.form(max_files=most + 1, max_fields=most + 1) as form:
+            parts = [part for _, part in form.multi_items()]
+            _check_count(len(parts), most)
+            contents = [await _part(part, reads, at) for at, part in enumerate(parts)]
+    except MultiPartException as error:
+        raise HTTPException(400, error.message) from error
+    return [_input(f"part {at}", at, content) for at, content in enumerate(contents)]
+
+
+def _check_count(count: int, most: int) -> None:
+    if count == 0:
+        raise HTTPException(422, "there are no inputs")
+    if count > most:
+        raise HTTPException(413, f"{count:,} inputs; at most {most:,} are taken in one request")
+
+
+def _input(where: str, name: str | int, content: str | tuple[str, str] | bytes) -> Input:
+    """An input within its bounds."""
+    if len(str(name).encode()) > MAX_ID:
+        raise HTTPException(422, f"{where}: its id has more than {MAX_ID:,} bytes")
+    if not isinstance(content, bytes):
+        texts = (content,) if isinstance(content, str) else content
+        if not all(text.strip() for text in texts):
+            raise HTTPException(422, f"{where}: the text is missing")
+        if sum(map(len, texts)) > MAX_CHARACTERS:
+            raise HTTPException(413, f"{where}: a text of more than {MAX_CHARACTERS:,} characters")
+    return Input(where, name, content)
 
 
 def _entry(entry: Any, reads: str, at: int) -> Input:
@@ -130,14 +198,14 @@ def _entry(entry: Any, reads: str, at: int) -> Input:
         what = "a text" if reads == "text" else "a picture in base64"
         raise HTTPException(422, f'{where}: is neither {what} nor {{"id": …, "{reads}": …}}')
     second = fields.pop(SECOND, None) if reads == "text" else None
-    if second is not None and not (isinstance(second, str) and second):
+    if second is not None and not isinstance(second, str):
         raise HTTPException(422, f"{where}: its {SECOND} is no text")
     if not set(fields) <= {"id", reads}:
         raise HTTPException(422, f'{where}: holds more than "id" and "{reads}"')
     if reads == "text":
-        return Input(where, name, content if second is None else (content, second))
+        return _input(where, name, content if second is None else (content, second))
     try:
-        return Input(where, name, base64.b64decode(content, validate=True))
+        return _input(where, name, base64.b64decode(content, validate=True))
     except (binascii.Error, ValueError) as error:
         raise HTTPException(422, f"{where}: is not base64") from error
 

@@ -5,8 +5,6 @@ taken.
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
+from hydrasurgeon.files.rows import Appended
 from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import check_cascades, kind_read
 from hydrasurgeon.options.base import PathLike, stage
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
 MEGABYTE = 1 << 20
 """Bytes of a megabyte."""
-BACKLOG = 2048
-"""Connections that wait to be accepted, at most: uvicorn's own default."""
+MOST_BYTES = {"text": MEGABYTE, "image": 32 * MEGABYTE}
+"""Bytes of a request, at most, by what the model reads."""
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 """What the extra `serve` installs."""
 
@@ -60,15 +59,15 @@ def serve(arguments: ServeOptions) -> Served:
     check_cascades([opened] if arguments.cascade else [])
     opened.digests()
     place = None if arguments.answers is None else _place(arguments.answers, arguments.sources)
-    with _bound(arguments) as listener:
-        import uvicorn
+    with _bound(arguments) as listener, _kept(place) as kept:
+        from hydrasurgeon.serving.connections import BACKLOG, server_of
 
-        app, counts = _app(opened, arguments, place)
+        app, counts = _app(opened, arguments, kept)
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         listener.listen(BACKLOG)  # who reads the next line may connect at once
         arguments.say(f"{opened.name} answers at {address}/v1/predict")
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        server = server_of(app)
         stop: BaseException | None = None
         try:
             server.run([listener])
@@ -81,11 +80,14 @@ def serve(arguments: ServeOptions) -> Served:
         return Served(address, int(inputs or 0), place, stop)
 
 
-def _app(opened: Checkpoint, arguments: ServeOptions, place: Path | None) -> tuple[FastAPI, Counts]:
+def _app(
+    opened: Checkpoint, arguments: ServeOptions, kept: Appended | None
+) -> tuple[FastAPI, Counts]:
     """The routes around a model that has answered once, and what is counted."""
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
+    from hydrasurgeon.serving.inputs import Bodies
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     for note in (opened.note, without_state(opened.name) if model.state is None else None):
@@ -94,22 +96,25 @@ def _app(opened: Checkpoint, arguments: ServeOptions, place: Path | None) -> tup
     counts, answer = Counts(), _answering(model, arguments)
     # What cannot answer fails before it listens.
     answer([(0, _first(kind_read(opened.manifest), model.transform))])
-    keep = _keeping(place)
 
     def counted(samples: list[Any]) -> list[dict[str, Any]]:
         rows = answer(samples)
         counts.add(rows, model.members)
-        keep(rows)
+        if kept is not None:
+            counts.answers_lost.inc(kept.add(rows))
         return rows
 
     batch = batch_size_of(arguments.batch_size)
     batcher = Batcher(counted, batch=batch, wait=arguments.wait / 1000, size=arguments.queue)
-    most, columns = arguments.max_body * MEGABYTE, kinds_of(model.manifest.model.problem)
+    most = MOST_BYTES[getattr(model.transform, "kind", "image")]
+    if arguments.max_body is not None:
+        most = arguments.max_body * MEGABYTE
+    columns = kinds_of(model.manifest.model.problem)
     del columns["error"]
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
     return app_of(
-        Service(batcher, counts, model.transform, most), columns=columns, name=opened.name
+        Service(batcher, counts, model.transform, Bodies(most)), columns=columns, name=opened.name
     ), counts
 
 
@@ -155,10 +160,11 @@ def _bound(arguments: ServeOptions) -> Iterator[socket.socket]:
     """The place where requests will come, claimed before the model is loaded."""
     with contextlib.ExitStack() as stack:
         try:
-            family, kind, _, _, address = socket.getaddrinfo(
-                arguments.host, arguments.port, type=socket.SOCK_STREAM
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                arguments.host, arguments.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
             )[0]
-            listener = stack.enter_context(socket.socket(family, kind))
+            # asyncio turns Nagle's algorithm off only where the protocol is said to be TCP.
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
         except OSError as error:
@@ -176,20 +182,15 @@ def _place(path: PathLike, sources: list[Any]) -> Path:
     return output_file(path, option="--answers", force=True, inputs=sources)
 
 
-def _keeping(place: Path | None) -> Callable[[list[dict[str, Any]]], None]:
-    """What appends answers to this file; a disk that fills up later stops that alone."""
+@contextlib.contextmanager
+def _kept(place: Path | None) -> Iterator[Appended | None]:
+    """The file that answers are appended to, if there is to be one."""
     if place is None:
-        return lambda rows: None
+        yield None
+        return
     try:
-        file = place.open("ab", buffering=0)
+        kept = Appended(place)
     except OSError as error:
         raise not_written(place, error, "Give --answers another place.") from error
-
-    def keep(rows: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-        try:
-            file.write(lines.encode())
-        except OSError as error:
-            logging.getLogger("uvicorn.error").error("answers are not kept: %s", error.strerror)
-
-    return keep
+    with contextlib.closing(kept):
+        yield kept

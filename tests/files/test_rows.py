@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hydrasurgeon.errors import DataError, OutputError
-from hydrasurgeon.files.rows import GROUP, harmless, read_rows, writing
+from hydrasurgeon.files.rows import GROUP, Appended, harmless, read_rows, writing
 
 COLUMNS = {"id": "text", "total": "number", "unfamiliar": "flag", "set": "json"}
 ROWS: list[dict[str, Any]] = [
@@ -97,3 +97,45 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, says: str) -> 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=says):
         list(read_rows(tmp_path / name))
+
+
+class Full:
+    """A file on a disk that has room for so many bytes."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, content: bytes) -> int:
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        taken = self.file.write(content[: self.room])
+        self.room -= taken
+        return int(taken)
+
+
+def test_what_is_appended_stays_whole_on_a_full_disk(tmp_path: Path) -> None:
+    place = tmp_path / "a.jsonl"
+    place.write_text('{"id": "before"}\n{"id": "ha')
+    kept = Appended(place)
+    assert place.read_text() == '{"id": "before"}\n'
+    kept._file = Full(kept._file, 25)  # type: ignore[assignment]
+    rows = [{"id": f"row {i}"} for i in range(3)]
+    assert kept.add(rows) == 2
+    assert kept.add(rows) == 3
+    kept._file.room = 1000  # type: ignore[attr-defined]
+    assert kept.add(rows[1:]) == 0
+    kept.close()
+    ids = [row["id"] for _, row in read_rows(place)]
+    assert ids == ["before", "row 0", "row 1", "row 2"]
+
+
+def test_half_a_line_alone_is_cut_off(tmp_path: Path) -> None:
+    place = tmp_path / "a.jsonl"
+    place.write_text('{"id": "ha')
+    kept = Appended(place)
+    assert kept.add([{"id": 1}]) == 0
+    kept.close()
+    assert place.read_text() == '{"id": 1}\n'

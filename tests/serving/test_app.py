@@ -92,6 +92,7 @@ def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any)
     """A server of texts that says what it was asked, or what `answer` makes of it."""
     from hydrasurgeon.data.texts import Tokenize
     from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
+    from hydrasurgeon.serving.inputs import Bodies
 
     def echo(samples: list[Any]) -> list[Any]:
         return [row(name, sample) for name, sample in samples]
@@ -102,7 +103,8 @@ def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any)
     most = limits.pop("most_bytes", 1 << 20)
     batcher = Batcher(answer or echo, **limits)
     transform = Tokenize(lambda: None, max_length=8, inputs=bounds.get("inputs"))
-    return app_of(Service(batcher, Counts(), transform, most), columns={"id": "text"}, name="m")
+    service = Service(batcher, Counts(), transform, Bodies(most))
+    return app_of(service, columns={"id": "text"}, name="m")
 
 
 def png(width: int = 8, height: int = 8) -> bytes:
@@ -147,7 +149,7 @@ def test_several_inputs_are_answered_in_order() -> None:
             400,
             "the body: is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
         ),
-        (b"[" * 100_000, 400, "the body: is nested more than 32 deep"),
+        (b"[" * 40 + b"]" * 40, 400, "the body: is nested more than 32 deep"),
         (b'{"inputs": ["a \\ud800"]}', 400, "the body: is not JSON (a lone surrogate)"),
         (b'{"text": "a"}', 422, 'the body is not {"inputs": [...]}'),
         (b'{"inputs": []}', 422, "there are no inputs"),
@@ -173,6 +175,13 @@ def test_several_inputs_are_answered_in_order() -> None:
             "9 inputs; at most 8 are taken in one request",
         ),
         (b"x" * (3 << 20), 413, "the body has more than 1,048,576 bytes"),
+        (b'{"inputs": ["a", null]}', 422, 'inputs[1]: is neither a text nor {"id": …, "text": …}'),
+        (b'{"inputs": ["a", " "]}', 422, "inputs[1]: the text is missing"),
+        (
+            json.dumps({"inputs": [{"id": "i" * 1025, "text": "a"}]}).encode(),
+            422,
+            "inputs[0]: its id has more than 1,024 bytes",
+        ),
     ],
 )
 def test_what_it_refuses_with_one_message(body: bytes, status: int, says: str) -> None:
@@ -194,7 +203,7 @@ def test_pairs_are_answered_and_refused_by_what_the_model_reads() -> None:
     for inputs, wanted, says in (
         ([pair], "text", "inputs[0]: the model was tuned on texts"),
         ([pair, "a"], "text_pair", "inputs[1]: the model was tuned on pairs of texts"),
-        ([{"text": "a", "text_pair": ""}], "text_pair", "inputs[0]: its text_pair is no text"),
+        ([{"text": "a", "text_pair": ""}], "text_pair", "inputs[0]: the text is missing"),
         (
             [{"text": "a" * 11_000, "text_pair": "b" * 11_000}],
             None,
@@ -205,19 +214,118 @@ def test_pairs_are_answered_and_refused_by_what_the_model_reads() -> None:
 
 
 def test_forms_that_do_not_suit() -> None:
+    whole, kind = form(b"a", b"b", file=False)
+
     async def talk(app: Any) -> list[Reply]:
         bodies = [
             form(b"a", file=True),
             (b"x", "multipart/form-data; boundary=B"),
             (b"x", "text/html"),
+            *((whole[:-cut], kind) for cut in (4, 10, 20)),
+            form("é".encode("latin-1"), file=False),
         ]
         return [await ask(app, "/v1/predict", *body) for body in bodies]
 
     replies = conversation(texts(), talk)
-    assert [reply.status for reply in replies] == [422, 400, 415]
+    assert [reply.status for reply in replies] == [422, 400, 415, 400, 400, 400, 400]
     assert replies[0].body == {
         "detail": "part 0: is a file of the form; the model reads texts, which are fields"
     }
+
+    assert replies[-1].body == {"detail": "the form: is not UTF-8 text"}
+
+
+@pytest.mark.parametrize(
+    "piece", [b'"",', b'"a\\"",', b"0,", b"[" * 28 + b"]" * 28 + b",", b'{"id":1},']
+)
+def test_inputs_are_counted_before_they_are_built(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a body is full of."""
+
+    def parsed(*_: Any, **__: Any) -> Any:
+        pytest.fail("it is parsed")
+
+    monkeypatch.setattr("hydrasurgeon.serving.inputs.parse_json", parsed)
+    body = b'{"inputs":[' + piece * (1_000_000 // len(piece)) + b'""]}'
+    reply = conversation(texts(), lambda app: ask(app, "/v1/predict", body))
+    assert reply.status == 413
+
+
+def test_a_string_without_an_end_is_looked_at_once() -> None:
+    body = b'{"inputs":["' + b'\\"' * 500_000
+    assert conversation(texts(), lambda app: ask(app, "/v1/predict", body)).status == 400
+
+
+def test_a_slow_body_holds_no_place() -> None:
+    async def talk(app: Any) -> tuple[Reply, Reply]:
+        go = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await go.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            pass
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/predict",
+            "headers": [(b"content-type", JSON.encode())],
+            "query_string": b"",
+            "http_version": "1.1",
+        }
+        slow = [asyncio.create_task(app(dict(scope), receive, send)) for _ in range(20)]
+        await asyncio.sleep(0)
+        replies = await ask(app, "/v1/predict", b'{"inputs": ["a"]}'), await ask(app, "/ready")
+        go.set()
+        await asyncio.gather(*slow)
+        return replies
+
+    answered, ready = conversation(texts(), talk)
+    assert (answered.status, ready.status) == (200, 200)
+
+
+def test_bodies_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydrasurgeon.serving import inputs
+
+    monkeypatch.setattr(inputs, "TOGETHER", 0)
+
+    async def talk(app: Any) -> list[Reply]:
+        go = asyncio.Event()
+
+        async def upload() -> Reply:
+            sent: list[dict[str, Any]] = []
+            parts = [b'{"inputs": ["' + b"a" * 80, b'"]}']
+
+            async def receive() -> dict[str, Any]:
+                if len(parts) == 1:
+                    await go.wait()
+                return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+            async def send(message: dict[str, Any]) -> None:
+                sent.append(message)
+
+            headers = [(b"content-type", JSON.encode())]
+            scope = {"type": "http", "method": "POST", "path": "/v1/predict", "headers": headers}
+            await app({"query_string": b"", "http_version": "1.1", **scope}, receive, send)
+            return Reply(sent[0]["status"], None, {})
+
+        uploads = [asyncio.create_task(upload()) for _ in range(6)]
+        await asyncio.sleep(0.05)
+        go.set()
+        return await asyncio.gather(*uploads)
+
+    replies = conversation(texts(most_bytes=100), talk)
+    assert sorted(reply.status for reply in replies) == [200] * 4 + [429] * 2
+
+
+def test_no_page_needs_another_server() -> None:
+    async def talk(app: Any) -> list[Reply]:
+        return [await ask(app, path) for path in ("/docs", "/redoc", "/openapi.json")]
+
+    assert [reply.status for reply in conversation(texts(), talk)] == [404, 404, 200]
 
 
 def test_requests_that_come_together_run_together_and_more_than_may_wait_are_refused() -> None:

@@ -1,0 +1,113 @@
+"""Connections over loopback: those that bring nothing are closed, and a newcomer always gets in."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hydrasurgeon.stages.serve import PACKAGES
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec(name) is None, reason=f"the extra serve is missing: {name}"
+    )
+    for name in PACKAGES
+]
+HALF = b"POST /v1/pre"
+WHOLE = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def healthy(scope: Any, receive: Any, send: Any) -> None:
+    """The smallest server there is."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextlib.contextmanager
+def serving(
+    patience: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, int]]:
+    """A server in a thread, and its port."""
+    from hydrasurgeon.options.deciding import ServeOptions
+    from hydrasurgeon.serving import connections
+    from hydrasurgeon.stages.serve import _bound
+
+    monkeypatch.setattr(connections.Patient, "patience", patience)
+    monkeypatch.setattr(connections, "most_connections", lambda: most)
+    with _bound(ServeOptions(checkpoint="m", port=0)) as listener:
+        server = connections.server_of(healthy)
+        server.config.lifespan = "off"
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield server, listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+
+def connected(port: int, sent: bytes) -> socket.socket:
+    deadline = time.monotonic() + 30
+    while True:  # until the thread listens
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        else:
+            connection.sendall(sent)
+            return connection
+
+
+def ended(connection: socket.socket) -> bytes:
+    """What comes until the other side ends."""
+    with connection, contextlib.suppress(ConnectionResetError):
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+    return b""
+
+
+def test_a_connection_that_brings_no_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(0.2, 100, monkeypatch) as (_, port):
+        silent = [connected(port, sent) for sent in (b"", HALF, WHOLE + HALF)]
+        said = [ended(connection) for connection in silent]
+    assert said[:2] == [b"", b""]
+    assert said[2].startswith(b"HTTP/1.1 200")
+
+
+def test_a_newcomer_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are as many silent connections as there may be, one of them goes."""
+    with serving(30, 8, monkeypatch) as (server, port):
+        silent = [connected(port, HALF) for _ in range(30)]
+        newcomer = connected(port, WHOLE)
+        assert newcomer.recv(4096).startswith(b"HTTP/1.1 200")
+        assert len(server.server_state.connections) <= 8
+        for connection in (newcomer, *silent):
+            connection.close()
+
+
+def test_answers_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nagle's algorithm would wait for the client's delayed acknowledgement."""
+    with serving(30, 8, monkeypatch) as (server, port):
+        connection = connected(port, WHOLE)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        (kept,) = server.server_state.connections
+        accepted = kept.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection.close()
+
+
+def test_descriptors_bound_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    from hydrasurgeon.serving.connections import BACKLOG, FILES, MOST, most_connections
+
+    for limit, most in ((160, 160 - BACKLOG - FILES), (1 << 20, MOST), (20, 8)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert most_connections() == most
