@@ -13,7 +13,7 @@ from hydrasurgeon.checkpoints.folder import config_of
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.files.history import changes_weights
-from hydrasurgeon.files.manifest import HEADER_KEY, HydraManifest, Step
+from hydrasurgeon.files.manifest import HEADER_KEY, HydraManifest, Manifest
 from hydrasurgeon.files.tensors import finite, spoiled, weights_sha256
 
 if TYPE_CHECKING:
@@ -98,7 +98,20 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
         checks.append(Check("companions", True, ", ".join(sorted(checkpoint.files))))
     if manifest.kind == "hydra":
         checks += _members(manifest, contents.members)
-    return [*checks, _history(manifest.history, actual)]
+    if checkpoint.recorded:
+        checks.append(_record(manifest))
+    return [*checks, history_check(manifest)]
+
+
+def _record(manifest: Manifest) -> Check:
+    """The manifest says what it said when the file was written."""
+    name, wanted, actual = "manifest hash", manifest.record_sha256, manifest.record_hash()
+    if wanted is None:
+        return Check(name, None, "older versions recorded none")
+    if wanted != actual:
+        detail = f"the manifest says {short(wanted)}, what it holds hashes to {short(actual)}"
+        return Check(name, False, detail)
+    return Check(name, True, short(actual))
 
 
 def _config(checkpoint: Checkpoint) -> Iterator[Check]:
@@ -141,36 +154,56 @@ def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
             yield Check(f"member {i}", False, detail)
 
 
-def _history(steps: Sequence[Step], actual: str) -> Check:
-    """A step read what the one before it wrote, and the last wrote these weights."""
+def history_check(manifest: Manifest) -> Check:
+    """Each step reads what an earlier one wrote, or a backbone with which the history begins;
+    whatever a step wrote was read by another, or is the checkpoint itself.
+    """
+    steps = manifest.history
     if not steps:
         return Check("history", None, "nothing is recorded")
-    # What was fused has several histories, one after another: that it is of these members was
-    # checked on opening.
-    begin = max(
-        (at for at, entry in enumerate(steps) if entry.command in ("fuse", "export")), default=0
-    )
-    wrote = None
-    for at, entry in enumerate(steps[begin:], begin + 1):
+    pruned: dict[str, bool] = {}
+    unread: dict[str, str] = {}
+    members = [False]
+    for number, entry in enumerate(steps, 1):
+        step = f"step {number}, {entry.command}"
         read = [source.sha256 for source in entry.inputs]
-        if wrote is not None and read != [wrote]:
-            return Check(
-                "history",
-                False,
-                f"step {at}, {entry.command}, did not read what step {at - 1} wrote",
-            )
-        if not changes_weights(entry) and entry.output not in (None, *read):
-            return Check(
-                "history", False, f"step {at}, {entry.command}, read other weights than it left"
-            )
         wrote = entry.output
-    if wrote not in (None, actual):
-        return Check(
-            "history",
-            False,
-            f"its last step, {steps[-1].command}, wrote other weights ({short(wrote)})",
-        )
-    return Check("history", True, f"{len(steps)} steps, each of what the one before it wrote")
+        if not read and entry.command not in ("init", "finetune"):
+            return Check("history", False, f"{step}, read nothing")
+        if not changes_weights(entry):
+            if wrote not in (None, *read):
+                return Check("history", False, f"{step}, read other weights than it left")
+            wrote = read[0]
+        if wrote is None:
+            return Check("history", None, f"{step}, does not say what it wrote")
+        ways = [entry.command == "prune" or pruned.get(sha256, False) for sha256 in read]
+        if entry.command == "fuse":
+            members = ways
+        for sha256 in read:
+            unread.pop(sha256, None)
+        pruned[wrote] = any(ways)
+        unread[wrote] = step
+    if unread.pop(manifest.weights_sha256, None) is None:
+        return Check("history", False, "no step wrote these weights")
+    if unread:
+        sha256, step = next(iter(unread.items()))
+        return Check("history", False, f"no step read what {step}, left ({short(sha256)})")
+    if manifest.kind != "hydra":
+        members = [pruned[manifest.weights_sha256]]
+    for number, (cut, way) in enumerate(zip(_cut(manifest), members, strict=True)):
+        if cut and not way:
+            what = f"member {number}" if manifest.kind == "hydra" else "the checkpoint"
+            return Check("history", False, f"no step pruned {what}, which has lost heads")
+    detail = f"{len(steps)} steps, each of what earlier ones wrote or of a backbone"
+    return Check("history", True, detail)
+
+
+def _cut(manifest: Manifest) -> Iterator[bool]:
+    """Whether heads or neurons are missing, of each member."""
+    whole = {name: (tower.heads,) * tower.layers for name, tower in manifest.towers.items()}
+    for record in manifest.members or (manifest,):
+        counts = {name: tuple(map(len, rows)) for name, rows in (record.kept or {}).items()}
+        yield counts != whole or record.kept_neurons is not None
 
 
 def must_hold(path: str, checks: Sequence[Check]) -> None:

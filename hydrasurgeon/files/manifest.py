@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -255,6 +256,8 @@ class _Manifest(Record):
     decision: Decision | None = None
     """What `calibrate` found; absent without it."""
     history: tuple[Step, ...] = Field(default=(), max_length=MAX_COUNT)
+    record_sha256: Sha256 | None = None
+    """`record_hash()` as it was when the file was written; absent from files of older versions."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -305,8 +308,16 @@ class _Manifest(Record):
             )
         return text
 
+    def record_hash(self) -> str:
+        """sha256 of everything that the manifest says, in whatever layout."""
+        text = json.dumps(self._unsealed(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def _plain(self) -> dict[str, Any]:
-        plain = self.model_dump(mode="json")
+        return {**self._unsealed(), "record_sha256": self.record_hash()}
+
+    def _unsealed(self) -> dict[str, Any]:
+        plain = self.model_dump(mode="json", exclude={"record_sha256"})
         optional = ("kept", "kept_neurons", "members", "fusion", "decision")
         if plain["model"]["inputs"] is None:
             del plain["model"]["inputs"]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.checks import Check, first, short
 from hydrasurgeon.checkpoints.folder import entries
@@ -24,6 +24,7 @@ from hydrasurgeon.checkpoints.reading import (
     undecided,
 )
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
+from hydrasurgeon.families import family_of
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.files.tensors import THREADS, Planned, as_float, sha256_of, weights_sha256
@@ -99,8 +100,10 @@ def _hashed(path: Path, arch: str | None) -> Hashed | None:
 
 
 if TYPE_CHECKING:
+    from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.files.tensors import Raw
     from hydrasurgeon.runtime.difference import Difference, Inputs
+    from hydrasurgeon.tuning.recipes import Recipe
 
 REPAIR_TOLERANCE = 1e-5
 """How far a repair fitted again may be from the recorded one, as a share of the largest weight:
@@ -156,7 +159,9 @@ def _derived(
     other = next((p.checkpoint for p in parents if not _alike(p, child)), None)
     if other is not None:
         yield Check(name, False, f"{other.name} is of another architecture")
-    elif isinstance(options, FuseOptions):
+        return
+    yield _model(child, entry, options, parents)
+    if isinstance(options, FuseOptions):
         yield from (
             _averaged(name, child, parents)
             if options.mean
@@ -177,11 +182,61 @@ def _alike(parent: Hashed, child: Hashed) -> bool:
     return (a.model.family, a.model.arch, a.towers) == (b.model.family, b.model.arch, b.towers)
 
 
-def _same_model(parent: Single, like: Checkpoint) -> Single:
-    """A parent that answers for the child's classes: a CLIP's names may have been given after it
-    was written.
+NEW_CLASSIFIER = {"num_classes", "labels", "problem", "inputs"}
+"""What a new classifier says of itself."""
+
+
+def _model(child: Hashed, entry: Step, options: Options, parents: Sequence[Hashed]) -> Check:
+    """Names, configuration and preprocessing are the parents', but for what the step may change."""
+    name, model = f"{child.checkpoint.name}, model", child.checkpoint.manifest.model
+    for parent in parents:
+        other = parent.checkpoint.manifest.model
+        mine, theirs = _facts(model), _facts(other)
+        free = _changeable(entry, options, other)
+        for fact in sorted(mine.keys() | theirs.keys()):
+            value, before = mine.get(fact), theirs.get(fact)
+            if value == before or fact in free:
+                continue
+            if fact == "preprocess.max_length" and entry.command == "finetune" and value < before:
+                continue
+            detail = f"{fact} is {str(value)[:60]}, in {parent.checkpoint.name} {str(before)[:60]}"
+            return Check(name, False, detail)
+    return Check(name, True, "names, configuration and preprocessing as before")
+
+
+def _facts(model: Model) -> dict[str, Any]:
+    """What a manifest says of its model, one level deep."""
+    facts = model.model_dump(exclude={"config", "preprocess"})
+    facts |= {f"config.{key}": value for key, value in model.config.items()}
+    return facts | {f"preprocess.{key}": value for key, value in model.preprocess.items()}
+
+
+def _changeable(entry: Step, options: Options, parent: Model) -> set[str]:
+    """The facts that a step may give or replace: what the parent leaves open, the classes that a
+    command names for a CLIP, and a new classifier's own.
     """
-    manifest = parent.manifest.model_copy(update={"model": like.manifest.model})
+    free = {fact for fact in ("labels", "inputs") if getattr(parent, fact) is None}
+    family = family_of(parent)
+    if family.named_classes and (parent.labels is None or {"classes", "template"} & {*entry.args}):
+        free |= {"num_classes", "labels", "config.zero_shot"}
+    if isinstance(options, FinetuneOptions) and not family.named_classes:
+        recipe = _recipe(options)
+        if recipe is None or recipe.classifier != "keep" or parent.num_classes == 0:
+            fresh = family.with_classes(parent, parent.num_classes, None)
+            lost = parent.config.keys() - fresh.config.keys()
+            free |= {*NEW_CLASSIFIER, *(f"config.{key}" for key in lost)}
+    return free
+
+
+def _own(parent: Single, child: Checkpoint) -> Single:
+    """A parent as it answers itself; a CLIP without class names, with those of the child."""
+    model, wanted = parent.manifest.model, child.manifest.model
+    if not (parent.family.named_classes and wanted.labels is not None):
+        return parent
+    changed = parent.family.with_classes(model, wanted.num_classes, wanted.labels)
+    if "zero_shot" in wanted.config:
+        changed.config["zero_shot"] = wanted.config["zero_shot"]
+    manifest = parent.manifest.model_copy(update={"model": changed})
     return replace(parent, manifest=manifest, recorded=True)
 
 
@@ -255,7 +310,7 @@ def _pruned(
         yield _bits(name, child, plan_pruning(whole, kept, {}))
         from hydrasurgeon.runtime.difference import masked_difference
 
-        difference = masked_difference(member, _same_model(whole, member), inputs)
+        difference = masked_difference(member, _own(whole, member), inputs)
         yield _outputs(f"{file}, pruned = masked", difference, inputs)
         return
     repaired = {
@@ -274,7 +329,7 @@ def _pruned(
         return
     run = options.but(seed=entry.seed or 0, device=inputs.run.device)
     fitted, record = repaired_tensors(
-        _same_model(whole, member), kept, how=options.repair, data=inputs.data, run=run
+        _own(whole, member), kept, how=options.repair, data=inputs.data, run=run
     )
     if record.sha256 not in {each.sha256 for each in entry.data}:
         yield Check(again, None, f"{inputs.data} is not the data it was fitted on ({specs})")
@@ -339,7 +394,7 @@ def _fused(name: str, child: Hashed, members: Sequence[Hashed], inputs: Inputs) 
         return
     from hydrasurgeon.runtime.difference import fused_difference
 
-    difference = fused_difference(hydra, [_same_model(each, hydra) for each in checkpoints], inputs)
+    difference = fused_difference(hydra, [_own(each, hydra) for each in checkpoints], inputs)
     yield _outputs(again, difference, inputs)
 
 
@@ -363,14 +418,22 @@ def _tuned(name: str, child: Hashed, options: FinetuneOptions, parent: Hashed) -
     yield Check(name, None, "what training makes only replay can tell")
 
 
-def _frozen(child: Hashed, options: FinetuneOptions, parent: Hashed) -> list[str]:
-    """The tensors that the recipe did not train; none where the recipe is a file of the user's own."""
+def _recipe(options: FinetuneOptions) -> Recipe | None:
+    """What a model was tuned by; None where that is a file of the user's own."""
     from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
-    from hydrasurgeon.tuning.start import trainable
 
     if options.recipe not in recipe_names():
+        return None
+    return load_recipe(str(options.recipe), dict(options.set or {}), freeze=options.freeze)
+
+
+def _frozen(child: Hashed, options: FinetuneOptions, parent: Hashed) -> list[str]:
+    """The tensors that the recipe did not train, where it is known."""
+    from hydrasurgeon.tuning.start import trainable
+
+    recipe = _recipe(options)
+    if recipe is None:
         return []
-    recipe = load_recipe(str(options.recipe), dict(options.set or {}), freeze=options.freeze)
     weights, manifest = child.checkpoint.weights, child.checkpoint.manifest
     moves = trainable(weights, recipe, manifest.towers)
     if manifest.kind == "hydra":  # of members only what lies in the trunk has the name that it had

@@ -252,7 +252,7 @@ def _comparable(checkpoint: Checkpoint) -> dict[str, Any]:
     """A manifest without what may differ: hashes, versions, what searches took, and what data is
     called.
     """
-    plain = checkpoint.manifest.model_dump(exclude={"weights_sha256": True})
+    plain = checkpoint.manifest.model_dump(exclude={"weights_sha256", "record_sha256"})
     for entry in plain["history"]:
         del entry["versions"], entry["output"]
         entry["args"] = {

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.checks import short
+from hydrasurgeon.checkpoints.checks import history_check, short
 from hydrasurgeon.checkpoints.folder import present
 from hydrasurgeon.checkpoints.hub import is_hub_id
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
-from hydrasurgeon.files.history import changes_weights
+from hydrasurgeon.files.history import changes_weights, lineage
 from hydrasurgeon.files.manifest import Input, Step
 from hydrasurgeon.stages.ancestry import AtHand, Hashed
 from hydrasurgeon.stages.commands import Command, recalled
@@ -86,6 +86,9 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rer
         raise ManifestError(
             f"{where}: has no history to replay", hint="Only files that hydrasurgeon made have one."
         )
+    check = history_check(target.manifest)
+    if check.holds is False:
+        raise ManifestError(f"{where}: its history is not whole: {check.detail}")
     every = _linked(steps)
     every[-1].output.name = target.path.name
     runs: list[Rerun] = []
@@ -109,9 +112,8 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rer
     for run in runs:
         for artifact, read in zip(run.inputs, run.entry.inputs, strict=True):
             if artifact not in made and artifact.source is None:
-                artifact.source = _beginning(
-                    read, run.entry.args.get("arch"), at_hand, where, fetch=fetch
-                )
+                arch = run.entry.args.get("arch")
+                artifact.source = _beginning(read, arch, at_hand, where, fetch=fetch)
     _place(runs, where)
     return runs
 
@@ -151,6 +153,12 @@ def _beginning(
 ) -> Hashed:
     """What no step of the history wrote: a file at hand, or on the hub."""
     source = at_hand.find(read.sha256, name=read.name, arch=arch)
+    if source is not None and lineage(source.checkpoint.manifest.history):
+        made_by = source.checkpoint.manifest.history[-1].command
+        raise ManifestError(
+            f"{where}: its history has no step that wrote {read.name}, which {made_by} made",
+            hint="A replay begins with backbones, not with what was made on the way.",
+        )
     on_hub = is_hub_id(read.name)
     if source is None and on_hub and fetch:
         opened = open_checkpoint(read.name, arch=arch)

@@ -16,7 +16,13 @@ GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.heads.json"))
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
 def test_golden_manifest(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert parse_manifest(text, path.name).to_json() == text
+    manifest = parse_manifest(text, path.name)
+    written = json.loads(manifest.to_json())
+    if manifest.record_sha256 is None:  # before there was such a hash
+        del written["record_sha256"]
+        assert written == json.loads(text)
+    else:
+        assert manifest.to_json() == text
     jsonschema.validate(json.loads(text), json.loads(json_schema()))
 
 

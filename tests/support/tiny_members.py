@@ -42,10 +42,13 @@ def tune(path: Path, out: Path, seed: int) -> Path:
         tensor = to_tensor(opened.tensors.read(name), info.dtype)
         raw, dtype = to_raw(tensor + 0.05 * torch.randn(tensor.shape, generator=generator))
         planned.append(Planned(name, dtype, info.shape, lambda raw=raw: [raw]))
+    *before, last = opened.manifest.history
     save(
         out,
         planned,
-        lambda sha256: rewritten(opened.manifest, weights_sha256=sha256),
+        lambda sha256: rewritten(
+            opened.manifest, weights_sha256=sha256, history=(*before, last.wrote(sha256))
+        ),
         files=opened.files,
     )
     return out
