@@ -86,9 +86,6 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rer
         raise ManifestError(
             f"{where}: has no history to replay", hint="Only files that hydrasurgeon made have one."
         )
-    check = history_check(target.manifest)
-    if check.holds is False:
-        raise ManifestError(f"{where}: its history is not whole: {check.detail}")
     every = _linked(steps)
     every[-1].output.name = target.path.name
     runs: list[Rerun] = []
@@ -108,6 +105,9 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rer
             _check_inputs(run, where)
             runs.insert(0, run)
             needed |= {*run.inputs}
+    check = history_check(target.manifest)
+    if check.holds is False:
+        raise ManifestError(f"{where}: its history is not whole: {check.detail}")
     made = {run.output for run in runs}
     for run in runs:
         for artifact, read in zip(run.inputs, run.entry.inputs, strict=True):
