@@ -84,6 +84,10 @@ class Batches:
             )
         collate = collate or getattr(transform, "collate", None)
         order = range(len(samples)) if order is None else order
+        if samples.kind == "text" and not skip_bad:
+            # A missing text is reported before anything runs, not hours later.
+            for i in sorted(map(int, order)):
+                samples.read(i)
         if workers is None:  # a tokenizer is faster than the way to another process
             few = samples.kind == "text" or len(order) < FEW
             workers = 0 if few else max(1, min(os.cpu_count() or 1, 8) - 1)

@@ -37,6 +37,7 @@ MEND: dict[Inputs, str] = {
     ),
 }
 """What next, where a model of texts got the others."""
+NO_TEXT = "Give each row its text, or leave such rows out by --skip-bad."
 EMPTY = hashlib.sha256().digest()
 """The digest of a sample that cannot be read."""
 
@@ -230,6 +231,9 @@ class Files(Samples):
 class Rows(Samples):
     """Rows of a table (an HF dataset): a text, or an image as bytes, picture or path."""
 
+    called = "text"
+    """What a row holds, in messages."""
+
     def __init__(
         self,
         spec: str,
@@ -273,16 +277,22 @@ class Rows(Samples):
 
     def _text(self, i: int) -> str:
         value = self.column[i]
-        if not isinstance(value, str) or len(value) > MAX_TEXT:
-            what = (
-                f"a text of {len(value):,} characters"
-                if isinstance(value, str)
-                else type(value).__name__
-            )
+        if is_missing(value):
+            raise DataError(f"{self.spec}: row {i} has no {self.called}", hint=NO_TEXT)
+        if not isinstance(value, str):
+            raise DataError(f"{self.spec}: row {i} holds {type(value).__name__}, not text")
+        if len(value) > MAX_TEXT:
             raise DataError(
-                f"{self.spec}: row {i} holds {what}, not text of at most {MAX_TEXT:,} characters"
+                f"{self.spec}: row {i} holds {len(value):,} characters; at most {MAX_TEXT:,} are read"
             )
         return value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell holds no text: nothing, NaN, or white space alone."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and value != value)
 
 
 class TextPairs(Samples):
@@ -292,29 +302,20 @@ class TextPairs(Samples):
 
     def __init__(self, first: Samples, second: Rows, column: str = "text_pair") -> None:
         super().__init__(first.spec, first.labels, first.classes)
-        self.first, self.second, self.column = first, second, column
+        self.first, self.second = first, second
+        second.called = f"second text ({column})"
 
     def __len__(self) -> int:
         return len(self.first)
 
     def read(self, i: int) -> tuple[str, str]:
-        first, second = self.first.read(i), self._second(i)
+        first, second = self.first.read(i), self.second.read(i)
         assert isinstance(first, str)
+        assert isinstance(second, str)
         return first, second
 
     def content(self, i: int) -> bytes:
-        return self.first.content(i) + b"\0" + self._second(i).encode()
-
-    def _second(self, i: int) -> str:
-        if self.second.column[i] in (None, ""):
-            hint = (
-                "Give each row both texts, or leave it out; --text-column NAME reads one text "
-                "of each."
-            )
-            raise DataError(f"{self.spec}: row {i} has no second text ({self.column})", hint=hint)
-        text = self.second.read(i)
-        assert isinstance(text, str)
-        return text
+        return self.first.content(i) + b"\0" + self.second.content(i)
 
 
 class Subset(Samples):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,6 +74,11 @@ class Tokenize:
                 return_token_type_ids=typed,
                 return_tensors="pt",
             )
+        for text, mask in zip(texts, made["attention_mask"], strict=True):
+            if not mask.any():
+                raise DataError(
+                    f"the text {text!r} has no tokens", hint="Leave it out, or give it words."
+                )
         return {name: made[name] for name in (*IDS, *((TYPES,) if typed else ()))}
 
     @cached_property

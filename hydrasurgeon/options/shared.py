@@ -224,7 +224,7 @@ class Run(Device, Columns):
         False,
         group=READ,
         recorded=True,
-        help="Leave out images that cannot be read, and name them.",
+        help="Leave out images that cannot be read and rows without text, and name them.",
     )
 
     def tick(self, what: str, done: int, total: int) -> None:

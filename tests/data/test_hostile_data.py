@@ -54,7 +54,7 @@ FILES = {
     "d.npz": npz(
         images=np.zeros((3, 8, 8), np.uint8), labels=np.arange(3), classes=np.array(["a", "b", "c"])
     ),
-    "d.jsonl": b'{"text": "one", "label": 0}\n{"text": "two", "label": 1}\n{"text": "", "label": 2}\n',
+    "d.jsonl": b'{"text": "one", "label": 0}\n{"text": "two", "label": 1}\n{"text": "3", "label": 2}\n',
     "d.csv": b'text,label\n"one, two",0\nthree,1\n"fo""ur",2\n',
     "d.parquet": parquet(
         {
