@@ -161,7 +161,7 @@ def open_data(
         model: The samples must be labelled, and their labels become the numbers of its classes.
     """
     place, named = columns_of(spec)
-    paths, columns = located(place), Columns(named, carried)
+    paths, columns = located(place), Columns(named, carried, limit)
     if not paths:
         scheme, _, rest = place.partition(":")
         samples = SCHEMES[scheme](place, rest, columns)

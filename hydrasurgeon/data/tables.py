@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,9 +51,17 @@ PAIRS = {
 """Columns that hold one of two texts under names of their own."""
 # Bytes of one line of .jsonl, and characters of one field of .csv.
 MAX_LINE = 16 << 20
-# Bytes of a whole .json, and of what a packed table unpacks to: a few of them can become a million
-# times as many.
+# Bytes of a whole .json.
 MAX_WHOLE = 4 << 30
+# Bytes that any packed table may unpack to, and how many times its size a large one: a few bytes can
+# become a thousand times as many, and texts do not shrink to a fiftieth.
+MAX_UNPACKED = 64 << 20
+MAX_RATIO = 50
+# Values of a packed .json: the least of them takes 50 bytes.
+MAX_VALUES = 20_000_000
+# Rows of a table; a limited one is drawn from the first of them.
+MAX_ROWS = 50_000_000
+DRAWN_FROM = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class Columns:
     named: Mapping[str, str] = field(default_factory=dict)
     """Role → name."""
     carried: Collection[str] = ()
+    limit: int | None = None
+    """How many rows will be drawn from those that are read."""
 
     @property
     def wanted(self) -> set[str]:
@@ -129,14 +140,70 @@ def read_table(spec: str, path: Path, columns: Columns) -> Table:
     kind = ending(path)
     with open_regular(path, error=DataError) as file:
         if not kind.endswith(".gz"):
-            return READERS[kind](spec, file, path.parent, columns.wanted)
+            return READERS[kind](Source(spec, file, path.parent, columns))
+        size = os.fstat(file.fileno()).st_size
         with (
             decoding(f"{spec}: {path.name} is not a readable .gz file"),
             gzip.open(file) as unpacked,
         ):
-            return READERS[kind.removesuffix(".gz")](
-                spec, cast(IO[bytes], unpacked), path.parent, columns.wanted
+            most = max(MAX_UNPACKED, MAX_RATIO * size)
+            packed = Source(spec, cast(IO[bytes], unpacked), path.parent, columns, most)
+            return READERS[kind.removesuffix(".gz")](packed)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that a table is read from."""
+
+    spec: str
+    file: IO[bytes]
+    root: Path
+    wanted: Columns
+    most: int | None = None
+    """Bytes that a packed file may unpack to."""
+
+    def content(self) -> bytes:
+        """The whole file."""
+        most = self.most or MAX_WHOLE
+        content = self.file.read(most + 1)
+        if len(content) > most:
+            raise self.too_large()
+        return content
+
+    def lines(self) -> Iterator[str]:
+        """The lines of a UTF-8 file, without a byte order mark."""
+        read = 0
+        for number, line in enumerate(iter(lambda: self.file.readline(MAX_LINE + 1), b""), 1):
+            where = f"{self.spec}, line {number}"
+            read += len(line)
+            if len(line) > MAX_LINE:
+                raise DataError(f"{where}: is too long; at most {MAX_LINE:,} bytes are read")
+            if self.most is not None and read > self.most:
+                raise self.too_large()
+            if number == 1:
+                line = line.removeprefix(BOM_UTF8)
+            yield utf8(line, where, DataError)
+
+    def too_large(self) -> DataError:
+        if self.most is None:
+            return DataError(f"{self.spec}: is too large; at most {MAX_WHOLE:,} bytes are read")
+        return DataError(
+            f"{self.spec}: unpacks to more than {self.most:,} bytes",
+            hint="Unpack it first, if it is what you expect.",
+        )
+
+    def is_enough(self, rows: int) -> bool:
+        """Whether as many rows as this are all that is read."""
+        if self.wanted.limit is not None and rows >= max(self.wanted.limit, DRAWN_FROM):
+            return True
+        if rows > MAX_ROWS:
+            raise DataError(
+                f"{self.spec}: has more than {MAX_ROWS:,} rows", hint="Split it into several files."
             )
+        return False
+
+    def table(self, names: Iterable[str], columns: Mapping[str, Sequence[Any]]) -> Table:
+        return Table(self.spec, tuple(names), columns, root=self.root)
 
 
 def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
@@ -215,25 +282,38 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
     return first, second
 
 
-def _jsonl(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
-    records, names = [], dict[str, None]()
-    for number, line in enumerate(_text(spec, file), 1):
+def _jsonl(source: Source) -> Table:
+    wanted, names = source.wanted.wanted, dict[str, None]()
+    columns: dict[str, list[Any]] = {}
+    rows = 0
+    for number, line in enumerate(source.lines(), 1):
         if not line.strip():
             continue
-        record = parse_json(line, f"{spec}, line {number}", most=MAX_LINE, error=DataError)
+        where = f"{source.spec}, line {number}"
+        record = parse_json(line, where, most=MAX_LINE, error=DataError)
         if not isinstance(record, dict):
             raise DataError(
-                f"{spec}, line {number}: is no record",
-                hint='Each line is one, {"text": …, "label": …}.',
+                f"{where}: is no record", hint='Each line is one, {"text": …, "label": …}.'
             )
+        for name in record.keys() - names.keys() & wanted:
+            columns[name] = [None] * rows
         names |= dict.fromkeys(record)
-        records.append({name: value for name, value in record.items() if name in wanted})
-    return _of_records(spec, records, names, root, wanted)
+        for name, values in columns.items():
+            values.append(record.get(name))
+        rows += 1
+        if source.is_enough(rows):
+            break
+    return source.table(names, columns)
 
 
-def _json(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
+def _json(source: Source) -> Table:
     """A list of records, or a record of columns."""
-    content = parse_json(file.read(MAX_WHOLE + 1), spec, most=MAX_WHOLE, error=DataError)
+    wanted, spec = source.wanted.wanted, source.spec
+    content = source.content()
+    if source.most is not None and content.count(b",") + content.count(b"[") > MAX_VALUES:
+        raise source.too_large()
+    content = parse_json(content, spec, most=MAX_WHOLE, error=DataError)
+    columns: Mapping[str, list[Any]]
     if (
         isinstance(content, dict)
         and content
@@ -242,61 +322,36 @@ def _json(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Ta
         if len({len(values) for values in content.values()}) > 1:
             raise DataError(f"{spec}: its columns are not equally long")
         columns = {name: values for name, values in content.items() if name in wanted}
-        return Table(spec, tuple(content), columns, root=root)
+        return source.table(content, columns)
     if not isinstance(content, list) or not all(isinstance(record, dict) for record in content):
         hint = 'Such as [{"text": …, "label": …}, …] or {"text": […], "label": […]}.'
         raise DataError(f"{spec}: is no list of records, and no record of columns", hint=hint)
     names = dict.fromkeys(name for record in content for name in record)
-    return _of_records(spec, content, names, root, wanted)
+    columns = {name: [record.get(name) for record in content] for name in names if name in wanted}
+    return source.table(names, columns)
 
 
-def _of_records(
-    spec: str,
-    records: Sequence[dict[str, Any]],
-    names: Iterable[str],
-    root: Path,
-    wanted: Collection[str],
-) -> Table:
-    columns = {name: [record.get(name) for record in records] for name in names if name in wanted}
-    return Table(spec, tuple(names), columns, root=root)
-
-
-def _csv(
-    spec: str, file: IO[bytes], root: Path, wanted: Collection[str], *, between: str = ","
-) -> Table:
+def _csv(source: Source, *, between: str = ",") -> Table:
     csv.field_size_limit(MAX_LINE)
-    lines = csv.reader(_text(spec, file), delimiter=between, strict=True)
+    spec, wanted = source.spec, source.wanted.wanted
+    lines = csv.reader(source.lines(), delimiter=between, strict=True)
     with decoding(f"{spec}: not a readable .{'tsv' if between == TAB else 'csv'} file"):
         names = _once(spec, next(lines, []))
         columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
-        for line in filter(None, lines):
-            if len(line) != len(names):
+        read = [(at, columns[name]) for at, name in enumerate(names) if name in columns]
+        rows = 0
+        while not source.is_enough(rows) and (fields := next(lines, None)) is not None:
+            if not fields:
+                continue
+            if len(fields) != len(names):
                 raise DataError(
-                    f"{spec}, line {lines.line_num}: has {len(line)} fields, the first line "
+                    f"{spec}, line {lines.line_num}: has {len(fields)} fields, the first line "
                     f"{len(names)}"
                 )
-            for name, value in zip(names, line, strict=True):
-                if name in columns:
-                    columns[name].append(value)
-    return Table(spec, names, columns, root=root)
-
-
-def _text(spec: str, file: IO[bytes]) -> Iterator[str]:
-    """The lines of a UTF-8 file, without a byte order mark; bounded, for a packed file says little
-    of its size.
-    """
-    left = MAX_WHOLE if isinstance(file, gzip.GzipFile) else None
-    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
-        left = None if left is None else left - len(line)
-        if len(line) > MAX_LINE or (left is not None and left < 0):
-            raise DataError(
-                f"{spec}, line {number}: is too long, or unpacks to more than {MAX_WHOLE:,} bytes"
-            )
-        yield utf8(
-            line.removeprefix(BOM_UTF8) if number == 1 else line,
-            f"{spec}, line {number}",
-            DataError,
-        )
+            for at, values in read:
+                values.append(fields[at])
+            rows += 1
+    return source.table(names, columns)
 
 
 def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -305,16 +360,19 @@ def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _parquet(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
+def _parquet(source: Source) -> Table:
     from pyarrow import parquet
 
+    spec = source.spec
     with decoding(f"{spec}: not a readable .parquet file"):
-        source = parquet.ParquetFile(file)
-        schema = source.schema_arrow
-        table = source.read([name for name in _once(spec, schema.names) if name in wanted])
+        file = parquet.ParquetFile(source.file)
+        source.is_enough(file.metadata.num_rows)
+        schema = file.schema_arrow
+        names = _once(spec, schema.names)
+        table = file.read([name for name in names if name in source.wanted.wanted])
         table.validate(full=True)  # that texts are UTF-8, among others
     columns = {name: _Column(table[name]) for name in table.column_names}
-    return Table(spec, tuple(schema.names), columns, _described(spec, schema), root)
+    return Table(spec, names, columns, _described(spec, schema), source.root)
 
 
 class _Column(Sequence[Any]):

@@ -101,9 +101,7 @@ def parse_json(
     if not text.strip():
         raise error(f"{where}: is empty")
     try:
-        value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite
-        )
+        value = STRICT.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
         deep = _is_deep(value)
@@ -132,6 +130,8 @@ def utf8(content: bytes, where: str, error: Error) -> str:
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return False
         inner = (
             v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
         )
@@ -154,6 +154,10 @@ def _finite(text: str) -> float:
     if not isfinite(number):
         raise ValueError(f"{text[:40]} is not a finite number")
     return number
+
+
+STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+"""JSON without NaN and infinity, and with each key once."""
 
 
 def is_name(text: str) -> bool:

@@ -168,7 +168,7 @@ def test_a_packed_file_cannot_become_too_large(
     (there / "z.zip").write_bytes(b"PK\x03\x04 and so on")
     with pytest.raises(DataError, match=r"not a readable \.zip file"):
         open_data("z.zip")
-    monkeypatch.setattr(limits, "MAX_WHOLE", 1000)
+    monkeypatch.setattr(limits, "MAX_UNPACKED", 1000)
     for name, content in (
         ("b.csv.gz", b"text\n" + b"a\n" * 1000),
         ("b.json.gz", b"[" + b" " * 2000 + b"]"),
@@ -198,3 +198,36 @@ def test_messages_name_what_is_there(there: Path) -> None:
         assert says in str(caught.value)
     with pytest.raises(DataError, match=r"third.csv: has no labels \(columns: text, stars\)"):
         fit_classes(open_data("third.csv"), Model(family="timm", arch="x", num_classes=2))
+
+
+def test_a_limit_stops_reading(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies behind the rows that are drawn from is not read, and may be anything."""
+    monkeypatch.setattr(limits, "DRAWN_FROM", 4)
+    for name, content in (
+        ("a.csv", 'text,label\na,0\nb,0\nc,1\nd,1\n"broken'),
+        ("a.jsonl", '{"text": "a"}\n\n{"text": "b"}\n{"text": "c"}\n{"text": "d"}\nbroken'),
+    ):
+        (there / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
+        samples = open_data(f"{name}.gz", limit=2)
+        assert {samples.read(i) for i in range(2)} < {"a", "b", "c", "d"}
+        with pytest.raises(DataError):
+            open_data(f"{name}.gz")
+
+
+def test_rows_and_values_are_bounded(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_ROWS", 3)
+    (there / "a.csv").write_text("text\na\nb\nc\n")
+    assert len(open_data("a.csv")) == 3
+    (there / "a.csv").write_text("text\na\nb\nc\nd\n")
+    with pytest.raises(DataError, match="more than 3 rows"):
+        open_data("a.csv")
+    monkeypatch.setattr(limits, "MAX_VALUES", 10)
+    (there / "a.json.gz").write_bytes(gzip.compress(b"[" + b"{}," * 20 + b"{}]"))
+    with pytest.raises(DataError, match="unpacks to more"):
+        open_data("a.json.gz")
+
+
+def test_columns_that_begin_late(there: Path) -> None:
+    (there / "a.jsonl").write_text('{"text": "a"}\n{"text": "b", "label": 1}\n')
+    with pytest.raises(DataError, match="row 0 has no label"):
+        open_data("a.jsonl")

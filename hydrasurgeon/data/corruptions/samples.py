@@ -202,8 +202,11 @@ class Perturbed(Subset):
         """As many words, each from a sample drawn at random."""
         words = []
         for _ in text.split():
-            other = self.parent.read(int(random.integers(len(self.parent))))
-            choice = _words(other)
+            at = int(random.integers(len(self.parent)))
+            try:
+                choice = _words(self.parent.read(at))
+            except DataError:  # of a row without text, which --skip-bad leaves out
+                choice = _words(text)
             words += [choice[int(random.integers(len(choice)))]] if choice else []
         return " ".join(words)
 
