@@ -240,7 +240,7 @@ def unlike(model: Conditions, reference: Conditions) -> dict[str, str]:
             else "not calibrated, the reference is"
         )
     elif ours is not None and others is not None and ours.sha256 != others.sha256:
-        phrases["calibration"] = (
+        phrases["calibration data"] = (
             f"calibrated on {_named([ours])}, the reference on {_named([others])}"
         )
     return phrases

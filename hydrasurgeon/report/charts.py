@@ -26,7 +26,7 @@ from hydrasurgeon.report.svg import (
     text_of,
     ticks_of,
 )
-from hydrasurgeon.report.verdicts import NAMES, Verdict, listed, macs_of
+from hydrasurgeon.report.verdicts import HEADS, NAMES, Verdict, listed, macs_of
 from hydrasurgeon.statistics.metrics import BINS, bins_of, risks
 
 Drawn = Sequence[tuple[int, str, Answered]]
@@ -313,7 +313,7 @@ def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list
             left, right, middle = (number(x(value)) for value in (d.low, d.high, d.value))
             tip = (
                 f"{name}\n{NAMES[metric]} {d.value:+.4f}, between {d.low:+.4f} and "
-                f"{d.high:+.4f}: {d.judgement}"
+                f"{d.high:+.4f}: {HEADS[d.judgement].lower()}"
             )
             pieces.append(f'<circle class="dot {colour(at)}" cx="12" cy="{y}" r="{RADIUS}"/>')
             pieces.append(
@@ -329,7 +329,8 @@ def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list
             f'<text class="tick" x="{WIDTH - 10}" y="{foot}" text-anchor="end">better →</text>'
         )
         says = "; ".join(
-            f"{name} {d.value:+.4f} between {d.low:+.4f} and {d.high:+.4f}, {d.judgement}"
+            f"{name} {d.value:+.4f} between {d.low:+.4f} and {d.high:+.4f}, "
+            f"{HEADS[d.judgement].lower()}"
             for _, name, d in rows
         )
         title = f"{NAMES[metric]}{ARROWS['higher' if better else 'lower']}"

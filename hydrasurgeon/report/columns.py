@@ -423,6 +423,7 @@ def tables(results: Sequence[Result]) -> list[Table]:
     by_shift = [{average: r.shift_average, **_over_severities(r)} for r in results]
     made = {
         "In distribution": quality(results),
+        "Between members": diversity(results),
         "Cost": columns(COST, [r.cost for r in results]),
         "Out of distribution": _grouped(OOD, [_ood(r) for r in results]),
         "By data set": _grouped((QUALITY[0], *QUALITY[2:4]), by_set),
@@ -450,7 +451,7 @@ def brief(results: Sequence[Result]) -> list[Table]:
     sets = [{**{s.name: s for s in r.sets or ()}, " mean": r.sets_average} for r in results]
     costs = columns(COST, [r.cost for r in results], " ")  # the blank gives them no heading
     made = {
-        "in distribution": [*quality(results), *costs],
+        "in distribution": [*quality(results), *diversity(results), *costs],
         "out of distribution": _grouped(OOD, averages),
         "under shift, by severity": _by_severity(results),
         "by data set": _grouped((QUALITY[0], *QUALITY[2:4]), sets),
@@ -461,11 +462,13 @@ def brief(results: Sequence[Result]) -> list[Table]:
 
 
 def quality(results: Sequence[Result]) -> list[Column]:
-    """How well the labelled set is answered, and how members differ."""
-    return [
-        *columns((*QUALITY, *ANSWERS), [r.id for r in results]),
-        *columns(DIVERSITY, [r.diversity for r in results]),
-    ]
+    """How well the labelled set is answered."""
+    return columns((*QUALITY, *ANSWERS), [r.id for r in results])
+
+
+def diversity(results: Sequence[Result]) -> list[Column]:
+    """How members differ, where there are some."""
+    return columns(DIVERSITY, [r.diversity if r.members > 1 else None for r in results])
 
 
 def columns(metrics: Iterable[Metric], records: Sequence[Any], group: str = "") -> list[Column]:

@@ -22,12 +22,8 @@ from hydrasurgeon.report.columns import short
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
 
-MOST = 40
-"""Samples of a page."""
 EACH = 8
-"""Samples of one kind for one model."""
-MODELS = 2
-"""Models that have samples: the reference, and the first other one."""
+"""Samples of one kind."""
 SIDE, EXACT = 112, 64
 """The longer side of a thumbnail; pictures of at most 64 pixels stay as they are."""
 LETTERS, NAMED = 280, 32
@@ -52,30 +48,23 @@ class Example:
 
 @dataclass(frozen=True)
 class Examples:
-    """Samples of one kind; `at` is the number of the model's row."""
+    """Samples of one kind."""
 
-    at: int
     kind: str
     samples: tuple[Example, ...]
 
 
-def examples_of(
-    rows: Sequence[tuple[int, Answered]], samples: Samples, names: Sequence[str]
-) -> tuple[Examples, ...]:
-    """Of each of these rows, which answered for all samples that can be read, some of each kind."""
-    rows = rows[:MODELS]
-    orders = [(at, row, kind, order) for at, row in rows for kind, order in _orders(row).items()]
-    count = min(EACH, MOST // max(1, len(orders)))
-    answered = len(rows[0][1].inside.labels) if rows else 0
-    places = (
-        range(answered)
-        if answered == len(samples)
-        else [i for i in range(len(samples)) if _is_read(samples, i)]
-    )
+def examples_of(row: Answered, samples: Samples, names: Sequence[str]) -> tuple[Examples, ...]:
+    """Of a model that answered for all samples that can be read, some of each kind."""
+    answered = len(row.inside.labels)
+    places = range(len(samples))
+    if answered < len(samples):
+        places = [i for i in range(len(samples)) if _is_read(samples, i)]
     groups = []
-    for at, row, kind, order in orders:
-        made = tuple(_example(row, i, samples, places[i], names) for i in order[:count].tolist())
-        groups += [Examples(at, kind, made)] if made else []
+    for kind, order in _orders(row).items():
+        made = tuple(_example(row, i, samples, places[i], names) for i in order[:EACH].tolist())
+        if made:
+            groups.append(Examples(kind, made))
     return tuple(groups)
 
 

@@ -5,9 +5,12 @@ for each member.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.heads import Kept, count
 from hydrasurgeon.report.svg import drawing, figure, mark, number, text_of
+from hydrasurgeon.report.verdicts import listed
 
 CELL, GAP = 20, 3
 """Size of a head, and room between two, in CSS pixels."""
@@ -22,14 +25,20 @@ is; the wider the map, the larger its text.
 """
 
 
+def drawn_maps(manifests: Mapping[str, Manifest]) -> list[str]:
+    """The maps of models that lack heads; equal ones stand as one, under all their names."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, manifest in manifests.items():
+        keeps = _keeps(manifest)
+        heads = sum(tower.layers * tower.heads for tower in manifest.towers.values())
+        if any(count(kept) < heads for kept in keeps):
+            names.setdefault((repr(keeps), repr(manifest.fusion)), []).append(name)
+    return [head_maps(listed(same), manifests[same[0]]) for same in names.values()]
+
+
 def head_maps(name: str, manifest: Manifest) -> str:
     """The towers of one model side by side."""
-    keeps = (
-        [member.kept for member in manifest.members]
-        if manifest.kind == "hydra"
-        else [manifest.kept]
-    )
-    maps = []
+    keeps, maps = _keeps(manifest), []
     for tower, about in manifest.towers.items():
         kept = [rows.get(tower, ()) for rows in keeps]
         maps.append(_map(name, tower, about.layers, about.heads, kept))
@@ -40,6 +49,13 @@ def head_maps(name: str, manifest: Manifest) -> str:
         )
         note = f"{len(keeps)} members{shared}"
     return figure(name, f'<div class="towers">{"".join(maps)}</div>', note=text_of(note))
+
+
+def _keeps(manifest: Manifest) -> list[Kept]:
+    """The kept heads of each member; of a single model its own."""
+    if manifest.kind == "hydra":
+        return [member.kept for member in manifest.members]
+    return [manifest.kept]
 
 
 def _map(

@@ -17,6 +17,8 @@ def markdown(material: Material) -> str:
         f"- **{v.head}**: {code(v.name)}. {plain(v.sentence)} {v.cost}".rstrip()
         for v in material.verdicts
     ]
+    if material.verdicts:
+        listed.append(f"- {material.chances}")
     listed += [f"- Note: {plain(note)}" for note in material.notes]
     results = [row.result for row in material.rows]
     parts = ["\n".join(listed)] if listed else []

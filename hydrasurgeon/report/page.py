@@ -37,11 +37,21 @@ from hydrasurgeon.report.columns import (
     tables,
 )
 from hydrasurgeon.report.examples import Examples
-from hydrasurgeon.report.heads import STRIPES, head_maps
+from hydrasurgeon.report.heads import STRIPES, drawn_maps
 from hydrasurgeon.report.svg import colour
 from hydrasurgeon.report.verdicts import Verdict, decided, figures, headline, spent, verdict
 
-PASSED = ("names", "reference", "verdicts", "numbered", "notes", "examples", "manifests", "uses")
+PASSED = (
+    "names",
+    "reference",
+    "verdicts",
+    "numbered",
+    "notes",
+    "examples",
+    "manifests",
+    "uses",
+    "chances",
+)
 """What the template gets of the material as it is."""
 WIDTH = 1130
 """Pixels that a table has in a window of 1280."""
@@ -84,20 +94,27 @@ class Material:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """Every other row compared with the reference."""
-        reference, made = self.rows[self.reference], []
-        for row in (row for at, row in enumerate(self.rows) if at != self.reference):
-            differences, conditions = None, {}
-            if is_paired(row.answers, reference.answers):
-                differences = compared(
-                    row.answers, reference.answers, level=self.level, seed=self.seed
-                )
-                conditions = unlike(row.answers.conditions, reference.answers.conditions)
-            made.append(
-                verdict(
-                    row.result, reference.result, differences, level=self.level, unlike=conditions
-                )
+        first = self.rows[self.reference]
+        verdicts = []
+        for row in self.rows[: self.reference] + self.rows[self.reference + 1 :]:
+            mine, theirs = row.answers, first.answers
+            differences, conditions, same = None, {}, 0.0
+            if is_paired(mine, theirs):
+                differences = compared(mine, theirs, level=self.level, seed=self.seed)
+                conditions = unlike(mine.conditions, theirs.conditions)
+                alike = mine.inside.predicted == theirs.inside.predicted
+                same = float(alike.double().mean())
+            verdicts.append(
+                verdict(row.result, first.result, differences, same=same, unlike=conditions)
             )
-        return made
+        return verdicts
+
+    @property
+    def chances(self) -> str:
+        """Many intervals are many chances to exclude 0 where nothing differs."""
+        count = sum(len(each.differences) for each in self.verdicts)
+        expected = count * (1 - self.level)
+        return f"Of these {count} intervals about {expected:.1g} exclude 0 by chance alone."
 
 
 def document(material: Material) -> str:
@@ -120,11 +137,7 @@ def document(material: Material) -> str:
         return Markup('<span title="{}">{}</span>').format(visible(name), short(name, widest))
 
     return environment.from_string(part("page.html.j2")).render(
-        **{
-            name: getattr(material, name)
-            for name in ("names", "reference", "verdicts", "numbered", "notes", "examples")
-        },
-        **{name: getattr(material, name) for name in ("manifests", "uses")},
+        **{name: getattr(material, name) for name in PASSED},
         **_charts(material, results),
         headline=headline(material.verdicts, material.names[material.reference]),
         policy=Markup(policy),
@@ -164,7 +177,7 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
         "balance": classes.balance(),
         "by_class": _parts(classes.tables()),
         "matrices": classes.matrices(),
-        "maps": [head_maps(name, manifest) for name, manifest in material.manifests.items()],
+        "maps": drawn_maps(material.manifests),
         "stripes": max((count for count in members if count <= STRIPES), default=0),
         "crowded": max(members, default=0) > STRIPES,
         "most_stripes": STRIPES,

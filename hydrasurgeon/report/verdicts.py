@@ -1,9 +1,9 @@
-"""The verdict in words: better, equal or worse than the reference, by how much, and at what cost."""
+"""The verdict in words: how a model compares with the reference, and at what cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from hydrasurgeon.measuring.answers import Answered
@@ -11,7 +11,7 @@ from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.results import Cost, Result
 from hydrasurgeon.report.columns import short, shown_name
 
-Word = Literal["better", "equal", "worse", "mixed", "unknown"]
+Word = Literal["better", "mixed", "equal", "worse", "unknown"]
 
 NAMES = {
     "accuracy": "accuracy",
@@ -22,22 +22,30 @@ NAMES = {
     "fpr95": "OOD FPR95",
 }
 """What a metric is called in a sentence."""
+IN_POINTS = ("accuracy", "auroc", "fpr95")
+"""Metrics whose differences are told in points of a hundred."""
+OF_OOD = ("auroc", "fpr95")
+"""Metrics of OOD detection."""
+SPOILED_BY = {"OOD score": OF_OOD, "calibration": ("brier", "nll", "ece", *OF_OOD)}
+"""What two models do not have in common -> the metrics that are then not compared."""
 LEVEL = 0.01
 """By how much costs may differ and be called the same."""
 FEWEST = 20
 """Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is
 too narrow.
 """
+ALIKE = 0.9
+"""From which share of equal answers on the headline says that answers are the same."""
 NAMED = 3
 """Models of one verdict that the headline names; of more it says how many."""
-JUDGED = {
-    "better": ("Better", "better"),
-    "mixed": ("Mixed", "better in some and worse in others"),
-    "equal": ("Equal", "level"),
-    "worse": ("Worse", "worse"),
-    "unknown": ("Not compared", "not compared"),
+HEADS = {
+    "better": "Better",
+    "mixed": "Mixed",
+    "equal": "Not distinguishable",
+    "worse": "Worse",
+    "unknown": "Not compared",
 }
-"""The word above a verdict, and the same in the headline."""
+"""The word above a verdict."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,21 @@ class Verdict:
     word: Word
     sentence: str
     cost: str
+    ratio: float | None
+    """Its multiply-adds, as times the reference's."""
+    same: float = 0.0
+    """The fraction of samples that both answer alike."""
     differences: tuple[Difference, ...] = ()
-    unlike: Mapping[str, str] = field(default_factory=dict)
-    """Conditions that the two do not have in common."""
 
     @property
     def head(self) -> str:
-        return JUDGED[self.word][0]
+        return HEADS[self.word]
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is cheaper, and no worse as far as is known."""
+        cheaper = self.ratio is not None and self.ratio < 1 - LEVEL
+        return cheaper and self.word in ("better", "equal")
 
 
 def verdict(
@@ -62,55 +78,65 @@ def verdict(
     reference: Result,
     differences: Sequence[Difference] | None,
     *,
-    level: float,
+    same: float,
     unlike: Mapping[str, str],
 ) -> Verdict:
     """None: the two did not answer for the same samples, so that nothing can be told of their
     difference.
     """
     name, other = shown_name(result), shown_name(reference)
-    cost = cost_words(result, reference)
+    cost, ratio = cost_words(result, reference), cost_ratio(result, reference)
     if differences is None:
-        why = (
-            f"It did not answer for the samples that {other} answered for, so the two are not "
-            "compared."
-        )
-        return Verdict(name, "unknown", why, cost)
+        why = f"It answered for other samples than {other}, so the two are not compared."
+        return Verdict(name, "unknown", why, cost, ratio)
+    samples = f"{result.id.n:,} sample{'' if result.id.n == 1 else 's'}"
     if result.id.n < FEWEST:
-        why = (
-            f"{result.id.n:,} sample{'' if result.id.n == 1 else 's'} cannot tell it from "
-            f"{other}: a comparison"
-        )
-        return Verdict(name, "unknown", f"{why} takes {FEWEST} at least.", cost)
+        why = f"{samples} cannot tell it from {other}: a comparison takes {FEWEST} at least."
+        return Verdict(name, "unknown", why, cost, ratio)
+    spoiled = {metric for kind in unlike for metric in SPOILED_BY.get(kind, ())}
     if any(o.n < FEWEST for o in result.ood):
-        differences = [d for d in differences if d.metric not in ("auroc", "fpr95")]
-    better, worse, equal = (
-        [d for d in differences if d.judgement == j] for j in ("better", "worse", "equal")
+        spoiled.update(OF_OOD)
+    told = tuple(d for d in differences if d.metric not in spoiled)
+    better, worse, level = (
+        [d for d in told if d.judgement == judgement] for judgement in ("better", "worse", "equal")
     )
-    word: Word = (
-        "mixed" if better and worse else "better" if better else "worse" if worse else "equal"
-    )
-    level_in = listed([NAMES[d.metric] for d in equal])
     parts = []
     if better:
-        parts.append(f"Better than {other} in {_told(better)}")
+        parts.append(f"Better than {other} in {listed(map(_figures, better))}")
     if worse:
-        parts.append(f"{'worse' if better else f'Worse than {other}'} in {_told(worse)}")
-    if equal and parts:
-        parts.append(f"level in {level_in}")
+        start = "worse" if better else f"Worse than {other}"
+        parts.append(f"{start} in {listed(map(_figures, worse))}")
+    if parts and level:
+        parts.append(f"not distinguishable in {listed(NAMES[d.metric] for d in level)}")
     if not parts:
-        every = f"every {100 * level:.4g} % interval of {level_in} contains 0"
-        parts.append(f"No significant difference from {other}: {every}")
+        # Accuracy comes first, and says most of how far the two may be apart.
+        parts.append(f"Not distinguishable on {samples} ({_figures(level[0], ' ')})")
+    left_out = [NAMES[d.metric] for d in differences if d.metric in spoiled]
+    if left_out:
+        parts.append(f"not compared in {listed(left_out)}")
     if unlike:
         parts.append(f"not alike: {'; '.join(unlike.values())}")
-    return Verdict(name, word, f"{'; '.join(parts)}.", cost, tuple(differences), unlike)
+    return Verdict(name, _word(better, worse), f"{'; '.join(parts)}.", cost, ratio, same, told)
 
 
-def _told(differences: Iterable[Difference]) -> str:
-    words = "{} ({}, between {} and {})"
-    return listed(
-        [words.format(NAMES[d.metric], *map(signed, (d.value, d.low, d.high))) for d in differences]
-    )
+def _word(better: Sequence[Difference], worse: Sequence[Difference]) -> Word:
+    if better and worse:
+        return "mixed"
+    if better:
+        return "better"
+    return "worse" if worse else "equal"
+
+
+def _figures(difference: Difference, opening: str = " (") -> str:
+    """accuracy (+1.2 points, between +0.3 and +2.1)."""
+    metric, values = difference.metric, (difference.value, difference.low, difference.high)
+    unit = ""
+    value, low, high = map(signed, values)
+    if metric in IN_POINTS:
+        unit = " points"
+        value, low, high = (f"{100 * each:+.1f}".replace("-", "−") for each in values)
+    closing = ")" if "(" in opening else ""
+    return f"{NAMES[metric]}{opening}{value}{unit}, between {low} and {high}{closing}"
 
 
 def signed(value: float) -> str:
@@ -119,9 +145,9 @@ def signed(value: float) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(words: Iterable[str]) -> str:
     """a, b and c."""
-    *first, last = words or [""]
+    *first, last = [*words] or [""]
     return f"{', '.join(first)} and {last}" if first else last
 
 
@@ -130,61 +156,65 @@ def macs_of(cost: Cost) -> int:
     return cost.expected_macs or cost.macs
 
 
+def cost_ratio(result: Result, reference: Result) -> float | None:
+    """How many times the reference's multiply-adds it takes."""
+    if result.cost is None or reference.cost is None or not macs_of(reference.cost):
+        return None
+    return macs_of(result.cost) / macs_of(reference.cost)
+
+
+def times(ratio: float, what: str) -> str:
+    """the same cost, or 0.71 × the cost."""
+    if abs(ratio - 1) < LEVEL:
+        return f"the same {what}"
+    return f"{ratio:.2f} × the {what}" if ratio >= 0.095 else f"{ratio:.1g} × the {what}"
+
+
 def cost_words(result: Result, reference: Result) -> str:
     """How many times the reference's cost; empty where that is not known."""
-    mine, theirs = result.cost, reference.cost
-    if mine is None or theirs is None:
-        return "Its cost is not known." if mine is None else ""
-    parts = []
+    if result.cost is None or reference.cost is None:
+        return "Its cost is not known." if result.cost is None else ""
     # A time is another one in the next minute: it stands in the table, no verdict rests on it.
     pairs = {
-        "multiply-adds": (macs_of(mine), macs_of(theirs)),
-        "parameters": (mine.params, theirs.params),
+        "multiply-adds": (macs_of(result.cost), macs_of(reference.cost)),
+        "parameters": (result.cost.params, reference.cost.params),
     }
-    for what, (value, base) in pairs.items():
-        if value and base:
-            ratio = value / base
-            times = f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.1g}"
-            parts.append(f"the same {what}" if abs(ratio - 1) < LEVEL else f"{times} × the {what}")
+    parts = [times(value / base, what) for what, (value, base) in pairs.items() if value and base]
     return f"It takes {listed(parts)}." if parts else ""
 
 
-def headline(verdicts: Sequence[Verdict], reference: str) -> list[tuple[str, str]]:
-    """One sentence over all rows, in clauses, each with what it says in parentheses."""
+def headline(verdicts: Sequence[Verdict], reference: str) -> str:
+    """One sentence over all rows; what is cheaper and no worse comes first."""
     if not verdicts:
-        return [(f"What {short(reference)} is worth", "")]
-    parts: list[tuple[str, str]] = []
-    for word, (_, judgement) in JUDGED.items():
+        return f"The quality of {short(reference)}"
+    clauses: dict[str, bool] = {}
+    for word in HEADS:
         of_word = [v for v in verdicts if v.word == word]
-        if of_word:
-            subject = (
-                listed([short(v.name) for v in of_word])
-                if len(of_word) <= NAMED
-                else f"{len(of_word)} models"
-            )
-            before = "; " if parts else f"Compared with {short(reference)}: "
-            parts.append(
-                (
-                    f"{before}{subject} {'is' if len(of_word) == 1 else 'are'} {judgement}",
-                    _unlike(of_word),
-                )
-            )
-    return parts
+        if len(of_word) > NAMED:
+            clauses[f"{len(of_word)} models {SEVERAL[word]}"] = any(v.pays for v in of_word)
+        else:
+            clauses |= {_clause(v): v.pays for v in of_word}
+    first = sorted(clauses, key=lambda clause: not clauses[clause])
+    return f"Compared with {short(reference)}: {'; '.join(first)}"
 
 
-def _unlike(verdicts: Sequence[Verdict]) -> str:
-    """In parentheses, what these models do not have in common with the reference."""
-    unlike = [v for v in verdicts if v.unlike]
-    phrases = [dict(each) for each in dict.fromkeys(tuple(v.unlike.items()) for v in unlike)]
-    if not phrases:
-        return ""
-    who = ""
-    if len(unlike) < len(verdicts):
-        who = f"{listed([short(v.name) for v in unlike]) if len(unlike) <= NAMED else len(unlike)} "
-    if len(phrases) == 1:
-        return f" ({who}{'; '.join(phrases[0].values())})"
-    kinds = dict.fromkeys(kind for each in phrases for kind in each)
-    return f" ({who}not alike in {listed(list(kinds))}: see below)"
+SEVERAL = {
+    "better": "are better",
+    "mixed": "are better in some metrics and worse in others",
+    "equal": "are not distinguishable",
+    "worse": "are worse",
+    "unknown": "are not compared",
+}
+"""What is said of several models at once."""
+
+
+def _clause(verdict: Verdict) -> str:
+    """half gives the same answer in 97 % of cases at 0.71 × the cost."""
+    judgement = SEVERAL[verdict.word].replace("are", "is", 1)
+    if verdict.word == "equal" and verdict.same >= ALIKE:
+        judgement = f"gives the same answer in {100 * verdict.same:.0f} % of cases"
+    cost = "" if verdict.ratio is None else f" at {times(verdict.ratio, 'cost')}"
+    return f"{short(verdict.name)} {judgement}{cost}"
 
 
 def figures(result: Result) -> str:

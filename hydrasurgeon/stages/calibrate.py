@@ -62,8 +62,10 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     """Write a copy of a checkpoint that knows its temperature, its OOD score, its prediction sets
     and when to abstain; or, of predictions, a file that knows no more.
 
-    >>> done = hs.calibrate("backbone", data="demo:val", ood_score="msp", limit=300,
-    out="sure.safetensors") >>> round(done.decision.temperature, 1) 0.6
+    >>> options = {"data": "demo:val", "ood_score": "msp", "limit": 300}
+    >>> done = hs.calibrate("backbone", out="sure.safetensors", **options)
+    >>> round(done.decision.temperature, 1)
+    0.6
     """
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))

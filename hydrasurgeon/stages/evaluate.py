@@ -184,9 +184,8 @@ def _material(
         and measured.samples is not None
         and measured.samples.labels.ndim == 1
     ):
-        ran = [(at, row.answers) for at, row in enumerate(rows) if row.timing is not None]
-        ran.sort(key=lambda each: each[0] != reference)
-        examples = examples_of(ran, measured.samples, measured.class_names)
+        row = rows[reference] if rows[reference].timing is not None else rows[0]
+        examples = examples_of(row.answers, measured.samples, measured.class_names)
     return Material(
         report,
         tuple(rows),
