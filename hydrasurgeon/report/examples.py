@@ -57,7 +57,7 @@ class Examples:
 def examples_of(row: Answered, samples: Samples, names: Sequence[str]) -> tuple[Examples, ...]:
     """Of a model that answered for all samples that can be read, some of each kind."""
     answered = len(row.inside.labels)
-    places = range(len(samples))
+    places: Sequence[int] = range(len(samples))
     if answered < len(samples):
         places = [i for i in range(len(samples)) if _is_read(samples, i)]
     groups = []

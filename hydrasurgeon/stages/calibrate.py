@@ -175,8 +175,8 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
     Alone(state, classes, members, names=names).save(target, entry)
-    notes = (few, _few_classes(arguments, classes), *few_ood, *notes)
-    return Calibrated(target, state.record, None, tuple(filter(None, notes)))
+    every_note = (few, _few_classes(arguments, classes), *few_ood, *notes)
+    return Calibrated(target, state.record, None, tuple(filter(None, every_note)))
 
 
 def _few_classes(arguments: CalibrateOptions, classes: int) -> str | None:
