@@ -221,6 +221,12 @@ def companions_beside(folder: Path, *, family: Family) -> dict[str, str]:
     return {name: read_text(_its_own(folder / name), most=MAX_TEXT) for name in names}
 
 
+def descriptions_beside(folder: Path, *, family: Family) -> dict[str, str]:
+    """Name → text of the files that say which model a folder holds."""
+    names = [name for name in family.descriptions if present(folder / name)]
+    return {name: read_text(_its_own(folder / name), most=MAX_CONFIG) for name in names}
+
+
 def _its_own(path: Path) -> Path:
     """A file of its folder, or of the hub's cache: what a link elsewhere leads to would travel on
     in what we write.

@@ -16,6 +16,7 @@ from hydrasurgeon.checkpoints.folder import (
     companions_beside,
     companions_inside,
     config_of,
+    descriptions_beside,
     find,
     present,
     read_folder,
@@ -239,8 +240,12 @@ def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None
     of_config = None if bare.asked_family else content.family
     family = of_config or family_of_bare(bare)
     companions = _companions(path, content.files, family)
+    described = {}
+    if path.is_dir() or path.name in family.weight_files:
+        folder = path if path.is_dir() else path.parent
+        described = descriptions_beside(folder, family=family)
     try:
-        model, note = family.identify(replace(bare, files=companions))
+        model, note = family.identify(replace(bare, files=companions, described=described))
         towers = family.towers(model)
         manifest = SingleManifest(
             kind="backbone",

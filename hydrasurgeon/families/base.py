@@ -43,6 +43,8 @@ class Bare:
     """The family's config file, if there is one."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The texts of its companions."""
+    described: Mapping[str, str] = field(default_factory=dict)
+    """The texts of the family's `descriptions`, as far as they are there."""
 
     @property
     def asked_family(self) -> str:
@@ -85,6 +87,8 @@ class Family(ABC):
     """
     weight_files: ClassVar[tuple[str, ...]] = (WEIGHTS,)
     """What weights are called in a directory; the first is what is written."""
+    descriptions: ClassVar[tuple[str, ...]] = ()
+    """Further files that say which model a directory holds; once read, the manifest says it."""
     layout: ClassVar[tuple[str, ...]] = ()
     """The names that `directory` may give."""
     refuses_by_config: ClassVar[bool] = False

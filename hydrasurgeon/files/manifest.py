@@ -109,6 +109,15 @@ def _usual(said: dict[str, Any]) -> ProblemName:
     return "one_logit" if alone else "single_label"
 
 
+class Pooling(Record):
+    """How the tokens of a text become the one vector that its classifier reads."""
+
+    mode: Literal["mean", "cls", "last"]
+    """The mean over real tokens, the first token, or the last real one."""
+    normalize: bool = False
+    """Whether the vector is brought to length 1."""
+
+
 class Model(Record):
     """What the family's library must be told to build the model before anything was pruned."""
 
@@ -123,6 +132,8 @@ class Model(Record):
     inputs: Inputs | None = None
     """What texts it was tuned or calibrated on; absent where that is not known, or it reads images.
     """
+    pooling: Pooling | None = None
+    """That of a sentence embedder; absent where the architecture's own classifier pools."""
 
     @model_validator(mode="after")
     def _as_many_labels_as_classes(self) -> Model:
@@ -145,7 +156,7 @@ class Model(Record):
         return {
             name: value
             for name, value in handler(self).items()
-            if (name, value) != ("problem", "single_label")
+            if (name, value) not in (("problem", "single_label"), ("pooling", None))
         }
 
     @property

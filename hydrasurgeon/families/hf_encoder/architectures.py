@@ -8,6 +8,7 @@ writes, whatever modules are called in memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
@@ -384,6 +385,19 @@ def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
     into = 2 * dim if isinstance(config, Dinov2Config) else dim
     for name, out in linears:
         yield from linear(name, classes if out == "classes" else dim, into, "classifier")
+
+
+def pooled(table: Iterable[Weight], dim: int, classes: int) -> Iterator[Weight]:
+    """The tensors of a model whose pooled tokens one linear layer classifies."""
+    replaced = re.compile(r"pooler\.|head\.")
+    for weight in table:
+        if weight.part == "classifier" or (
+            weight.part == "readout" and replaced.search(weight.name)
+        ):
+            continue
+        yield weight
+    if classes:
+        yield from linear("classifier", classes, dim, "classifier")
 
 
 Named = Iterator[tuple[str, tuple[int, ...]]]

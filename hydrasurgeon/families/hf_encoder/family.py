@@ -27,6 +27,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
     canonical,
     class_name,
     config_of,
+    pooled,
     stock_config,
     weights,
 )
@@ -40,6 +41,13 @@ from hydrasurgeon.families.hf_encoder.companions import (
     load_tokenizer,
     preprocess,
     white_behind,
+)
+from hydrasurgeon.families.hf_encoder.embedders import (
+    LIMITS,
+    MODULES,
+    POOLING,
+    longest,
+    pooling_of,
 )
 from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, known, parse
@@ -118,6 +126,7 @@ class HFEncoder(Family):
     scheme = "hf"
     example_id = "hf:google-bert/bert-base-uncased"
     layout = ("config.json", f"{MODELLING}.py", f"{DECIDING}.py")
+    descriptions = (MODULES, POOLING, LIMITS)
     needs_config = True
     refuses_by_config = True
     companions = staticmethod(companions)
@@ -140,15 +149,20 @@ class HFEncoder(Family):
         names = canonical(kind, tensors)
         named = (facts.architectures or kind.classes)[0]
         classes = _classes(kind, names, tensors, where) if named in kind.classes else 0
+        prepared, pooling = preprocess(read, files, where), None
         if not classes:
             read = self.unclassified(read, names)
+            pooling = pooling_of(bare.described, where) if self.pools(read) else None
+        if pooling is not None and (limit := longest(bare.described, where)) is not None:
+            prepared["max_length"] = min(prepared["max_length"], limit)
         model = Model(
             family="transformers",
             arch=named if named in kind.classes else kind.classes[0],
             config=read.written(),
             num_classes=classes,
             labels=_labels(facts, classes),
-            preprocess=preprocess(read, files, where),
+            preprocess=prepared,
+            pooling=pooling,
             **(
                 {"problem": "multi_label"}
                 if facts.problem_type == PROBLEM_TYPES["multi_label"] and classes
@@ -167,6 +181,8 @@ class HFEncoder(Family):
             )
             raise ManifestError(what, hint=f"Known: {', '.join(classes)}.")
         super().check(model, towers, where)
+        if model.pooling is not None and not self.pools(config):
+            raise ManifestError(f"{where}: model.pooling: {config.model_type} pools by itself")
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
             check_size(
@@ -179,6 +195,10 @@ class HFEncoder(Family):
             raise ManifestError(
                 f"{at}: max_length: {length} tokens, the model has positions for {config.longest}"
             )
+
+    def pools(self, config: Encoder) -> bool:
+        """Whether its texts may be pooled as a sentence embedder's are."""
+        return isinstance(config, TextEncoder)
 
     def unclassified(self, config: Encoder, names: Collection[str]) -> Encoder:
         """The record of a file without a classifier: what of a classifier's input it holds
@@ -264,7 +284,13 @@ class HFEncoder(Family):
         return {self.kinds[config.model_type].tower: tower}
 
     def weights(self, model: Model) -> Iterator[Weight]:
-        return weights(self.config(model), model.arch, model.num_classes)
+        config, classes = self.config(model), model.num_classes
+        table = self.table_of(config, model)
+        return table if model.pooling is None else pooled(table, config.hidden_size, classes)
+
+    def table_of(self, config: Encoder, model: Model) -> Iterator[Weight]:
+        """The tensors of the architecture as its library has it."""
+        return weights(config, model.arch, model.num_classes)
 
     def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
         config = {key: value for key, value in model.config.items() if key not in UNCLASSIFIED}
@@ -281,9 +307,12 @@ class HFEncoder(Family):
             if _decides(manifest):
                 name, file = "DecidingHydra" if hydra else "DecidingModel", DECIDING
                 texts[f"{DECIDING}.py"] = deciding()
+                assert manifest.decision is not None
                 heads["decision"] = manifest.decision.model_dump(
-                    mode="json", include=ACTS, exclude=CHOSEN
-                )  # type: ignore[arg-type, union-attr]
+                    mode="json",
+                    include=ACTS,
+                    exclude=CHOSEN,  # type: ignore[arg-type]
+                )
             config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{file}.{name}"}}
             if self._cut(manifest):
                 config["auto_map"]["AutoConfig"] = f"{MODELLING}.Config"
@@ -357,6 +386,7 @@ class HFEncoder(Family):
                 return None
             return {
                 "kept": manifest.kept[name],
+                **_pooling(manifest.model),
                 **self._neurons(manifest.model, manifest.kept_neurons, name),
             }
         first = [
@@ -372,6 +402,7 @@ class HFEncoder(Family):
             "members": [member.kept[name] for member in manifest.members],
             "head_dim": tower.head_dim,
             "head_tensors": tensors[name],
+            **_pooling(manifest.model),
         }
         if any(member.kept_neurons for member in manifest.members):
             each = [
@@ -460,8 +491,11 @@ class HFVariant(HFEncoder):
     def recognises(self, bare: Bare) -> bool:
         return bare.config is not None and stock(bare.config)["model_type"] in [*self.kinds]
 
-    def weights(self, model: Model) -> Iterator[Weight]:
-        return self.table(self.config(model), model.num_classes)
+    def pools(self, config: Encoder) -> bool:
+        return False
+
+    def table_of(self, config: Encoder, model: Model) -> Iterator[Weight]:
+        return self.table(config, model.num_classes)
 
 
 ROTATED = ("rope_scaling", "rope_parameters")
@@ -492,11 +526,18 @@ def is_cut(manifest: Manifest) -> bool:
     """Whether stock transformers has no class for these weights."""
     if manifest.kind == "hydra" or manifest.kept_neurons is not None:
         return True
+    if manifest.model.pooling is not None and manifest.model.num_classes:
+        return True
     return any(
         len(row) != manifest.towers[name].heads
         for name, rows in manifest.kept.items()
         for row in rows
     )
+
+
+def _pooling(model: Model) -> dict[str, Any]:
+    """What a directory's config.json says of it."""
+    return {} if model.pooling is None else {"pooling": model.pooling.model_dump()}
 
 
 def _reads_text(model: Model) -> bool:

@@ -94,11 +94,26 @@ class PrunedModel(SavesCode, Base):  # type: ignore[misc]
         (rows,) = listed(config)
         neurons = neurons_of(config.hydrasurgeon)
         super().__init__(config)
+        if "pooling" in config.hydrasurgeon:
+            classify_pooled(self, nn.Linear(config.hidden_size, config.num_labels))
         for number, (layer, row) in enumerate(zip(encoder_layers(self), rows, strict=True)):
             site = attention_site(layer)
             shrink(site, row)
             if neurons:
                 shrink_mlp(layer, site, len(neurons[number]))
+
+    def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
+        if "pooling" not in self.config.hydrasurgeon:
+            return super().forward(*inputs, labels=labels, **named)
+        named.pop("return_dict", None)
+        names = [*inspect.signature(Base.forward).parameters][1:]
+        named |= dict(zip(names, inputs, strict=False))
+        logits = classified(self, self.config.hydrasurgeon["pooling"], named)
+        loss = None
+        if labels is not None:
+            scores = logits if says_yes(self.config) else logits.log_softmax(dim=-1)
+            loss = loss_of(self.config, scores, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
 
     @classmethod
     def from_pretrained(cls, path: Any, *arguments: Any, config: Any = None, **options: Any) -> Any:
@@ -150,7 +165,8 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
         members = []
         for number, kept in enumerate(kepts):
             single = copy.deepcopy(config)
-            single.hydrasurgeon = {"kept": kept, **neurons[number]}
+            shared = {key: recorded[key] for key in ("pooling",) if key in recorded}
+            single.hydrasurgeon = {"kept": kept, **neurons[number], **shared}
             weights = member_weights(stored, number, unions)
             member, loaded = PrunedModel.from_pretrained(
                 None, config=single, state_dict=weights, output_loading_info=True, **wanted
@@ -207,9 +223,43 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
 
 
 # Trainer hands on the columns that the signature names.
-HydraModel.forward.__signature__ = inspect.signature(Base.forward)  # type: ignore[attr-defined]
+for own in (PrunedModel, HydraModel):
+    own.forward.__signature__ = inspect.signature(Base.forward)  # type: ignore[attr-defined, union-attr]
 # Pipelines know classifiers by the name of their class.
 PrunedModel.__name__ = HydraModel.__name__ = ARCH
+
+
+def classify_pooled(model: Any, classifier: nn.Module) -> None:
+    """One layer in the place of all that the library's classifier does to tokens."""
+    base = getattr(model, encoder_name(model))
+    for owner, name in ((base, "pooler"), (model, "pre_classifier"), (model, "head")):
+        if hasattr(owner, name):
+            setattr(owner, name, None)
+    model.classifier = classifier
+
+
+def classified(model: Any, pooling: Mapping[str, Any], inputs: Mapping[str, Any]) -> Tensor:
+    """What the classifier makes of pooled tokens."""
+    hidden = getattr(model, encoder_name(model))(**inputs).last_hidden_state
+    mask = inputs.get("attention_mask")
+    real = torch.ones_like(hidden[..., 0]) if mask is None else mask
+    logits: Tensor = model.classifier(pool(hidden, real, pooling["mode"], pooling["normalize"]))
+    return logits
+
+
+def pool(hidden: Tensor, real: Tensor, mode: str, normalize: bool) -> Tensor:
+    """Tokens [batch, token, dim] as one vector each, by sentence-transformers' definitions."""
+    if mode == "mean":
+        weight = real[..., None].to(hidden.dtype)
+        vector = (hidden * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1e-9)
+    elif mode == "last":
+        seen = real.to(hidden.dtype)
+        # The real token behind which there is none.
+        last = seen * (seen.flip(1).cumsum(dim=1).flip(1) == 1)
+        vector = (hidden * last[..., None]).sum(dim=1)
+    else:
+        vector = hidden[:, 0]
+    return nn.functional.normalize(vector, dim=-1) if normalize else vector
 
 
 def says_yes(config: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.hf_encoder.architectures import (
@@ -24,10 +25,13 @@ from hydrasurgeon.families.hf_encoder.architectures import Encoder as Config
 from hydrasurgeon.families.hf_encoder.companions import quietly
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
     attention_site,
+    classified,
+    classify_pooled,
     encoder_layers,
+    pool,
     shrink,
 )
-from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.files.manifest import Model, Pooling
 
 # Memory → disk, where version 5 renamed modules; names that already are the disk's pass unchanged.
 RENAMES = {
@@ -54,13 +58,23 @@ class Encoder(DiskNamed):
     them.
     """
 
-    def __init__(self, model: nn.Module, kind: str, kept: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        kind: str,
+        kept: Sequence[Sequence[int]],
+        pooling: Pooling | None = None,
+    ) -> None:
         super().__init__()
+        self.pooling = None if pooling is None else pooling.model_dump()
         self.model = model
         self.kind = kind
         self.kept = tuple(tuple(row) for row in kept)
 
     def forward(self, inputs: Any) -> Tensor:
+        if self.pooling is not None:
+            fields = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+            return classified(self.model, self.pooling, fields)
         made = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
         logits: Tensor = made.logits
         return logits
@@ -80,11 +94,25 @@ def build(
 ) -> Encoder:
     """A model of the library with so many heads in each layer."""
     inner = stock_model(model, kind, library_config(model, config), fresh=fresh)
-    if not model.num_classes:
+    if model.pooling is not None:
+        classify_pooled(inner, pooled_classifier(model, config, fresh=fresh))
+    elif not model.num_classes:
         _behead(inner, config, kind)
     shrink_layers(inner, kept)
     real_buffers(inner)
-    return Encoder(inner, config.model_type, kept)
+    return Encoder(inner, config.model_type, kept, model.pooling)
+
+
+def pooled_classifier(model: Model, config: Config, *, fresh: bool) -> nn.Module:
+    """What reads pooled tokens; nothing where there are no classes."""
+    if not model.num_classes:
+        return Features()
+    with torch.device("cpu" if fresh else "meta"):
+        classifier = nn.Linear(config.hidden_size, model.num_classes)
+    if fresh:
+        nn.init.normal_(classifier.weight, std=config.initializer_range)
+        nn.init.zeros_(classifier.bias)
+    return classifier
 
 
 def stock_model(model: Model, kind: Kind, config: Any, *, fresh: bool) -> Any:
@@ -156,18 +184,35 @@ def anatomy(encoder: Encoder) -> Anatomy:
     base = getattr(inner, KINDS[kind].prefix)
     embed, embed_parts = _embedding(base, kind)
     read, readout_parts = _reader(inner, base, kind)
+    reads = None if kind in DINOV2 else 2 if kind == "deit" else 1
+    if encoder.pooling is not None:
+        readout_parts = (inner.classifier,)
+        reads = 1 if encoder.pooling["mode"] == "cls" else None
+
+    def readout(stack: Stack) -> Tensor:
+        if encoder.pooling is not None:
+            return pooled_logits(inner, encoder.pooling, stack)
+        return read(stack.hidden)
+
     return Anatomy(
         embed=embed,
         embed_parts=embed_parts,
         blocks=tuple(
             _block(layer, kind, i, encoder.kept[i]) for i, layer in enumerate(encoder_layers(inner))
         ),
-        readout=lambda stack: read(stack.hidden),
+        readout=readout,
         readout_parts=readout_parts,
         # DINOv2 also averages the patches; DeiT may have a distillation token beside the class
         # token.
-        reads=None if kind in DINOV2 else 2 if kind == "deit" else 1,
+        reads=reads,
     )
+
+
+def pooled_logits(inner: Any, pooling: Mapping[str, Any], stack: Stack) -> Tensor:
+    """What the classifier makes of the last layer's tokens."""
+    vector = pool(stack.hidden, real_tokens(stack), pooling["mode"], pooling["normalize"])
+    logits: Tensor = inner.classifier(vector)
+    return logits
 
 
 def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.Module, ...]]:

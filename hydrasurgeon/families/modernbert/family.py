@@ -21,6 +21,9 @@ class ModernBert(HFVariant):
     table = staticmethod(weights)
     modules = "hydrasurgeon.families.modernbert.modules"
 
+    def pools(self, config: Encoder) -> bool:
+        return True
+
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         super().check_config(config, where)
         check_rotation(config, where, ("default",))

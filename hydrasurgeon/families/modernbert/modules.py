@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,12 +11,15 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
+from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import classify_pooled, pool
 from hydrasurgeon.families.hf_encoder.modules import (
     Encoder,
     Features,
     attention_of,
     library_config,
     padding,
+    pooled_classifier,
+    pooled_logits,
     shrink_layers,
     stock_model,
 )
@@ -30,12 +34,14 @@ def build(
     stock.reference_compile = False  # transformers before 5.2 compiles parts on its own
     inner = stock_model(model, KIND, stock, fresh=fresh)
     inner.model.rotary_emb = Angles(config)
-    if not model.num_classes:
+    if model.pooling is not None:
+        classify_pooled(inner, pooled_classifier(model, config, fresh=fresh))
+    elif not model.num_classes:
         inner.classifier = Features()
         if not config.prediction_head:
             inner.head = nn.Identity()
     shrink_layers(inner, kept)
-    return Encoder(inner, config.model_type, kept)
+    return Encoder(inner, config.model_type, kept, model.pooling)
 
 
 class Angles(nn.Module):
@@ -68,12 +74,15 @@ def anatomy(encoder: Encoder) -> Anatomy:
 
     def readout(stack: Stack) -> Tensor:
         tokens = base.final_norm(stack.hidden)
-        pooled = tokens[:, 0]
-        if pooling == "mean":
-            real = real_tokens(stack).to(tokens.dtype)[..., None]
-            pooled = (tokens * real).sum(dim=1) / real.sum(dim=1)
-        logits: Tensor = inner.classifier(inner.drop(inner.head(pooled)))
+        if encoder.pooling is not None:
+            return pooled_logits(inner, encoder.pooling, replace(stack, hidden=tokens))
+        vector = pool(tokens, real_tokens(stack), pooling, normalize=False)
+        logits: Tensor = inner.classifier(inner.drop(inner.head(vector)))
         return logits
+
+    parts: tuple[nn.Module, ...] = (base.final_norm, inner.head, inner.classifier)
+    if encoder.pooling is not None:
+        pooling, parts = encoder.pooling["mode"], (base.final_norm, inner.classifier)
 
     return Anatomy(
         embed=embed,
@@ -83,7 +92,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
             for at, layer in enumerate(base.layers)
         ),
         readout=readout,
-        readout_parts=(base.final_norm, inner.head, inner.classifier),
+        readout_parts=parts,
         reads=1 if pooling == "cls" else None,
     )
 
