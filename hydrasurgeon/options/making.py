@@ -208,7 +208,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         unset="image or text, by the data",
         recorded=True,
         help=(
-            "imagenet, image, text, teach, scratch (init:), cifar100, sst2, lora, lit, demo, or "
+            "probe, imagenet, image, text, teach, scratch (init:), cifar100, sst2, lora, lit, demo, or "
             "a .toml file."
         ),
     )

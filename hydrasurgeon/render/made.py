@@ -120,7 +120,16 @@ def finetuned(result: Finetuned) -> None:
         kept = f", the weights after epoch {trained.kept_epoch:g}: least val nll"
     ended = ", ended as it got no better" if trained.stopped_early else ""
     show((str(result.path), "bold"), f": {trained.steps} steps{ended}{kept}")
+    measured = [entry for entry in trained.log if "val_nll" in entry]
+    if measured:
+        at = next((e for e in measured if e["epoch"] == trained.kept_epoch), measured[-1])
+        start = "the probe alone" if result.probed else "the start"
+        show(f"val {_on_val(at)}; {start} {_on_val(measured[0])}")
     _pushed(result.hub)
+
+
+def _on_val(entry: Mapping[str, float]) -> str:
+    return f"accuracy {entry['val_accuracy']:.4f}, nll {entry['val_nll']:.4f}"
 
 
 def _fused(result: Fused) -> dict[str, Any]:

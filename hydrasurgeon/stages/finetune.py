@@ -1,9 +1,12 @@
-"""finetune: train a member, or an unpruned backbone, by a recipe (paper D.2 and D.3)."""
+"""finetune: train a member, an unpruned model or all members of a hydra by a recipe, or fit a probe.
+
+Recipes of the paper: D.2 and D.3.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -45,10 +48,9 @@ from hydrasurgeon.tuning.start import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hydrasurgeon.data import Samples
     from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.tuning.branches import Subject
     from hydrasurgeon.tuning.learning import Learning, Perturbation, Teacher
     from hydrasurgeon.tuning.loop import Trained, Training
     from hydrasurgeon.tuning.recipes import Recipe
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
 
 LONGEST = 300
 """Epochs beyond which a recipe that counts steps was made for more data."""
+LENGTH = 10.0
+"""The length of features for which a classifier's rate is meant."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Finetuned:
     path: Path
     manifest: Manifest
     trained: Trained
+    probed: bool = False
+    """Whether the start was a new classifier that was fitted to the body's features."""
     notes: tuple[str, ...] = ()
     hub: str | None = None
     """Where on the hub it was uploaded to."""
@@ -97,6 +103,11 @@ class _Material:
         return trainable(self.weights, self.recipe, self.source.manifest.towers)(name)
 
     @property
+    def transform(self) -> Callable[[Any], Any]:
+        """How the model reads samples as they are."""
+        return self.source.family.transform(self.model, files=self.source.files)
+
+    @property
     def epochs(self) -> int:
         """How often a recipe of so many steps sees each sample; 0 of one that counts epochs."""
         in_step = self.recipe.batch_size * self.recipe.accumulate
@@ -106,7 +117,6 @@ class _Material:
 @stage(FinetuneOptions)
 def finetune(arguments: FinetuneOptions) -> Finetuned:
     """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
-    from hydrasurgeon.tuning.branches import Branches
     from hydrasurgeon.tuning.loop import train
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
@@ -129,91 +139,113 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     interrupted = check_place(place, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(recipe, arguments)
     source, recipe = material.source, material.recipe
-    module, left_out = _module(material, arguments, again=arguments.resume and interrupted), None
+    subject, begin = _subject(material, arguments, again=arguments.resume and interrupted)
+    left_out = None
     if recipe.dropout is not None:
-        modules = module.hydra.members if isinstance(module, Branches) else [module]
-        left_out = set_dropout(modules, source, recipe.dropout, wanted="dropout" in overrides)
+        left_out = set_dropout(
+            subject.models, source, recipe.dropout, wanted="dropout" in overrides
+        )
+    pace = _pace(subject, material, arguments)
     if recipe.lora_rank is not None:
         lora.attach(
-            module,
+            subject.module,
             recipe,
             family=source.family,
             model=material.model,
             weights=material.weights,
             trainable=material.moves,
         )
-    state, training = (
-        TrainingState(place, _identity(material, arguments)),
-        _training(module, material, arguments),
-    )
     trained = train(
-        module, training, arguments, state, save_every=arguments.save_every, resume=arguments.resume
+        subject.module,
+        replace(_training(subject, material, arguments, pace), begin=begin),
+        arguments,
+        TrainingState(place, identity := _identity(material, arguments)),
+        save_every=arguments.save_every,
+        resume=arguments.resume,
     )
     if recipe.lora_rank is not None:
-        lora.merge(module)
-    entry = _entry(material, arguments)
+        lora.merge(subject.module)
+    entry, probed = _entry(material, arguments), recipe.classifier == "probe"
     if not trained.is_main:
-        return Finetuned(
-            target.path, manifest_after(source.manifest, material.model, entry)(UNKNOWN), trained
-        )
-    written = _written(module, material, entry, target)
-    state.clear()
+        manifest = manifest_after(source.manifest, material.model, entry)(UNKNOWN)
+        return Finetuned(target.path, manifest, trained, probed)
+    written = _written(subject, material, entry, target)
+    TrainingState(place, identity).clear()
     hub = target.publish(written, source.files)
-    notes = (
-        source.note,
-        material.samples.note,
-        None if material.held_out is None else material.held_out.note,
-        left_out,
-        f"trained by the recipe {name}, as no --recipe was given" if chosen else None,
-        "nothing was left to resume: trained from the beginning"
-        if arguments.resume and not interrupted
-        else None,
-        *_doubts(trained, material, name),
-    )
-    return Finetuned(target.path, written, trained, tuple(filter(None, notes)), hub)
+    notes = [source.note, material.samples.note, left_out]
+    if material.held_out is not None:
+        notes.append(material.held_out.note)
+    if chosen:
+        notes.append(f"trained by the recipe {name}, as no --recipe was given")
+    if arguments.resume and not interrupted:
+        notes.append("nothing was left to resume: trained from the beginning")
+    notes += _doubts(trained, material, name)
+    return Finetuned(target.path, written, trained, probed, tuple(filter(None, notes)), hub)
 
 
-def _module(material: _Material, arguments: FinetuneOptions, *, again: bool) -> nn.Module:
-    """What training starts with; of a training that goes on, the state brings the weights."""
+def _subject(
+    material: _Material, arguments: FinetuneOptions, *, again: bool
+) -> tuple[Subject, Callable[[], None]]:
+    """What training starts with, and what is done to it before its first step; of a training that
+    goes on, the state brings the weights.
+    """
     from hydrasurgeon.runtime.features import LiveModel
-    from hydrasurgeon.tuning.branches import Branches
+    from hydrasurgeon.tuning.branches import AllMembers, Branches, OneModel
     from hydrasurgeon.tuning.probe import probe
 
     source, model = material.source, material.model
     if source.members:
         assert source.checkpoint is not None
-        return Branches(source.checkpoint, free=material.recipe.trunk_lr > 0)
+        branches = Branches(source.checkpoint, free=material.recipe.trunk_lr > 0)
+        return AllMembers(branches), lambda: None
     module = starting_module(source, model, material.recipe, arguments.seed)
-    if material.recipe.classifier == "probe" and not again:
-        manifest = source.manifest.model_copy(update={"model": model})
-        transform = source.family.transform(model, files=source.files)
-        probe(LiveModel(module, manifest, transform), material.samples, arguments)
-    return module
+    if material.recipe.classifier != "probe" or again:
+        return OneModel(module), lambda: None
+    manifest = source.manifest.model_copy(update={"model": model})
+    live = LiveModel(module, manifest, material.transform)
+    return OneModel(module), probe(live, material.samples, material.held_out, arguments)
 
 
-def _written(module: nn.Module, material: _Material, entry: Step, target: Target) -> Manifest:
+def _pace(
+    subject: Subject, material: _Material, arguments: FinetuneOptions
+) -> Callable[[str], float]:
+    """How fast a weight learns, times lr: the classifier as if its features had one length."""
+    from hydrasurgeon.runtime.features import LiveModel
+    from hydrasurgeon.tuning.probe import feature_length
+
+    rate = material.recipe.classifier_lr
+    if rate == 1 or material.recipe.epochs == 0:
+        return lambda name: 1.0
+    manifest = material.source.manifest.model_copy(update={"model": material.model})
+    live = LiveModel(subject.live, manifest, material.transform)
+    length = feature_length(live, material.samples, arguments)
+    last = material.model.num_classes
+
+    def pace(name: str) -> float:
+        weight = material.weights.get(name)
+        if weight is None or weight.part != "classifier":
+            return 1.0
+        if len(weight.shape) == 2 and weight.shape[0] == last and length > 0:
+            return rate * LENGTH / length
+        return rate
+
+    return pace
+
+
+def _written(subject: Subject, material: _Material, entry: Step, target: Target) -> Manifest:
     """The file of what was trained; members of a hydra are fused again, with MLPs of their own."""
     source, model = material.source, material.model
     base = source.manifest
+    planned = [plan_tensors(live.state_dict()) for live in subject.models]
     if base.kind != "hydra":
-        planned = plan_tensors(module.state_dict())
-        return target.save(planned, manifest_after(base, model, entry), files=source.files)
-    from hydrasurgeon.tuning.branches import Branches
-
-    assert isinstance(module, Branches)
+        return target.save(planned[0], manifest_after(base, model, entry), files=source.files)
     with tempfile.TemporaryDirectory(prefix="hydrasurgeon-") as scratch:
         opened = []
-        for number, (live, record) in enumerate(
-            zip(module.hydra.members, base.members, strict=True)
-        ):
+        for number, (tensors, record) in enumerate(zip(planned, base.members, strict=True)):
             path = Path(scratch) / f"{number}.safetensors"
             kept = {"kept": record.kept, "kept_neurons": record.kept_neurons}
             member = partial(SingleManifest, kind="member", model=model, towers=base.towers, **kept)
-            save(
-                path,
-                plan_tensors(live.state_dict()),
-                lambda sha256, member=member: member(weights_sha256=sha256),
-            )  # type: ignore[misc]
+            save(path, tensors, lambda sha256, member=member: member(weights_sha256=sha256))  # type: ignore[misc]
             opened.append(open_single(path))
         plan = plan_fusion(opened, [member.digests() for member in opened], average_mlp=False)
         hashes = [member.manifest.weights_sha256 for member in opened]
@@ -284,6 +316,11 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     if source.checkpoint is not None:
         opened = classifying(source.checkpoint, arguments, held_out if paired else samples)
         source = replace(source, checkpoint=opened, manifest=opened.manifest)
+    if source.family.named_classes and recipe.classifier == "probe":
+        raise UsageError(
+            f"--recipe {arguments.recipe}: the model's classifier follows from class names",
+            hint="Give another recipe, or --set classifier=keep.",
+        )
     if source.family.named_classes:
         recipe = recipe.model_copy(update={"classifier": "keep"})  # it follows from the class names
     elif source.manifest.model.num_classes == 0 and recipe.classifier == "keep":
@@ -359,14 +396,15 @@ def _learning(
     )
 
 
-def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions) -> Training:
+def _training(
+    subject: Subject, material: _Material, arguments: FinetuneOptions, pace: Callable[[str], float]
+) -> Training:
     """Batches, what moves, and the loss."""
     from hydrasurgeon.data import Batches
     from hydrasurgeon.data.samples import Joined
     from hydrasurgeon.decision.problems import problem_of
-    from hydrasurgeon.tuning.branches import Branches, apart
     from hydrasurgeon.tuning.contrastive import Contrast
-    from hydrasurgeon.tuning.learning import Learning, perturbation
+    from hydrasurgeon.tuning.learning import perturbation
     from hydrasurgeon.tuning.loop import Training, epoch_order
 
     source, recipe, samples = material.source, material.recipe, material.samples
@@ -375,22 +413,21 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
     size, skip_bad = recipe.batch_size, arguments.skip_bad
     validation = None
     if material.held_out is not None:
-        plain = source.family.transform(material.model, files=source.files)
-        validation = Batches(material.held_out, plain, batch_size=size, skip_bad=skip_bad)
+        validation = Batches(
+            material.held_out, material.transform, batch_size=size, skip_bad=skip_bad
+        )
     transform: Any = source.family.transform(
         material.model, recipe.augment.model_dump(), files=source.files
     )
-    moves = (
-        material.moves
-        if recipe.lora_rank is None
-        else lora.trains(material.moves, material.weights)
-    )
+    moves: Callable[[str], bool] = material.moves
+    if recipe.lora_rank is not None:
+        moves = lora.trains(material.moves, material.weights)
     perturb, problem = perturbation(recipe, transform), problem_of(material.model)
     loss: Learning | Contrast = _learning(
         material, arguments, perturb, labelled=samples.labels is not None
     )
     if recipe.objective == "pairs":
-        loss = contrast = Contrast(module)
+        loss = contrast = Contrast(subject.module)
         transform, moves = contrast.transform(transform), contrast.among(moves)
     label = f"training by {arguments.recipe}"
     if material.epochs > LONGEST:
@@ -408,24 +445,21 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
             drop_last=len(samples) >= size,
         )
 
-    training = Training(
+    plain = Training(
         recipe,
         partial(batches, arguments.seed),
         moves,
         loss,
         validation,
+        pace=pace,
         label=label,
         problem=problem,
     )
-    if not isinstance(module, Branches):
-        return training
-    assert isinstance(loss, Learning)
-    still = perturb.is_still and (
-        samples.kind == "text" or recipe.augment == type(recipe.augment)()
-    )
-    kept = still and arguments.trunk_cache == "auto"
-    every = Batches(samples, transform, batch_size=size, skip_bad=skip_bad) if kept else None
-    return apart(training, module, loss, batches, arguments.seed, every)
+    unaugmented = samples.kind == "text" or recipe.augment == type(recipe.augment)()
+    still = None
+    if perturb.is_still and unaugmented and arguments.trunk_cache == "auto":
+        still = Batches(samples, transform, batch_size=size, skip_bad=skip_bad)
+    return subject.training(plain, batches, arguments.seed, still)
 
 
 def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]:
@@ -446,6 +480,8 @@ def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]
 def _doubts(trained: Trained, material: _Material, name: str) -> Iterator[str]:
     """What makes it likely that nothing was learnt."""
     recipe, count = material.recipe, len(material.samples)
+    if not trained.steps:
+        return
     if recipe.batch_size >= count:
         yield (
             f"a batch of {recipe.batch_size} holds all {count} samples, so each epoch is one step: "

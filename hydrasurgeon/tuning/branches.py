@@ -118,36 +118,82 @@ class Apart(Learning):
 def each_taught(learning: Learning, members: int) -> list[Learning]:
     """What each member learns by: from a teacher of its own, where there are as many."""
     teachers = learning.teachers
-    groups = (
-        [[teacher] for teacher in teachers] if len(teachers) == members else [teachers] * members
-    )
+    groups = [teachers] * members
+    if len(teachers) == members:
+        groups = [[teacher] for teacher in teachers]
     return [replace(learning, teachers=group) for group in groups]
 
 
-def apart(
-    training: Training,
-    branches: Branches,
-    learning: Learning,
-    batches: Callable[[int, int, int, int, int], Batches],
-    seed: int,
-    kept: Batches | None,
-) -> Training:
-    """The training of one model (`batches` are made of a seed and a place) as that of all members;
-    outputs of a frozen trunk are `kept` for these inputs.
-    """
-    owners, members = branches.owners(), range(len(branches.hydra.members))
-    cache = TrunkCache(branches, kept) if kept is not None and branches.frozen else None
+SeededBatches = Callable[[int, int, int, int, int], Batches]
+"""(seed, epoch, rank, world, batches to skip) → a process's batches of one model."""
 
-    def moves(name: str) -> bool:
-        owner, stored = owners[name]
-        return training.trainable(stored) and not (owner is None and branches.frozen)
 
-    return replace(
-        training,
-        epoch_batches=lambda *place: Abreast([batches(seed_of(seed, i), *place) for i in members]),
-        trainable=moves,
-        owner=lambda name: owners[name][0],
-        loss=Apart(
-            members=each_taught(learning, len(members)), cache=cache, problem=learning.problem
-        ),
-    )
+@dataclass(frozen=True)
+class OneModel:
+    """One model, as what is tuned."""
+
+    module: nn.Module
+
+    @property
+    def live(self) -> nn.Module:
+        """What answers inputs with logits."""
+        return self.module
+
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        """The family's own modules."""
+        return [self.module]
+
+    def training(
+        self, plain: Training, batches: SeededBatches, seed: int, still: Batches | None
+    ) -> Training:
+        """The training as it is."""
+        return plain
+
+
+@dataclass(frozen=True)
+class AllMembers:
+    """All members of a hydra, as what is tuned."""
+
+    module: Branches
+
+    @property
+    def live(self) -> nn.Module:
+        return self.module.hydra
+
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        return [*self.module.hydra.members]
+
+    def training(
+        self, plain: Training, batches: SeededBatches, seed: int, still: Batches | None
+    ) -> Training:
+        """Each member by the plain training; a frozen trunk's outputs of `still` inputs are kept."""
+        branches, learning = self.module, plain.loss
+        assert isinstance(learning, Learning)
+        owners, count = branches.owners(), len(self.models)
+        cache = TrunkCache(branches, still) if still is not None and branches.frozen else None
+
+        def moves(name: str) -> bool:
+            owner, stored = owners[name]
+            return plain.trainable(stored) and not (owner is None and branches.frozen)
+
+        def pace(name: str) -> float:
+            owner, stored = owners[name]
+            return plain.recipe.trunk_lr if owner is None else plain.pace(stored)
+
+        def abreast(*place: int) -> Abreast:
+            return Abreast([batches(seed_of(seed, i), *place) for i in range(count)])
+
+        return replace(
+            plain,
+            epoch_batches=abreast,
+            trainable=moves,
+            owner=lambda name: owners[name][0],
+            pace=pace,
+            loss=Apart(members=each_taught(learning, count), cache=cache, problem=learning.problem),
+        )
+
+
+Subject = OneModel | AllMembers
+"""What is tuned: its module, the family's models in it, and how it is trained."""

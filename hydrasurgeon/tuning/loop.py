@@ -45,11 +45,13 @@ class Training:
     """
     validation: Batches | None = None
     owner: Callable[[str], int | None] = lambda name: 0
-    """The number of the member whose gradients a parameter's are clipped with; None: the trunk's,
-    which has a rate of its own.
-    """
+    """The number of the member whose gradients a parameter's are clipped with; None: the trunk's."""
+    pace: Callable[[str], float] = lambda name: 1.0
+    """How fast a parameter learns, times lr."""
     problem: Problem = SINGLE
     """How the model's logits are read where validation data measure them."""
+    begin: Callable[[], None] = lambda: None
+    """Done to the model after the start is measured and before the first step."""
     label: str = "training"
     """What progress is called."""
 
@@ -57,8 +59,8 @@ class Training:
 @dataclass(frozen=True)
 class Trained:
     steps: int
-    loss: float
-    """Mean training loss of the last epoch."""
+    loss: float | None
+    """Mean training loss of the last epoch; None without a step."""
     log: tuple[dict[str, float], ...]
     """One entry per finished epoch: epoch, loss, and accuracy and nll where there is a validation
     set; then the first entry is that of the start, epoch 0, which has no loss.
@@ -129,6 +131,8 @@ def train(
         standing.log.append({"epoch": 0.0, **loop.validate()})
         copies.close_epoch(standing)
         run.note(_line(standing.log[0]))
+    if standing.step == 0 and total:
+        training.begin()
     while standing.step < total and not standing.waited(training.recipe.patience):
         wrapped.train()
         for parts in loop.batches(standing.step):
@@ -162,7 +166,7 @@ def train(
     model.requires_grad_(False)
     return Trained(
         standing.step,
-        standing.log[-1]["loss"],
+        standing.log[-1]["loss"] if standing.step else None,
         tuple(standing.log),
         kept_epoch=None if "best" not in copies.kept else standing.log[standing.best or 0]["epoch"],
         stopped_early=standing.step < total,
@@ -286,27 +290,29 @@ def _optimizer(
     model: nn.Module, training: Training, on: torch.device
 ) -> tuple[torch.optim.Optimizer, list[list[nn.Parameter]]]:
     """What moves the parameters, and which of them have their gradients clipped together."""
-    recipe, owned = training.recipe, dict[int | None, list[nn.Parameter]]()
+    recipe = training.recipe
+    owned: dict[int | None, list[nn.Parameter]] = {}
+    paced: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            owned.setdefault(training.owner(name), []).append(parameter)
+        if not parameter.requires_grad:
+            continue
+        owned.setdefault(training.owner(name), []).append(parameter)
+        pace, decay = training.pace(name), recipe.weight_decay
+        if parameter.ndim < 2:
+            decay = 0.0
+        elif pace > 1:  # what learns faster decays no faster
+            decay /= pace
+        paced.setdefault((pace, decay), []).append(parameter)
     if not owned:
         raise UsageError("finetune: nothing is left to train", hint="Freeze less.")
-    trunk, others = (
-        owned.get(None, []),
-        [p for owner, each in owned.items() for p in each if owner is not None],
-    )
     groups = [
-        {"params": some, "weight_decay": decay, "pace": pace}
-        for tuned, pace in ((others, 1.0), (trunk, recipe.trunk_lr))
-        for some, decay in (
-            ([p for p in tuned if p.ndim >= 2], recipe.weight_decay),
-            ([p for p in tuned if p.ndim < 2], 0.0),
-        )
+        {"params": parameters, "weight_decay": decay, "pace": pace}
+        for (pace, decay), parameters in paced.items()
     ]
+    clipped = list(owned.values())
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum), list(owned.values())
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum), clipped
     # On a CPU the fused step takes a tenth of the time: a third of a small model's step.
     fused = on.type == "cpu"
     adam = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
-    return adam, list(owned.values())
+    return adam, clipped

@@ -1,17 +1,19 @@
 """A new classifier that fits the features of the body it is put on, before the first step of
-training.
+training, or in its place.
 
     min over W, b   mean CE(W z + b, label) + λ/2 ‖W‖²,    z = (features − mean) / s,    s² = mean
     of features²
 
-Convex, solved by L-BFGS from zero in float64: nothing is drawn. Features that hardly vary get no
-large weights, which would not survive dropout. A classifier that starts at random first pulls the
-body away from what it knows (Kumar et al., 2022).
+Convex, solved by L-BFGS from zero in float64: nothing is drawn. With a validation set, λ is the one
+with the least NLL there. Features that hardly vary get no large weights, which would
+not survive dropout. A classifier that starts at random first pulls the body away from what it knows
+(Kumar et al., 2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,64 +30,113 @@ from hydrasurgeon.runtime.processes import own_device
 from hydrasurgeon.runtime.tensors import device_of
 
 PENALTY = 0.01
-"""λ, how much large weights cost."""
+"""λ, how much large weights cost, without a validation set."""
+PENALTIES = (0.1, 0.03, 0.003, 0.001, 0.0003)
+"""Those that a validation set chooses from besides."""
 MOST = 20_000
 """Samples that a classifier is fitted to at most, evenly spaced over the data."""
+SOME = 64
+"""Samples by which the length of features is told."""
 ITERATIONS = 200
 """Steps of L-BFGS at most."""
 
 
+Fit = tuple[Float[Tensor, "klass width"], Float[Tensor, " klass"]]
+"""Weight and bias of a linear classifier."""
+
+
 @torch.no_grad()
-def probe(model: LiveModel, samples: Samples, run: Run) -> None:
-    """Fit a single model's last layer to labelled samples, in place."""
+def probe(
+    model: LiveModel, samples: Samples, held_out: Samples | None, run: Run
+) -> Callable[[], None]:
+    """Fit a single model's last layer to labelled samples, in place.
+
+    What is returned puts the fit by `PENALTY` there, which training goes on from: a weaker penalty
+    may generalise better, and leave no loss for the body to learn from.
+    """
     if samples.labels is None or not (np.asarray(samples.labels) != UNLABELLED).any():
         raise UsageError(
             "--set classifier=probe: is fitted to labels, and the data has none",
             hint="Give --set classifier=fresh.",
         )
+    features, labels = read(model, samples, run)
+    (layers,), problem = last_layers(model), problem_of(model.manifest.model)
+
+    def fitted(penalty: float) -> list[Fit]:
+        # A distilled model has two classifiers side by side, each with features of its own.
+        parts = features.chunk(len(layers), dim=1)
+        return [
+            logistic(part, labels, layer, problem.losses, penalty)
+            for part, layer in zip(parts, layers, strict=True)
+        ]
+
+    def put(fits: Sequence[Fit]) -> None:
+        with torch.no_grad():
+            for layer, (weight, bias) in zip(layers, fits, strict=True):
+                layer.weight.copy_(weight)
+                if layer.bias is not None:
+                    layer.bias.copy_(bias)
+
+    usual = best = fitted(PENALTY)
+    if held_out is not None:
+        val_features, val_labels = read(model, held_out, run)
+        val_parts = val_features.chunk(len(layers), dim=1)
+
+        def nll(fits: Sequence[Fit]) -> float:
+            pairs = zip(val_parts, fits, strict=True)
+            logits = sum(part @ weight.T + bias for part, (weight, bias) in pairs) / len(fits)
+            return float(problem.losses(logits, val_labels).mean())
+
+        best = min((usual, *(fitted(penalty) for penalty in PENALTIES)), key=nll)
+    put(best)
+    return partial(put, usual)
+
+
+def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "row width"], Tensor]:
+    """What the classifiers read of labelled samples, and the labels."""
     device = device_of(own_device(run.device))
     model.to(device).eval()
     order = np.unique(np.linspace(0, len(samples) - 1, MOST).round().astype(int))
     batches = Batches(
         samples, model.transform, batch_size=run.batch_size, order=order, skip_bad=run.skip_bad
     )
-    read, labels = list[Tensor](), list[Tensor]()
-    with_features = WithFeatures(model)
+    features_of, features, labels = WithFeatures(model), list[Tensor](), list[Tensor]()
     for batch in batches:
         assert batch.labels is not None
         labelled = known(batch.labels)
-        _, features = with_features(moved(batch.inputs, device))
-        read.append(features[:, 0].cpu()[labelled].double())
+        rows = features_of(moved(batch.inputs, device))[1][:, 0].cpu()
+        features.append(rows[labelled].double())
         labels.append(batch.labels[labelled])
-    (layers,), problem = last_layers(model), problem_of(model.manifest.model)
-    # A distilled model has two classifiers side by side, each with features of its own.
-    for layer, features in zip(layers, torch.cat(read).chunk(len(layers), dim=1), strict=True):
-        assert isinstance(layer, nn.Linear)
-        weight, bias = logistic(
-            features,
-            torch.cat(labels),
-            layer.out_features,
-            problem.losses,
-            intercept=layer.bias is not None,
-        )
-        layer.weight.copy_(weight)
-        if layer.bias is not None:
-            layer.bias.copy_(bias)
+    return torch.cat(features), torch.cat(labels)
+
+
+@torch.no_grad()
+def feature_length(model: LiveModel, samples: Samples, run: Run) -> float:
+    """The mean length of what the classifiers read."""
+    device = device_of(own_device(run.device))
+    model.to(device).eval()
+    order = np.unique(np.linspace(0, len(samples) - 1, SOME).round().astype(int))
+    (batch, *_) = Batches(
+        samples, model.transform, batch_size=SOME, order=order, skip_bad=run.skip_bad
+    )
+    features = WithFeatures(model)(moved(batch.inputs, device))[1]
+    return float(features.norm(dim=-1).mean())
 
 
 def logistic(
     features: Float[Tensor, "row width"],
     labels: Tensor,
-    classes: int,
+    layer: nn.Linear,
     losses: Callable[[Tensor, Tensor], Tensor] = SINGLE.losses,
-    *,
-    intercept: bool = True,
-) -> tuple[Float[Tensor, "klass width"], Float[Tensor, " klass"]]:
-    """Weight and bias of the multinomial logistic regression."""
+    penalty: float = PENALTY,
+) -> Fit:
+    """The multinomial logistic regression in the shape of a layer."""
+    intercept = layer.bias is not None
     mean = features.mean(dim=0) if intercept else features.new_zeros(features.shape[1])
     scale = features.square().mean().sqrt().clamp_min(torch.finfo(features.dtype).tiny)
     scaled = (features - mean) / scale
-    weight, bias = features.new_zeros(classes, features.shape[1]), features.new_zeros(classes)
+    weight = features.new_zeros(layer.out_features, features.shape[1])
+    bias = features.new_zeros(layer.out_features)
     solved = [weight.requires_grad_(), *([bias.requires_grad_()] if intercept else [])]
     solver = torch.optim.LBFGS(
         solved, max_iter=ITERATIONS, tolerance_change=1e-12, line_search_fn="strong_wolfe"
@@ -94,7 +145,7 @@ def logistic(
     def loss() -> Tensor:
         solver.zero_grad()
         value = (
-            losses(scaled @ weight.T + bias, labels).mean() + PENALTY / 2 * weight.square().sum()
+            losses(scaled @ weight.T + bias, labels).mean() + penalty / 2 * weight.square().sum()
         )
         value.backward()  # type: ignore[no-untyped-call]
         return value

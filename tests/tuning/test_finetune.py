@@ -42,6 +42,7 @@ def test_the_papers_recipes() -> None:
         "imagenet",
         "lit",
         "lora",
+        "probe",
         "scratch",
         "sst2",
         "teach",
@@ -313,7 +314,7 @@ def test_training_that_cannot_learn_says_so(
         source, data=data, val=data, recipe="demo", set=stuck, out=tmp_path / "a.safetensors"
     )
     assert "a batch of 64 holds all 10 samples" in tuned.notes[0]
-    assert "after each of 2 epochs: nothing was learnt" in tuned.notes[1]
+    assert "before training and after each epoch" in tuned.notes[1]
     assert len(tuned.notes) == 2
     shown: set[str] = set()
     settings = {"steps": "8", "batch_size": "5", "last_blocks": "1"}

@@ -74,7 +74,8 @@ class Recipe(BaseModel):
     floor: float = Field(0.0, ge=0, le=1)
     """Where the cosine ends, as a share of lr."""
     steps: Count | None = None
-    epochs: float | None = Field(None, gt=0, le=1e9)
+    epochs: float | None = Field(None, ge=0, le=1e9)
+    """0: no step, only a new classifier that is fitted (a probe)."""
     batch_size: Count = 64
     accumulate: Count = 1
     keep: Literal["best", "last"] = "best"
@@ -106,6 +107,10 @@ class Recipe(BaseModel):
     freeze: tuple[
         Literal["mlp", "attention", "norm", "embedding", "readout", "classifier"], ...
     ] = ()
+    classifier_lr: float = Field(1.0, gt=0, le=1e6)
+    """How fast the classifier learns, times lr, where its features have length 10; with shorter
+    ones its matrix learns faster by as much.
+    """
     classifier: Literal["keep", "zero", "fresh", "probe"] = "keep"
     """Anything but keep adapts the model to the classes of the data; probe fits the new one to the
     data's features, as that of a model without a classifier always is.
@@ -132,11 +137,15 @@ class Recipe(BaseModel):
             raise ValueError("give either steps or epochs")
         if self.mixup and self.regmixup:
             raise ValueError("give either mixup or regmixup")
+        if self.epochs == 0 and self.classifier != "probe":
+            raise ValueError("without an epoch there is only classifier=probe to fit")
         return self
 
     def steps_of(self, batches: int) -> tuple[int, int]:
         """Optimizer steps in an epoch of so many batches, and in all."""
         per_epoch = max(1, batches // self.accumulate)
+        if self.epochs == 0:
+            return per_epoch, 0
         return per_epoch, self.steps or max(1, round((self.epochs or 0) * per_epoch))
 
 
