@@ -30,6 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydrasurgeon.stages.build.answers import Cache
+from hydrasurgeon.stages.build.choice import Answers, Objective, Pool, choose, estimate
+from hydrasurgeon.stages.build.comparing import measured
+from hydrasurgeon.stages.build.cost import parse_budgets
+from hydrasurgeon.stages.build.search import Search
 from quality_tasks import TASKS, Place
 from surgery import machine
 
@@ -38,11 +43,6 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages import build as building
-from hydrasurgeon.stages.build.answers import Cache
-from hydrasurgeon.stages.build.choice import Answers, Objective, Pool, choose, estimate
-from hydrasurgeon.stages.build.comparing import measured
-from hydrasurgeon.stages.build.cost import parse_budgets
-from hydrasurgeon.stages.build.search import Search
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "build.json"

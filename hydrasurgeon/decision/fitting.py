@@ -9,7 +9,7 @@ the other half gave.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -489,11 +489,7 @@ def _ood(
     foreign: Sequence[Outputs],
     leaves_out: Sequence[str],
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
-    """The score that was asked for, or the one that tells `foreign` from `held` best.
-
-    Of several OOD sets, the one whose largest loss against the best score of a set is the smallest:
-    a set that all scores tell well, or none does, then has little say.
-    """
+    """The score that was asked for, or the one that tells `foreign` from `held` best."""
     if score in LOGITS:
         return score, None, {}, []
     if score != "auto":
@@ -514,16 +510,23 @@ def _ood(
         kind: [_auroc(kind, fitted, held, other) for other in foreign]
         for kind, fitted in candidates.items()
     }
-    highest = [max(of_set) for of_set in zip(*worth.values(), strict=True)]
-    loss = {
-        kind: max(top - value for top, value in zip(highest, values, strict=True))
-        for kind, values in worth.items()
-    }
-    # Of equals the first: msp, for which nothing has to be stored.
-    best = min(loss, key=lambda kind: round(loss[kind], 6))
+    best = least_loss(worth)
     auroc = {kind: sum(values) / len(values) for kind, values in worth.items()}
     chosen = candidates[best]
     return best, chosen, auroc, [*notes, *(() if chosen is None else chosen.notes)]
+
+
+def least_loss(aurocs: Mapping[str, Sequence[float]]) -> str:
+    """Of OOD scores with an AUROC for each OOD set, the one whose largest loss against the best score
+    of a set is the smallest: a set that all scores tell well, or none does, then has little say.
+    """
+    highest = [max(of_set) for of_set in zip(*aurocs.values(), strict=True)]
+    loss = {
+        kind: max(top - value for top, value in zip(highest, values, strict=True))
+        for kind, values in aurocs.items()
+    }
+    # Of equals the first: msp, for which nothing has to be stored.
+    return min(loss, key=lambda kind: round(loss[kind], 6))
 
 
 def _fit(kind: str, evidence: Sequence[Evidence] | None, held: Outputs) -> EnsembleScore:

@@ -12,10 +12,10 @@ from hydrasurgeon.render.console import Part, as_json, fields, notes, raw, say, 
 from hydrasurgeon.render.tables import Head, picture, show_table, size
 
 if TYPE_CHECKING:
+    from hydrasurgeon.building.table import Row as BuildRow
     from hydrasurgeon.files.manifest import Score
     from hydrasurgeon.sharing.trial import Compared
     from hydrasurgeon.stages.build import Built
-    from hydrasurgeon.stages.build.comparing import Row as Choice
     from hydrasurgeon.stages.calibrate import Calibrated
     from hydrasurgeon.stages.export import Export
     from hydrasurgeon.stages.finetune import Finetuned
@@ -175,7 +175,7 @@ def _pushed(hub: str | None) -> None:
 
 
 def built(result: Built, *, json: bool, quiet: bool) -> None:
-    """What was chosen, beside what could be had otherwise."""
+    """What was decided, next to the plain rivals."""
     if not is_main_process():
         return None
     if json:
@@ -184,15 +184,11 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
         return raw(result.script)
     if quiet:
         return None
-    _choices("on validation data, each half judging the other's choice", result.rows)
-    if result.rows[-1].name != "what was built":
-        show("")
-        _choices("the best within each budget", result.front)
+    _table("plain rivals, calibrated, each half of VAL judged by the other", result.rows)
     show("")
-    show(
-        f"{result.objective} {result.estimate:.4f} on samples that it was not chosen by "
-        f"({result.optimism:+.4f} on those that it was)"
-    )
+    _table("decided within each budget", result.front)
+    show("")
+    show(f"{result.objective} {result.estimate:.4f}, of")
     for label in result.members:
         show(f"  {label}")
     notes(result.notes)
@@ -201,13 +197,13 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     return show("written ", (str(result.path), "bold"))
 
 
-def _choices(title: str, rows: Sequence[Choice]) -> None:
+def _table(title: str, rows: Sequence[BuildRow]) -> None:
     measures = [name for name in WORTH if name in rows[0].worth]
     costs = [name for name in COST if name in rows[0].cost]
     heads: list[Head] = [
         "members",
         *(WORTH[name][0] for name in measures),
-        *(("x the backbone", n) for n in costs),
+        *(("x the model", n) for n in costs),
     ]
     lines = []
     for row in rows:

@@ -29,9 +29,9 @@ from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.files.tensors import THREADS, Planned, as_float, sha256_of, weights_sha256
 from hydrasurgeon.options.base import Options
+from hydrasurgeon.options.commands import recalled
 from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions
 from hydrasurgeon.options.measuring import ExportOptions
-from hydrasurgeon.stages.commands import recalled
 from hydrasurgeon.surgery.cut import plan_pruning
 from hydrasurgeon.surgery.fusion import plan_fusion, plan_mean
 from hydrasurgeon.surgery.repair import output_names, repaired_tensors

@@ -23,9 +23,9 @@ from hydrasurgeon.files.history import command_line, installed, lineage
 from hydrasurgeon.files.manifest import HEADER_KEY, Step
 from hydrasurgeon.files.tensors import as_float, weights_sha256
 from hydrasurgeon.options.base import PathLike, stage
+from hydrasurgeon.options.commands import script
 from hydrasurgeon.options.measuring import ReplayOptions
 from hydrasurgeon.stages.ancestry import AtHand, Hashed
-from hydrasurgeon.stages.commands import script
 from hydrasurgeon.stages.replay_plan import DATA, Artifact, Rerun, plan_replay
 
 FORMAT = "hydrasurgeon.replay/1"

@@ -20,8 +20,8 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
 from hydrasurgeon.files.history import changes_weights, lineage
 from hydrasurgeon.files.manifest import Input, Step
+from hydrasurgeon.options.commands import Command, recalled
 from hydrasurgeon.stages.ancestry import AtHand, Hashed
-from hydrasurgeon.stages.commands import Command, recalled
 from hydrasurgeon.tuning.start import FRESH
 
 MAX_NAME = 200

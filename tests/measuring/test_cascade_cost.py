@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydrasurgeon.building.cost import CostModel, Part, cost_model
 from runtime_states import open_gate
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, member
@@ -23,7 +24,6 @@ from hydrasurgeon.measuring.cost import (
 from hydrasurgeon.runtime.cascaded import said
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
-from hydrasurgeon.stages.build.cost import CostModel, Part, cost_model
 
 UNCUT = "EVA02 with separate projections"
 """Neurons cannot be cut out of it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from hydrasurgeon.stages.build.choice import Answers
 
 CANDIDATES, ROWS, CLASSES = 7, 60, 4

@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydrasurgeon.stages.build.cascading import Cascaded, cascaded
+from hydrasurgeon.stages.build.comparing import Row
+from hydrasurgeon.stages.build.cost import Budget, cost_model, stored
+from hydrasurgeon.stages.build.ladder import Size, Sizes
+from hydrasurgeon.stages.build.summary import verdict
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_task import VIT, Task
 
@@ -19,11 +24,6 @@ from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
-from hydrasurgeon.stages.build.cascading import Cascaded, cascaded
-from hydrasurgeon.stages.build.comparing import Row
-from hydrasurgeon.stages.build.cost import Budget, cost_model, stored
-from hydrasurgeon.stages.build.ladder import Size, Sizes
-from hydrasurgeon.stages.build.summary import verdict
 
 
 def price(path: Path, whole: Path, family: Family = VIT) -> float:

@@ -1,4 +1,4 @@
-"""What a training-free hydra will cost, from the heads of its members alone: no member is built.
+"""What models and hydras will cost, before any is built; budgets, and the sizes that fill them.
 
 With T tokens of width E, u heads of width d in all, n of them in a member, attention that is read
 at t tokens costs
@@ -12,9 +12,12 @@ for the union of their heads (and queries of all tokens), if members have heads 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -23,12 +26,11 @@ from hydrasurgeon.anatomy.layers import after_attention, run_block
 from hydrasurgeon.anatomy.parts import Block, Stack
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families.weights import head_axes, output_of
+from hydrasurgeon.families.weights import head_axes, neuron_sizes, output_of
 from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
-from hydrasurgeon.heads import Kept
+from hydrasurgeon.heads import NEURONS, Kept
 from hydrasurgeon.measuring.cost import MultiplyAdds, first_sample, relative_macs
 from hydrasurgeon.runtime.pruned import LoadedBackbone
-from hydrasurgeon.stages.build.candidates import Candidate
 
 Unit = Literal["macs", "params"]
 UNITS: tuple[Unit, ...] = ("macs", "params")
@@ -37,6 +39,12 @@ BUDGET = re.compile(r"(macs|params)=([0-9.,e+-]+)")
 """A unit, and one number or several."""
 SLACK = 1e-9
 """Relative, so that a hydra of exactly the budget is within it."""
+MOST_PARTS = 3
+"""Members of different models that a budget is divided among."""
+SMALLEST = 0.25
+"""Members of a hydra are no smaller than this, whatever the budget."""
+NEAR = 1.1
+"""A cost so much above another one has no size of its own, unless it is a budget."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +63,11 @@ class Budget:
 
 def parse_budgets(text: str) -> list[Budget]:
     """`macs=1.5`, or a list: a rising front."""
+    numbers: list[float] = []
     match = BUDGET.fullmatch(text)
-    try:
-        numbers = sorted({float(number) for number in match[2].split(",")}) if match else []
-    except ValueError:
-        numbers = []
+    if match is not None:
+        with contextlib.suppress(ValueError):
+            numbers = sorted({float(number) for number in match[2].split(",")})
     if match is None or not numbers or not all(0 < number < 1e9 for number in numbers):
         what = f"--budget {text}: expected macs=N or params=N, above 0"
         raise UsageError(what, hint="Such as macs=1.5, or a list: macs=1,1.5,2.")
@@ -75,6 +83,8 @@ class Part:
     """What tells apart the tensors that are not the backbone's, as a repair leaves W_O and its
     bias.
     """
+    saved: Mapping[str, int] = field(default_factory=dict)
+    """What its missing neurons would cost, by unit."""
 
 
 SiteSize = tuple[int, int, int, tuple[str, str | None]]
@@ -108,13 +118,26 @@ class CostModel:
     others: int
     """Numbers in the tensors that are no part of an attention site's heads, nor W_O's bias."""
     sites: Mapping[str, tuple[SiteSize, ...]]
-    relative: tuple[int, int] = (0, 0)
+    unpruned: Kept
+    distances: tuple[int, int] = (0, 0)
     """What one head's distances cost in a layer, for all tokens and for those that are read."""
 
-    def macs(self, parts: Sequence[Part]) -> int:
-        """Multiply-adds of one sample, as `cost.macs` counts them of the fused hydra."""
+    def count(self, parts: Sequence[Part], unit: Unit) -> int:
+        """What members of one backbone cost as one hydra, as `measuring.cost` counts it."""
+        saved = sum(part.saved.get(unit, 0) for part in parts)
+        if unit == "params":
+            return self._params(parts) - saved
         trunk = self.trunk(parts)
-        return self.shared(parts[0], trunk) + self.behind(parts, trunk)
+        return self.shared(parts[0], trunk) + self.behind(parts, trunk) - saved
+
+    def relative(self, groups: Iterable[Sequence[Part]], unit: Unit) -> float:
+        """Times the unpruned model's; members of different models share nothing."""
+        return sum(self.count(parts, unit) for parts in groups) / self.full[unit]
+
+    @cached_property
+    def full(self) -> dict[Unit, int]:
+        """What the unpruned model costs."""
+        return {unit: self.count([Part(self.unpruned)], unit) for unit in UNITS}
 
     def shared(self, part: Part, trunk: int) -> int:
         """The embedding and the trunk."""
@@ -137,7 +160,7 @@ class CostModel:
                 (self.read, self.last) if layer == depth - 1 else (self.tokens, self.rests[layer])
             )
             heads = computed = sum(len(row[layer]) for row in rows)
-            if layer == trunk and not any(self.relative):
+            if layer == trunk and not any(self.distances):
                 computed = len(set().union(*(row[layer] for row in rows)))
             total += self._attention(layer, computed, heads, tokens) + members * rest
             if computed < heads:  # the union computes the queries of all tokens
@@ -150,7 +173,7 @@ class CostModel:
                 )
         return total
 
-    def params(self, parts: Sequence[Part]) -> int:
+    def _params(self, parts: Sequence[Part]) -> int:
         """Numbers in the fused hydra's file, as `stored` counts them: heads of several members
         stand in it once.
         """
@@ -182,10 +205,10 @@ class CostModel:
         inside = (
             several * tokens + 2 * self.tokens
         ) * self.width + 2 * several * tokens * self.tokens
-        relative = computed * self.relative[tokens != self.tokens]
+        distances = computed * self.distances[tokens != self.tokens]
         return (
             self.head_dims[layer] * (computed * inside + heads * several * tokens * self.width)
-            + relative
+            + distances
         )
 
 
@@ -200,30 +223,91 @@ def _conflict(rows: Sequence[tuple[int, ...]], digests: Sequence[str | None]) ->
     )
 
 
-class Costs:
-    """What combinations of candidates cost, times the backbone's."""
+@dataclass(frozen=True, order=True)
+class Size:
+    """What each layer of a smaller model keeps."""
 
-    def __init__(self, model: CostModel, backbone: Kept, candidates: Sequence[Candidate]) -> None:
+    heads: int
+    neurons: float
+    """A fraction of the MLP's."""
+
+
+class Sizes:
+    """The sizes of one architecture, and what they cost before any is made."""
+
+    def __init__(self, model: CostModel, opened: Single) -> None:
+        tower = opened.manifest.towers[model.tower]
         self.model = model
-        self.parts = [Part(each.kept, self._repaired(each, backbone)) for each in candidates]
-        whole = [Part(backbone)]
-        self.whole = {"macs": model.macs(whole), "params": model.params(whole)}
+        self.heads = tower.heads
+        self.layers = tower.layers
+        self.neurons = [len(row) for row in opened.kept[f"{model.tower}{NEURONS}"]]
+        self.neuron_costs = neuron_sizes(opened.weights.values())[f"{model.tower}{NEURONS}"]
 
-    def _repaired(self, candidate: Candidate, backbone: Kept) -> dict[str, str]:
-        """A repair writes W_O and its bias wherever heads are gone; no two candidates have the
-        same.
+    def part(self, size: Size) -> Part:
+        """What is left of the model at a size."""
+        kept = {**self.model.unpruned, self.model.tower: (tuple(range(size.heads)),) * self.layers}
+        saved: dict[str, int] = dict.fromkeys(UNITS, 0)
+        for layer, neurons in enumerate(self.neurons):
+            removed = neurons - max(1, round(size.neurons * neurons))
+            tokens = self.model.tokens
+            if layer == self.layers - 1:
+                tokens = self.model.read
+            saved["macs"] += removed * self.neuron_costs[layer]["macs"] * tokens
+            saved["params"] += removed * self.neuron_costs[layer]["params"]
+        return Part(kept, saved=saved)
+
+    def cost(self, size: Size, unit: Unit) -> float:
+        """Times the unpruned model's."""
+        return self.model.relative([[self.part(size)]], unit)
+
+    def filling(self, budget: Budget) -> Size | None:
+        """The size that costs this much or a little less: of all numbers of heads the one whose
+        neurons are nearest to what goes with it, half of them with two thirds of the heads; None
+        where nothing is so cheap.
         """
-        changed = [
-            self.model.sites[tower][layer][-1]
-            for tower, rows in backbone.items()
-            for layer, row in enumerate(rows)
-            if candidate.repair and candidate.kept[tower][layer] != row
-        ]
-        return {name: candidate.name for names in changed for name in names if name is not None}
+        fits = []
+        for heads in range(1, self.heads + 1):
+            least = self.cost(Size(heads, 0.0), budget.unit)
+            most = self.cost(Size(heads, 1.0), budget.unit)
+            fraction = (budget.most * (1 + SLACK) - least) / (most - least)
+            percent = min(100, math.floor(100 * fraction))
+            while percent > 0:
+                size = Size(heads, percent / 100)
+                if budget.allows(self.cost(size, budget.unit)):
+                    share = heads / self.heads
+                    usual = max(1.5 * share - 0.5, share / 2)
+                    fits.append((abs(size.neurons - usual), size))
+                    break
+                percent -= 1
+        if not fits:
+            return None
+        return min(fits)[1]
 
-    def cost(self, members: Sequence[int], unit: Unit) -> float:
-        parts = [self.parts[i] for i in members]
-        return (self.model.macs if unit == "macs" else self.model.params)(parts) / self.whole[unit]
+    def ladder(self, budgets: Sequence[Budget]) -> list[Size]:
+        """The sizes of which one, two or three fill a budget; the unpruned model is none of them."""
+        costs = {budget for budget in budgets if budget.most < 1}
+        shares = {
+            Budget(budget.unit, budget.most / count)
+            for budget in budgets
+            for count in range(1, MOST_PARTS + 1)
+        }
+        for share in sorted(shares - costs, key=lambda budget: budget.most):
+            near = any(cost.most <= share.most < NEAR * cost.most for cost in costs)
+            if SMALLEST <= share.most < 1 and not near:
+                costs.add(share)
+        sizes = {self.filling(cost) for cost in costs}
+        return sorted(size for size in sizes if size is not None)
+
+    def check(self, budgets: Iterable[Budget]) -> None:
+        """Refuse a budget that no size is within."""
+        for budget in budgets:
+            if budget.most < 1 and self.filling(budget) is None:
+                least = self.cost(Size(1, 0.01), budget.unit)
+                what = (
+                    f"--budget {budget}: a model with one head a layer costs "
+                    f"{budget.unit}={least:.2g}"
+                )
+                raise UsageError(what, hint="Allow more than that.")
 
 
 def stored(checkpoint: Checkpoint) -> int:
@@ -277,7 +361,8 @@ def cost_model(backbone: LoadedBackbone, inputs: Any) -> CostModel:
         readout_of_all=readouts[1],
         others=whole - held,
         sites=sites,
-        relative=(
+        unpruned=manifest.kept,
+        distances=(
             relative_macs(anatomy.blocks, hidden, None),
             relative_macs(anatomy.blocks, hidden, anatomy.reads),
         ),

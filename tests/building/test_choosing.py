@@ -9,14 +9,14 @@ from typing import get_args
 import pytest
 import torch
 from drawn_answers import CANDIDATES, CLASSES, ROWS, answers
-
-from hydrasurgeon.errors import UsageError
-from hydrasurgeon.options.making import Objective as Goal
 from hydrasurgeon.stages.build.choice import Answers, Objective, Pool, choose, estimate
 from hydrasurgeon.stages.build.comparing import measured
 from hydrasurgeon.stages.build.cost import parse_budgets
-from hydrasurgeon.statistics import metrics
-from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
+
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.measuring import metrics
+from hydrasurgeon.options.making import Objective as Goal
 
 
 def pool(name: str, everyone: Sequence[Answers]) -> Pool:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hydrasurgeon.stages.build.choice import Choice
+from hydrasurgeon.stages.build.cost import stored
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_families import Family, thoroughly
@@ -23,12 +25,10 @@ from hydrasurgeon.errors import CheckpointError, HydraError, OutputError, Surger
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.predictions import read_predictions
+from hydrasurgeon.options.commands import Command
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages.build import answers as answering
 from hydrasurgeon.stages.build import comparing as choosing
-from hydrasurgeon.stages.build.choice import Choice
-from hydrasurgeon.stages.build.cost import stored
-from hydrasurgeon.stages.commands import Command
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from hydrasurgeon.stages.build.cascading import cascaded
 from hydrasurgeon.stages.build.choice import Answers, Choice, Estimate, Objective
 from hydrasurgeon.stages.build.cost import Budget

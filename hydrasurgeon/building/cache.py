@@ -1,0 +1,454 @@
+"""build's work folder: what it belongs to, commands that write into it once, and what every member
+answered on the validation and OOD sets.
+
+Members pruned in memory that share leading layers run side by side; nothing is written but their
+answers. Each file of answers says which member it is of, and the hash of what it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import TypeAdapter
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from hydrasurgeon.building.members import Member
+from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
+from hydrasurgeon.data import Samples
+from hydrasurgeon.decision.fitting import Outputs, evidence_of
+from hydrasurgeon.decision.probabilities import yes_or_no
+from hydrasurgeon.decision.problems import problem_of
+from hydrasurgeon.decision.scores.fitted import fit
+from hydrasurgeon.errors import CheckpointError, DataError, OutputError
+from hydrasurgeon.files.atomic import SUFFIX, make_folder, sweep, write_bytes, write_text
+from hydrasurgeon.files.decided import FITTED, ZERO_SHOT
+from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.manifest import OF_NEURONS, sidecar
+from hydrasurgeon.files.resumable import Resumable, Work, there
+from hydrasurgeon.files.tensors import TensorFile
+from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.options.shared import Progress
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.features import classifiers
+from hydrasurgeon.runtime.hydra import Hydra
+from hydrasurgeon.runtime.outputs import collected
+from hydrasurgeon.runtime.processes import joined
+from hydrasurgeon.runtime.pruned import LoadedBackbone
+from hydrasurgeon.runtime.tensors import to_tensor
+from hydrasurgeon.surgery.repair import repaired_tensors
+
+SIDE_BY_SIDE = 8
+"""Members that run together."""
+ABOUT = "hydrasurgeon.answers"
+"""Header key of what a file of answers says of itself."""
+MOST_STATE = 4 << 20
+"""Bytes of a work folder's state."""
+LEFT = re.compile(r"\.(.+)\.(?:[0-9a-f]{8}\.(?:part|old)|exclusive\.lock)")
+"""What a killed run leaves next to an output, and the output's name in it."""
+
+
+@dataclass(frozen=True)
+class State(Resumable):
+    """What a work folder belongs to, and what `finetune` said of each file that it wrote there."""
+
+    work: Work = ("build", "hydrasurgeon.build-state/5")
+
+    def read(self) -> dict[str, list[str]]:
+        """Refused where the folder belongs to other work."""
+        folder = self.path.parent
+        if there(self.path):
+            with self.judged():
+                texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
+                kind = TypeAdapter(dict[str, list[str]])
+                return kind.validate_python(self.position(texts, most=MOST_STATE), strict=True)
+        # What lies in a folder without a state may come from anywhere.
+        files = [file for file in folder.iterdir() if not file.name.startswith(".")]
+        if files:
+            what = f"{folder}: holds {files[0].name}, and no state of a build"
+            raise OutputError(what, hint="Give another --cache, or delete the folder.")
+        return {}
+
+    @property
+    def remedy(self) -> str:
+        """Without its state a folder is of no use."""
+        return f"Delete {self.path.parent}, or give another --cache."
+
+    def write(self, notes: dict[str, list[str]]) -> None:
+        write_text(self.path, json.dumps(self.texts(notes)) + "\n")
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Runs commands that write into the work folder, each once."""
+
+    options: BuildOptions
+    state: State
+    progress: Progress | None
+
+    def open(self) -> None:
+        """Read or begin the state, and remove what a killed build left half-written."""
+        with joined() as world:
+            notes = self.state.read()
+            world.gather(None)  # before anyone writes
+            if world.is_main:
+                _tidy(self.options.work)
+                if not there(self.state.path):
+                    self.state.write(notes)
+
+    def perform(self, command: Command) -> list[str]:
+        """Run a command unless what it writes is there, and what a training said; an interrupted
+        training goes on.
+        """
+        assert command.out is not None
+        if not command.out.exists():
+            more = {}
+            begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
+            if begun.exists() and command.stage == "finetune":
+                more = {"resume": True}
+            result = command.run(device=self.options.device, progress=self.progress, **more)
+            if command.stage == "finetune" and result.notes:
+                self.state.write(self.state.read() | {command.out.name: list(result.notes)})
+        return self.state.read().get(command.out.name, [])
+
+    def score(self, target: Path, commands: Sequence[Command], *, weights: str) -> None:
+        """Run what scores a copy, of which the first command makes it, where scores are missing;
+        other weights are refused.
+        """
+        with joined() as world:
+            present = set[str]()
+            if target.exists():
+                copy = undecided(open_single(target))
+                if copy.record(copy.digests()).sha256 != weights:
+                    what = f"{target}: holds other weights than what is to be built from"
+                    raise CheckpointError(what, hint="Delete the folder, or give another --cache.")
+                present = set(copy.manifest.scores)
+            present = world.gather(present)[0]  # before anyone writes
+            for command in commands:
+                key = command.options["method"]
+                if command.options.get("part") == "neurons":
+                    key = f"{OF_NEURONS}{key}"
+                if key not in present:
+                    command.run(device=self.options.device, progress=self.progress)
+                    world.gather(None)  # the first process writes
+
+
+def _tidy(work: Path) -> None:
+    """Remove what a killed build left half-written in its folder, and give whole files their
+    sidecars back.
+    """
+    for folder in (work, work / "answers"):
+        if not folder.is_dir():
+            continue
+        for name in sorted(os.listdir(folder)):
+            if match := LEFT.fullmatch(name):
+                weights = folder / match[1].replace(".heads.json", SUFFIX)
+                sweep(weights, sidecar(weights))
+                sweep(folder / match[1])
+                with contextlib.suppress(OSError):
+                    (folder / f".{match[1]}.exclusive.lock").unlink(missing_ok=True)
+    for weights in sorted(work.glob(f"*{SUFFIX}")):
+        if not sidecar(weights).exists() and not weights.name.endswith(f".training{SUFFIX}"):
+            # The last to be written; the manifest is in the file, too.
+            write_text(sidecar(weights), open_checkpoint(weights).manifest.to_json())
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one member says of the validation set and of the OOD sets, samples in an order that is
+    drawn for the length of each set.
+
+    One logit and many labels are choices between no and yes: a row is a choice.
+    """
+
+    val: Float[Tensor, "row klass"]
+    labels: Int[Tensor, " row"]
+    ood: tuple[Float[Tensor, "row klass"], ...] = ()
+    scores: Mapping[str, tuple[Float[Tensor, " sample"], ...]] = field(default_factory=dict)
+    """OOD scores that are fitted on features: of the validation set and of each OOD set."""
+    rows_each: int = 1
+    """Rows of a sample, which stand together."""
+
+    @property
+    def sets(self) -> tuple[Float[Tensor, "row klass"], ...]:
+        return (self.val, *self.ood)
+
+    def halves(self) -> tuple[Answers, Answers]:
+        """The first half of every set's samples, and the rest."""
+        first, rest = (self._half(number) for number in (0, 1))
+        return first, rest
+
+    def _half(self, number: int) -> Answers:
+        def half(rows: Tensor, rows_each: int = 1) -> Tensor:
+            middle = len(rows) // (2 * rows_each) * rows_each
+            return rows.tensor_split([middle])[number]
+
+        return Answers(
+            half(self.val, self.rows_each),
+            half(self.labels, self.rows_each),
+            tuple(map(half, self.ood)),
+            {kind: tuple(map(half, values)) for kind, values in self.scores.items()},
+            self.rows_each,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a file holds them."""
+        tensors = {"val": self.val, "labels": self.labels}
+        tensors |= {f"ood.{number}": rows for number, rows in enumerate(self.ood)}
+        for kind, values in self.scores.items():
+            tensors |= {f"scores.{kind}.{number}": each for number, each in enumerate(values)}
+        return tensors
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The files of answers, one a member; what members are tried on, and how they run."""
+
+    identity: Mapping[str, Any]
+    """What answers depend on besides the member."""
+    backbone: Single
+    val: Samples
+    ood: tuple[Samples, ...]
+    train: Samples
+    """What OOD scores are fitted on."""
+    options: BuildOptions
+
+    @property
+    def folder(self) -> Path:
+        return self.options.work / "answers"
+
+    def fill(self, members: Sequence[Member], progress: Progress | None) -> None:
+        """Run those pruned in memory whose answers are not there; under torchrun each process takes
+        its share of them.
+
+        Who runs next to whom shows in the last bits. So whole chunks run, of which only what is
+        missing is kept: a search that was interrupted ends with the answers of one that was not.
+        """
+        self._check_folder()
+        missing = {place for place in map(self._place, members) if not place.exists()}
+        chunks = [chunk for chunk in _chunks(members) if missing & {*map(self._place, chunk)}]
+        done = len(members) - len(missing)
+        with joined() as world:
+            backbone = None
+            for first in range(0, len(chunks), world.size):
+                ready: list[tuple[Path, Answers]] = []
+                if first + world.rank < len(chunks):
+                    chunk = chunks[first + world.rank]
+                    backbone = backbone or self._loaded()
+                    answers = self._run(backbone, chunk)
+                    pairs = zip(map(self._place, chunk), answers, strict=True)
+                    ready = [(place, each) for place, each in pairs if place in missing]
+                everyone = [pair for part in world.gather(ready) for pair in part]
+                if world.is_main:
+                    for place, each in everyone:
+                        self._write(place, each)
+                done += len(everyone)
+                if progress is not None:
+                    progress("candidates", done, len(members))
+            world.gather(None)  # nobody reads before everything is written
+
+    def read(self, member: Member) -> Answers:
+        """What a member answered; one that is a file runs where that is not kept."""
+        place = self._place(member)
+        if member.trunk is None and not place.exists():
+            self._check_folder()
+            (answers,) = self.answers_of(self._classifier(member.file))
+            self._write(place, answers)
+        return self._read(place)
+
+    def answers_of(self, model: Classifier) -> list[Answers]:
+        """What each member of a model says of all sets."""
+        run = self.options.but(progress=None)
+        problem = problem_of(self.backbone.manifest.model)
+        sees_ood = bool(self.ood)
+        sets = [self.val, *self.ood]
+        outputs = [collected([model], samples, run, features=sees_ood) for samples in sets]
+        scores: list[dict[str, tuple[Tensor, ...]]] = [{} for _ in range(model.members)]
+        if sees_ood:
+            scores = self._scores(model, outputs)
+        orders = [_order(len(each.logits)) for each in outputs]
+        assert outputs[0].labels is not None  # its classes are fitted
+        labels = problem.truth(outputs[0].labels[orders[0]]).flatten()
+        answers = []
+        for number in range(model.members):
+            val, *ood = (
+                problem.rows(each.logits[order, number : number + 1])[:, 0].float().clone()
+                for each, order in zip(outputs, orders, strict=True)
+            )
+            shuffled = {
+                kind: tuple(each[order] for each, order in zip(values, orders, strict=True))
+                for kind, values in scores[number].items()
+            }
+            rows_each = len(val) // len(orders[0])
+            answers.append(Answers(val, labels, tuple(ood), shuffled, rows_each))
+        return answers
+
+    def _scores(
+        self, model: Classifier, outputs: Sequence[Outputs]
+    ) -> list[dict[str, tuple[Tensor, ...]]]:
+        """Each member's OOD scores that are fitted on features of TRAIN; those that cannot be
+        fitted are left out.
+        """
+        problem = problem_of(self.backbone.manifest.model)
+        run = self.options.but(progress=None)
+        linear = [(yes_or_no(each.weight.T).T, yes_or_no(each.bias)) for each in classifiers(model)]
+        train = collected([model], self.train, run, features=True).decisions(problem)
+        evidence = evidence_of(train, linear, self.options.seed)
+        sets = [each.decisions(problem) for each in outputs]
+        unfit: Sequence[str] = ZERO_SHOT
+        if self.backbone.family.named_classes:
+            unfit = ()
+        scores: list[dict[str, tuple[Tensor, ...]]] = []
+        for number in range(model.members):
+            parts = [each.among([number]) for each in sets]
+            fitted = {}
+            for kind in FITTED:
+                if kind in unfit:
+                    continue
+                with contextlib.suppress(DataError):
+                    held = (parts[0].features, parts[0].logits)
+                    score = fit(kind, [evidence[number]], held)  # type: ignore[arg-type]
+                    fitted[kind] = tuple(each.scores(kind, score).double() for each in parts)
+            scores.append(fitted)
+        return scores
+
+    def _classifier(self, file: Path) -> Classifier:
+        options = self.options
+        return as_classifier(open_single(file), device=options.device, dtype=options.dtype)
+
+    def _loaded(self) -> LoadedBackbone:
+        return LoadedBackbone(self.backbone, device=self.options.device, dtype=self.options.dtype)
+
+    def _run(self, backbone: LoadedBackbone, chunk: Sequence[Member]) -> list[Answers]:
+        """A few members pruned in memory on all sets, in one pass over each."""
+        modules = []
+        for member in chunk:
+            repaired = None
+            if member.pruning is not None and member.pruning.compensate is not None:
+                run = self.options.but(
+                    limit=self.options.score_limit, seed=member.pruning.seed, progress=None
+                )
+                repaired, _ = repaired_tensors(
+                    self.backbone,
+                    member.part.kept,
+                    how=member.pruning.compensate,
+                    data=self.options.data,
+                    run=run,
+                )
+            modules.append(backbone.module(member.part.kept, repaired))
+        trunk = min(member.trunk or 0 for member in chunk)
+        return self.answers_of(_SideBySide(backbone, modules, trunk=trunk))
+
+    def _place(self, member: Member) -> Path:
+        """Where the answers of a member lie."""
+        about: dict[str, Any] = {}
+        if member.trunk is None:
+            about["weights"] = open_single(member.file).manifest.weights_sha256
+        else:
+            about["kept"] = member.part.kept
+            if member.pruning is not None and member.pruning.compensate is not None:
+                # Which samples it is fitted to follows from the seed.
+                about |= {"repair": member.pruning.compensate, "seed": member.pruning.seed}
+        text = f"{json.dumps(self.identity, sort_keys=True)}\n{json.dumps(about, sort_keys=True)}"
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
+
+    def _check_folder(self) -> None:
+        """Links are not followed: answers are written into this folder, or nowhere."""
+        for folder in (self.options.work, self.folder):
+            if folder.is_symlink():
+                raise OutputError(f"{folder}: is a link", hint="Give another --cache.")
+        make_folder(self.folder)
+
+    def _write(self, place: Path, answers: Answers) -> None:
+        tensors = {name: tensor.contiguous() for name, tensor in answers.tensors().items()}
+        about = {"of": place.stem, "rows_each": answers.rows_each, "sha256": _sha256(tensors)}
+        # One entry alone: safetensors writes several in an order that differs from file to file.
+        write_bytes(place, save(tensors, metadata={ABOUT: json.dumps(about)}))
+
+    def _read(self, place: Path) -> Answers:
+        """What is not as it was written, or of another member, is refused."""
+        try:
+            file = TensorFile(place)
+            about = json.loads(file.metadata.get(ABOUT, "{}"))
+            tensors = {
+                name: to_tensor(file.read(name), info.dtype) for name, info in file.infos.items()
+            }
+            if about.get("of") != place.stem or about.get("sha256") != _sha256(tensors):
+                raise ValueError("is not what was written")
+            scores: dict[str, tuple[Tensor, ...]] = {}
+            for kind in FITTED:
+                values = _numbered(tensors, f"scores.{kind}")
+                if values:
+                    scores[kind] = values
+            ood = _numbered(tensors, "ood")
+            return Answers(tensors["val"], tensors["labels"], ood, scores, about["rows_each"])
+        except (CheckpointError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(
+                f"{place}: its answers were changed, or are damaged",
+                hint=f"Delete {place}: the next build makes it anew.",
+            ) from error
+
+
+def _order(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+
+def _numbered(tensors: Mapping[str, Tensor], prefix: str) -> tuple[Tensor, ...]:
+    """`PREFIX.0`, `PREFIX.1`, …"""
+    found = []
+    while (name := f"{prefix}.{len(found)}") in tensors:
+        found.append(tensors[name])
+    return tuple(found)
+
+
+def _sha256(tensors: Mapping[str, Tensor]) -> str:
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {[*tensor.shape]}\n".encode())
+        total.update(tensor.contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def _chunks(members: Sequence[Member]) -> Iterator[Sequence[Member]]:
+    """Those that begin to differ in the same layer together."""
+    by_start: dict[str, list[Member]] = {}
+    for member in members:
+        start = ""
+        if member.pruning is not None:
+            start = member.pruning.layers or ""
+        by_start.setdefault(start, []).append(member)
+    for _, group in sorted(by_start.items(), reverse=True):
+        for first in range(0, len(group), SIDE_BY_SIDE):
+            yield group[first : first + SIDE_BY_SIDE]
+
+
+class _SideBySide(Classifier):
+    """Pruned models next to each other, as one classifier of so many members."""
+
+    def __init__(
+        self, backbone: LoadedBackbone, modules: Sequence[nn.Module], *, trunk: int
+    ) -> None:
+        checkpoint = backbone.checkpoint
+        super().__init__(
+            Hydra(modules, checkpoint.family.anatomy, trunk=trunk, mode="apart"),
+            backbone.manifest,
+            checkpoint.family.transform(checkpoint.manifest.model, files=checkpoint.files),
+            name=checkpoint.name,
+        )
+        self._count = len(modules)
+        self.eval()
+
+    @property
+    def members(self) -> int:
+        return self._count

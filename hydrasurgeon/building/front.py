@@ -1,0 +1,290 @@
+"""build's front: what is decided within each budget, with the plain rivals; a folder of checkpoints
+with its record and its picture.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.building.choosing import Pool, decide, proposals, propose
+from hydrasurgeon.building.cost import Budget
+from hydrasurgeon.building.making import Search
+from hydrasurgeon.building.members import Member, affordable
+from hydrasurgeon.building.table import Choice, Entry, Objective, Row, Table
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
+from hydrasurgeon.files.atomic import SUFFIX, hold, real, staged, sweep, write_text
+from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.manifest import sidecar
+from hydrasurgeon.files.plots import figure, save_figure
+from hydrasurgeon.options.making import BuildOptions
+
+FORMAT = "hydrasurgeon.front/1"
+"""Format identifier of a front's JSON."""
+NAME = "front.json"
+"""What it is called, in the folder of the checkpoints."""
+MOST = 4 << 20
+"""Bytes of it."""
+WITHOUT_CASCADES = ("mi", "energy", "max-logit")
+"""Objectives that are no functions of probabilities: rows that different members answer have none
+in common.
+"""
+AXES = {
+    "macs": "multiply-adds, times the unpruned model's",
+    "params": "parameters, times the unpruned model's",
+}
+"""What stands at the axis of each cost."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What is decided within a budget."""
+
+    budget: Budget
+    entry: Entry
+    file: str
+    """Its name in the folder; of the rung below where it is the same again."""
+    no_better: bool = False
+    """Whether nothing is better than the rung below."""
+
+
+class Front:
+    """Decides within budgets, by one table."""
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.options: BuildOptions = search.options
+        single = Choice.of(search.backbone, name="single model, calibrated")
+        objective = Objective(self.options.goal)
+        accuracy = Table(objective, search.read, search.cost).entry(single).figures()["accuracy"]
+        objective = Objective(self.options.goal, float(accuracy) - self.options.spare)
+        self.table = Table(objective, search.read, search.cost)
+        self.single = self.table.entry(single)
+        self.references = [self.single, *map(self.table.entry, self._rivals())]
+        whole = Pool(objective, search.members, map(search.read, search.members))
+        halves = [
+            Pool(
+                objective,
+                search.members,
+                (search.read(each).halves()[n] for each in search.members),
+            )
+            for n in (0, 1)
+        ]
+        self.pools = (whole, *halves)
+
+    def _rivals(self) -> list[Choice]:
+        """What needs no surgery, besides the model itself."""
+        models, mean = self.search.unpruned, self.search.mean
+        rivals = []
+        if mean is not None:
+            rivals.append(Choice.of(mean, name=f"mean of {len(models)}"))
+        if len(models) > 1:
+            rivals.append(Choice.of(*models, name=f"ensemble of {len(models)}"))
+        return rivals
+
+    def rungs(self, budgets: Sequence[Budget]) -> list[Rung]:
+        """What is decided within each budget, rising."""
+        proposed = {budget: self._proposed(budget) for budget in budgets}
+        rungs: list[Rung] = []
+        for number, budget in enumerate(budgets):
+            larger = [choice for each in budgets[number + 1 :] for choice in proposed[each]]
+            entries = self._within(budget, proposed[budget], larger)
+            below = None
+            if rungs:
+                below = rungs[-1].entry
+            entry = decide(entries, budget.unit, below)
+            if entry is below:
+                rungs.append(Rung(budget, entry, rungs[-1].file, no_better=True))
+            else:
+                rungs.append(Rung(budget, entry, f"{budget.unit}-{budget.most:g}{SUFFIX}"))
+        return rungs
+
+    def _within(
+        self, budget: Budget, proposed: Sequence[Choice], larger: Sequence[Choice]
+    ) -> list[Entry]:
+        """Everything that a budget could pay: the plain rivals, what was proposed for it, and what
+        was proposed for larger ones as cascades.
+        """
+        wanted = self.options.wanted
+        entries = [
+            entry
+            for entry in self.references
+            if budget.allows(entry.cost[budget.unit])
+            and wanted in (None, len(entry.choice.members))
+        ]
+        entries += [self.table.entry(choice) for choice in proposed]
+        cascades = [self._cascade(choice, budget) for choice in larger]
+        entries += [self.table.entry(each) for each in cascades if each is not None]
+        if not entries:
+            raise SurgeryError(
+                f"--members {self.options.members}: no {self.options.members} candidates cost "
+                f"at most {budget}",
+                hint="Allow more, ask for fewer members, or try more --candidates.",
+            )
+        return entries
+
+    def decided(self, entries: Sequence[Entry], rung: Rung) -> Entry:
+        """Whether one of these takes the place of what was decided, and of the plain rivals."""
+        unit = rung.budget.unit
+        everyone = [*self.references, *entries, rung.entry]
+        paid = [each for each in everyone if rung.budget.allows(each.cost[unit])]
+        return decide(paid, unit)
+
+    def _proposed(self, budget: Budget) -> list[Choice]:
+        model = self.search.cost_model
+
+        def allowed(members: Sequence[Member]) -> bool:
+            return affordable(model, budget, members)
+
+        whole, first, rest = (
+            propose(pool, self.search.pools, allowed, self.options.wanted) for pool in self.pools
+        )
+        return proposals(whole, first, rest)
+
+    def _cascade(self, choice: Choice, budget: Budget) -> Choice | None:
+        """The same as a cascade within a smaller budget, where it can be one."""
+        if not self.options.calibrate or budget.unit != "macs" or len(choice.members) < 2:
+            return None
+        if self.options.goal in WITHOUT_CASCADES:
+            return None
+        if budget.allows(self.search.cost(choice.members, "macs")):
+            return None
+        for members in (choice.members, *choice.halves):
+            if max(self.search.cost([member], "macs") for member in members) >= budget.most:
+                return None
+        return Choice(choice.members, choice.halves, cascade=budget.most)
+
+
+def name_of(rung: Rung) -> str:
+    """`macs=0.5, as a cascade`: as a table shows it."""
+    if rung.entry.choice.cascade is not None:
+        return f"{rung.budget}, as a cascade"
+    if rung.entry.is_plain:
+        return f"{rung.budget}: {rung.entry.choice.name}"
+    return str(rung.budget)
+
+
+def claim_front(options: BuildOptions) -> Path:
+    """`-o` as a folder that is this command's to write, and to replace where it holds a front."""
+    out = Path(options.out)
+    if out.suffix == SUFFIX:
+        raise UsageError(
+            f"-o {out}: several budgets ask for a front, which is a folder of checkpoints",
+            hint=f"Give -o {out.with_suffix('')}/.",
+        )
+    out = real(out)
+    if not out.parent.is_dir():
+        raise OutputError(f"{out.parent}: no such directory", hint="Create it first.")
+    hold(out, option="-o")
+    sweep(out)
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return out
+    if not out.is_dir() or not _is_front(out):
+        hint = "Move it away, or give another -o."
+        raise OutputError(f"{out}: holds what is no front", hint=hint)
+    if not options.force:
+        hint = "Give --force to replace it, or another -o."
+        raise OutputError(f"{out}: already exists", hint=hint)
+    return out
+
+
+def _is_front(folder: Path) -> bool:
+    """Whether a folder holds a front and nothing else."""
+    if not (folder / NAME).is_file():
+        return False
+    record = read_json(folder / NAME, most=MOST)
+    listed = None
+    if isinstance(record, dict):
+        listed = record.get("rungs")
+    paths = [folder / str(each.get("path")) for each in listed or () if isinstance(each, dict)]
+    ours = {NAME, *(path.name for path in paths), *(sidecar(path).name for path in paths)}
+    return {path.name for path in folder.iterdir()} <= ours
+
+
+def write_front(
+    out: Path,
+    rungs: Sequence[Rung],
+    rows: Sequence[Row],
+    files: Mapping[str, Path],
+    references: Sequence[tuple[Entry, Row]],
+) -> None:
+    """All checkpoints and the record of them, or nothing; `files` are where each name was made."""
+    paths = {id(rung.entry): rung.file for rung in rungs}
+    entries = []
+    for rung, row in zip(rungs, rows, strict=True):
+        manifest = open_checkpoint(files[rung.file]).manifest
+        about = {"budget": rung.budget.most, "path": rung.file, "kind": manifest.kind}
+        entries.append({**about, **_record(rung.entry, row)})
+        if rung.entry.choice.cascade is not None:
+            assert manifest.decision is not None
+            assert manifest.decision.cascade is not None
+            entries[-1] |= {"cascade": True, "macs": manifest.decision.cascade.cost.expected}
+    rivals = []
+    for entry, row in references:
+        kind = "backbone"
+        if row.members > 1:
+            kind = "hydra"
+        about = {"budget": None, "path": paths.get(id(entry)), "kind": kind}
+        rivals.append({"name": row.name, **about, **_record(entry, row)})
+    record = {
+        "format": FORMAT,
+        "unit": rungs[0].budget.unit,
+        "objective": rungs[0].entry.objective.name,
+        "rungs": entries,
+        "no_better": [rung.budget.most for rung in rungs if rung.no_better],
+        "references": rivals,
+    }
+    with staged(out) as folder:
+        for name, file in files.items():
+            shutil.copyfile(file, folder / name)
+            shutil.copyfile(sidecar(file), sidecar(folder / name))
+        write_text(folder / NAME, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def _record(entry: Entry, row: Row) -> dict[str, Any]:
+    """What it is made of, its cost and its worth, with standard errors."""
+    return {
+        "members": row.members,
+        "made_of": [member.label for member in entry.choice.members],
+        "estimate": entry.value,
+        **row.cost,
+        **row.worth,
+        "errors": dict(row.errors),
+    }
+
+
+def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path) -> None:
+    """Quality against cost, the best within each budget and the plain rivals; the same bytes for
+    the same rows.
+    """
+    import matplotlib
+
+    measures = [name for name in ("nll", "accuracy", "auroc") if name in rows[0].worth]
+    with matplotlib.rc_context({"font.size": 9}):
+        drawn = figure(5.5 * len(measures))
+        axes = drawn.subplots(1, len(measures), squeeze=False)[0]
+        for place, measure in zip(axes, measures, strict=True):
+            factor, label = 100, f"{measure} (%)"
+            if measure == "nll":
+                factor, label = 1, "NLL"
+            costs = [row.cost[unit] for row in front]
+            worths = [factor * row.worth[measure] for row in front]
+            place.plot(costs, worths, marker="o", color="C0", label="best within the budget")
+            for number, row in enumerate(rows):
+                place.scatter(
+                    row.cost[unit],
+                    factor * row.worth[measure],
+                    marker="s^Dv<>P"[number % 7],
+                    color=f"C{number + 1}",
+                    label=row.name,
+                    zorder=3,
+                )
+            place.set(xlabel=AXES[unit], ylabel=label)
+            place.grid(alpha=0.3)
+        axes[0].legend(frameon=False)
+        save_figure(drawn, path)

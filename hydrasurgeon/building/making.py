@@ -1,0 +1,540 @@
+"""build's making: members that are scored, cut, distilled and run, each once, in the work folder;
+and the commands that make a checkpoint of those that were chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.building.cache import Answers, Cache, State, Workshop
+from hydrasurgeon.building.cost import Budget, CostModel, Size, Sizes, Unit, cost_model, stored
+from hydrasurgeon.building.members import (
+    Cuts,
+    Member,
+    Pruned,
+    cost,
+    read_tower,
+    reading,
+    recipe_text,
+    scored,
+)
+from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
+from hydrasurgeon.building.table import Choice, Entry, Table
+from hydrasurgeon.checkpoints.class_names import classifying
+from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
+from hydrasurgeon.criteria import WITHOUT_DATA, score_key
+from hydrasurgeon.data import Samples, first_batch, moved
+from hydrasurgeon.data.corruptions import Perturbed
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import SUFFIX, make_folder, replacing
+from hydrasurgeon.files.manifest import sidecar
+from hydrasurgeon.files.resumable import content_hash
+from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.processes import joined
+from hydrasurgeon.runtime.pruned import LoadedBackbone
+from hydrasurgeon.tuning.recipes import load_recipe
+
+CRITERIA = ("taylor", "fisher", "magnitude")
+"""What members are pruned by, besides circuits."""
+WITH_OOD = ("circuit-avg", "circuit-ood")
+"""The circuits that are searched where there are OOD data."""
+
+
+def laddered(options: BuildOptions, budgets: Sequence[Budget]) -> bool:
+    """Whether members are cut out of whole models: for several, a front, a cost below one, or to be
+    distilled.
+    """
+    distils = options.tune == "auto" or options.teachers is not None
+    several = len(options.checkpoints) > 1 or len(budgets) > 1
+    return distils or several or budgets[0].most < 1
+
+
+@dataclass(frozen=True)
+class Search:
+    """Everything that is chosen from."""
+
+    options: BuildOptions
+    backbone: Member
+    """The first model as it is."""
+    heads: tuple[Member, ...]
+    """Members pruned in memory."""
+    papers: tuple[Member, ...]
+    """The paper's members, which nobody chooses."""
+    cuts: tuple[Member, ...]
+    """Other whole models, their mean, and what is left of each at a size."""
+    cost_model: CostModel
+    cache: Cache
+    commands: tuple[Command, ...]
+    """What scored the models."""
+    workshop: Workshop
+    plan: Plan
+    maker: Cuts | None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All that may be chosen."""
+        return (self.backbone, *self.heads, *self.cuts)
+
+    @property
+    def pools(self) -> list[list[Member]]:
+        """Members that leave so many leading layers as they are, a pool for each length of trunk;
+        cuts of each size, and all cuts.
+        """
+        heads = [self.backbone, *self.heads]
+        trunks = sorted({member.trunk or 0 for member in heads})
+        pools = [[each for each in heads if (each.trunk or 0) >= trunk] for trunk in trunks]
+        if self.cuts:
+            alone = [self.backbone, *self.cuts]
+            sizes = dict.fromkeys(member.size for member in alone)
+            pools += [[each for each in alone if each.size == size] for size in sizes]
+            pools.append(alone)
+        return pools
+
+    @property
+    def unpruned(self) -> list[Member]:
+        """The models that were given, as they are."""
+        others = [each for each in self.cuts if each.size is None and not each.making]
+        return [self.backbone, *(each for each in others if each.model < len(self.options.paths))]
+
+    @property
+    def mean(self) -> Member | None:
+        """The mean of several models, where they have one."""
+        number = len(self.options.paths)
+        means = [each for each in self.cuts if each.model == number and not each.making]
+        return next(iter(means), None)
+
+    def read(self, member: Member) -> Answers:
+        return self.cache.read(member)
+
+    def cost(self, members: Sequence[Member], unit: Unit) -> float:
+        return cost(self.cost_model, members, unit)
+
+    def with_cuts(self, cuts: Iterable[Member]) -> Search:
+        """The same with these too, which are made, run and read where they are missing."""
+        files = {member.file for member in self.cuts}
+        new = [member for member in cuts if member.file not in files]
+        for number, member in enumerate(new):
+            self.plan.tick(member.label, number, len(new))
+            for command in member.making:
+                self.workshop.perform(command)
+            self.read(member)
+        return replace(self, cuts=(*self.cuts, *new))
+
+
+def keys_of(options: BuildOptions) -> tuple[str, ...]:
+    """The criteria, as manifests name their scores."""
+    circuits: tuple[str, ...] = ("circuit-acc",)
+    if options.ood:
+        circuits = WITH_OOD
+    if not options.criteria:
+        if len(options.checkpoints) > 1:
+            return ()
+        return (*CRITERIA, *circuits)
+    names = [name.strip() for name in options.criteria.split(",") if name.strip()]
+    keys = []
+    for name in names:
+        key = score_key(name)
+        if name == "circuit" and not options.ood:
+            key = "circuit-acc"
+        keys.append(key)
+    return tuple(dict.fromkeys(keys))
+
+
+def check_enough(members: int | None, candidates: int) -> None:
+    """Refuse more members than there are candidates, the model itself among them."""
+    if members is not None and candidates < members:
+        what = f"--members {members}: there are {candidates} candidates"
+        raise UsageError(what, hint="Ask for fewer members, or more --candidates.")
+
+
+def searched(
+    models: Sequence[Single],
+    sets: Mapping[str, Sequence[Samples]],
+    options: BuildOptions,
+    budgets: Sequence[Budget],
+    *,
+    averaged: bool,
+) -> Search:
+    """Score, make members, run them and know what they cost; whatever an earlier run left is used."""
+    keys, opened, val = keys_of(options), models[0], sets["val"][0]
+    cost_model = _counted(opened, val, options)
+    maker, wanted, count = None, list[Size](), 0
+    if laddered(options, budgets):
+        sizes = Sizes(cost_model, opened)
+        sizes.check(budgets)
+        wanted = sizes.ladder(budgets)
+        maker = Cuts(models, sizes, options, averaged=averaged)
+        count = len(maker.numbers)
+    identity = _identity(models, sets, options)
+    make_folder(options.work)
+    plan = Plan(
+        steps_of(options, keys, sets, opened, budgets, models=count, sizes=len(wanted)),
+        seconds_of_a_pass(opened, val, options),
+        options.progress,
+    )
+    progress = None
+    if options.progress is not None:
+        progress = plan.tick
+        for line in plan.lines:
+            options.progress(line, 0, 0)
+    workshop = Workshop(options, State(options.work / "build.json", identity), progress)
+    workshop.open()
+    commands = _scored(models, keys, maker, workshop, plan, identity["weights"])
+    first = next(iter(commands))
+    backbone = classifying(open_single(first), options, options.val)
+    scores = {key: open_single(scored(key, options)).manifest.scores[key] for key in keys}
+    pruned = Pruned(backbone, scores, options)
+    label = "backbone"
+    if len(models) > 1:
+        label = "model 1"
+    whole = pruned.backbone(label)
+    heads = tuple(pruned.candidates())
+    if maker is None:
+        check_enough(options.wanted, 1 + len(heads))
+    papers = tuple(pruned.papers())
+    ood = tuple(sets["ood"])
+    if ood:  # those given are of one kind: what is chosen by them alone may tell no other
+        ood += (Perturbed(val, options.seed),)
+    about = identity | {"perturbed": bool(ood)}
+    cache = Cache(about, backbone, val, ood, sets["train"][0], options)
+    plan.begin("candidates")
+    cache.fill((whole, *heads, *papers), progress)
+    scorings = tuple(command for each in commands.values() for command in each)
+    search = Search(
+        options=options,
+        backbone=whole,
+        heads=heads,
+        papers=papers,
+        cuts=(),
+        cost_model=cost_model,
+        cache=cache,
+        commands=scorings,
+        workshop=workshop,
+        plan=plan,
+        maker=maker,
+    )
+    if maker is None:
+        return search
+    plan.begin("sizes")
+    with joined() as world:
+        cuts = [maker.unpruned(number) for number in maker.numbers[1:]]
+        cuts += [maker.cut(number, size) for number in maker.numbers for size in wanted]
+        if world.is_main:
+            search = search.with_cuts(cuts)
+        world.gather(None)
+    return search
+
+
+def _scored(
+    models: Sequence[Single],
+    keys: Sequence[str],
+    maker: Cuts | None,
+    workshop: Workshop,
+    plan: Plan,
+    weights: Sequence[str],
+) -> dict[Path, list[Command]]:
+    """Scored copies of the models, and what makes them."""
+    options = workshop.options
+    made: dict[Path, list[Command]] = {}
+    for key in keys:
+        plan.begin(key)
+        file = scored(key, options)
+        made[file] = [_scoring(models[0], key, options)]
+        workshop.score(file, made[file], weights=weights[0])
+    if maker is None:
+        return made
+    plan.begin("models")
+    for number in maker.numbers:
+        file, commands = maker.unpruned(number).file, maker.scorings(number)
+        if number < len(models):
+            sha256 = weights[number]
+        else:
+            averaging = maker.averaging()
+            with joined() as world:
+                if world.is_main:
+                    workshop.perform(averaging)
+                world.gather(None)
+            assert averaging.out is not None
+            sha256 = open_single(averaging.out).manifest.weights_sha256
+            commands = [averaging, *commands]
+        workshop.score(file, commands[-2:], weights=sha256)
+        made[file] = commands
+    return made
+
+
+def _scoring(opened: Single, key: str, options: BuildOptions) -> Command:
+    """The command that scores the first model into a copy."""
+    kept = opened.manifest.kept
+    words: dict[str, Any] = {"method": key}
+    if len(kept) > 1:
+        words["tower"] = read_tower(kept)
+    if key not in WITHOUT_DATA:
+        words |= reading(options)
+    if key.startswith("circuit-"):
+        words["search"] = options.search
+        if key != "circuit-acc":
+            words["ood"] = list(options.ood)
+    words |= {"arch": options.arch, "seed": options.seed}
+    return Command("score", (options.paths[0],), words, scored(key, options))
+
+
+def _counted(opened: Single, val: Samples, options: BuildOptions) -> CostModel:
+    """What parts of the backbone cost on one sample."""
+    loaded = LoadedBackbone(opened, device=options.device, dtype=options.dtype)
+    transform = opened.family.transform(opened.manifest.model, files=opened.files)
+    one = first_batch(val, transform, 1, skip_bad=options.skip_bad)
+    return cost_model(loaded, moved(one, loaded.device, loaded.dtype))
+
+
+def _identity(
+    models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], options: BuildOptions
+) -> dict[str, Any]:
+    """What must be the same for a work folder to be of use."""
+
+    def content(samples: Samples) -> str:
+        record = samples.fingerprint()
+        return f"{record['rows']} rows {record['sha256'][:12]}"
+
+    weights: list[str] = []
+    for path, opened in zip(options.checkpoints, models, strict=True):
+        sha256 = opened.record(opened.digests()).sha256
+        if sha256 in weights:
+            what = f"{path}: has the weights of {options.checkpoints[weights.index(sha256)]}"
+            hint = "Give each model once: several are fine-tunings of their own."
+            raise UsageError(what, hint=hint)
+        weights.append(sha256)
+    plain = ("score_limit", "limit", "seed", "dtype", "batch_size", "skip_bad")
+    classes = None
+    if options.classes is not None:
+        classes = Path(str(options.classes)).name
+    return {
+        "weights": weights,
+        **{name: [content(samples) for samples in sets[name]] for name in ("data", "val", "ood")},
+        **{name.replace("_", " "): getattr(options, name) for name in plain},
+        "classes": classes,
+        "template": [Path(str(each)).name for each in options.template],
+    }
+
+
+def distilled(search: Search, entries: Iterable[Entry]) -> Search:
+    """The same search with the members of these distilled: to be chosen where VAL says that it is
+    better.
+    """
+    maker, options = search.maker, search.options
+    assert maker is not None
+    teachers: list[str] = []
+    if options.teachers is not None and options.teachers.isdigit():
+        commands = maker.teachers(int(options.teachers))
+        for command in commands:
+            search.workshop.perform(command)
+        teachers = [str(command.out) for command in commands]
+        search = replace(search, commands=(*search.commands, *commands))
+    elif options.teachers is not None:
+        teachers = [name.strip() for name in options.teachers.split(",") if name.strip()]
+    members = {each.file: each for entry in entries for each in entry.choice.members}
+    cuts = [each for each in members.values() if each.trunk is None and each.size is not None]
+    if teachers:  # a whole model learns nothing from itself
+        cuts += [each for each in members.values() if each.trunk is None and each.size is None]
+        if search.backbone.file in members:
+            cuts.append(maker.unpruned(0))
+    return search.with_cuts(maker.distilled(member, teachers) for member in cuts)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The last step of a checkpoint that needs no other: a model of the work folder, or one that
+    was given, as it is.
+    """
+
+    source: Path
+    out: Path
+
+    def run(self, *, force: bool) -> None:
+        opened = undecided(open_single(self.source))
+        out = claim_checkpoint(self.out, force=force)
+        if self._is_plain:
+            with replacing(out, sidecar(out)) as (weights, beside):
+                shutil.copyfile(self.source, weights)
+                shutil.copyfile(sidecar(self.source), beside)
+            return
+        save(
+            out,
+            opened.tensors.planned(),
+            lambda sha256: opened.manifest.model_copy(update={"weights_sha256": sha256}),
+            files=opened.files,
+        )
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether bytes can be copied: one file to another, with its sidecar."""
+        return (
+            self.out.suffix == SUFFIX == self.source.suffix
+            and sidecar(self.source).exists()
+            and open_checkpoint(self.source).manifest.decision is None
+        )
+
+    def lines(self, root: Path, variable: str) -> list[str]:
+        """As a shell script has it."""
+        if not self._is_plain:
+            return [f"# {self.out} is a copy of {self.source} without a decision state."]
+        source = shlex.quote(str(self.source))
+        if self.source.is_relative_to(root):
+            source = f'"${variable}"/{shlex.quote(str(self.source.relative_to(root)))}'
+        stem = source.removesuffix(SUFFIX)
+        out = shlex.quote(str(self.out))
+        beside = shlex.quote(str(sidecar(self.out)))
+        return [
+            f"cp {source} {out}",
+            f"cp {stem}{sidecar(Path('x.safetensors')).name[1:]} {beside}",
+        ]
+
+
+def commands_of(search: Search, entry: Entry, out: Path) -> list[Command | Copy]:
+    """What makes a checkpoint of the members that were chosen: prune, tune, fuse, calibrate; the
+    last writes the output.
+    """
+    options, members = search.options, entry.choice.members
+    commands = [command for member in members for command in member.making]
+    file = members[0].file
+    if len(members) > 1:
+        fusion = _fusion(members, options)
+        commands.append(fusion)
+        file = _written(fusion)
+    if options.calibrate:
+        commands.append(_calibration(search, entry, file))
+    elif len(members) == 1:
+        return [*commands, Copy(file, out)]
+    return [*commands[:-1], replace(commands[-1], out=out)]
+
+
+def make(search: Search, commands: Sequence[Command | Copy], out: Path) -> list[str]:
+    """Run them, unless what they write into the work folder is there; what was said of trainings."""
+    options, notes = search.options, list[str]()
+    for command in commands:
+        if isinstance(command, Copy):
+            command.run(force=options.force or out.parent == options.work)
+        elif command.out == out and out.parent != options.work:
+            command.run(
+                device=options.device, progress=search.workshop.progress, force=options.force
+            )
+        else:
+            said = search.workshop.perform(command)
+            if command.stage == "finetune":
+                notes += said
+    return notes
+
+
+def rung_file(search: Search, entry: Entry) -> Path:
+    """Where a rung's checkpoint is made, in the work folder."""
+    about = {str(place): member.file.name for place, member in enumerate(entry.choice.members)}
+    about |= {"calibrate": str(search.options.calibrate), "cascade": str(entry.choice.cascade)}
+    return search.options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
+
+
+def _calibration(search: Search, entry: Entry, file: Path) -> Command:
+    """The decision state that the table's figures are of."""
+    options = search.options
+    words: dict[str, Any] = {"data": options.val, **options.names, **options.running}
+    words |= {"limit": options.limit, "seed": options.seed}
+    score = entry.objective.score
+    if score == "auto":
+        words["ood"] = list(options.ood)
+    else:
+        words["ood_score"] = score
+    if search.cache.backbone.manifest.model.problem != "multi_label":
+        words["fit_data"] = options.data
+    if entry.choice.cascade is not None:
+        words |= {"cascade": True, "budget": entry.choice.cascade}
+    return Command("calibrate", (file,), words)
+
+
+def _fusion(members: Sequence[Member], options: BuildOptions) -> Command:
+    names = "\n".join(member.file.name for member in members)
+    key = hashlib.sha256(names.encode()).hexdigest()[:12]
+    words = {"mlp": "separate", **options.names}
+    files = tuple(member.file for member in members)
+    return Command("fuse", files, words, options.work / f"hydra-{key}.safetensors")
+
+
+def tuned(search: Search, entry: Entry, table: Table) -> tuple[list[Entry], list[str]]:
+    """The single model and the chosen members given the same steps, as entries; and what was said
+    of the trainings.
+    """
+    fields = _behind(search, entry.choice.members)
+    members = [_tuned(search, member, fields) for member in entry.choice.members]
+    alone = _tuned(search, search.backbone, {})
+    entries, notes = [], list[str]()
+    for choice in (Choice.of(alone, name="single model, tuned alike"), Choice.of(*members)):
+        commands = [command for member in choice.members for command in member.making]
+        file = choice.members[0].file
+        if len(choice.members) > 1:
+            commands.append(_fusion(choice.members, search.options))
+            file = _written(commands[-1])
+        notes += make(search, commands, search.options.work)
+        answers, cost = _run(search, file)
+        entries.append(table.entry_of(choice, answers, cost))
+    return entries, notes
+
+
+def _behind(search: Search, members: Sequence[Member]) -> dict[str, str]:
+    """What the recipe is told, so that only layers behind the trunk are tuned: members still share
+    the others.
+    """
+    model = search.cost_model
+    trunk = model.trunk([member.part for member in members])
+    if not trunk:
+        return {}
+    last = load_recipe(str(search.options.tune), {}).last_blocks
+    later = len(model.rests) - trunk
+    if last is not None:
+        later = min(later, last)
+    return {"last_blocks": str(later)}
+
+
+def _tuned(search: Search, member: Member, fields: Mapping[str, str]) -> Member:
+    """The same, fine-tuned; another recipe of the same name, or one that was edited, gives another
+    file.
+    """
+    options, recipe = search.options, str(search.options.tune)
+    content = hashlib.sha256(recipe_text(recipe, fields).encode()).hexdigest()[:8]
+    stem = member.file.name.removesuffix(SUFFIX)
+    file = options.work / f"{stem}-{Path(recipe).stem}-{content}.safetensors"
+    words: dict[str, Any] = {
+        "recipe": options.tune,
+        "data": options.data,
+        "freeze": "mlp,embedding",
+        "set": fields or None,
+        **options.names,
+        "limit": options.limit,
+        "seed": options.seed,
+    }
+    tuning = Command("finetune", (member.file,), words, file)
+    label = f"{member.label}, tuned"
+    return replace(member, label=label, file=file, making=(*member.making, tuning))
+
+
+def _run(search: Search, file: Path) -> tuple[list[Answers], dict[str, float]]:
+    """What a file's members answer, and what it costs, counted as it runs."""
+    options, full, opened = search.options, search.cost_model.full, open_checkpoint(file)
+    model = as_classifier(opened, device=options.device, dtype=options.dtype, lean=True)
+    weight = next(model.parameters())
+    sample = first_batch(search.cache.val, model.transform, 1)
+    counted = macs(model, moved(sample, weight.device, weight.dtype))
+    cost = {"macs": counted / full["macs"], "params": stored(opened) / full["params"]}
+    return search.cache.answers_of(model), cost
+
+
+def _written(command: Command) -> Path:
+    """The file that a command writes."""
+    assert command.out is not None
+    return command.out

@@ -1,0 +1,201 @@
+"""build: what serves best within a budget: the model itself, a smaller one, the mean or a hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.building import built
+from hydrasurgeon.building.cost import Budget, parse_budgets
+from hydrasurgeon.building.front import claim_front
+from hydrasurgeon.building.making import WITH_OOD, check_enough, keys_of, laddered
+from hydrasurgeon.building.table import Row
+from hydrasurgeon.checkpoints.class_names import classifying, need_classes
+from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
+from hydrasurgeon.checkpoints.writing import claim_checkpoint
+from hydrasurgeon.criteria import criterion
+from hydrasurgeon.data import Samples, open_data
+from hydrasurgeon.errors import DataError, OutputError, SurgeryError, UsageError
+from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
+from hydrasurgeon.files.plots import check_plot
+from hydrasurgeon.measuring.sets import apart
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.stages.fuse import fusable, planned_mean, with_common_names
+from hydrasurgeon.tuning.recipes import load_recipe
+
+FORMAT = "hydrasurgeon.build/1"
+"""Format identifier of the JSON report."""
+FEWEST = 20
+"""Samples of the validation set, and of an OOD set, that can choose."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was decided, what it is worth next to the plain rivals, and where it was written."""
+
+    path: Path | None
+    """None: nothing was written."""
+    objective: str
+    work: Path
+    rows: tuple[Row, ...] = ()
+    """The plain rivals."""
+    front: tuple[Row, ...] = ()
+    """What is decided within each budget."""
+    members: tuple[str, ...] = ()
+    """Members of the last."""
+    estimate: float = 0.0
+    """The objective of the last, by the figures of its row."""
+    script: str = ""
+    plan: tuple[str, ...] = ()
+    """The stages, what each took in forward passes, and the time on this machine."""
+    summary: str = ""
+    """All of it in one paragraph."""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        path = None
+        if self.path is not None:
+            path = str(self.path)
+        return {"format": FORMAT, **asdict(self), "path": path, "work": str(self.work)}
+
+
+@stage(BuildOptions)
+def build(options: BuildOptions) -> Built:
+    """Choose members of one or several models, within a budget or several, and make what serves
+    best.
+    """
+    budgets = parse_budgets(options.budget)
+    _check(options, budgets)
+    out, picture = _outputs(options, several=len(budgets) > 1)
+    models = _opened(options)
+    sets, notes = _opened_data(models[0], options)
+    outcome = built(models, sets, options, budgets, out, picture, averaged=averaged(models))
+    if outcome is None:
+        return Built(None, options.goal, options.work)
+    notes = [*(opened.note for opened in models if opened.note), *notes, *outcome.notes]
+    if options.calibrate:
+        notes.append(
+            "the decision state was fitted on --val, by which the members were chosen: run "
+            "calibrate on fresh data for the full guarantee"
+        )
+    else:
+        notes.append("the table is of calibrated models; --no-calibrate writes none: run calibrate")
+    path: Path | None = out
+    if options.dry_run:
+        path = None
+    return Built(
+        path=path,
+        objective=options.goal,
+        work=options.work,
+        rows=outcome.rows,
+        front=outcome.front,
+        members=tuple(member.label for member in outcome.last.entry.choice.members),
+        estimate=outcome.last.entry.value,
+        script=outcome.script,
+        plan=outcome.plan,
+        summary=outcome.summary,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def averaged(models: Sequence[Single]) -> bool:
+    """Whether they are several, and have a mean that is like them."""
+    if len(models) == 1:
+        return False
+    try:
+        planned_mean(models, [opened.digests() for opened in models])
+    except SurgeryError:
+        return False
+    return True
+
+
+def _opened(options: BuildOptions) -> list[Single]:
+    """The models, of one architecture and with the same classes."""
+    read = [undecided(open_single(path, arch=options.arch)) for path in options.checkpoints]
+    models = with_common_names([classifying(opened, options, options.val) for opened in read])
+    for opened in models:
+        need_classes(opened.manifest, opened.path)
+        if opened.manifest.model.problem == "multi_label" and options.goal not in ("acc", "nll"):
+            raise UsageError(
+                f"--objective {options.goal} is not supported for multi-label models "
+                f"({opened.name})",
+                hint="Give --objective nll or acc; circuits may still see --ood.",
+            )
+    fusable(models)
+    return models
+
+
+def _check(options: BuildOptions, budgets: Sequence[Budget]) -> None:
+    """Options that go together, before anything is read."""
+    keys = keys_of(options)
+    for key in keys:
+        criterion(key, option="--criteria")
+    wanting = [f"--criteria {key}" for key in keys if key in WITH_OOD]
+    if options.goal not in ("acc", "nll"):
+        wanting.insert(0, f"--objective {options.goal}")
+    if wanting and not options.ood:
+        hint = "Give --ood D, or --objective acc or nll, and circuit-acc among --criteria."
+        raise UsageError(f"{wanting[0]}: requires OOD data", hint=hint)
+    if not keys and "candidates" in options.model_fields_set:
+        raise UsageError(
+            "--candidates requires --criteria for several models",
+            hint="Members of several models are cut to sizes that fill the budgets.",
+        )
+    if not laddered(options, budgets):
+        check_enough(options.wanted, options.candidates + 1)
+    if options.tune not in (None, "auto"):
+        load_recipe(str(options.tune), {})
+
+
+def _outputs(options: BuildOptions, *, several: bool) -> tuple[Path, Path | None]:
+    """Output and picture; they and the work folder can be written."""
+    picture, work = None, options.work
+    if several:
+        out = claim_front(options)
+    else:
+        (out, _) = named(options.out)
+        if not options.dry_run:
+            with claims():  # the command that writes it will hold it
+                out = claim_checkpoint(options.out, force=options.force, inputs=options.sources)
+    if options.plot is not None:
+        picture = check_plot(Path(options.plot), force=options.force, inputs=options.sources)
+    if work.is_symlink():
+        raise OutputError(f"{work}: is a link", hint="Give another --cache.")
+    if work.exists() and not work.is_dir():
+        raise OutputError(f"{work}: is not a directory", hint="Give another --cache.")
+    make_folder(work.parent)
+    hold(real(work), option="--cache")
+    return out, picture
+
+
+def _opened_data(
+    opened: Single, options: BuildOptions
+) -> tuple[dict[str, list[Samples]], list[str]]:
+    """What is read: training, validation and OOD data, all different; and what is odd about them."""
+    model = opened.manifest.model
+    read = partial(open_data, limit=options.limit, seed=options.seed)
+    data, val = (read(spec, model=model) for spec in (options.data, options.val))
+    ood = [read(spec) for spec in options.ood]
+    in_turn = [("--val", val), ("--data", data), *(("--ood", samples) for samples in ood)]
+    notes = [samples.note for _, samples in in_turn if samples.note is not None]
+    notes += apart(in_turn, "What members are chosen by must be neither trained on nor OOD data.")
+    if len(val) < FEWEST:
+        hint = f"A choice that two halves judge needs at least {FEWEST}."
+        raise DataError(f"--val {options.val}: has {len(val)} samples", hint=hint)
+    notes += [
+        f"--ood {each.spec}: {len(each)} OOD samples choose nothing; {FEWEST} or more are needed"
+        for each in ood
+        if len(each) < FEWEST
+    ]
+    ood = [samples for samples in ood if len(samples) >= FEWEST]
+    if model.problem == "multi_label":  # of which no score of a whole sample is measured
+        ood = []
+    if not ood and options.goal not in ("acc", "nll", "avg"):
+        hint = f"Give --ood data of {FEWEST} samples or more, or --objective nll."
+        raise DataError(f"--objective {options.goal} requires OOD data", hint=hint)
+    train = open_data(options.data, model=model, limit=options.score_limit, seed=options.seed)
+    return {"data": [data], "val": [val], "ood": ood, "train": [train]}, notes
