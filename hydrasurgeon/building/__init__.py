@@ -22,9 +22,8 @@ from hydrasurgeon.building.making import (
     make,
     rung_file,
     searched,
-    tuned,
 )
-from hydrasurgeon.building.table import Choice, Entry, Row
+from hydrasurgeon.building.table import Entry, Row
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.data import Samples
 from hydrasurgeon.files.atomic import named
@@ -52,7 +51,6 @@ class Outcome:
     script: str
     plan: tuple[str, ...]
     summary: str
-    notes: tuple[str, ...]
 
 
 def built(
@@ -73,31 +71,22 @@ def built(
         return None
     front = Front(search)
     rungs = front.rungs(budgets)
-    references, notes = front.references, list[str]()
     if options.tune is not None:
         search.plan.begin("tuned")
-        if search.maker is not None:
-            search = distilled(search, [rung.entry for rung in rungs])
-            front = Front(search)
-            references, rungs = front.references, front.rungs(budgets)
-        else:
-            (rung,) = rungs
-            entries, notes = tuned(search, rung.entry, front.table)
-            references = [*references, entries[0]]
-            rungs = [replace(rung, entry=front.decided(entries, rung))]
+        search = distilled(search, [rung.entry for rung in rungs])
+        front = Front(search)
+        rungs = front.rungs(budgets)
     search.plan.begin("made")
-    rows = [entry.row(entry.choice.name) for entry in references]
-    if search.papers:
-        rows.append(front.table.entry(Choice.of(*search.papers)).row("the paper's recipe"))
+    rows = [entry.row(entry.choice.name) for entry in front.references]
     rung_rows = tuple(rung.entry.row(name_of(rung)) for rung in rungs)
     commands = _commands(search, rungs, out)
     if not options.dry_run:
         for file, making in commands.items():
-            notes += make(search, making, file)
+            make(search, making, file)
         if len(budgets) > 1:
             files = {rung.file: rung_file(search, rung.entry) for rung in rungs}
-            pairs = list(zip(references, rows[: len(references)], strict=True))
-            write_front(out, rungs, rung_rows, files, pairs)
+            references = list(zip(front.references, rows, strict=True))
+            write_front(out, rungs, rung_rows, files, references)
     if picture is not None:
         draw_front(rows, rung_rows, budgets[-1].unit, picture)
     return Outcome(
@@ -107,7 +96,6 @@ def built(
         script=_script(search, commands, rungs, out),
         plan=search.plan.lines,
         summary=summary_of(rungs, front.single, options),
-        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -137,11 +125,7 @@ def _script(
     lines = [command.line(work, "work") for command in search.commands]
     for file, making in commands.items():
         last = replace(making[-1], out=places[file])
-        for command in (*making[:-1], last):
-            if isinstance(command, Copy):
-                lines += command.lines(work, "work")
-            else:
-                lines.append(command.line(work, "work"))
+        lines += [command.line(work, "work") for command in (*making[:-1], last)]
     return script(f"Makes {shown.name}.", [*first, *dict.fromkeys(lines)])
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,22 +17,21 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import TypeAdapter
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from hydrasurgeon.building.members import Member
-from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
+from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.data import Samples
 from hydrasurgeon.decision.fitting import Outputs, evidence_of
 from hydrasurgeon.decision.probabilities import yes_or_no
 from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.decision.scores.fitted import fit
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError
-from hydrasurgeon.files.atomic import SUFFIX, make_folder, sweep, write_bytes, write_text
+from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes, write_text
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT
 from hydrasurgeon.files.foreign import read_json
-from hydrasurgeon.files.manifest import OF_NEURONS, sidecar
+from hydrasurgeon.files.manifest import OF_NEURONS
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.options.commands import Command
@@ -55,38 +52,32 @@ ABOUT = "hydrasurgeon.answers"
 """Header key of what a file of answers says of itself."""
 MOST_STATE = 4 << 20
 """Bytes of a work folder's state."""
-LEFT = re.compile(r"\.(.+)\.(?:[0-9a-f]{8}\.(?:part|old)|exclusive\.lock)")
-"""What a killed run leaves next to an output, and the output's name in it."""
 
 
 @dataclass(frozen=True)
 class State(Resumable):
-    """What a work folder belongs to, and what `finetune` said of each file that it wrote there."""
+    """What a work folder belongs to."""
 
     work: Work = ("build", "hydrasurgeon.build-state/5")
 
-    def read(self) -> dict[str, list[str]]:
-        """Refused where the folder belongs to other work."""
+    def check(self) -> None:
+        """Refuse a folder that belongs to other work."""
         folder = self.path.parent
         if there(self.path):
             with self.judged():
                 texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
-                kind = TypeAdapter(dict[str, list[str]])
-                return kind.validate_python(self.position(texts, most=MOST_STATE), strict=True)
+                self.position(texts, most=MOST_STATE)
+            return
         # What lies in a folder without a state may come from anywhere.
         files = [file for file in folder.iterdir() if not file.name.startswith(".")]
         if files:
             what = f"{folder}: holds {files[0].name}, and no state of a build"
             raise OutputError(what, hint="Give another --cache, or delete the folder.")
-        return {}
 
     @property
     def remedy(self) -> str:
         """Without its state a folder is of no use."""
         return f"Delete {self.path.parent}, or give another --cache."
-
-    def write(self, notes: dict[str, list[str]]) -> None:
-        write_text(self.path, json.dumps(self.texts(notes)) + "\n")
 
 
 @dataclass(frozen=True)
@@ -98,29 +89,23 @@ class Workshop:
     progress: Progress | None
 
     def open(self) -> None:
-        """Read or begin the state, and remove what a killed build left half-written."""
+        """Check the folder's state, or begin one."""
         with joined() as world:
-            notes = self.state.read()
+            self.state.check()
             world.gather(None)  # before anyone writes
-            if world.is_main:
-                _tidy(self.options.work)
-                if not there(self.state.path):
-                    self.state.write(notes)
+            if world.is_main and not there(self.state.path):
+                write_text(self.state.path, json.dumps(self.state.texts({})) + "\n")
 
-    def perform(self, command: Command) -> list[str]:
-        """Run a command unless what it writes is there, and what a training said; an interrupted
-        training goes on.
-        """
+    def perform(self, command: Command) -> None:
+        """Run a command unless what it writes is there; an interrupted training goes on."""
         assert command.out is not None
-        if not command.out.exists():
-            more = {}
-            begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
-            if begun.exists() and command.stage == "finetune":
-                more = {"resume": True}
-            result = command.run(device=self.options.device, progress=self.progress, **more)
-            if command.stage == "finetune" and result.notes:
-                self.state.write(self.state.read() | {command.out.name: list(result.notes)})
-        return self.state.read().get(command.out.name, [])
+        if command.out.exists():
+            return
+        more = {}
+        begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
+        if begun.exists() and command.stage == "finetune":
+            more = {"resume": True}
+        command.run(device=self.options.device, progress=self.progress, **more)
 
     def score(self, target: Path, commands: Sequence[Command], *, weights: str) -> None:
         """Run what scores a copy, of which the first command makes it, where scores are missing;
@@ -142,26 +127,6 @@ class Workshop:
                 if key not in present:
                     command.run(device=self.options.device, progress=self.progress)
                     world.gather(None)  # the first process writes
-
-
-def _tidy(work: Path) -> None:
-    """Remove what a killed build left half-written in its folder, and give whole files their
-    sidecars back.
-    """
-    for folder in (work, work / "answers"):
-        if not folder.is_dir():
-            continue
-        for name in sorted(os.listdir(folder)):
-            if match := LEFT.fullmatch(name):
-                weights = folder / match[1].replace(".heads.json", SUFFIX)
-                sweep(weights, sidecar(weights))
-                sweep(folder / match[1])
-                with contextlib.suppress(OSError):
-                    (folder / f".{match[1]}.exclusive.lock").unlink(missing_ok=True)
-    for weights in sorted(work.glob(f"*{SUFFIX}")):
-        if not sidecar(weights).exists() and not weights.name.endswith(f".training{SUFFIX}"):
-            # The last to be written; the manifest is in the file, too.
-            write_text(sidecar(weights), open_checkpoint(weights).manifest.to_json())
 
 
 @dataclass(frozen=True)
@@ -223,6 +188,8 @@ class Cache:
     train: Samples
     """What OOD scores are fitted on."""
     options: BuildOptions
+    places: dict[Path, Path] = field(default_factory=dict)
+    """Where the answers of the members of these files lie, once that was asked."""
 
     @property
     def folder(self) -> Path:
@@ -352,6 +319,8 @@ class Cache:
 
     def _place(self, member: Member) -> Path:
         """Where the answers of a member lie."""
+        if member.file in self.places:
+            return self.places[member.file]
         about: dict[str, Any] = {}
         if member.trunk is None:
             about["weights"] = open_single(member.file).manifest.weights_sha256
@@ -361,7 +330,9 @@ class Cache:
                 # Which samples it is fitted to follows from the seed.
                 about |= {"repair": member.pruning.compensate, "seed": member.pruning.seed}
         text = f"{json.dumps(self.identity, sort_keys=True)}\n{json.dumps(about, sort_keys=True)}"
-        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.places[member.file] = self.folder / f"{name}.safetensors"
+        return self.places[member.file]
 
     def _check_folder(self) -> None:
         """Links are not followed: answers are written into this folder, or nowhere."""

@@ -8,9 +8,7 @@ model itself, the mean of the models, their ensemble.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -77,14 +75,7 @@ class Pool:
             sums = [total + term[number] for total, term in zip(base, self.terms, strict=True)]
             return self._worth(sums, len(members) + 1)
 
-        # Threads over options beat torch's own over rows; two of each would be in each other's way.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
-                return list(workers.map(one, options))
-        finally:
-            torch.set_num_threads(threads)
+        return [one(option) for option in options]
 
     def _sums(self, members: Sequence[Member]) -> list[Tensor]:
         """Over nothing: zeros."""
@@ -187,7 +178,9 @@ def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> E
     if below is not None:
         everyone.append(below)
     best = max(everyone, key=lambda entry: entry.value)
-    least = max((entry.value - ROUNDING for entry in everyone if entry.is_plain), default=-torch.inf)
+    least = max(
+        (entry.value - ROUNDING for entry in everyone if entry.is_plain), default=-torch.inf
+    )
     if below is not None:
         least = max(least, below.value)
     tied = [entry for entry in everyone if entry.value >= least and _is_tied(entry, best)]

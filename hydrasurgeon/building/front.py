@@ -128,13 +128,6 @@ class Front:
             )
         return entries
 
-    def decided(self, entries: Sequence[Entry], rung: Rung) -> Entry:
-        """Whether one of these takes the place of what was decided, and of the plain rivals."""
-        unit = rung.budget.unit
-        everyone = [*self.references, *entries, rung.entry]
-        paid = [each for each in everyone if rung.budget.allows(each.cost[unit])]
-        return decide(paid, unit)
-
     def _proposed(self, budget: Budget) -> list[Choice]:
         model = self.search.cost_model
 
@@ -144,7 +137,9 @@ class Front:
         whole, first, rest = (
             propose(pool, self.search.pools, allowed, self.options.wanted) for pool in self.pools
         )
-        return proposals(whole, first, rest)
+        # What is a plain rival is measured as one: nobody chose its members.
+        plain = [entry.choice.members for entry in self.references]
+        return [each for each in proposals(whole, first, rest) if each.members not in plain]
 
     def _cascade(self, choice: Choice, budget: Budget) -> Choice | None:
         """The same as a cascade within a smaller budget, where it can be one."""
@@ -242,7 +237,7 @@ def write_front(
     with staged(out) as folder:
         for name, file in files.items():
             shutil.copyfile(file, folder / name)
-            shutil.copyfile(sidecar(file), sidecar(folder / name))
+            write_text(sidecar(folder / name), open_checkpoint(file).manifest.to_json())
         write_text(folder / NAME, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 

@@ -5,15 +5,13 @@ and the commands that make a checkpoint of those that were chosen.
 from __future__ import annotations
 
 import hashlib
-import shlex
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.building.cache import Answers, Cache, State, Workshop
-from hydrasurgeon.building.cost import Budget, CostModel, Size, Sizes, Unit, cost_model, stored
+from hydrasurgeon.building.cost import Budget, CostModel, Size, Sizes, Unit, cost_model
 from hydrasurgeon.building.members import (
     Cuts,
     Member,
@@ -21,28 +19,23 @@ from hydrasurgeon.building.members import (
     cost,
     read_tower,
     reading,
-    recipe_text,
     scored,
 )
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
-from hydrasurgeon.building.table import Choice, Entry, Table
+from hydrasurgeon.building.table import Entry
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
+from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.data import Samples, first_batch, moved
 from hydrasurgeon.data.corruptions import Perturbed
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import SUFFIX, make_folder, replacing
-from hydrasurgeon.files.manifest import sidecar
+from hydrasurgeon.files.atomic import SUFFIX, make_folder
 from hydrasurgeon.files.resumable import content_hash
-from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
-from hydrasurgeon.tuning.recipes import load_recipe
 
 CRITERIA = ("taylor", "fisher", "magnitude")
 """What members are pruned by, besides circuits."""
@@ -54,9 +47,8 @@ def laddered(options: BuildOptions, budgets: Sequence[Budget]) -> bool:
     """Whether members are cut out of whole models: for several, a front, a cost below one, or to be
     distilled.
     """
-    distils = options.tune == "auto" or options.teachers is not None
     several = len(options.checkpoints) > 1 or len(budgets) > 1
-    return distils or several or budgets[0].most < 1
+    return options.tune is not None or several or budgets[0].most < 1
 
 
 @dataclass(frozen=True)
@@ -68,8 +60,6 @@ class Search:
     """The first model as it is."""
     heads: tuple[Member, ...]
     """Members pruned in memory."""
-    papers: tuple[Member, ...]
-    """The paper's members, which nobody chooses."""
     cuts: tuple[Member, ...]
     """Other whole models, their mean, and what is left of each at a size."""
     cost_model: CostModel
@@ -201,20 +191,18 @@ def searched(
     heads = tuple(pruned.candidates())
     if maker is None:
         check_enough(options.wanted, 1 + len(heads))
-    papers = tuple(pruned.papers())
     ood = tuple(sets["ood"])
     if ood:  # those given are of one kind: what is chosen by them alone may tell no other
         ood += (Perturbed(val, options.seed),)
     about = identity | {"perturbed": bool(ood)}
     cache = Cache(about, backbone, val, ood, sets["train"][0], options)
     plan.begin("candidates")
-    cache.fill((whole, *heads, *papers), progress)
+    cache.fill((whole, *heads), progress)
     scorings = tuple(command for each in commands.values() for command in each)
     search = Search(
         options=options,
         backbone=whole,
         heads=heads,
-        papers=papers,
         cuts=(),
         cost_model=cost_model,
         cache=cache,
@@ -352,51 +340,23 @@ def distilled(search: Search, entries: Iterable[Entry]) -> Search:
 
 @dataclass(frozen=True)
 class Copy:
-    """The last step of a checkpoint that needs no other: a model of the work folder, or one that
-    was given, as it is.
-    """
+    """The last step of a checkpoint that needs no other: a model as it is."""
 
     source: Path
     out: Path
 
     def run(self, *, force: bool) -> None:
         opened = undecided(open_single(self.source))
-        out = claim_checkpoint(self.out, force=force)
-        if self._is_plain:
-            with replacing(out, sidecar(out)) as (weights, beside):
-                shutil.copyfile(self.source, weights)
-                shutil.copyfile(sidecar(self.source), beside)
-            return
         save(
-            out,
+            claim_checkpoint(self.out, force=force),
             opened.tensors.planned(),
             lambda sha256: opened.manifest.model_copy(update={"weights_sha256": sha256}),
             files=opened.files,
         )
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether bytes can be copied: one file to another, with its sidecar."""
-        return (
-            self.out.suffix == SUFFIX == self.source.suffix
-            and sidecar(self.source).exists()
-            and open_checkpoint(self.source).manifest.decision is None
-        )
-
-    def lines(self, root: Path, variable: str) -> list[str]:
+    def line(self, root: Path, variable: str) -> str:
         """As a shell script has it."""
-        if not self._is_plain:
-            return [f"# {self.out} is a copy of {self.source} without a decision state."]
-        source = shlex.quote(str(self.source))
-        if self.source.is_relative_to(root):
-            source = f'"${variable}"/{shlex.quote(str(self.source.relative_to(root)))}'
-        stem = source.removesuffix(SUFFIX)
-        out = shlex.quote(str(self.out))
-        beside = shlex.quote(str(sidecar(self.out)))
-        return [
-            f"cp {source} {out}",
-            f"cp {stem}{sidecar(Path('x.safetensors')).name[1:]} {beside}",
-        ]
+        return f"# {self.out} is a copy of {self.source.name}, without a decision state"
 
 
 def commands_of(search: Search, entry: Entry, out: Path) -> list[Command | Copy]:
@@ -417,9 +377,9 @@ def commands_of(search: Search, entry: Entry, out: Path) -> list[Command | Copy]
     return [*commands[:-1], replace(commands[-1], out=out)]
 
 
-def make(search: Search, commands: Sequence[Command | Copy], out: Path) -> list[str]:
-    """Run them, unless what they write into the work folder is there; what was said of trainings."""
-    options, notes = search.options, list[str]()
+def make(search: Search, commands: Sequence[Command | Copy], out: Path) -> None:
+    """Run them, unless what they write into the work folder is there."""
+    options = search.options
     for command in commands:
         if isinstance(command, Copy):
             command.run(force=options.force or out.parent == options.work)
@@ -428,10 +388,7 @@ def make(search: Search, commands: Sequence[Command | Copy], out: Path) -> list[
                 device=options.device, progress=search.workshop.progress, force=options.force
             )
         else:
-            said = search.workshop.perform(command)
-            if command.stage == "finetune":
-                notes += said
-    return notes
+            search.workshop.perform(command)
 
 
 def rung_file(search: Search, entry: Entry) -> Path:
@@ -464,74 +421,6 @@ def _fusion(members: Sequence[Member], options: BuildOptions) -> Command:
     words = {"mlp": "separate", **options.names}
     files = tuple(member.file for member in members)
     return Command("fuse", files, words, options.work / f"hydra-{key}.safetensors")
-
-
-def tuned(search: Search, entry: Entry, table: Table) -> tuple[list[Entry], list[str]]:
-    """The single model and the chosen members given the same steps, as entries; and what was said
-    of the trainings.
-    """
-    fields = _behind(search, entry.choice.members)
-    members = [_tuned(search, member, fields) for member in entry.choice.members]
-    alone = _tuned(search, search.backbone, {})
-    entries, notes = [], list[str]()
-    for choice in (Choice.of(alone, name="single model, tuned alike"), Choice.of(*members)):
-        commands = [command for member in choice.members for command in member.making]
-        file = choice.members[0].file
-        if len(choice.members) > 1:
-            commands.append(_fusion(choice.members, search.options))
-            file = _written(commands[-1])
-        notes += make(search, commands, search.options.work)
-        answers, cost = _run(search, file)
-        entries.append(table.entry_of(choice, answers, cost))
-    return entries, notes
-
-
-def _behind(search: Search, members: Sequence[Member]) -> dict[str, str]:
-    """What the recipe is told, so that only layers behind the trunk are tuned: members still share
-    the others.
-    """
-    model = search.cost_model
-    trunk = model.trunk([member.part for member in members])
-    if not trunk:
-        return {}
-    last = load_recipe(str(search.options.tune), {}).last_blocks
-    later = len(model.rests) - trunk
-    if last is not None:
-        later = min(later, last)
-    return {"last_blocks": str(later)}
-
-
-def _tuned(search: Search, member: Member, fields: Mapping[str, str]) -> Member:
-    """The same, fine-tuned; another recipe of the same name, or one that was edited, gives another
-    file.
-    """
-    options, recipe = search.options, str(search.options.tune)
-    content = hashlib.sha256(recipe_text(recipe, fields).encode()).hexdigest()[:8]
-    stem = member.file.name.removesuffix(SUFFIX)
-    file = options.work / f"{stem}-{Path(recipe).stem}-{content}.safetensors"
-    words: dict[str, Any] = {
-        "recipe": options.tune,
-        "data": options.data,
-        "freeze": "mlp,embedding",
-        "set": fields or None,
-        **options.names,
-        "limit": options.limit,
-        "seed": options.seed,
-    }
-    tuning = Command("finetune", (member.file,), words, file)
-    label = f"{member.label}, tuned"
-    return replace(member, label=label, file=file, making=(*member.making, tuning))
-
-
-def _run(search: Search, file: Path) -> tuple[list[Answers], dict[str, float]]:
-    """What a file's members answer, and what it costs, counted as it runs."""
-    options, full, opened = search.options, search.cost_model.full, open_checkpoint(file)
-    model = as_classifier(opened, device=options.device, dtype=options.dtype, lean=True)
-    weight = next(model.parameters())
-    sample = first_batch(search.cache.val, model.transform, 1)
-    counted = macs(model, moved(sample, weight.device, weight.dtype))
-    cost = {"macs": counted / full["macs"], "params": stored(opened) / full["params"]}
-    return search.cache.answers_of(model), cost
 
 
 def _written(command: Command) -> Path:

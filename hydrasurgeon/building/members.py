@@ -19,7 +19,7 @@ from hydrasurgeon.building.cost import Budget, CostModel, Part, Size, Sizes, Uni
 from hydrasurgeon.checkpoints.reading import Single, all_kept
 from hydrasurgeon.criteria import chooser, criterion
 from hydrasurgeon.criteria.neurons import check_neurons
-from hydrasurgeon.criteria.selection import movable, select
+from hydrasurgeon.criteria.selection import movable
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.manifest import Score, SingleManifest
@@ -37,8 +37,6 @@ POOL = 1.75
 """A draw is from so many times the heads that go."""
 REPAIRS = (None, "lstsq")
 """What is done for what is left of the layers."""
-PAPER = (48 / 144, 100 / 144)
-"""The paper's hydras lose this fraction of all heads, drawn from those that go first (section 5)."""
 CUT_BY = "taylor"
 """The criterion that chooses heads and neurons of cuts."""
 DISTIL = "teach"
@@ -207,26 +205,6 @@ class Pruned:
             return None
         pruning = Pruning(method, **amount, layers=layers, compensate=repair, seed=draw)
         return self._member(kept, pruning)
-
-    def papers(self) -> list[Member]:
-        """Three members drawn as the paper draws them, from the first order that there is."""
-        preferred = ("circuit-avg", "circuit-acc", "circuit-ood", "taylor", *self.scores)
-        key = next((key for key in preferred if key in self.scores), None)
-        if key is None or criterion(key).own_number:
-            return []
-        score = self.scores[key]
-        free = len(movable(self.manifest, score, layers=None, tower=None))
-        remove, pool = (max(1, round(share * free)) for share in PAPER)
-        if not remove < pool < free:
-            return []
-        sample = f"{remove}/{pool}"
-        return [
-            self._member(
-                select(self.manifest, score, sample=sample, seed=seed),
-                Pruning(key, sample=sample, seed=seed),
-            )
-            for seed in (1, 2, 3)
-        ]
 
     def _member(self, kept: Kept, pruning: Pruning) -> Member:
         options = self.options

@@ -207,18 +207,6 @@ class Table:
             cost["macs"] = sum(part.macs for part in parts) / 2
         return Entry(choice, cost, _joined(parts), self.objective)
 
-    def entry_of(
-        self, choice: Choice, answers: Sequence[Answers], cost: Mapping[str, float]
-    ) -> Entry:
-        """The same of members whose answers and cost are known."""
-        halves = [each.halves() for each in answers]
-        parts = []
-        for chosen_on in (1, 0):
-            fitting = [half[chosen_on] for half in halves]
-            judging = [half[1 - chosen_on] for half in halves]
-            parts.append(_together(fitting, judging, self.objective.score))
-        return Entry(choice, cost, _joined(parts), self.objective)
-
     def _judged(self, choice: Choice, members: Sequence[Member], chosen_on: int) -> _Half:
         """What members that one half chose answer on the other."""
         halves = [self.read(member).halves() for member in members]

@@ -18,6 +18,7 @@ from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.criteria import criterion
 from hydrasurgeon.data import Samples, open_data
+from hydrasurgeon.decision.fitting import FEWEST_OOD, too_few_ood
 from hydrasurgeon.errors import DataError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
 from hydrasurgeon.files.plots import check_plot
@@ -30,7 +31,7 @@ from hydrasurgeon.tuning.recipes import load_recipe
 FORMAT = "hydrasurgeon.build/1"
 """Format identifier of the JSON report."""
 FEWEST = 20
-"""Samples of the validation set, and of an OOD set, that can choose."""
+"""Samples of the validation set."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def build(options: BuildOptions) -> Built:
     outcome = built(models, sets, options, budgets, out, picture, averaged=averaged(models))
     if outcome is None:
         return Built(None, options.goal, options.work)
-    notes = [*(opened.note for opened in models if opened.note), *notes, *outcome.notes]
+    notes = [*(opened.note for opened in models if opened.note), *notes]
     if options.calibrate:
         notes.append(
             "the decision state was fitted on --val, by which the members were chosen: run "
@@ -186,16 +187,13 @@ def _opened_data(
     if len(val) < FEWEST:
         hint = f"A choice that two halves judge needs at least {FEWEST}."
         raise DataError(f"--val {options.val}: has {len(val)} samples", hint=hint)
-    notes += [
-        f"--ood {each.spec}: {len(each)} OOD samples choose nothing; {FEWEST} or more are needed"
-        for each in ood
-        if len(each) < FEWEST
-    ]
-    ood = [samples for samples in ood if len(samples) >= FEWEST]
+    few = [too_few_ood(f"--ood {each.spec}", len(each)) for each in ood]
+    ood = [samples for samples, note in zip(ood, few, strict=True) if note is None]
+    notes += [note for note in few if note is not None]
     if model.problem == "multi_label":  # of which no score of a whole sample is measured
         ood = []
     if not ood and options.goal not in ("acc", "nll", "avg"):
-        hint = f"Give --ood data of {FEWEST} samples or more, or --objective nll."
+        hint = f"Give --ood data of {FEWEST_OOD} samples or more, or --objective nll."
         raise DataError(f"--objective {options.goal} requires OOD data", hint=hint)
     train = open_data(options.data, model=model, limit=options.score_limit, seed=options.seed)
     return {"data": [data], "val": [val], "ood": ood, "train": [train]}, notes

@@ -1,67 +1,71 @@
-"""Members chosen together: every objective is eval's own metric, and the choice is what a slow, plain search finds."""
+"""Members are proposed as a slow, plain search would, and decided by the table's own figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from drawn_answers import CANDIDATES, CLASSES, ROWS, answers
-from hydrasurgeon.stages.build.choice import Answers, Objective, Pool, choose, estimate
-from hydrasurgeon.stages.build.comparing import measured
-from hydrasurgeon.stages.build.cost import parse_budgets
+from drawn_answers import MEMBERS, answers, member
 
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.building.cache import Answers
+from hydrasurgeon.building.choosing import MARGIN, Pool, decide, propose
+from hydrasurgeon.building.cost import parse_budgets
+from hydrasurgeon.building.members import Member
+from hydrasurgeon.building.table import Objective
+from hydrasurgeon.decision.temperature import temperature_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
-from hydrasurgeon.options.making import Objective as Goal
+
+EVERYONE = [member(number) for number in range(MEMBERS)]
 
 
-def pool(name: str, everyone: Sequence[Answers]) -> Pool:
-    return Pool.gathered(Objective(name), iter(everyone), len(everyone))
+def pool(name: str, everyone: Sequence[Answers], floor: float = 0.0) -> Pool:
+    return Pool(Objective(name, floor), EVERYONE[: len(everyone)], everyone)
 
 
-def plainly(name: str, members: Sequence[Answers]) -> float:
-    """By eval's metrics, in float64, from the logits."""
-    logits = torch.stack([m.val for m in members], dim=1)
-    foreign = [torch.stack(rows, dim=1) for rows in zip(*(m.foreign for m in members), strict=True)]
-    probs, labels = metrics.mean_probs(logits), members[0].labels
-    accuracy = metrics.accuracy(probs, labels)
-    if name in ("acc", "nll"):
-        return accuracy if name == "acc" else -metrics.nll(probs, labels)
-    score = "msp" if name in ("avg", "ood") else name
-    inside = ON_LOGITS[score](logits, 1.0)
-    areas = [metrics.auroc(inside, ON_LOGITS[score](rows, 1.0)) for rows in foreign]
-    area = sum(a for a in areas if a is not None) / len(areas)
-    return (accuracy + area) / 2 if name == "avg" else area
+def numbers(members: Sequence[Member]) -> tuple[int, ...]:
+    return tuple(EVERYONE.index(each) for each in members)
 
 
-@pytest.mark.parametrize("name", get_args(Goal))
-def test_objectives_are_evals_metrics(name: str) -> None:
+def plainly(name: str, chosen: Sequence[Answers]) -> float:
+    """By eval's metrics, in float64, from the logits at each member's temperature."""
+    logits = [each.val.double() / temperature_of(each.val[:, None], each.labels) for each in chosen]
+    probs, labels = torch.stack(logits).softmax(dim=-1).mean(dim=0), chosen[0].labels
+    accuracy, nll = metrics.accuracy(probs, labels), metrics.nll(probs, labels)
+    if name == "nll":
+        return -nll
+    assert name == "acc"
+    return accuracy
+
+
+@pytest.mark.parametrize("name", ["acc", "nll"])
+def test_sums_are_evals_metrics(name: str) -> None:
     everyone = answers()
     summed = pool(name, everyone)
-    for members in ([2], [0, 5], [1, 2, 6]):
-        expected = plainly(name, [everyone[i] for i in members])
-        assert summed.worth(members) == pytest.approx(expected, abs=1e-6)
+    for chosen in ([2], [0, 5], [1, 2, 6]):
+        expected = plainly(name, [everyone[i] for i in chosen])
+        assert summed.worth([EVERYONE[i] for i in chosen]) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["avg", "nll", "mi"])
+@pytest.mark.parametrize("name", ["avg", "nll", "msp"])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_choice_is_forward_selection_and_swaps(name: str, seed: int) -> None:
-    everyone = answers(seed)
+def test_what_is_proposed_is_forward_selection_and_swaps(name: str, seed: int) -> None:
+    summed = pool(name, answers(seed))
 
-    def worth(members: Sequence[int]) -> float:
-        return plainly(name, [everyone[i] for i in members])
+    def worth(chosen: Sequence[int]) -> float:
+        return summed.worth([EVERYONE[i] for i in chosen])
 
-    def affordable(members: Sequence[int]) -> bool:
-        return sum(1 + i % 3 for i in members) <= 6
+    def affordable(chosen: Sequence[int]) -> bool:
+        return sum(1 + i % 3 for i in chosen) <= 6
 
     chosen: list[int] = []
-    best: dict[int, tuple[int, ...]] = {}
+    best: dict[int, float] = {}
     while len(chosen) < 5:
-        options = [i for i in range(CANDIDATES) if i not in chosen and affordable([*chosen, i])]
+        options = [i for i in range(MEMBERS) if i not in chosen and affordable([*chosen, i])]
         if not options:
             break
         chosen.append(max(options, key=lambda i: worth([*chosen, i])))
@@ -69,31 +73,18 @@ def test_the_choice_is_forward_selection_and_swaps(name: str, seed: int) -> None
         while improved:
             improved = False
             for place in range(len(chosen)):
-                for other in range(CANDIDATES):
+                for other in range(MEMBERS):
                     swapped = [*chosen[:place], other, *chosen[place + 1 :]]
-                    if (
-                        other not in chosen
-                        and affordable(swapped)
-                        and worth(swapped) > worth(chosen) + 1e-9
-                    ):
+                    able = other not in chosen and affordable(swapped)
+                    if able and worth(swapped) > worth(chosen) + 1e-9:
                         chosen, improved = swapped, True
-        best[len(chosen)] = max(
-            best.get(len(chosen), tuple(chosen)), tuple(sorted(chosen)), key=worth
-        )
-    summed = pool(name, everyone)
-    choice = choose(summed, pools=[range(CANDIDATES)], affordable=affordable, members=None)
-    assert choice is not None
-    assert affordable(choice.members)
-    assert choice.value == pytest.approx(worth(choice.members), abs=1e-6)
-    # The most members among those that the samples cannot tell from the best.
-    top = max(best.values(), key=worth)
-    within = {
-        size: lost <= error
-        for size, (lost, error) in ((k, summed.difference(top, m)) for k, m in best.items())
-    }
-    size = max(k for k in best if within[k] or k == len(top))
-    assert len(choice.members) == max(size, len(top))
-    assert choice.value >= worth(best[len(choice.members)]) - 1e-6
+        best[len(chosen)] = worth(chosen)
+    proposed = propose(summed, [EVERYONE], lambda members: affordable(numbers(members)))
+    assert proposed.keys() == best.keys()
+    for count, members in proposed.items():
+        assert len(members) == count
+        assert affordable(numbers(members))
+        assert summed.worth(members) == pytest.approx(best[count], abs=1e-6)
 
 
 def test_swaps_leave_what_forward_selection_cannot() -> None:
@@ -106,134 +97,77 @@ def test_swaps_leave_what_forward_selection_cannot() -> None:
 
     one, other = sure([9, 9, -4, 1, 4, -9, -9, -1]), sure([-4, 1, 9, 9, -9, 4, -1, -9])
     plain = sure([3, 3, 3, -3, -3, -3, 3, -3])
-    everyone = [plain, one, other]
-    summed = pool("acc", everyone)
-    best = max(combinations(range(3), 2), key=summed.worth)
-    choice = choose(summed, pools=[range(3)], affordable=lambda members: True, members=2)
-    assert choice is not None
-    assert choice.members == best
-    assert best == (1, 2)
+    summed = pool("acc", [plain, one, other])
+    best = max(combinations(EVERYONE[:3], 2), key=summed.worth)
+    assert numbers(best) == (1, 2)
+    proposed = propose(summed, [EVERYONE[:3]], lambda members: True, members=2)
+    assert {count: numbers(each) for count, each in proposed.items()} == {2: (1, 2)}
 
 
-def test_an_average_of_several_is_taken_where_samples_cannot_tell() -> None:
-    """One member is best by chance; by more than chance it is taken."""
-    labels = torch.arange(400) % 2
-    truth = torch.stack([1 - labels, labels], dim=1).float()
-
-    def candidate(wrong: Sequence[int]) -> Answers:
-        logits = 4 * truth
-        logits[list(wrong)] = logits[list(wrong)].flip(-1)
-        return Answers(logits, labels)
-
-    def size(best: int) -> int:
-        everyone = [candidate(range(best)), candidate(range(100, 124)), candidate(range(100, 123))]
-        choice = choose(pool("acc", everyone), pools=[[0], [1, 2]], affordable=lambda m: True)
-        assert choice is not None
-        return len(choice.members)
-
-    assert size(22) == 2
-    assert size(0) == 1
-
-
-def test_the_error_of_a_difference() -> None:
+def test_accuracy_has_a_floor() -> None:
+    """What detects OOD data best is not proposed where it no longer knows in-distribution data."""
     everyone = answers()
-    summed = pool("acc", everyone)
-    lost, error = summed.difference([0, 1], [2])
-    right = [summed.sums(m)[0].argmax(dim=-1) == summed.labels for m in ([0, 1], [2])]
-    each = right[0].double() - right[1].double()
-    assert lost == pytest.approx(float(each.mean()))
-    assert error == pytest.approx(float(each.std()) / len(each) ** 0.5, rel=0.4)
-
-
-def test_a_guard_is_drawn_with_its_samples() -> None:
-    """Who is right about every sample is right about every draw of them."""
-    labels = torch.arange(60) % 3
-    sure = Answers(9 * torch.eye(3)[labels], labels, (torch.zeros(20, 3),))
-    accuracies: list[float] = []
-
-    class Watched(Objective):
-        def value(self, sums: Sequence[torch.Tensor], members: int, labels: torch.Tensor) -> float:
-            accuracies.append(float((sums[-1].argmax(dim=-1) == labels).double().mean()))
-            return super().value(sums, members, labels)
-
-    Pool.gathered(Watched("energy", 1.0), iter([sure, sure]), 2).difference([0], [1])
-    assert len(accuracies) > 10
-    assert set(accuracies) == {1.0}
-
-
-@pytest.mark.parametrize("members", [1, 2, 4])
-def test_so_many_members_as_asked(members: int) -> None:
-    choice = choose(
-        pool("nll", answers()),
-        pools=[range(CANDIDATES)],
-        affordable=lambda m: True,
-        members=members,
-    )
-    assert choice is not None
-    assert len(choice.members) == members == len(set(choice.members))
-
-
-@pytest.mark.parametrize("name", ["ood", "energy", "max-logit", "gen"])
-def test_accuracy_has_a_floor(name: str) -> None:
-    """What detects OOD data best is not taken where it no longer knows in-distribution data; what is reported has no
-    penalty."""
-    everyone = answers()
-    plain = pool(name, everyone)
-    best = max(range(CANDIDATES), key=lambda i: plain.worth([i]))
-    accuracies = [measured([a])["accuracy"] for a in everyone]
-    floor = sorted(accuracies)[-2]
+    plain = pool("msp", everyone)
+    alone = [plain.worth([each]) for each in EVERYONE]
+    accuracies = [plainly("acc", [each]) for each in everyone]
+    floor = max(accuracies)
+    best = alone.index(max(alone))
     assert accuracies[best] < floor
-    held = Pool.gathered(Objective(name, floor), iter(everyone), CANDIDATES)
-    choice = choose(held, pools=[range(CANDIDATES)], affordable=lambda m: True, members=1)
-    assert choice is not None
-    able = [i for i in range(CANDIDATES) if accuracies[i] >= floor]
-    assert choice.members == (max(able, key=lambda i: plain.worth([i])),)
-    assert held.plainly(choice.members) == plain.worth(choice.members)
-    assert held.worth([best]) == pytest.approx(
-        plain.worth([best]) - 10 * (floor - accuracies[best]), abs=1e-6
-    )
+    held = pool("msp", everyone, floor)
+    (chosen,) = propose(held, [EVERYONE], lambda members: True, members=1)[1]
+    able = [i for i in range(MEMBERS) if accuracies[i] >= floor]
+    assert numbers([chosen]) == (max(able, key=lambda i: alone[i]),)
+    lost = alone[best] - held.worth([EVERYONE[best]])
+    assert lost == pytest.approx(10 * (floor - accuracies[best]), abs=1e-6)
 
 
 def test_nothing_within_the_budget() -> None:
-    assert (
-        choose(pool("nll", answers()), pools=[range(3)], affordable=lambda members: False) is None
-    )
+    assert propose(pool("nll", answers()), [EVERYONE], lambda members: False) == {}
 
 
-def test_noise_is_not_taken_for_a_gain() -> None:
-    """The best of many models that guess looks better than chance where it was chosen, and is not elsewhere."""
-    random = torch.Generator().manual_seed(3)
-    labels = torch.randint(CLASSES, (400,), generator=random)
-    guessing = [Answers(torch.randn(400, CLASSES, generator=random), labels) for _ in range(40)]
-    judged = estimate(pool("acc", guessing), pools=[range(40)], affordable=lambda members: True)
-    assert judged is not None
-    assert judged.optimism > 0.03
-    assert judged.value == pytest.approx(1 / CLASSES, abs=0.04)
+def entry(value: float, members: int = 1, cost: float = 1.0, *, plain: str = "") -> Any:
+    """An entry of the table whose lead over another has a standard error of 0.01."""
+    choice = SimpleNamespace(members=(None,) * members, name=plain)
+    made = SimpleNamespace(choice=choice, value=value, cost={"macs": cost}, is_plain=bool(plain))
+    made.lead = lambda other: (value - other.value, 0.01)
+    return made
 
 
-def test_halves_are_parts_of_the_whole() -> None:
-    everyone = answers()
-    whole = pool("acc", everyone)
-    first, rest = whole.halves()
-    worth = (first.worth([1, 3]) * len(first.labels) + rest.worth([1, 3]) * len(rest.labels)) / ROWS
-    assert worth == pytest.approx(whole.worth([1, 3]), abs=1e-12)
-    one, other = everyone[1].halves()
-    assert torch.equal(torch.cat([one.val, other.val]), everyone[1].val)
-    assert torch.equal(first.labels, one.labels)
+SINGLE = entry(0.900, plain="single")
 
 
-def test_rows_are_evals_metrics() -> None:
-    everyone = answers()[:2]
-    row = measured(everyone)
-    logits = torch.stack([a.val for a in everyone], dim=1)
-    probs, labels = metrics.mean_probs(logits), everyone[0].labels
-    for name, metric in (
-        ("accuracy", metrics.accuracy),
-        ("nll", metrics.nll),
-        ("ece", metrics.ece),
-    ):
-        assert row[name] == pytest.approx(metric(probs, labels))
-    assert row["auroc"] == pytest.approx(plainly("ood", everyone), abs=1e-12)
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        # A hydra that is ahead by less than its error is not worth its members …
+        ([entry(0.909, 3, 1.4)], SINGLE.value),
+        # … and one that is ahead by more is.
+        ([entry(0.911, 3, 1.4)], 0.911),
+        # A smaller model must not be worse than a plain rival that the budget could pay,
+        ([entry(0.899, 1, 0.5)], 0.900),
+        # and is taken where it is not.
+        ([entry(0.9, 1, 0.5), entry(0.905, 2, 1.2)], 0.9),
+        # Of plain rivals the best, whatever it costs; by a rounding the simpler.
+        ([entry(0.905, 3, 3.0, plain="ensemble")], 0.905),
+        ([entry(0.90005, 3, 3.0, plain="ensemble")], 0.900),
+        # Of equal cost and size the better.
+        ([entry(0.9004, plain="mean")], 0.9004),
+        # Fewer members first, then less cost.
+        ([entry(0.930, 3, 1.2), entry(0.925, 2, 1.4)], 0.925),
+        ([entry(0.930, 2, 1.2), entry(0.925, 2, 1.4)], 0.930),
+    ],
+)
+def test_the_simplest_that_is_not_worse(others: list[Any], expected: float) -> None:
+    chosen = decide([SINGLE, *others], "macs")
+    assert chosen.value == expected
+    assert MARGIN < 0.01
+
+
+def test_a_rung_is_not_worth_less_than_the_one_below() -> None:
+    below = entry(0.905, 1, 0.5)
+    assert decide([SINGLE, entry(0.904, 1, 0.4)], "macs", below) is below
+    better = entry(0.93, 2, 1.5)
+    assert decide([SINGLE, better], "macs", below) is better
 
 
 @pytest.mark.parametrize(
@@ -257,7 +191,5 @@ def test_budgets_that_are_none(text: str) -> None:
 
 
 def test_a_list_of_budgets_is_a_rising_front() -> None:
-    assert [str(budget) for budget in parse_budgets("params=2,1.25,1.25")] == [
-        "params=1.25",
-        "params=2",
-    ]
+    budgets = parse_budgets("params=2,1.25,1.25")
+    assert [str(budget) for budget in budgets] == ["params=1.25", "params=2"]

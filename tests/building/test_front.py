@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from hydrasurgeon.stages.build.cascading import Cascaded, cascaded
-from hydrasurgeon.stages.build.comparing import Row
-from hydrasurgeon.stages.build.cost import Budget, cost_model, stored
-from hydrasurgeon.stages.build.ladder import Size, Sizes
-from hydrasurgeon.stages.build.summary import verdict
+from drawn_answers import member
+from fitted_heads import solved, with_head
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_task import VIT, Task
 
 import hydrasurgeon as hs
+from hydrasurgeon.building import summary_of
+from hydrasurgeon.building.cache import Workshop
+from hydrasurgeon.building.cost import Budget, Size, Sizes, cost_model, stored
+from hydrasurgeon.building.table import Choice
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 
@@ -40,16 +43,13 @@ class Tasks(Task):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        more = {
-            "data": self.data,
-            "recipe": "demo",
-            "set": {"epochs": "1", "lr": "1e-3"},
-            "limit": 40,
-            "device": "cpu",
-        }
+        head = solved(self.backbone, self.data)
+        noise = np.random.default_rng(5).normal(size=head.shape) * np.abs(head).mean() / 2
         self.models = [
-            hs.finetune(self.backbone, **more, seed=seed, out=folder / f"m{seed}.safetensors").path
-            for seed in (1, 2)
+            with_head(
+                self.backbone, folder / f"m{number}.safetensors", head + sign * noise, moved=0.01
+            )
+            for number, sign in ((1, 1), (2, -1))
         ]
 
     def front(self, out: str = "front/", models: Any = None, **more: Any) -> Any:
@@ -59,7 +59,7 @@ class Tasks(Task):
             "ood": [self.ood],
             "score_limit": 40,
         }
-        settings |= {"batch_size": 32, "candidates": 4, "device": "cpu"} | more
+        settings |= {"batch_size": 32, "device": "cpu"} | more
         return hs.build(models or self.models, out=f"{self.folder}/{out}", **settings)
 
 
@@ -86,12 +86,11 @@ def test_what_a_size_costs(family: Family, tmp_path: Path) -> None:
             tower=tower,
             out=tmp_path / f"{size.heads}",
         ).path
-        planned = sizes.cost(size)
-        assert planned["macs"] == price(member, tmp_path / "source", family)
-        assert planned["params"] == stored(open_checkpoint(member)) / stored(
+        assert sizes.cost(size, "macs") == price(member, tmp_path / "source", family)
+        assert sizes.cost(size, "params") == stored(open_checkpoint(member)) / stored(
             open_checkpoint(tmp_path / "source")
         )
-    assert 0.6 < sizes.cost(chosen)["macs"] <= 0.7
+    assert 0.6 < sizes.cost(chosen, "macs") <= 0.7
 
 
 def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
@@ -107,10 +106,7 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
         built.plan[1]
         == "1. scores of heads and neurons, 2 models and their mean: 720 forward passes"
     )
-    assert any(line.startswith(f"stage 1 of {len(built.plan) - 1}, about ") for line in lines)
-    assert (
-        "Beside your model, calibrated too, on data that did not choose: accuracy " in built.summary
-    )
+    assert any(line.startswith(f"stage 1 of {len(built.plan) - 1}; ") for line in lines)
     assert built.to_json()["summary"] == built.summary
     said = json.loads((built.path / "front.json").read_text())
     assert said["format"] == "hydrasurgeon.front/1"
@@ -137,47 +133,25 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
         assert rung["macs"] <= rung["budget"]
         assert {"accuracy", "nll", "ece", "auroc"} <= {*rung} & {*rung["errors"]} | {"ece"}
     names = [row["name"] for row in said["references"]]
-    assert names == ["single model, calibrated", "ensemble of 2", "mean of 2"]
-    assert [row["macs"] for row in said["references"]] == [1.0, 2.0, 1.0]
+    assert names == ["single model, calibrated", "mean of 2", "ensemble of 2"]
+    assert [row["macs"] for row in said["references"]] == [1.0, 1.0, 2.0]
     mean = hs.fuse(tasks.models, mean=True, out=tasks.folder / "mean.safetensors")
     assert (
         open_checkpoint(built.work / "mean.safetensors").manifest.weights_sha256
         == mean.manifest.weights_sha256
     )
+    paths = {rung["path"] for rung in said["rungs"]}  # equal rungs are stored once
+    assert len(paths) == len(budgets) - len(said["no_better"])
     assert {path.name for path in built.path.iterdir()} == {
         "front.json",
-        *(
-            name
-            for rung in said["rungs"]
-            for name in (rung["path"], rung["path"].replace(".safetensors", ".heads.json"))
-        ),
+        *paths,
+        *(path.replace(".safetensors", ".heads.json") for path in paths),
     }
+    keys = {"members", "made_of", "estimate", "macs", "params", "accuracy", "nll", "errors"}
+    for each in (*said["rungs"], *said["references"]):
+        assert keys | {"budget", "path", "kind"} <= each.keys()
     with pytest.raises(OutputError, match="already exists"):
         tasks.front(budget="macs=0.5,0.8,1.5")
-
-
-@pytest.mark.slow
-def test_a_cascade_stands_where_it_is_worth_more(
-    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Worth more by decree here: then it is made, and costs what the record says."""
-
-    def decreed(*about: Any) -> Cascaded | None:
-        made = cascaded(*about)
-        return made and replace(made, judged=replace(made.judged, value=made.judged.value + 1))
-
-    monkeypatch.setattr("hydrasurgeon.stages.build.front.cascaded", decreed)
-    built = tasks.front(
-        "cascades/", budget="macs=0.8,1.4", members=2, cache=tasks.folder / "cascades.build"
-    )
-    said = json.loads((built.path / "front.json").read_text())
-    cheap, dear = said["rungs"]
-    assert cheap["cascade"]
-    assert cheap["made_of"] == dear["made_of"]
-    assert said["no_better"] == [1.4]  # nothing is decreed of the dearest, which is then no better
-    manifest = open_checkpoint(built.path / cheap["path"]).manifest
-    assert cheap["macs"] == manifest.decision.cascade.cost.expected <= 0.8
-    assert built.front[0].name == "macs=0.8, as a cascade"
 
 
 def test_a_hydra_of_halves_answers_as_its_members(tasks: Tasks) -> None:
@@ -185,81 +159,70 @@ def test_a_hydra_of_halves_answers_as_its_members(tasks: Tasks) -> None:
     built = tasks.front(
         "pair.safetensors", budget="macs=1.2", members=2, cache=tasks.folder / "pair.build"
     )
-    assert {label.split(",")[0] for label in built.members} == {"model 1", "model 2"}
-    assert built.rows[-1].cost["macs"] == pytest.approx(
-        price(built.path, tasks.models[0]), abs=1e-12
-    )
-    assert built.rows[-1].cost["macs"] <= 1.2
+    assert len({label.split(",")[0] for label in built.members}) == 2
+    macs_of = built.front[-1].cost["macs"]
+    assert macs_of == pytest.approx(price(built.path, tasks.models[0]), abs=1e-12)
+    assert macs_of <= 1.2
     hydra = hs.load(built.path, device="cpu")
     inputs = VIT.inputs()
-    files = sorted((tasks.folder / "pair.build").glob("whole-?-*.safetensors"))
+    files = sorted((tasks.folder / "pair.build").glob("whole-*-*.safetensors"))
     members = [hs.load(path, device="cpu")(inputs)[:, 0].detach() for path in files]
     for logits in hydra(inputs).detach().unbind(dim=1):
         assert min(float((logits - each).abs().max()) for each in members) < 1e-5
 
 
+def difference(metric: str, value: float) -> Difference:
+    return Difference(metric, value, value - 0.01, value + 0.01)
+
+
 @pytest.mark.parametrize(
-    ("members", "cost", "changes", "says"),
+    ("changes", "words"),
     [
-        (
-            1,
-            0.88,
-            (),
-            "Nothing within 1.5x beats your model on this data by more than chance; written: one member, 12 % ",
-        ),
-        (1, 1.0, (), "written: one model of the same price."),
-        (
-            3,
-            1.44,
-            (),
-            "a hydra of 3 members, which costs 1.44 times as much: stay with your model, and calibrate it.",
-        ),
-        (
-            3,
-            1.44,
-            (("nll", -0.02), ("auroc", 0.03)),
-            "better in NLL and AUROC by more than chance, nowhere worse, and",
-        ),
-        (
-            1,
-            0.5,
-            (("accuracy", -0.02), ("auroc", 0.03)),
-            "gains in AUROC, loses in accuracy by more than chance, and is",
-        ),
-        (
-            1,
-            0.5,
-            (("nll", 0.02),),
-            "which is 50 % cheaper and is worse in NLL by more than chance.",
-        ),
+        ((), ["no different"]),
+        ((("nll", -0.02), ("auroc", 0.03)), ["better in NLL and AUROC", "NLL -0.020"]),
+        ((("accuracy", -0.13), ("auroc", 0.03)), ["better in AUROC", "worse in accuracy"]),
+        ((("accuracy", -0.131),), ["loses in accuracy", "-13.1 points", "--tune auto"]),
     ],
 )
-def test_the_verdict(members: int, cost: float, changes: Any, says: str) -> None:
-    """Whether it was worth it, in words."""
-    differences = [Difference(name, value, value - 0.01, value + 0.01) for name, value in changes]
-    row = Row("what was built", members, {"macs": cost}, {})
-    assert says in verdict(row, differences, Budget("macs", 1.5))
+def test_the_summary_says_what_is_lost(
+    changes: Any, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In numbers, against the calibrated single model; and what to try."""
+    monkeypatch.setattr(
+        "hydrasurgeon.building.compared", lambda *_: [difference(*each) for each in changes]
+    )
+    choice = Choice.of(*(member(number) for number in (0, 1)))
+    rung: Any = SimpleNamespace(
+        budget=Budget("macs", 0.5),
+        no_better=False,
+        entry=SimpleNamespace(choice=choice, is_plain=False, cost={"macs": 0.5}, answers=None),
+    )
+    options = BuildOptions(checkpoints=("m",), data="d", val="v", out="h.safetensors")
+    summary = summary_of([rung], SimpleNamespace(answers=None), options)  # type: ignore[arg-type]
+    for word in ("macs=0.5: a hydra of 2 members at 0.50x", *words):
+        assert word in summary
+    assert "cheaper" not in summary
+    assert ("To lose less" in summary) == any("loses" in word or "worse" in word for word in words)
 
 
 @pytest.mark.slow
 def test_an_interrupted_front_goes_on(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes as of one that was not."""
     whole = tasks.front("all/", budget="macs=0.5,1.5")
-    from hydrasurgeon.stages.build import work
+    perform, count = Workshop.perform, 0
 
-    perform, count = work.perform, 0
-    monkeypatch.setattr("hydrasurgeon.stages.build.search.perform", lambda *args: stop(*args))
-
-    def stop(*args: Any) -> Any:
+    def stop(self: Workshop, command: Any) -> None:
         nonlocal count
         count += 1
         if count == 4:
             raise KeyboardInterrupt
-        return perform(*args)
+        perform(self, command)
 
+    monkeypatch.setattr(Workshop, "perform", stop)
     with pytest.raises(KeyboardInterrupt):
         tasks.front("killed/", budget="macs=0.5,1.5")
     assert not (tasks.folder / "killed").exists()
+    monkeypatch.undo()
     again = tasks.front("killed/", budget="macs=0.5,1.5")
     assert {p.name: p.read_bytes() for p in whole.path.iterdir()} == {
         p.name: p.read_bytes() for p in again.path.iterdir()
@@ -284,31 +247,31 @@ def test_the_script_makes_the_same_front(tasks: Tasks) -> None:
 
 
 @pytest.mark.slow
-def test_taught_where_that_is_better(tasks: Tasks) -> None:
+def test_distilled_where_that_is_better(tasks: Tasks) -> None:
     more: dict[str, Any] = {"models": tasks.models[:1], "budget": "macs=0.6", "limit": 60}
-    built = tasks.front("taught.safetensors", **more, tune="auto")
-    work = tasks.folder / "taught.build"
-    (own,) = work.glob("whole-1-*-taught-*.safetensors")
-    (taught,) = (
+    built = tasks.front("distilled.safetensors", **more, tune="auto")
+    work = tasks.folder / "distilled.build"
+    (own,) = work.glob("whole-1-*-distilled-*.safetensors")
+    (distilled,) = (
         step
         for step in open_checkpoint(own).manifest.history
         if step.command == "finetune" and "teacher" in step.args
     )
-    assert taught.args["teacher"] == ["whole-1.safetensors"]
+    assert distilled.args["teacher"] == ["whole-1.safetensors"]
     tasks.front("by.safetensors", **more, cache=work, tune="demo", teachers="1")
     assert (work / "teacher-1.safetensors").exists()
-    assert len(list(work.glob("whole-1-*-taught-*.safetensors"))) == 2
+    assert len(list(work.glob("whole-1-*-distilled-*.safetensors"))) == 2
     others = tasks.models[1:]
     tasks.front(
         "named.safetensors", **more, cache=work, tune="demo", teachers=",".join(map(str, others))
     )
     learnt = [
         open_checkpoint(path).manifest.history[-1].args["teacher"]
-        for path in work.glob("whole-1-*-taught-*.safetensors")
+        for path in work.glob("whole-1-*-distilled-*.safetensors")
     ]
     assert [each.name for each in others] in learnt
-    assert ("finetune" in built.script) == ("taught" in built.members[0])
-    assert built.rows[-1].cost["macs"] <= 0.6
+    assert ("finetune" in built.script) == ("distilled" in built.members[0])
+    assert built.front[-1].cost["macs"] <= 0.6
 
 
 @pytest.mark.parametrize(
@@ -321,6 +284,7 @@ def test_taught_where_that_is_better(tasks: Tasks) -> None:
             "a folder of checkpoints",
         ),
         ({"teachers": "2"}, UsageError, "--teachers requires --tune"),
+        ({"candidates": 9}, UsageError, "--candidates requires --criteria"),
         ({"models": "twice"}, UsageError, "has the weights of"),
         ({"models": "pruned"}, SurgeryError, "is pruned already"),
         ({"models": "other"}, SurgeryError, "differs"),

@@ -7,11 +7,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hydrasurgeon.building.cost import CostModel, Part, cost_model, stored
 from tiny_families import FAMILIES, HEADS, LAYERS, Family, thoroughly
 from tiny_members import member
 
 import hydrasurgeon as hs
+from hydrasurgeon.building.cost import CostModel, Part, cost_model, stored
 from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.tensors import digest

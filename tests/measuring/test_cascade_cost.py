@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydrasurgeon.building.cost import CostModel, Part, cost_model
 from runtime_states import open_gate
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
+from hydrasurgeon.building.cost import CostModel, Part, cost_model
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.measuring.cost import (
     MultiplyAdds,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fitted_heads import solved, with_head
 from tiny_families import FAMILIES, Family
 
 import hydrasurgeon as hs
@@ -34,12 +35,12 @@ class Task:
     def __init__(self, folder: Path, family: Family = VIT) -> None:
         self.folder = folder
         family.write(folder / "source")
-        self.backbone = hs.score(
-            folder / "source", method="random", out=folder / "vit.safetensors"
-        ).path
+        scored = hs.score(folder / "source", method="random", out=folder / "scored.safetensors")
         self.data, self.val = (
             images(folder, name, seed) for name, seed in (("train", 1), ("val", 2))
         )
+        head = solved(scored.path, self.data)
+        self.backbone = with_head(scored.path, folder / "vit.safetensors", head)
         self.ood = images(folder, "ood", 3, 50, labelled=False)
 
     def build(self, out: str = "hydra", **more: Any) -> Any:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from edited import edited
-from hydrasurgeon.stages.build import averaged
 from safetensors.torch import load_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
+from hydrasurgeon.stages.build import averaged
 from hydrasurgeon.stages.replay import replay
 from hydrasurgeon.stages.verify import verify
 

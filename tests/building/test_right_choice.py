@@ -1,0 +1,231 @@
+"""build chooses what its own table calls best, from models whose answers are known: what is expected is worked out here
+in plain numpy from logits, and nothing is replaced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edited import edited
+from fitted_heads import Array, outputs_of, solved, with_head
+from tiny_families import FAMILIES
+from tiny_task import images
+
+import hydrasurgeon as hs
+from hydrasurgeon.building.members import Pruned
+from hydrasurgeon.checkpoints.reading import open_single
+from hydrasurgeon.options.making import BuildOptions
+
+ROWS = 120
+TEMPERATURES = np.exp(np.linspace(np.log(0.05), np.log(20), 4001))
+
+
+def nll(probs: Array, labels: Array) -> float:
+    return float(-np.log(probs[np.arange(len(labels)), labels.astype(int)]).mean())
+
+
+def mean_probs(logits: Sequence[Array]) -> Array:
+    each = [np.exp(rows - rows.max(axis=1, keepdims=True)) for rows in logits]
+    return np.mean([rows / rows.sum(axis=1, keepdims=True) for rows in each], axis=0)
+
+
+def tempered(probs: Array, temperature: float) -> Array:
+    powers = probs ** (1 / temperature)
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def figures(logits: Sequence[Array], labels: Array) -> dict[str, float]:
+    """Accuracy and NLL of the members' mean: each half is calibrated by the other half's temperature."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).numpy()
+    probs, labels = mean_probs(logits)[order], labels[order]
+    halves = [slice(0, len(labels) // 2), slice(len(labels) // 2, None)]
+    losses, right = [], []
+    for fitting, judging in (halves, halves[::-1]):
+        best = min(TEMPERATURES, key=lambda t: nll(tempered(probs[fitting], t), labels[fitting]))
+        calibrated = tempered(probs[judging], best)
+        losses.append(nll(calibrated, labels[judging]))
+        right.append(float((calibrated.argmax(axis=1) == labels[judging]).mean()))
+    return {"nll": float(np.mean(losses)), "accuracy": float(np.mean(right))}
+
+
+class World:
+    """Data in which 15 % of the labels are wrong, a random body, and the classifier that tells the classes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.train, self.val = (self.noisy(name, seed) for name, seed in (("train", 1), ("val", 2)))
+        FAMILIES["timm ViT"].write(folder / "source")
+        self.body = hs.score(folder / "source", method="random", out=folder / "body").path
+        self.head = solved(self.body, self.train)
+
+    def noisy(self, name: str, seed: int) -> str:
+        spec = images(self.folder, name, seed, ROWS)
+        file = dict(np.load(spec))
+        rng = np.random.default_rng(seed)
+        wrong = rng.permutation(ROWS)[: ROWS * 15 // 100]
+        file["labels"][wrong] = (file["labels"][wrong] + 1) % 3
+        np.savez(spec, **file)
+        return spec
+
+    def model(self, name: str, head: Array, body: Path | None = None) -> Path:
+        return with_head(body or self.body, self.folder / f"{name}.safetensors", head)
+
+    def build(self, models: Sequence[Path], out: Path | str, **more: Any) -> Any:
+        settings: dict[str, Any] = {"data": self.train, "val": self.val, "objective": "nll"}
+        return hs.build(models, out=out, score_limit=60, device="cpu", **settings | more)
+
+    def front(self, models: Sequence[Path], **more: Any) -> dict[str, Any]:
+        """The record of the front, and whether its figures are those of plain numpy."""
+        out = self.folder / "front"
+        self.build(models, f"{out}/", **{"budget": "macs=1,2"} | more)
+        record: dict[str, Any] = json.loads((out / "front.json").read_text())
+        return record
+
+    def logits(self, path: Path) -> Array:
+        return outputs_of(path, self.val)[1]
+
+    @property
+    def labels(self) -> Array:
+        return outputs_of(self.body, self.val)[2]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def check_rivals(record: dict[str, Any], expected: dict[str, dict[str, float]]) -> None:
+    """The references have the figures that numpy has, and no rung is worse than one that its budget could pay."""
+    references = {each["name"]: each for each in record["references"]}
+    assert references.keys() == expected.keys()
+    for name, numbers in expected.items():
+        for measure, value in numbers.items():
+            assert references[name][measure] == pytest.approx(value, abs=1e-4), (name, measure)
+    for rung in record["rungs"]:
+        for reference in references.values():
+            if reference["macs"] <= rung["budget"]:
+                assert rung["nll"] <= reference["nll"] + 1e-4
+
+
+def test_errors_that_cancel_make_the_mean(world: World) -> None:
+    """W + E and W − E are both poor; their mean has W, and nothing is better."""
+    noise = np.random.default_rng(5).normal(size=world.head.shape) * np.abs(world.head).mean()
+    models = [world.model(f"plus{i}", world.head + sign * noise) for i, sign in ((1, 1), (2, -1))]
+    logits = [world.logits(path) for path in models]
+    expected = {
+        "single model, calibrated": figures(logits[:1], world.labels),
+        "mean of 2": figures([(logits[0] + logits[1]) / 2], world.labels),
+        "ensemble of 2": figures(logits, world.labels),
+    }
+    losses = {name: numbers["nll"] for name, numbers in expected.items()}
+    assert min(losses, key=lambda name: losses[name]) == "mean of 2"
+    record = world.front(models, cache=world.folder / "cancel")
+    check_rivals(record, expected)
+    assert [rung["made_of"] for rung in record["rungs"]] == [["the mean"], ["the mean"]]
+    # The second rung is the first again, and stored once.
+    assert [rung["path"] for rung in record["rungs"]] == ["macs-1.safetensors"] * 2
+    assert record["no_better"] == [2.0]
+    (mean,) = (each for each in record["references"] if each["name"] == "mean of 2")
+    assert mean["path"] == "macs-1.safetensors"
+    assert {path.name for path in (world.folder / "front").iterdir()} == {
+        "front.json",
+        "macs-1.safetensors",
+        "macs-1.heads.json",
+    }
+
+
+def test_a_useless_second_model_leaves_the_single(world: World) -> None:
+    """The other has its classes turned round: mean and ensemble know less than the first alone."""
+    turned = world.head[[1, 2, 0]]
+    models = [world.model("right", world.head), world.model("turned", turned)]
+    logits = [world.logits(path) for path in models]
+    expected = {
+        "single model, calibrated": figures(logits[:1], world.labels),
+        "mean of 2": figures([(logits[0] + logits[1]) / 2], world.labels),
+        "ensemble of 2": figures(logits, world.labels),
+    }
+    record = world.front(models, cache=world.folder / "useless", force=True)
+    check_rivals(record, expected)
+    assert [rung["made_of"] for rung in record["rungs"]] == [["model 1"], ["model 1"]]
+    assert [rung["macs"] for rung in record["rungs"]] == [1.0, 1.0]
+    # Without a decision state it is a copy: no step is invented in its history.
+    out = world.folder / "copy.safetensors"
+    world.build(models, out, cache=world.folder / "useless", budget="macs=1", calibrate=False)
+    copy = open_single(out).manifest
+    assert copy.weights_sha256 == open_single(models[0]).manifest.weights_sha256
+    steps = [(step.command, step.args.get("method")) for step in copy.history]
+    assert steps == [("score", "random"), ("score", "taylor"), ("score", "taylor")]
+
+
+def test_models_that_know_different_classes_make_an_ensemble(world: World) -> None:
+    """One tells class 0 from the rest, the other class 2: together they know all. Of different bodies there is no
+    mean."""
+    rng = np.random.default_rng(3)
+
+    def redrawn(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() < 2:
+            return tensor
+        return torch.from_numpy(rng.normal(size=tensor.shape) * float(tensor.std())).float()
+
+    other = edited(world.body, world.folder / "other.safetensors", redrawn)
+    first, second = world.head.copy(), solved(other, world.train)
+    first[[1, 2]] = first[[1, 2]].mean(axis=0)
+    second[[0, 1]] = second[[0, 1]].mean(axis=0)
+    models = [world.model("zero", first), world.model("two", second, other)]
+    logits = [world.logits(path) for path in models]
+    expected = {
+        "single model, calibrated": figures(logits[:1], world.labels),
+        "ensemble of 2": figures(logits, world.labels),
+    }
+    gain = expected["single model, calibrated"]["nll"] - expected["ensemble of 2"]["nll"]
+    assert gain > 0.05
+    record = world.front(models, cache=world.folder / "different", force=True)
+    check_rivals(record, expected)
+    assert record["rungs"][1]["made_of"] == ["model 1", "model 2"]
+    assert record["rungs"][1]["nll"] == pytest.approx(expected["ensemble of 2"]["nll"], abs=1e-4)
+
+
+def test_a_pruned_member_that_is_better_is_taken(world: World) -> None:
+    """The classifier was made for the model without some heads: with them it is worse."""
+    options = BuildOptions(
+        checkpoints=(world.body,),
+        data=world.train,
+        val=world.val,
+        out=world.folder / "x.safetensors",
+        candidates=6,
+    )
+    scored = hs.score(world.body, method="magnitude", out=world.folder / "scored").path
+    opened = open_single(scored)
+    scores = {"magnitude": opened.manifest.scores["magnitude"]}
+    candidates = Pruned(opened, scores, options).candidates()
+    pruning = next(
+        each.pruning
+        for each in candidates
+        if each.pruning is not None and each.pruning.compensate is None and each.trunk == 0
+    )
+    small = hs.prune(scored, out=world.folder / "small", **pruning.options).path
+    model = world.model("poisoned", solved(small, world.train))
+    head = solved(small, world.train)
+    good = with_head(small, world.folder / "good.safetensors", head)
+    numbers = [figures([world.logits(path)], world.labels)["nll"] for path in (model, good)]
+    assert numbers[1] < numbers[0] - 0.1
+    built = hs.build(
+        model,
+        data=world.train,
+        val=world.val,
+        objective="nll",
+        criteria="magnitude",
+        candidates=6,
+        budget="macs=1",
+        device="cpu",
+        out=world.folder / "chosen.safetensors",
+    )
+    assert built.members == (pruning.label,)
+    assert built.rows[0].worth["nll"] == pytest.approx(numbers[0], abs=1e-4)
+    assert built.front[0].worth["nll"] == pytest.approx(numbers[1], abs=1e-4)
+    assert built.estimate == pytest.approx(-numbers[1], abs=1e-4)

@@ -1,0 +1,56 @@
+"""Tiny models whose classifiers a test has worked out: the body stays random, the answers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from edited import edited
+from numpy.typing import NDArray
+
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import open_data
+from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.outputs import collected
+
+Array = NDArray[np.float64]
+HEADS = ("head.", "classifier.")
+"""What the last layer is called."""
+
+
+def outputs_of(path: Path, data: str) -> tuple[Array, Array, Array]:
+    """Features [sample, width] of a model with one member, its logits and the labels, in order."""
+    model = as_classifier(open_checkpoint(path), device="cpu")
+    outputs = collected([model], open_data(data), Run(batch_size=32), features=True)
+    assert outputs.features is not None
+    labels = np.zeros(len(outputs.logits)) if outputs.labels is None else outputs.labels.numpy()
+    return (
+        outputs.features[:, 0].double().numpy(),
+        outputs.logits[:, 0].double().numpy(),
+        labels,
+    )
+
+
+def solved(path: Path, data: str, *, sharpness: float = 2.0, ridge: float = 1e-2) -> Array:
+    """The classifier [class, width + 1] that tells the classes of these data by least squares."""
+    features, _, labels = outputs_of(path, data)
+    known = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+    wanted = sharpness * (np.eye(int(labels.max()) + 1)[labels.astype(int)] * 2 - 1)
+    gram = known.T @ known + ridge * np.eye(known.shape[1])
+    return np.linalg.solve(gram, known.T @ wanted).T
+
+
+def with_head(path: Path, out: Path, head: Array, *, moved: float = 0.0) -> Path:
+    """The same model with this classifier, bias last; its body `moved` a little, as by a training."""
+    rng = np.random.default_rng(int(abs(head[0, 0]) * 1e6))
+
+    def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not name.startswith(HEADS):
+            noise = torch.from_numpy(rng.normal(size=tuple(tensor.shape)))
+            return tensor + moved * tensor * noise.to(tensor.dtype)
+        values = head[:, :-1] if name.endswith("weight") else head[:, -1]
+        return torch.from_numpy(values.copy()).to(tensor.dtype).reshape(tensor.shape)
+
+    return edited(path, out, change)
