@@ -24,9 +24,7 @@ from hydrasurgeon.building.members import Member
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.data import Samples
 from hydrasurgeon.decision.fitting import Outputs, evidence_of
-from hydrasurgeon.decision.probabilities import yes_or_no
 from hydrasurgeon.decision.problems import problem_of
-from hydrasurgeon.decision.scores.fitted import fit
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes, write_text
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT
@@ -44,6 +42,8 @@ from hydrasurgeon.runtime.outputs import collected
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.runtime.tensors import to_tensor
+from hydrasurgeon.statistics.probabilities import yes_or_no
+from hydrasurgeon.statistics.scores.fitted import fit
 from hydrasurgeon.surgery.repair import repaired_tensors
 
 SIDE_BY_SIDE = 8

@@ -16,8 +16,8 @@ from torch import Tensor
 from hydrasurgeon.building.cache import Answers
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.building.table import Choice, Entry, Objective, state_score, values_of
-from hydrasurgeon.decision.temperature import temperature_of
-from hydrasurgeon.measuring.metrics import auroc
+from hydrasurgeon.statistics.metrics import auroc
+from hydrasurgeon.statistics.temperature import temperature_of
 
 TINY = 1e-30
 """A probability that underflows counts as this in float32."""

@@ -19,6 +19,7 @@ from hydrasurgeon.building.table import Choice, Entry, Objective, Row, Table
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, hold, real, staged, sweep, write_text
+from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.plots import figure, save_figure
@@ -30,10 +31,6 @@ NAME = "front.json"
 """What it is called, in the folder of the checkpoints."""
 MOST = 4 << 20
 """Bytes of it."""
-WITHOUT_CASCADES = ("mi", "energy", "max-logit")
-"""Objectives that are no functions of probabilities: rows that different members answer have none
-in common.
-"""
 AXES = {
     "macs": "multiply-adds, times the unpruned model's",
     "params": "parameters, times the unpruned model's",
@@ -145,7 +142,8 @@ class Front:
         """The same as a cascade within a smaller budget, where it can be one."""
         if not self.options.calibrate or budget.unit != "macs" or len(choice.members) < 2:
             return None
-        if self.options.goal in WITHOUT_CASCADES:
+        # Rows that different members answer have nothing but probabilities in common.
+        if self.options.goal in LOGITS and LOGITS[self.options.goal].terms != "probabilities":
             return None
         if budget.allows(self.search.cost(choice.members, "macs")):
             return None

@@ -21,14 +21,14 @@ from hydrasurgeon.building.cache import Answers
 from hydrasurgeon.building.cost import UNITS
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.decision.fitting import least_loss
-from hydrasurgeon.decision.probabilities import TINY
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.temperature import calibrated, temperature_of
-from hydrasurgeon.files.decided import FITTED
-from hydrasurgeon.measuring import metrics
+from hydrasurgeon.files.decided import FITTED, LOGITS
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.bootstrap import Ranked, Rows, Values, bootstrap, quality
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.probabilities import TINY
+from hydrasurgeon.statistics.scores.on_logits import score_of
+from hydrasurgeon.statistics.temperature import calibrated, temperature_of
 
 AUTO = "auto"
 """The OOD score that a decision state chooses."""
@@ -54,7 +54,7 @@ class Objective:
     @property
     def score(self) -> str:
         """The OOD score whose AUROC it looks at."""
-        if self.name in ON_LOGITS:
+        if self.name in LOGITS:
             return self.name
         return AUTO
 
@@ -257,7 +257,8 @@ def _in_steps(
     budget pays for go on to all members, those of which it is least sure, of many labels of any
     one: c_first + share · (c_all − c_first) = budget. Each member has a temperature of its own.
     """
-    first = max(range(len(fitting)), key=lambda number: _accuracy(fitting[number]))
+    right = [metrics.accuracy(each.val, each.labels) for each in fitting]
+    first = right.index(max(right))
     share = min(1.0, max(0.0, (most - costs[first]) / (full - costs[first])))
     temperatures = [temperature_of(each.val[:, None], each.labels) for each in fitting]
     rows_each = judging[0].rows_each
@@ -284,10 +285,6 @@ def _surest(logits: Tensor, rows_each: int) -> Tensor:
     """How sure each row is: as sure as the least sure of its sample's."""
     sure = logits.softmax(dim=-1).amax(dim=-1)
     return sure.unflatten(0, (-1, rows_each)).amin(dim=1).repeat_interleave(rows_each)
-
-
-def _accuracy(answers: Answers) -> float:
-    return float((answers.val.argmax(dim=-1) == answers.labels).double().mean())
 
 
 def _stacked(rows: Sequence[Tensor]) -> Float[Tensor, "row member klass"]:
@@ -317,7 +314,7 @@ def state_score(fitting: Sequence[Answers], score: str = AUTO) -> str:
     """The OOD score that a decision state of these members would use."""
     if score != AUTO:
         return score
-    kinds = [kind for kind in ON_LOGITS if kind != "mi" or len(fitting) > 1]
+    kinds = [kind for kind in LOGITS if kind != "mi" or len(fitting) > 1]
     kinds += [kind for kind in FITTED if all(kind in each.scores for each in fitting)]
     aurocs = {}
     for kind in kinds:
@@ -334,8 +331,8 @@ def values_of(
     """How unfamiliar each sample of one set looks; of a fitted score the mean of what each member
     says, standardised.
     """
-    if kind in ON_LOGITS:
-        return ON_LOGITS[kind](_stacked([each.sets[number] for each in judging]), 1.0).double()
+    if kind in LOGITS:
+        return score_of(kind, _stacked([each.sets[number] for each in judging])).double()
     values = []
     for fitted, judged in zip(fitting, judging, strict=True):
         held = fitted.scores[kind][0]

@@ -297,11 +297,11 @@ class FuseOptions(ClassNames, Run, Output):
 
 
 class BuildOptions(ClassNames, Bare, Run, Force):
-    """Make the most trustworthy classifier for a price: the checkpoint itself, a smaller one, or a
-    hydra.
+    """Make the best classifier within a budget: the checkpoint itself, a smaller one, the mean of
+    several, or a hydra.
 
-    Several checkpoints are fine-tunings of one architecture, of which hydras of small members are
-    made. A killed build goes on when the command is repeated.
+    Several checkpoints are fine-tunings of one architecture. A killed build continues when the
+    command is repeated.
     """
 
     requires: ClassVar = {"teachers": ("tune",)}
@@ -323,7 +323,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         (),
         metavar="D",
         group=UNLABELLED,
-        help="OOD data by which members are chosen too; repeatable, needs no labels.",
+        help="OOD data to choose by too; repeatable, needs no labels, at least 20 samples.",
     )
     budget: str = option(
         "macs=1.5",
@@ -364,13 +364,13 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     tune: str | None = option(
         None,
         metavar="auto|RECIPE",
-        help="Tune the chosen members too, and keep what is worth more; auto: taught.",
+        help="Distil the chosen members, and keep what is better; auto: by recipe teach.",
     )
     teachers: str | None = option(
         None,
         metavar="T,T|N",
         group=READ,
-        help="Who teaches members: checkpoints, or N trained first; else their own.",
+        help="Teachers: checkpoints, or N to train first. Default: the model each was cut from.",
     )
     calibrate: bool = option(
         True, flags=("--calibrate/--no-calibrate",), help="Fit a decision state at the end."

@@ -16,9 +16,9 @@ from hydrasurgeon.building.choosing import MARGIN, Pool, decide, propose
 from hydrasurgeon.building.cost import parse_budgets
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.building.table import Objective
-from hydrasurgeon.decision.temperature import temperature_of
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring import metrics
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.temperature import temperature_of
 
 EVERYONE = [member(number) for number in range(MEMBERS)]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hydrasurgeon.building.cache import Answers
 from hydrasurgeon.building.table import Choice, Objective, Table, state_score
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.temperature import calibrated, temperature_of
-from hydrasurgeon.measuring import metrics
+from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
+from hydrasurgeon.statistics.temperature import calibrated, temperature_of
 
 MEMBERS = [member(0), member(1), member(2)]
 COSTS = {(0,): 0.5, (1,): 0.75, (0, 1): 1.25}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pages.benchmarks.choices import build, circuits, compensation, trunk
+from pages.benchmarks.choices import circuits, compensation, trunk
 from pages.benchmarks.decisions import decision, prediction
 from pages.benchmarks.speed import fused, modes, report, surgery, text, tuning, verify
 
@@ -22,7 +22,6 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "text": text,
     "tuning": tuning,
     "decision": decision,
-    "build": build,
     "predict": prediction,
     "report": report,
 }
