@@ -90,6 +90,7 @@ class Front:
         rungs: list[Rung] = []
         for number, budget in enumerate(budgets):
             larger = [choice for each in budgets[number + 1 :] for choice in proposed[each]]
+            larger += [entry.choice for entry in self.references]
             entries = self._within(budget, proposed[budget], larger)
             below = None
             if rungs:

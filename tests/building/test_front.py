@@ -18,12 +18,14 @@ import hydrasurgeon as hs
 from hydrasurgeon.building import summary_of
 from hydrasurgeon.building.cache import Workshop
 from hydrasurgeon.building.cost import Budget, Size, Sizes, cost_model, stored
-from hydrasurgeon.building.table import Choice
+from hydrasurgeon.building.making import commands_of
+from hydrasurgeon.building.table import Choice, Objective
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
@@ -169,6 +171,24 @@ def test_a_hydra_of_halves_answers_as_its_members(tasks: Tasks) -> None:
     members = [hs.load(path, device="cpu")(inputs)[:, 0].detach() for path in files]
     for logits in hydra(inputs).detach().unbind(dim=1):
         assert min(float((logits - each).abs().max()) for each in members) < 1e-5
+
+
+def test_a_cascade_is_calibrated_as_one() -> None:
+    """For its budget, by the data that chose it."""
+    options = BuildOptions(checkpoints=("m",), data="d", val="v", ood=("o",), out="h.safetensors")
+    manifest = SimpleNamespace(model=SimpleNamespace(problem="single_label"))
+    search: Any = SimpleNamespace(
+        options=options,
+        cache=SimpleNamespace(backbone=SimpleNamespace(manifest=manifest)),
+    )
+    pair = (member(0), member(1))
+    choice = Choice(pair, (pair, pair), cascade=0.8)
+    entry: Any = SimpleNamespace(choice=choice, objective=Objective("avg"))
+    fusion, calibration = commands_of(search, entry, Path("h.safetensors"))
+    assert isinstance(calibration, Command)
+    assert (fusion.out, calibration.out) == (calibration.inputs[0], Path("h.safetensors"))
+    wanted = {"cascade": True, "budget": 0.8, "data": "v", "fit_data": "d", "ood": ["o"]}
+    assert wanted.items() <= calibration.options.items()
 
 
 def difference(metric: str, value: float) -> Difference:

@@ -236,4 +236,3 @@ def circuits(results: dict[str, Any]) -> list[str]:
             *table(["", "removed", "same order for", "in common", "float32", "bfloat16"], drift),
         ]
     return lines
-
