@@ -40,6 +40,7 @@ from hydrasurgeon.stages.evaluate_models import (
     Measured,
     by_file,
     decision_ignored,
+    few_ood,
     of_files,
     of_models,
     uncalibrated,
@@ -99,13 +100,11 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
             first.name, first.manifest.model.num_classes, files[0].name, files[0].answers.classes
         )
     measured = Measured()
-    with (
-        contextlib.nullcontext(opened) if twin is None else twin.beside(opened, arguments) as every
-    ):
-        if every:
-            measured = of_models(
-                every, labelled, arguments, temperature, outputs.get("predictions")
-            )
+    with contextlib.ExitStack() as stack:
+        models = opened if twin is None else stack.enter_context(twin.beside(opened, arguments))
+        if models:
+            logits = outputs.get("predictions")
+            measured = of_models(models, labelled, arguments, temperature, logits)
     rows = with_mce([*measured.rows, *files])
     results = tuple(row.result for row in rows)
     report = Report(
@@ -119,17 +118,11 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     paths, hub = cards.write(
         ours, measured.uses, report.settings, bars=arguments.progress is not None
     )
-    notes = [*(each.note for each in opened if each.note), *measured.notes]
+    notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
     if plain is not None and twin is None:
         notes.append(plain.advice())
-    at = next(
-        (
-            at
-            for at, row in enumerate(rows)
-            if row.name == (twin.name if twin else arguments.reference)
-        ),
-        0,
-    )
+    reference = arguments.reference if twin is None else twin.name
+    at = 0 if reference is None else [row.name for row in rows].index(reference)
     material = _material(report, rows, at, opened, measured, notes, arguments)
     printed = _written(material, outputs)
     return Evaluation(report, measured.skipped, paths, (*notes, *unlike_notes(rows)), printed, hub)
@@ -211,53 +204,35 @@ def _facts(arguments: EvaluateOptions) -> dict[str, object]:
 
 def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
     """Refuse arguments that do not go together."""
-    checkpoints, ensemble, computed = (
-        arguments.checkpoints,
-        arguments.ensemble,
-        arguments.predictions_in,
-    )
-    single = (
-        "--cascade"
-        if arguments.cascade
-        else "--predictions"
-        if arguments.predictions is not None
-        else None
-    )
-    several = arguments.predictions is not None and len(checkpoints) > 1 and not ensemble
-    for wrong, message, hint in (
-        (single and len(labelled) > 1, f"{single}: is for one data set", "Give one --data."),
-        (
-            not checkpoints and not computed,
-            "eval: nothing to evaluate",
-            "Give checkpoints, or --predictions-in F.",
-        ),
-        (checkpoints and not labelled, "eval: needs data", "Give --data D."),
-        (
-            ensemble and len(checkpoints or computed) < 2,
-            (
-                "--ensemble: needs at least two checkpoints, or two predictions files and no "
-                "checkpoint"
-            ),
-            None,
-        ),
-        (
-            several,
-            "--predictions: holds one model's logits",
-            "Give one checkpoint, or several with --ensemble.",
-        ),
-        (
-            computed and arguments.temperature == "fit",
-            "--temperature fit: a predictions file has no validation set",
-            "Give the temperature as a number.",
-        ),
-        (
-            arguments.temperature == "fit" and arguments.val is None,
-            "--temperature fit: needs a validation set",
-            "Give --val D.",
-        ),
+    checkpoints, files = arguments.checkpoints, arguments.predictions_in
+    if not checkpoints and not files:
+        raise UsageError(
+            "eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F."
+        )
+    if checkpoints and not labelled:
+        raise UsageError("eval: --data is required", hint="Give --data D.")
+    if arguments.ensemble and len(checkpoints or files) < 2:
+        raise UsageError(
+            "--ensemble requires two checkpoints, or two predictions files and no checkpoint"
+        )
+    for flag, given in (
+        ("--cascade", arguments.cascade),
+        ("--predictions", arguments.predictions is not None),
     ):
-        if wrong:
-            raise UsageError(message, hint=hint)
+        if given and len(labelled) > 1:
+            raise UsageError(f"{flag} requires one data set", hint="Give one --data.")
+    if arguments.predictions is not None and len(checkpoints) > 1 and not arguments.ensemble:
+        raise UsageError(
+            "--predictions holds one model's logits",
+            hint="Give one checkpoint, or several with --ensemble.",
+        )
+    if arguments.temperature == "fit" and files:
+        raise UsageError(
+            "--temperature fit: a predictions file has no validation set",
+            hint="Give the temperature as a number.",
+        )
+    if arguments.temperature == "fit" and arguments.val is None:
+        raise UsageError("--temperature fit requires --val", hint="Give --val D.")
     # What a predictions file may be asked for, it says itself.
     if checkpoints and arguments.ood_score not in (None, "all"):
         for kind in str(arguments.ood_score).split(","):
@@ -285,25 +260,31 @@ def _settings(
     has it.
     """
     jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
-    named = [f"{each.name}={portable_entry(each.spec)}" for each in labelled]
-    decided = any(
-        job[0].manifest.decision is not None
+    decided = [
+        job
         for job in jobs
-        if job and not decision_ignored(job, arguments)
-    )
-    temperature: str | float = "decision" if decided else 1.0
-    plain = ("ensemble", "limit", "seed", "dtype", "batch_size")
-    return {
-        "data": named
-        if len(labelled) > 1
-        else portable_entry(labelled[0].spec if labelled else None),
+        if job and job[0].manifest.decision is not None and not decision_ignored(job, arguments)
+    ]
+    data: str | list[str] | None = None
+    if len(labelled) == 1:
+        data = portable_entry(labelled[0].spec)
+    elif labelled:
+        data = [f"{each.name}={portable_entry(each.spec)}" for each in labelled]
+    temperature = arguments.temperature
+    if temperature is None:
+        temperature = "decision" if decided else 1.0
+    settings = {
+        "data": data,
         "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift],
-        **({"corrupt": list(arguments.corrupt)} if arguments.corrupt else {}),
         "val": portable_entry(arguments.val),
-        "temperature": temperature if arguments.temperature is None else arguments.temperature,
+        "temperature": temperature,
         "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
-        **{name: getattr(arguments, name) for name in plain},
-        **({"cascade": True} if arguments.cascade else {}),
-        **({} if arguments.mc_dropout is None else {"mc_dropout": arguments.mc_dropout}),
     }
+    for name in ("ensemble", "limit", "seed", "dtype", "batch_size"):
+        settings[name] = getattr(arguments, name)
+    for name in ("corrupt", "cascade", "mc_dropout"):
+        value = getattr(arguments, name)
+        if value:
+            settings[name] = list(value) if isinstance(value, tuple) else value
+    return settings

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.data.corruptions import Corrupted
+from hydrasurgeon.decision.fitting import FEWEST_OOD
 from hydrasurgeon.decision.problems import Problem, problem_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
@@ -53,7 +54,9 @@ from hydrasurgeon.measuring.sets import (
     uses_of,
 )
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.probabilities import mean_probs
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore
+from hydrasurgeon.statistics.temperature import fit_temperature
 from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 
 if TYPE_CHECKING:
@@ -91,99 +94,110 @@ class _Table:
 
     arguments: EvaluateOptions
     temperature: float | None
+    """None where it is fitted to the validation set."""
     opened: Sequence[Checkpoint]
     name: str
     """The first data set's."""
     sets: DataSets
-    spoiled: DataSets
-    """The same with the corruptions of the data."""
-    further: Sequence[Further]
+    corrupted: DataSets
+    """The same with the corruptions of the first set among its shifts."""
+    others: Sequence[Further]
     predictions: Path | None
     how: How
     timed: SideBySide
 
-    @property
-    def problem(self) -> Problem:
-        """How the models' logits are read."""
-        return problem_of(self.opened[0].manifest.model)
-
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Those of these checkpoints run as one: two for a cascade."""
-        arguments, how = self.arguments, self.how
-        # A file of logits holds them all; else corrupted sets are read one by one.
-        sets = self.sets if self.predictions is None else self.spoiled
         job = [self.opened[i] for i in numbers]
-        models = [how.load(checkpoint) for checkpoint in job]
+        models = [self.how.load(checkpoint) for checkpoint in job]
+        reading, fitted = self._reading(job, models)
+        row = row_of(self._predict(job, models, fitted), reading)
+        row = self._extended(row, numbers, models, reading)
+        if not self.arguments.cascade:
+            return [row]
+        return with_cascade(row, job[0], self.corrupted, self.how, self.timed, reading=reading)
+
+    def _reading(
+        self, job: Sequence[Checkpoint], models: Sequence[Any]
+    ) -> tuple[Reading, EnsembleScore | None]:
+        """How the models' logits are read, and the OOD score of features that is asked for."""
+        arguments, problem = self.arguments, problem_of(self.opened[0].manifest.model)
         state = None if decision_ignored(job, arguments) else models[0].state
-        kinds = ood_scores(arguments.ood_score, state, name_of(job), self.problem)
-        # A fitted score is computed with the logits.
-        fitted = state.fitted if state is not None and state.record.ood.score in kinds else None
-
-        def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
-            if scored and fitted is not None:
-                return how.scored(models[0], samples, fitted)
-            return (*how.logits(models, samples), {})
-
-        predictions = predicted(
-            sets,
-            answer,
-            name=name_of(job, passes=how.passes),
-            kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
-            cost=cost_of(
-                models, how.first(models[0], sets.id, 1)
-            ),  # a text without the padding that others bring
-            provenance=provenance_of(job),
-            problem=self.problem,
-        )
-        heat = None if arguments.temperature is None else self._heat(models)
+        kinds = ood_scores(arguments.ood_score, state, name_of(job), problem)
+        temperature = None
+        if arguments.temperature is not None:
+            temperature = self.temperature
+            if temperature is None:
+                temperature = self._fitted_temperature(models, problem)
         reading = reading_of(
             state,
             kinds,
-            temperature=heat,
+            temperature=temperature,
             ci=arguments.ci,
             seed=arguments.seed,
-            problem=self.problem,
+            problem=problem,
         )
-        together = models[0] if len(models) == 1 else InTurn(list(models))
-        row = replace(
-            row_of(predictions, reading),
-            timing=self.timed.add(together, how.first(models[0], sets.id)),
+        if state is None or state.record.ood.score not in kinds:
+            return reading, None
+        return reading, state.fitted
+
+    def _predict(
+        self, job: Sequence[Checkpoint], models: Sequence[Any], fitted: EnsembleScore | None
+    ) -> Predictions:
+        """What the models say of all sets, written where that is asked for."""
+
+        def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
+            if scored and fitted is not None:
+                return self.how.scored(models[0], samples, fitted)
+            return (*self.how.logits(models, samples), {})
+
+        # A file of logits holds corrupted sets too; else they are read one by one, and forgotten.
+        sets = self.sets if self.predictions is None else self.corrupted
+        predictions = predicted(
+            sets,
+            answer,
+            name=name_of(job, passes=self.how.passes),
+            kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
+            # Of a text without the padding that others bring.
+            cost=cost_of(models, self.how.first(models[0], sets.id, 1)),
+            provenance=provenance_of(job),
+            problem=problem_of(self.opened[0].manifest.model),
         )
-        # One after another: of seventy-five corrupted sets, no memory holds all logits.
-        spoiled = [
-            shifted(name, severity, *how.logits(models, samples), reading)
-            for name, severity, samples in self.spoiled.shift[len(sets.shift) :]
-        ]
-        shift = (*row.result.shift, *spoiled)
-        row = row.but(shift=shift, shift_average=averaged(shift))
-        if self.further:
-            row = over_sets(
-                row,
-                [self._on(each, numbers, models, reading) for each in self.further],
-                first=self.name,
-            )
         if self.predictions is not None:
             write_predictions(predictions, self.predictions, data=sets.id.fingerprint()["sha256"])
-        return (
-            with_cascade(row, job[0], self.spoiled, how, self.timed, reading=reading)
-            if arguments.cascade
-            else [row]
-        )
+        return predictions
 
-    def _heat(self, models: Sequence[Any]) -> float:
-        """The given temperature, or the one that suits the validation set."""
-        if self.temperature is not None:
-            return self.temperature
+    def _extended(
+        self, row: Row, numbers: Sequence[int], models: Sequence[Any], reading: Reading
+    ) -> Row:
+        """With what is measured of corrupted sets, of other data sets, and of time."""
+        together = models[0] if len(models) == 1 else InTurn(list(models))
+        row = replace(row, timing=self.timed.add(together, self.how.first(models[0], self.sets.id)))
+        # One after another: of seventy-five corrupted sets, no memory holds all logits.
+        measured = len(row.result.shift)
+        shift = [
+            *row.result.shift,
+            *(
+                shifted(name, severity, *self.how.logits(models, samples), reading)
+                for name, severity, samples in self.corrupted.shift[measured:]
+            ),
+        ]
+        row = row.but(shift=tuple(shift), shift_average=averaged(shift))
+        if not self.others:
+            return row
+        others = [self._on(each, numbers, models, reading) for each in self.others]
+        return over_sets(row, others, first=self.name)
+
+    def _fitted_temperature(self, models: Sequence[Any], problem: Problem) -> float:
+        """The one that suits the validation set."""
         logits, labels = self.how.logits(models, self.sets.val)
-        chosen = self.problem.rows(logits)
-        return metrics.fit_temperature(
-            metrics.mean_probs(chosen), self.problem.truth(labels).flatten()
-        )
+        probs = mean_probs(problem.rows(logits))
+        return fit_temperature(probs, problem.truth(labels).flatten())
 
     def _on(
         self, data: Further, numbers: Sequence[int], models: Sequence[Any], reading: Reading
     ) -> SetResult:
-        """What these checkpoints are worth on a further data set; `models` have the classes of the
+        """The quality of these checkpoints on another data set; `models` have the classes of the
         first.
         """
         name, samples, checkpoints = data
@@ -191,12 +205,8 @@ class _Table:
         if [c.manifest.model for c in ours] != [self.opened[i].manifest.model for i in numbers]:
             models = [self.how.load(checkpoint) for checkpoint in ours]
         logits, labels = self.how.logits(models, samples)
-        return SetResult(
-            name=name,
-            **summary(
-                answers(logits, labels, reading, groups_in(samples, len(logits))), reading
-            ).model_dump(),
-        )
+        inside = answers(logits, labels, reading, groups_in(samples, len(logits)))
+        return SetResult(name=name, **summary(inside, reading).model_dump())
 
 
 def of_models(
@@ -213,45 +223,58 @@ def of_models(
     limit, seed = arguments.limit, arguments.seed
     val = arguments.val if temperature is None else None
     sets = open_sets(opened[0], first.spec, arguments.ood, arguments.shift, val, limit, seed)
-    made = [
+    corrupted = [
         (each.name, each.severity, Corrupted(sets.id, each, seed=seed))
         for each in corruptions_in(arguments.corrupt, arguments.shift, opened)
     ]
-    spoiled = replace(sets, shift=(*sets.shift, *made))
+    with_corrupted = replace(sets, shift=(*sets.shift, *corrupted))
     further: list[Further] = []
     for each in others:
         named = each.named(plain, arguments.template)
         check_same_classes(named)
-        further.append(
-            (each.name, open_sets(named[0], each.spec, (), (), None, limit, seed).id, named)
-        )
+        samples = open_sets(named[0], each.spec, (), (), None, limit, seed).id
+        further.append((each.name, samples, named))
     how, timed = How(arguments, passes=arguments.mc_dropout), SideBySide()
     table = _Table(
-        arguments, temperature, opened, first.name, sets, spoiled, further, predictions, how, timed
+        arguments,
+        temperature,
+        opened,
+        first.name,
+        sets,
+        with_corrupted,
+        further,
+        predictions,
+        how,
+        timed,
     )
-    everyone = range(len(opened))
-    jobs = [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]
+    jobs = [[i] for i in range(len(opened))]
+    if arguments.ensemble:
+        jobs = [[*range(len(opened))]]
     rows = [row for numbers in jobs for row in table.rows(numbers)]
-    taken = timed.milliseconds()
     orders = [*sets.notes, *(samples.note for _, samples, _ in further if samples.note is not None)]
+    ood = [(name, samples) for name, _, samples in sets.ood]
+    classes: dict[str, Any] = dict(record_of(opened[0].manifest.model))
     hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
+    if any(hashes.values()):
+        classes["sets"] = hashes
     return Measured(
-        tuple(
-            row.but(
-                cost=row.result.cost
-                and row.result.cost.model_copy(update={"latency_ms": taken[row.timing or 0]})
-            )
-            for row in rows
-        ),
-        uses_of(spoiled, further, fitted=temperature is None),
-        record_of(opened[0].manifest.model) | ({"sets": hashes} if any(hashes.values()) else {}),
+        _with_times(rows, timed.milliseconds()),
+        uses_of(with_corrupted, further, fitted=temperature is None),
+        classes,
         tuple(dict.fromkeys(how.skipped)),
-        (
-            *dict.fromkeys(orders),
-            *in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE),
-        ),
+        (*dict.fromkeys(orders), *in_samples(sets.id, ood, harm=ALIKE)),
         sets.id,
     )
+
+
+def _with_times(rows: Sequence[Row], milliseconds: Sequence[float | None]) -> tuple[Row, ...]:
+    timed = []
+    for row in rows:
+        cost = row.result.cost
+        if cost is not None:
+            cost = cost.model_copy(update={"latency_ms": milliseconds[row.timing or 0]})
+        timed.append(row.but(cost=cost))
+    return tuple(timed)
 
 
 def decision_ignored(job: Sequence[Checkpoint], arguments: EvaluateOptions) -> bool:
@@ -378,23 +401,19 @@ class Uncalibrated:
 
 
 def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Uncalibrated | None:
-    """The reference of a report, where a decision state is in use beside it and it has none."""
-    aside = arguments.ensemble or arguments.mc_dropout is not None or arguments.no_decision
-    if (
-        aside
-        or arguments.temperature is not None
-        or not (arguments.html or arguments.markdown)
-        or not opened
-    ):
+    """The reference of a report, where another model has a decision state in use and it has none."""
+    if arguments.ensemble or arguments.mc_dropout is not None or arguments.no_decision:
         return None
-    reference = {name_of([each]): each for each in opened}.get(
-        arguments.reference or name_of([opened[0]])
-    )
-    decided = next((each for each in opened if each.manifest.decision is not None), None)
-    if reference is None or reference.manifest.decision is not None or decided is None:
+    if arguments.temperature is not None or not (arguments.html or arguments.markdown):
         return None
-    assert decided.manifest.decision is not None
-    return Uncalibrated(reference, name_of([decided]), decided.manifest.decision)
+    names = {name_of([each]): each for each in opened}
+    reference = names.get(arguments.reference or next(iter(names), ""))
+    if reference is None or reference.manifest.decision is not None:
+        return None
+    for each in opened:
+        if each.manifest.decision is not None:
+            return Uncalibrated(reference, name_of([each]), each.manifest.decision)
+    return None
 
 
 def unlike_notes(rows: Sequence[Row]) -> Iterator[str]:
@@ -411,6 +430,14 @@ def unlike_notes(rows: Sequence[Row]) -> Iterator[str]:
             of_models.setdefault("; ".join(phrases.values()), []).append(visible(row.name))
     for text, names in of_models.items():
         yield f"{', '.join(names)} against {visible(first.name)}, the reference: {text}"
+
+
+def few_ood(rows: Sequence[Row]) -> Iterator[str]:
+    """A note on each OOD set whose AUROC says little."""
+    sizes = {each.name: each.n for row in rows for each in row.result.ood}
+    for name, count in sizes.items():
+        if count < FEWEST_OOD:
+            yield f"OOD set {visible(name)}: an AUROC of {count} samples says little"
 
 
 def provenance_of(job: Sequence[Checkpoint]) -> Provenance:

@@ -136,7 +136,10 @@ class Bases:
                     for i, mask in enumerate(MASKS[:2])
                 ]
                 hs.fuse(eva, out=folder / f"hydra-{name.lower()}.safetensors")
-        self._calibrate(folder)
+        from any_labels import any_labels
+
+        with any_labels():
+            self._calibrate(folder)
 
     def _calibrate(self, folder: Path) -> None:
         """Decision states of every kind: without tensors, with them, of a hydra, with a joint calibration and raps."""

@@ -110,7 +110,7 @@ def test_temperature_is_fitted_on_validation_data(members: list[Path], images: S
     fitted = hs.evaluate(members[:1], data=val, val=val, temperature="fit").report.results[0]
     assert fitted.id.nll < plain.id.nll
     assert fitted.id.accuracy == plain.id.accuracy
-    with pytest.raises(UsageError, match="needs a validation set"):
+    with pytest.raises(UsageError, match="fit requires --val"):
         hs.evaluate(members[:1], data=spec, temperature="fit")
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import functools
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+import hydrasurgeon as hs
 from hydrasurgeon.measuring.answers import Reading, answered
 from hydrasurgeon.measuring.bootstrap import Ranked, bootstrap, ood_intervals
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
@@ -100,8 +103,22 @@ def test_the_report_holds_them_where_they_were_asked_for() -> None:
 
 def test_the_page_s_table_shows_them() -> None:
     row = measured(0.9)
-    table = tables([row])[1]
+    table = tables([row])[-1]
     for group, ci in (("a (near)", row.ood[0].ci), ("mean, far", row.ood_average["far"].ci)):
         (cell,) = (c.cells[0] for c in table.columns if (c.metric.key, c.group) == ("fpr95", group))
         assert ci is not None
         assert (cell.low, cell.high) == tuple(f"{end:.3f}" for end in ci["fpr95"])
+
+
+def test_few_ood_samples_are_noted(tmp_path: Path) -> None:
+    """The AUROC of two samples stands in the table, with a note."""
+    notes = {}
+    for count in (2, 20):
+        path = tmp_path / f"{count}.safetensors"
+        arrays = {"logits": torch.randn(40, 3), "labels": torch.arange(40) % 3}
+        save_file({**arrays, "ood.odd.logits": torch.randn(count, 3)}, path)
+        notes[count] = hs.evaluate(predictions_in=[path]).notes
+    assert notes[20] == ()
+    (note,) = notes[2]
+    assert "odd" in note
+    assert "2 samples" in note
