@@ -38,9 +38,9 @@ from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.data.corruptions import Perturbed
 from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import classifiers
-from hydrasurgeon.runtime.outputs import collected
 
 SEEDS = (1, 2, 3)
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"

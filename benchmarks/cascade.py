@@ -53,9 +53,9 @@ from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf
 from hydrasurgeon.measuring.cost import StepMacs, macs, single_macs, step_macs
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers
-from hydrasurgeon.runtime.outputs import collected
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "cascade.json"

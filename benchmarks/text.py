@@ -31,7 +31,7 @@ from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.data import by_length, open_data
 from hydrasurgeon.measuring.cost import machine
 from hydrasurgeon.options.shared import Run, Scoring
-from hydrasurgeon.runtime.outputs import logits_of
+from hydrasurgeon.runtime.answering import logits_of
 
 RESULTS = Path(__file__).parent / "results" / "text.json"
 # Words in a text: lognormal with the mean (18) and spread (9) of sentences in reviews and newspapers.

@@ -35,10 +35,10 @@ from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
+from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.runtime.hydra import Hydra
-from hydrasurgeon.runtime.outputs import collected
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.runtime.tensors import to_tensor

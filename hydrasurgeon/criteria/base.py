@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.reading import Single
-    from hydrasurgeon.data import Batch, Batches
+    from hydrasurgeon.data import Batches
     from hydrasurgeon.decision.problems import Problem
 
 HeadScores = dict[tuple[str, int], list[float]]
@@ -123,19 +123,15 @@ class Subject:
         """One pass over (inputs, labels), on the model's device; the argument names the pass for
         progress.
         """
-        from hydrasurgeon.data import moved
+        from hydrasurgeon.runtime.answering import fed
 
-        first = next(self.module.parameters())
-        for batch in self._pass(name, self.loaders[0]):
+        for batch in fed(self.loaders[0], self.run, module=self.module, name=name):
             assert batch.labels is not None  # the classes are fitted
-            yield moved(batch.inputs, first.device, first.dtype), batch.labels.to(first.device)
+            yield batch.inputs, batch.labels.to(next(self.module.parameters()).device)
 
     def foreign(self, name: str) -> Iterator[Any]:
         """One pass over the inputs of the OOD sets."""
-        for loader in self.loaders[1:]:
-            yield from (batch.inputs for batch in self._pass(name, loader))
+        from hydrasurgeon.runtime.answering import fed
 
-    def _pass(self, name: str, loader: Batches) -> Iterator[Batch]:
-        for done, batch in enumerate(loader, 1):
-            yield batch
-            self.run.tick(name, done, len(loader))
+        for loader in self.loaders[1:]:
+            yield from (batch.inputs for batch in fed(loader, self.run, name=name))

@@ -53,7 +53,7 @@ def batch_size_of(count: int | None) -> int:
 
 
 class Batches:
-    """One pass over samples, repeatable; `skipped` names the samples that could not be read."""
+    """One pass over samples, repeatable; `failed` says which samples could not be read."""
 
     def __init__(
         self,
@@ -69,7 +69,8 @@ class Batches:
         drop_last: bool = False,
     ) -> None:
         self.samples = samples
-        self.skipped: list[str] = []
+        self.failed: dict[int, str] = {}
+        """Why samples could not be read, by their places, as they are met."""
         reads = getattr(transform, "kind", "image")
         if reads != samples.kind:
             raise DataError(
@@ -105,16 +106,21 @@ class Batches:
             generator=torch.Generator().manual_seed(0),
         )
 
+    @property
+    def skipped(self) -> list[str]:
+        """Why samples could not be read."""
+        return list(self.failed.values())
+
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        self.skipped.clear()
+        self.failed.clear()
         for batch, failures in self._loader:
-            for message, hint, fatal in failures:
+            for message, hint, fatal, i in failures:
                 if fatal:
                     raise DataError(message, hint=hint)
-                self.skipped.append(message)
+                self.failed[i] = message
             if batch is not None:
                 yield batch
 
@@ -161,7 +167,7 @@ class _Prepared(Dataset[Any]):
         try:
             raw = self.samples.read(i)
         except DataError as error:  # an exception would lose its words on the way out of a worker
-            return error.message, error.hint, not self.skip_bad
+            return error.message, error.hint, not self.skip_bad, i
         label = None if self.samples.labels is None else self.samples.labels[i]
         return i, label, self._prepare(raw, i)
 
@@ -188,7 +194,7 @@ class _Prepared(Dataset[Any]):
 
 def _collated(
     items: list[Any], *, collate: Callable[[list[Any]], Any], labelled: bool
-) -> tuple[Batch | None, list[tuple[str, str | None, bool]]]:
+) -> tuple[Batch | None, list[tuple[str, str | None, bool, int]]]:
     """The samples that could be read as a batch, and why others could not."""
     failures = [item for item in items if isinstance(item[0], str)]
     good = [item for item in items if not isinstance(item[0], str)]

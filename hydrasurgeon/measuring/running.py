@@ -18,9 +18,9 @@ from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.answering import collected, logits_of
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.dropout import sampled
-from hydrasurgeon.runtime.outputs import collected, logits_of
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.probabilities import yes_or_no
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore

@@ -13,17 +13,19 @@ from torch import Tensor, nn
 from hydrasurgeon.checkpoints.class_names import need_classes, with_class_names
 from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
-from hydrasurgeon.data import Batches, moved
+from hydrasurgeon.data import moved
 from hydrasurgeon.data.sources import in_memory
-from hydrasurgeon.decision.cascaded import Said, decided_in_steps, joined
+from hydrasurgeon.decision.cascaded import Said, joined
 from hydrasurgeon.decision.printed import TOP, Answers, Decisions, Probabilities
 from hydrasurgeon.decision.problems import problem_of
-from hydrasurgeon.decision.state import Prediction, State, decide, rows_of, undecided
+from hydrasurgeon.decision.state import Prediction, State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import FITTED, Decision, stored_name
-from hydrasurgeon.files.manifest import HydraManifest
+from hydrasurgeon.files.manifest import HydraManifest, Model
 from hydrasurgeon.files.tensors import Tensors
-from hydrasurgeon.runtime.cascaded import cascade_in, mean_probs, rows_in, said
+from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.answering import Answering, Engine
+from hydrasurgeon.runtime.cascaded import mean_probs, rows_in, said
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
@@ -35,8 +37,12 @@ Item = str | tuple[str, str] | Path | bytes | Image.Image
 """A text, a pair of them, or a picture: a file, its content, or PIL's."""
 
 
-class Classifier(LiveModel):
-    """A live model that answers with probabilities and decisions."""
+class Classifier(LiveModel, Engine):
+    """A live model that answers with probabilities and decisions: the engine `torch`."""
+
+    @property
+    def facts(self) -> Model:
+        return self.manifest.model
 
     @overload
     def predict(self, inputs: Prepared, *, cascade: bool | None = None) -> Probabilities: ...
@@ -60,13 +66,14 @@ class Classifier(LiveModel):
         """
         model = self.manifest.model
         if isinstance(inputs, Tensor | Mapping):
-            parts = said(self, inputs) if cascade and rows_in(inputs) else [self._whole(inputs)]
+            parts = self.ask(inputs)
+            if rows_in(inputs):
+                parts = self._parts(inputs, bool(cascade), None)
             return Probabilities.of(
                 mean_probs(parts, problem_of(model)), parts, model.labels, model.problem
             )
-        ids, answered = self._read(inputs, cascade)
-        begun = [{"id": each} for each in ids]
-        return Answers(rows_of(answered, begun, names=model.labels, top=TOP, problem=model.problem))
+        ids, answers = self._named(inputs, cascade)
+        return Answers(self.rows(answers, [{"id": each} for each in ids], TOP))
 
     @torch.inference_mode()
     def decide(
@@ -84,62 +91,51 @@ class Classifier(LiveModel):
                 f"{self.name}: has no decision state",
                 hint="Run `hydrasurgeon calibrate` on it first.",
             )
-        ids, answered = self._read(inputs, cascade)
+        ids, answers = self._named(inputs, cascade)
         return Decisions(
-            **vars(answered),
+            **vars(answers),
             ids=ids,
             names=self.manifest.model.labels,
             problem=self.manifest.model.problem,
         )
 
     @torch.inference_mode()
-    def answered(self, inputs: Prepared, *, cascade: bool | None = None) -> Prediction:
-        """By the decision state, or by nothing but the mean of the members' probabilities."""
-        state, count = self.state, rows_in(inputs)
-        if cascade is None:
-            cascade = state is not None and state.record.cascade is not None
-        read = None
-        if count and state is not None and state.fitted is not None:
-            read = WithFeatures(self)
-        if cascade and count:
-            parts = [part.on_cpu() for part in said(self, inputs, read)]
-            answered: Prediction = decided_in_steps(*cascade_in(self), parts)
-        else:
-            whole = self._whole(inputs, read).on_cpu()
-            logits = problem_of(self.manifest.model).choices(whole.logits)
-            answered = undecided(logits) if state is None else decide(state, logits, whole.features)
-        if not torch.isfinite(answered.probs).all():
+    def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
+        if not rows_in(inputs):
+            width = (self.state and self.state.record.ood.width) or 0
+            logits = torch.zeros(0, self.members, self.facts.num_classes)
+            read = torch.zeros(0, self.members, width)
+            return [Said(torch.arange(0), tuple(range(self.members)), logits, read)]
+        weight = next(self.parameters())
+        inputs = moved(inputs, weight.device, weight.dtype)
+        parts = self._parts(inputs, cascade, WithFeatures(self) if features else None)
+        parts = [part.on_cpu() for part in parts]
+        if not all(part.logits.isfinite().all() for part in parts):
             hint = "The model overflows: use --dtype float32, or start from a sound one."
             raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
-        return answered
+        return parts
 
-    def _whole(self, inputs: Prepared, read: WithFeatures | None = None) -> Said:
-        """What all members say."""
-        count, members = rows_in(inputs), self.members
-        logits = torch.zeros(0, members, self.manifest.model.num_classes)
-        features: Tensor | None = torch.zeros(
-            0, members, (self.state and self.state.record.ood.width) or 0
-        )
-        if count:
-            logits, features = (self(inputs), None) if read is None else read(inputs)
-        return Said(torch.arange(count), tuple(range(members)), logits, features)
+    def _parts(self, inputs: Any, cascade: bool, read: WithFeatures | None) -> list[Said]:
+        """What the members that ran say, where the model is."""
+        if cascade:
+            return said(self, inputs, read)
+        logits, features = (self(inputs), None) if read is None else read(inputs)
+        rows = torch.arange(len(logits))
+        return [Said(rows, tuple(range(logits.shape[1])), logits, features)]
 
-    def _read(self, inputs: Any, cascade: bool | None) -> tuple[Sequence[str | int], Prediction]:
+    def _named(self, inputs: Any, cascade: bool | None) -> tuple[Sequence[str | int], Prediction]:
         """What samples are called, and the answers to them."""
         if isinstance(inputs, Tensor | Mapping):
             return range(rows_in(inputs)), self.answered(inputs, cascade=cascade)
         need_classes(self.manifest, self.name)
-        samples, weight = (
-            in_memory(inputs, getattr(self.transform, "kind", "image")),
-            next(self.parameters()),
+        samples = in_memory(inputs, getattr(self.transform, "kind", "image"))
+        ids = [samples.name(i) for i in range(len(samples))]
+        cascade = self.in_steps(cascade)
+        pieces = Answering(
+            [self], samples, Run(), order=range(len(ids)), cascade=cascade, features=self.reads
         )
-        batches = Batches(samples, self.transform, batch_size=None)
-        each = [
-            self.answered(moved(batch.inputs, weight.device, weight.dtype), cascade=cascade)
-            for batch in batches
-        ]
-        answered = joined(each or [self.answered(torch.zeros(0))])
-        return [samples.name(i) for i in range(len(samples))], answered
+        answers = [self.decided(piece.parts, cascade) for piece in pieces]
+        return ids, joined(answers or [self.answered(torch.zeros(0))])
 
 
 def load(

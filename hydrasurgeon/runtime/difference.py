@@ -17,6 +17,7 @@ from hydrasurgeon.data import Batches, moved, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import all_heads
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
@@ -64,9 +65,7 @@ class Inputs:
         batches = Batches(
             samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad
         )
-        for done, batch in enumerate(batches, 1):
-            yield moved(batch.inputs, device, dtype)
-            run.tick(samples.spec, done, len(batches))
+        yield from (batch.inputs for batch in fed(batches, run, module=model))
 
     @torch.inference_mode()
     def difference(self, model: Classifier, reference: Callable[[Any], Tensor]) -> Difference:

@@ -271,9 +271,9 @@ def _fit(
     from hydrasurgeon.decision.fitting import Chooser, fit_label_state, fit_state, too_few_ood
     from hydrasurgeon.decision.problems import problem_of
     from hydrasurgeon.measuring.cascades.fit import CascadeFit
+    from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
-    from hydrasurgeon.runtime.outputs import collected
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
@@ -362,14 +362,16 @@ def _gathered(
 ) -> list[Evidence]:
     """What OOD scores are fitted on, in one pass: features are not kept."""
     from hydrasurgeon.decision.problems import problem_of
-    from hydrasurgeon.runtime.outputs import pieces
+    from hydrasurgeon.runtime.answering import Answering
     from hydrasurgeon.statistics.scores.evidence import Gathering
 
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
-    for _, piece in pieces([model], samples, arguments, features=True, skipped=skipped):
-        piece = piece.decisions(problem_of(model.manifest.model))
-        assert piece.features is not None
-        assert piece.labels is not None
+    answering = Answering([model], samples, arguments, features=True)
+    for piece in answering:
+        outputs = piece.outputs.decisions(problem_of(model.manifest.model))
+        assert outputs.features is not None
+        assert outputs.labels is not None
         for member, gathering in enumerate(gatherings):
-            gathering.add(piece.features[:, member], piece.logits[:, member], piece.labels)
+            gathering.add(outputs.features[:, member], outputs.logits[:, member], outputs.labels)
+    skipped += answering.batches.skipped
     return [gathering.evidence() for gathering in gatherings]

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.decision.columns import columns_of, kinds_of, spread, without_state
 from hydrasurgeon.decision.printed import Answers
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file
@@ -28,28 +29,12 @@ from hydrasurgeon.options.deciding import PredictOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.state import Prediction
-    from hydrasurgeon.runtime.classifier import Classifier
+    from hydrasurgeon.options.shared import Run
 
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
-KINDS = {
-    **dict.fromkeys(("id", "label"), "text"),
-    **dict.fromkeys(("probability", "logit"), "number"),
-    "rank": "whole",
-    **dict.fromkeys(("labels", "top", "set"), "json"),
-    **dict.fromkeys(("total", "aleatoric", "epistemic", "ood_score"), "number"),
-    "unfamiliar": "flag",
-    "members_run": "whole",
-    **dict.fromkeys(("answer", "error"), "text"),
-}
-"""All that an answer may hold, and what kind of value it is."""
-OTHERS = {
-    "single_label": ("logit", "labels", "rank"),
-    "one_logit": ("label", "labels", "top", "set"),
-    "multi_label": ("label", "probability", "logit", "rank"),
-}
-"""Kind of problem → what its answers do not hold."""
+ROWS = 1024
+"""Rows of predictions that are decided at once."""
 ENDINGS = (".jsonl", ".csv", ".parquet")
 """What an output may end in."""
 ID = "id"
@@ -95,35 +80,28 @@ def predict(arguments: PredictOptions) -> Predicted:
         place = output_file(
             arguments.out, option="-o", force=arguments.force, inputs=arguments.sources
         )
-    answering = _Alone(arguments) if arguments.predictions is not None else _answering(arguments)
+    source: _Model | _Predictions
+    source = _Model(arguments) if arguments.predictions is None else _Predictions(arguments)
     counts = Counter[str]()
     returned: list[dict[str, Any]] = []
     keep: Callable[[list[dict[str, Any]]], None] = returned.extend
     with ExitStack() as stack:
         if place is not None:
-            keep = stack.enter_context(writing(place, answering.columns(place.suffix), spread))
+            columns = source.columns(spread_out=place.suffix == ".csv")
+            keep = stack.enter_context(writing(place, columns, spread))
         elif arguments.each is not None:
             keep = partial(_hand_on, arguments.each)
-        for rows in answering.rows():
+        for rows in source.rows():
             counts.update(map(_outcome, rows))
             keep(rows)
     return Predicted(
-        place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, returned
+        place, sum(counts.values()), dict(sorted(counts.items())), source.notes, returned
     )
 
 
 def _hand_on(each: Callable[[str], None], rows: list[dict[str, Any]]) -> None:
     for row in rows:
         each(line(row))
-
-
-def _answering(arguments: PredictOptions) -> _Answering:
-    checkpoint, data = arguments.needed()
-    opened = open_checkpoint(checkpoint, arch=arguments.arch)
-    opened = classifying(opened, arguments, None if data == "-" else data)
-    need_classes(opened.manifest, opened.path)
-    opened.digests()
-    return _Answering(opened, data, arguments)
 
 
 def _outcome(row: dict[str, Any]) -> str:
@@ -151,126 +129,103 @@ def _check(arguments: PredictOptions) -> None:
         )
 
 
-class _Answering:
-    """One checkpoint and one data set: rows, batch by batch."""
+class _Model:
+    """A checkpoint and its data: rows, batch by batch."""
 
-    def __init__(self, opened: Checkpoint, data: str, arguments: PredictOptions) -> None:
+    def __init__(self, arguments: PredictOptions) -> None:
         from hydrasurgeon.data.batches import batch_size_of
         from hydrasurgeon.runtime.classifier import as_classifier
 
+        checkpoint, data = arguments.needed()
+        opened = open_checkpoint(checkpoint, arch=arguments.arch)
+        opened = classifying(opened, arguments, None if data == "-" else data)
+        need_classes(opened.manifest, opened.path)
+        opened.digests()
+        check_cascades([opened] if arguments.cascade else [])
         self.arguments = arguments
         self.batch = batch_size_of(arguments.batch_size)
-        self.model: Classifier = as_classifier(
+        self.model = as_classifier(
             opened, device=arguments.device, dtype=arguments.dtype, lean=True
         )
-        model = opened.manifest.model
-        self.names, self.classes, self.problem = model.labels, model.num_classes, model.problem
         keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
         # The name of an answer's own field is taken: what the data calls so is told apart.
-        self.kept = {
-            f"data_{name}" if name in kinds_of(self.problem) else name: name for name in keep
-        }
+        own = kinds_of(self.model.facts.problem)
+        self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
         self.samples = None if data == "-" else _samples(data, arguments, keep)
-        # This shard's samples, cut where batches are; none of stdin.
-        count = 0 if self.samples is None else len(self.samples)
-        number, shards = map(int, (arguments.shard or "1/1").split("/"))
-        batches = -(-count // self.batch)
-        self.first, self.last = (
-            min(count, self.batch * (batches * at // shards)) for at in (number - 1, number)
-        )
-        self.notes: tuple[str, ...] = (opened.note,) if opened.note else ()
-        cascade = None if self.model.state is None else self.model.state.record.cascade
-        check_cascades([opened] if arguments.cascade else [])
-        self.in_steps = cascade is not None and arguments.cascade is not False
+        self.notes = tuple(filter(None, (opened.note,)))
         if self.model.state is None:
             self.notes += (without_state(opened.name),)
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the samples."""
-        groups = (
-            None if self.samples is None or self.problem != "one_logit" else self.samples.groups
-        )
-        if groups is not None:
-            yield self._ranked(groups)
+        if self.samples is None:
+            yield from self._typed()
             return
-        if self.samples is not None:
-            yield from self._over(self.samples, self.first, self.last)
-            return
+        places = _shard(self.arguments.shard, len(self.samples), self.batch)
+        groups = self.samples.groups
+        if groups is not None and self.model.facts.problem == "one_logit":
+            yield self._ranked(self.samples, groups, places)
+        else:
+            yield from self._over(self.samples, places, self.arguments)
+
+    def _typed(self) -> Iterator[list[dict[str, Any]]]:
+        """Rows of the lines that come on stdin."""
         from hydrasurgeon.data.samples import Rows
         from hydrasurgeon.data.sources import text_pairs
 
-        at, paired = 0, self.model.manifest.model.inputs == "text_pair"
+        at, quiet = 0, self.arguments.but(progress=None)
         while texts := [line.rstrip("\n") for line in islice(sys.stdin, self.batch * AHEAD)]:
-            pairs = (
-                text_pairs("stdin", [line.partition("\t")[::2] for line in texts])
-                if paired
-                else None
-            )
-            for rows in self._over(pairs or Rows("stdin", texts, "text"), 0, len(texts)):
+            samples: Samples = Rows("stdin", texts, "text")
+            if self.model.facts.inputs == "text_pair":
+                samples = text_pairs("stdin", [line.partition("\t")[::2] for line in texts])
+            for rows in self._over(samples, range(len(texts)), quiet):
                 yield [{**row, "id": row["id"] + at} for row in rows]
             at += len(texts)
 
-    def _over(self, samples: Samples, start: int, stop: int) -> Iterator[list[dict[str, Any]]]:
-        from hydrasurgeon.data import Batches, moved
+    def _over(self, samples: Samples, places: range, run: Run) -> Iterator[list[dict[str, Any]]]:
+        from hydrasurgeon.runtime.answering import Answering
 
-        if start >= stop:
-            return
-        run, weight = self.arguments, next(self.model.parameters())
-        batches = Batches(
-            samples,
-            self.model.transform,
-            batch_size=self.batch,
-            order=range(start, stop),
-            skip_bad=run.skip_bad,
+        model, cascade = self.model, self.model.in_steps(self.arguments.cascade)
+        answering = Answering(
+            [model], samples, run, order=places, features=model.reads, cascade=cascade
         )
-        failures = iter(batches.skipped)
-        at = start
-        for number, batch in enumerate(batches, 1):
-            decided = self.model.answered(
-                moved(batch.inputs, weight.device, weight.dtype), cascade=self.in_steps
-            )
-            index = batch.index.tolist()
+        at = places.start
+        failed = answering.batches.failed
+        for piece in answering:
+            index = piece.index.tolist()
             begun = [self._named(samples, i) for i in index]
-            answers = dict(zip(index, self._rows(decided, begun), strict=True))
-            # What could not be read before the last sample of this batch has a message each, in
-            # order.
-            end = min(stop, start + self.batch * (1 + (max(answers) - start) // self.batch))
-            yield [
-                answers[i] if i in answers else {**self._named(samples, i), "error": next(failures)}
-                for i in range(at, end)
-            ]
+            rows = model.rows(model.decided(piece.parts, cascade), begun, self.arguments.top)
+            answers = dict(zip(index, rows, strict=True))
+            end = max(index) + 1
+            for i in range(at, end):
+                if i not in answers:
+                    answers[i] = {**self._named(samples, i), "error": failed[i]}
+            yield [answers[i] for i in range(at, end)]
             at = end
-            if self.samples is not None:
-                run.tick(samples.spec, number, len(batches))
-        rest = [{**self._named(samples, i), "error": next(failures)} for i in range(at, stop)]
+        rest = [{**self._named(samples, i), "error": failed[i]} for i in range(at, places.stop)]
         if rest:
             yield rest
 
-    def _rows(self, decided: Prediction, begun: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        from hydrasurgeon.decision.state import rows_of
-
-        return rows_of(
-            decided, begun, names=self.names, top=self.arguments.top, problem=self.problem
-        )
-
-    def _ranked(self, groups: Sequence[str]) -> list[dict[str, Any]]:
+    def _ranked(
+        self, samples: Samples, groups: Sequence[str], places: range
+    ) -> list[dict[str, Any]]:
         """All rows, each with its place among those of its group; the first of equals comes first."""
-        assert self.samples is not None
-        cut = {*groups[self.first : self.last]} & {*groups[: self.first], *groups[self.last :]}
+        first, last = places.start, places.stop
+        cut = {*groups[first:last]} & {*groups[:first], *groups[last:]}
         if cut:
             what = (
                 f"--shard {self.arguments.shard}: cuts the group {min(cut)[:60]!r}, of which "
                 "each row has a rank"
             )
             raise UsageError(what, hint="Leave it out, or split the data between groups.")
-        rows = [row for part in self._over(self.samples, self.first, self.last) for row in part]
+        rows = [row for part in self._over(samples, places, self.arguments) for row in part]
         answered = [at for at, row in enumerate(rows) if "error" not in row]
-        places = Counter[str]()
+        ranks = Counter[str]()
         for at in sorted(answered, key=lambda at: -rows[at]["logit"]):
-            group = groups[self.first + at]
-            places[group] += 1
-            rows[at]["rank"] = places[group]
+            group = groups[first + at]
+            ranks[group] += 1
+            rows[at]["rank"] = ranks[group]
         return rows
 
     def _named(self, samples: Samples, i: int) -> dict[str, Any]:
@@ -281,19 +236,16 @@ class _Answering:
             **{key: plain(samples.carried(name, i)) for key, name in self.kept.items()},
         }
 
-    def columns(self, ending: str) -> dict[str, str]:
-        """The columns of a table with this ending, and what they hold."""
-        top = min(self.arguments.top, self.classes)
-        columns = _columns(ending, self.kept, top, self.problem)
-        if not self.arguments.skip_bad:
-            del columns["error"]
-        return columns
+    def columns(self, *, spread_out: bool) -> dict[str, str]:
+        """The columns of a table, and what they hold."""
+        facts, skip_bad = self.model.facts, self.arguments.skip_bad
+        top = min(self.arguments.top, facts.num_classes) if spread_out else None
+        return columns_of(facts.problem, kept=self.kept, top=top, errors=skip_bad)
 
 
-class _Alone:
+class _Predictions:
     """A decision in a file of its own, and what any model answered."""
 
-    batch = 1024
     notes: tuple[str, ...] = ()
 
     def __init__(self, arguments: PredictOptions) -> None:
@@ -321,37 +273,24 @@ class _Alone:
         """Rows in the order of the predictions."""
         from hydrasurgeon.decision.state import rows_of
 
-        count = len(self.outputs.logits)
-        for start in range(0, count, self.batch):
-            some = self.outputs.at(slice(start, start + self.batch))
-            begun = [{"id": name} for name in self.ids[start : start + self.batch]]
+        for start in range(0, len(self.outputs.logits), ROWS):
+            some = self.outputs.at(slice(start, start + ROWS))
+            begun = [{"id": name} for name in self.ids[start : start + ROWS]]
             decided = self.decision.decide(some.logits, some.features)
             yield rows_of(decided, begun, names=self.names, top=self.top)
 
-    def columns(self, ending: str) -> dict[str, str]:
-        """The columns of a table with this ending, and what they hold."""
-        columns = _columns(ending, {}, min(self.top, self.decision.classes), "single_label")
-        del columns["error"]
-        return columns
+    def columns(self, *, spread_out: bool) -> dict[str, str]:
+        """The columns of a table, and what they hold."""
+        top = min(self.top, self.decision.classes) if spread_out else None
+        return columns_of("single_label", top=top)
 
 
-def kinds_of(problem: str) -> dict[str, str]:
-    """What an answer to such a problem may hold, and what kind of value it is."""
-    return {name: kind for name, kind in KINDS.items() if name not in OTHERS[problem]}
-
-
-def _columns(ending: str, kept: Mapping[str, str], top: int, problem: str) -> dict[str, str]:
-    """The columns of a table; CSV has two for each of the `top` labels."""
-    columns = {"id": "text", **dict.fromkeys(kept, "text"), **kinds_of(problem)}
-    if ending != ".csv":
-        return columns
-    tops: dict[str, str] = {}
-    for number in range(1, top + 1):
-        tops |= {f"top{number}": "text", f"p{number}": "number"}
-    spread_out: dict[str, str] = {}
-    for name, kind in columns.items():
-        spread_out |= tops if name == "top" else {name: kind}
-    return spread_out
+def _shard(shard: str | None, count: int, batch: int) -> range:
+    """The places of a shard's samples, cut where batches are."""
+    number, shards = map(int, (shard or "1/1").split("/"))
+    batches = -(-count // batch)
+    first, last = (min(count, batch * (batches * at // shards)) for at in (number - 1, number))
+    return range(first, last)
 
 
 def _samples(data: str, arguments: PredictOptions, keep: list[str]) -> Samples:
@@ -380,27 +319,3 @@ def plain(value: Any) -> Any:
         return json.loads(json.dumps(value, allow_nan=False, default=str))
     except (TypeError, ValueError):
         return str(value)
-
-
-def spread(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as a spreadsheet reads it: no lists, and numbers with six digits."""
-    cells = {
-        key: f"{row[key]:.6g}" if KINDS.get(key) == "number" and row[key] is not None else row[key]
-        for key in row
-    }
-    for number, (label, p) in enumerate(cells.pop("top", ()), 1):
-        cells |= {f"top{number}": label, f"p{number}": f"{p:.6g}"}
-    if cells.get("labels") is not None:
-        cells["labels"] = "|".join(f"{pair[0]}:{pair[1]:.6g}" for pair in cells["labels"])
-    for name in ("set", "answer"):
-        if isinstance(cells.get(name), list):
-            cells[name] = "|".join(map(str, cells[name]))
-    return cells
-
-
-def without_state(name: str) -> str:
-    """A note on a checkpoint that was not calibrated."""
-    return (
-        f"{name} has no decision state: probabilities are not calibrated, and nothing is set "
-        "aside; run calibrate"
-    )

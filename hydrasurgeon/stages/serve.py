@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.decision.columns import columns_of, without_state
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.files.rows import Appended
@@ -20,13 +21,11 @@ from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import check_cascades, kind_read
 from hydrasurgeon.options.base import PathLike, stage
 from hydrasurgeon.options.deciding import ServeOptions
-from hydrasurgeon.stages.predict import kinds_of, without_state
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from hydrasurgeon.checkpoints.reading import Checkpoint
-    from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.serving.app import Counts
 
 MEGABYTE = 1 << 20
@@ -84,6 +83,8 @@ def _app(
     opened: Checkpoint, arguments: ServeOptions, kept: Appended | None
 ) -> tuple[FastAPI, Counts]:
     """The routes around a model that has answered once, and what is counted."""
+    from torch.utils.data import default_collate
+
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
@@ -93,7 +94,14 @@ def _app(
     for note in (opened.note, without_state(opened.name) if model.state is None else None):
         if note is not None:
             arguments.say(f"note: {note}")
-    counts, answer = Counts(), _answering(model, arguments)
+    counts, collate = Counts(), getattr(model.transform, "collate", default_collate)
+
+    def answer(samples: list[Any]) -> list[dict[str, Any]]:
+        answers = model.answered(
+            collate([prepared for _, prepared in samples]), cascade=arguments.cascade
+        )
+        return model.rows(answers, [{"id": name} for name, _ in samples], arguments.top)
+
     # What cannot answer fails before it listens.
     answer([(0, _first(kind_read(opened.manifest), model.transform))])
 
@@ -109,41 +117,12 @@ def _app(
     most = MOST_BYTES[getattr(model.transform, "kind", "image")]
     if arguments.max_body is not None:
         most = arguments.max_body * MEGABYTE
-    columns = kinds_of(model.manifest.model.problem)
-    del columns["error"]
+    columns = columns_of(model.facts.problem)
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
     return app_of(
         Service(batcher, counts, model.transform, Bodies(most)), columns=columns, name=opened.name
     ), counts
-
-
-def _answering(
-    model: Classifier, arguments: ServeOptions
-) -> Callable[[list[Any]], list[dict[str, Any]]]:
-    """Samples and their ids → answers."""
-    from torch.utils.data import default_collate
-
-    from hydrasurgeon.data import moved
-    from hydrasurgeon.decision.state import rows_of
-
-    collate = getattr(model.transform, "collate", default_collate)
-    cascade = (
-        model.state is not None
-        and model.state.record.cascade is not None
-        and arguments.cascade is not False
-    )
-    weight, names = next(model.parameters()), model.manifest.model.labels
-
-    def answer(samples: list[Any]) -> list[dict[str, Any]]:
-        inputs = moved(collate([sample for _, sample in samples]), weight.device, weight.dtype)
-        decided = model.answered(inputs, cascade=cascade)
-        begun = [{"id": name} for name, _ in samples]
-        return rows_of(
-            decided, begun, names=names, top=arguments.top, problem=model.manifest.model.problem
-        )
-
-    return answer
 
 
 def _first(reads: str, transform: Callable[[Any], Any]) -> Any:

@@ -24,7 +24,8 @@ def repaired_tensors(
     """Raw output projections and biases of the layers that lose heads, by name, and the data they
     come from.
     """
-    from hydrasurgeon.data import Batches, moved, open_data
+    from hydrasurgeon.data import Batches, open_data
+    from hydrasurgeon.runtime.answering import fed
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.tensors import TORCH, to_raw
     from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
@@ -42,16 +43,14 @@ def repaired_tensors(
             f"--compensate {how}: no data runs through tower {beyond[0]}",
             hint="Prune that tower without --compensate.",
         )
-    first = next(model.parameters())
     batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
 
     def inputs() -> Iterator[Any]:
-        for batch in batches:
-            yield moved(batch.inputs, first.device, first.dtype)
+        return (batch.inputs for batch in fed(batches, run.but(progress=None), module=model))
 
     calibration = Calibration(inputs, len(batches), run.tick)
     widths = {TORCH[checkpoint.tensors[name].dtype] for name, _ in names.values()}
-    stored = widths.pop() if len(widths) == 1 else first.dtype
+    stored = widths.pop() if len(widths) == 1 else next(model.parameters()).dtype
     repairs = (
         fold_means(anatomy, checkpoint.kept, kept, calibration)
         if how == "mean"

@@ -25,6 +25,7 @@ from hydrasurgeon.data.samples import UNLABELLED, Samples
 from hydrasurgeon.decision.problems import SINGLE, known, problem_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures, last_layers
 from hydrasurgeon.runtime.processes import own_device
 from hydrasurgeon.runtime.tensors import device_of
@@ -101,10 +102,10 @@ def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "r
         samples, model.transform, batch_size=run.batch_size, order=order, skip_bad=run.skip_bad
     )
     features_of, features, labels = WithFeatures(model), list[Tensor](), list[Tensor]()
-    for batch in batches:
+    for batch in fed(batches, run.but(progress=None), module=model):
         assert batch.labels is not None
         labelled = known(batch.labels)
-        rows = features_of(moved(batch.inputs, device))[1][:, 0].cpu()
+        rows = features_of(batch.inputs)[1][:, 0].cpu()
         features.append(rows[labelled].double())
         labels.append(batch.labels[labelled])
     return torch.cat(features), torch.cat(labels)

@@ -44,8 +44,8 @@ AT = {
     """,
     "an answer": """
         import hydrasurgeon.runtime.classifier as classifier
-        plain = classifier.Classifier.answered
-        classifier.Classifier.answered = lambda *a, **k: (plain(*a, **k), strike())
+        plain = classifier.Classifier.ask
+        classifier.Classifier.ask = lambda *a, **k: (plain(*a, **k), strike())
     """,
     "a bug": "import hydrasurgeon.files.tensors as tensors\ntensors._combine = lambda *_: 1 / 0",
 }

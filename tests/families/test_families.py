@@ -200,7 +200,7 @@ def test_a_lone_file_is_complete(family: Family, source: Path, tmp_path: Path) -
     (tmp_path / "away").mkdir()
     lone = whole.rename(tmp_path / "away" / "lone.safetensors")
     from hydrasurgeon.data import open_data
-    from hydrasurgeon.runtime.outputs import logits_of
+    from hydrasurgeon.runtime.answering import logits_of
 
     samples = open_data(data)
     expected, labels = logits_of([hs.load(source, device="cpu")], samples, Run(batch_size=24))
@@ -286,7 +286,7 @@ def test_repairs_cahp_halves_and_both_ways_of_running(
     family: Family, source: Path, tmp_path: Path
 ) -> None:
     from hydrasurgeon.data import open_data
-    from hydrasurgeon.runtime.outputs import logits_of
+    from hydrasurgeon.runtime.answering import logits_of
 
     data, inputs = family.data(tmp_path), family.inputs()
     assert hs.score(source, method="cahp", data=data, device="cpu").result.values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +13,7 @@ from promised import promise
 from hydrasurgeon.data.samples import Arrays
 from hydrasurgeon.decision.fitting import Outputs, fit_state
 from hydrasurgeon.files.decided import Joint
-from hydrasurgeon.options.shared import Run
-from hydrasurgeon.runtime import outputs
+from hydrasurgeon.runtime.answering import gathered
 from hydrasurgeon.statistics import conformal, temperature
 from hydrasurgeon.statistics.probabilities import mean_probs, nll
 from hydrasurgeon.statistics.scores import fitted
@@ -31,28 +29,25 @@ def answers() -> tuple[torch.Tensor, torch.Tensor]:
     return logits, labels
 
 
-def test_collected_answers_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collected_answers_are_held_once() -> None:
     """Pieces come in any order, and rows that could not be read leave no gap."""
     logits, labels = answers()
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
 
-    def pieces(*_: Any, left_out: int = 0, **__: Any) -> Iterator[tuple[torch.Tensor, Outputs]]:
+    def pieces(left_out: int = 0) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         for index in order[: ROWS - left_out].split(40):
-            yield index, Outputs(logits[index], logits[index] + 1, labels[index])
+            values = {"logits": logits[index], "features": logits[index] + 1}
+            yield index, {**values, "labels": labels[index]}
 
     samples = Arrays("x", np.zeros((ROWS, 1, 1), np.uint8))
-    monkeypatch.setattr(outputs, "pieces", pieces)
     with Peak() as peak:
-        whole = outputs.collected(None, samples, Run(), features=True)  # type: ignore[arg-type]
-    assert torch.equal(whole.logits, logits)
-    assert whole.features is not None
-    assert torch.equal(whole.features, logits + 1)
-    assert torch.equal(whole.labels, labels)
+        whole = gathered(samples, pieces())
+    assert torch.equal(whole["logits"], logits)
+    assert torch.equal(whole["features"], logits + 1)
+    assert torch.equal(whole["labels"], labels)
     assert peak.bytes < 1.3 * 2 * logits.nbytes
-    monkeypatch.setattr(outputs, "pieces", lambda *_, **__: pieces(left_out=300))
-    part = outputs.collected(None, samples, Run(), features=True)  # type: ignore[arg-type]
     kept = order[:-300].sort().values
-    assert torch.equal(part.logits, logits[kept])
+    assert torch.equal(gathered(samples, pieces(left_out=300))["logits"], logits[kept])
 
 
 def test_a_state_is_fitted_beside_one_half_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,9 +91,7 @@ def test_logits_that_are_not_finite_are_refused(
     tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, spec = overflowing(tiny()), images()
-    with pytest.raises(
-        CheckpointError, match=r"huge.* hold NaN or infinity for samples of data\.npz"
-    ):
+    with pytest.raises(CheckpointError, match=r"huge.* hold NaN or infinity"):
         hs.evaluate([path], data=spec, device="cpu")
     assert run(["eval", str(path), "--data", spec, "--device", "cpu", "--json", "-"]) == 3
     captured = capsys.readouterr()

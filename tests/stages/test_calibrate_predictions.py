@@ -20,7 +20,7 @@ from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.decision.fitting import Outputs, classifiers_of
 from hydrasurgeon.errors import DataError, ManifestError, UsageError
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.runtime.outputs import collected
+from hydrasurgeon.runtime.answering import collected
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -387,7 +387,7 @@ def test_answers_and_ranks(reranker: Path, tmp_path: Path) -> None:
     header = (tmp_path / "a.csv").read_text().splitlines()[0]
     assert (
         header
-        == "id,probability,logit,rank,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer,error"
+        == "id,probability,logit,rank,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer"
     )
     with pytest.raises(HydraError, match="cuts the group"):
         hs.predict(

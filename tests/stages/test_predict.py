@@ -96,15 +96,15 @@ def test_a_repeated_run_starts_over(
     data, out = ready / "changed.npz", ready / f"b.{kind}"
     pixels = np.load(ready / "data.npz")["images"]
     np.savez(data, images=pixels)
-    decided, calls = Classifier.answered, []
+    ask, calls = Classifier.ask, []
 
     def broken(model: Any, inputs: Any, **how: Any) -> Any:
         if len(calls) == 3:
             raise KeyboardInterrupt
         calls.append(1)
-        return decided(model, inputs, **how)
+        return ask(model, inputs, **how)
 
-    monkeypatch.setattr(Classifier, "answered", broken)
+    monkeypatch.setattr(Classifier, "ask", broken)
     # A killed process does not clean up.
     monkeypatch.setattr("hydrasurgeon.files.atomic._remove", lambda path: None)
     with pytest.raises(KeyboardInterrupt):

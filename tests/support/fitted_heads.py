@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import open_data
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
-from hydrasurgeon.runtime.outputs import collected
 
 Array = NDArray[np.float64]
 HEADS = ("head.", "classifier.")

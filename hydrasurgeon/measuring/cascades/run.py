@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.data import Batches, by_length, moved
-from hydrasurgeon.data.batches import unreadable
 from hydrasurgeon.decision.cascaded import step_state
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.files.decided import Cascade
@@ -22,9 +20,8 @@ from hydrasurgeon.measuring.cost import SideBySide, step_macs
 from hydrasurgeon.measuring.rows import Row, row_of
 from hydrasurgeon.measuring.running import How, predicted
 from hydrasurgeon.measuring.sets import DataSets
-from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
-from hydrasurgeon.runtime.features import WithFeatures
-from hydrasurgeon.runtime.outputs import check_finite
+from hydrasurgeon.runtime.answering import Answering, Piece, gathered
+from hydrasurgeon.runtime.cascaded import Cascading, cascade_in
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.scores.fitted import scores_of
 
@@ -80,43 +77,26 @@ def cascaded(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Logits of the members that ran, labels, and these OOD scores, in one pass of the cascade."""
     state, cascade = cascade_in(model)
-    run, first = how.run, next(model.parameters())
-    batches = Batches(
-        samples,
-        model.transform,
-        batch_size=run.batch_size,
-        order=by_length(samples),
-        skip_bad=run.skip_bad,
-    )
-    index, logits, labels = [], [], []
-    scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
-    read = WithFeatures(model) if state.fitted is not None else None
-    for done, batch in enumerate(batches, 1):
-        inputs = moved(batch.inputs, first.device, first.dtype)
-        count, classes = rows_in(inputs), model.manifest.model.num_classes
-        whole = torch.full((count, len(cascade.order), classes), torch.nan)
-        batch_scores = {kind: torch.empty(count, dtype=torch.float64) for kind in kinds}
-        for part in (each.on_cpu() for each in said(model, inputs, read)):
-            check_finite(part.logits, [model], samples)
-            whole[part.rows[:, None], torch.tensor(part.members)] = part.logits
+    classes = model.facts.num_classes
+
+    def read(piece: Piece) -> dict[str, Tensor | None]:
+        """What was said of a batch, by name: NaN for members that did not run."""
+        logits = torch.full((len(piece.index), len(cascade.order), classes), torch.nan)
+        scores = {kind: torch.empty(len(logits), dtype=torch.float64) for kind in kinds}
+        for part in piece.parts:
+            logits[part.rows[:, None], torch.tensor(part.members)] = part.logits
+            if not len(part.rows):
+                continue
             rule = step_state(state, cascade, part.members)
-            for kind, values in batch_scores.items():
-                if len(part.rows):
-                    says = rule.choices(part.logits)
-                    values[part.rows] = scores_of(kind, says, part.features, rule.fitted).double()
-        index.append(batch.index)
-        logits.append(whole)
-        labels += [] if batch.labels is None else [batch.labels]
-        for kind in kinds:
-            scores[kind].append(batch_scores[kind])
-        run.tick(f"{samples.spec}, cascade", done, len(batches))
-    if not index:
-        raise unreadable(samples)
-    order = torch.cat(index).argsort()
-    read_scores = {
-        kind: torch.cat(parts)[order].round(decimals=DIGITS) for kind, parts in scores.items()
-    }
-    return torch.cat(logits)[order], torch.cat(labels)[order] if labels else None, read_scores
+            choices = rule.choices(part.logits)
+            for kind, values in scores.items():
+                score = scores_of(kind, choices, part.features, rule.fitted)
+                values[part.rows] = score.double().round(decimals=DIGITS)
+        return {"logits": logits, "labels": piece.labels, **scores}
+
+    pieces = Answering([model], samples, how.run, cascade=True, features=model.reads)
+    whole = gathered(samples, ((piece.index, read(piece)) for piece in pieces))
+    return whole.pop("logits"), whole.pop("labels", None), whole
 
 
 def with_cascade(

@@ -1,0 +1,206 @@
+"""The one loop in which models answer samples: each is decoded once and answered in its batch.
+
+`predict`, `serve`, `eval`, `calibrate` and `hs.load` go through it. What computes is an `Engine`: a
+batch of inputs goes in, logits (and features) of the members that ran come out, in float32 on the
+CPU; what they mean follows from the decision state, whatever computed them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
+from hydrasurgeon.data.batches import unreadable
+from hydrasurgeon.decision.cascaded import Said, decided_in_steps
+from hydrasurgeon.decision.fitting import Outputs
+from hydrasurgeon.decision.problems import problem_of
+from hydrasurgeon.decision.state import Prediction, State, decide, rows_of, undecided
+from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.options.shared import Run
+
+
+class Engine(ABC):
+    """What computes the answers of one model."""
+
+    name: str
+    state: State | None
+    transform: Callable[[Any], Any]
+    """What the model reads of a sample."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> Model:
+        """What the model is: its problem, its classes and their names."""
+
+    @property
+    @abstractmethod
+    def members(self) -> int:
+        """How many members answer."""
+
+    @abstractmethod
+    def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
+        """What the members that ran say of a batch, in float32 on the CPU; all in one part, or with
+        `cascade` in two.
+        """
+
+    def in_steps(self, cascade: bool | None) -> bool:
+        """Whether it answers by its cascade: where it has one, unless that is declined."""
+        has = self.state is not None and self.state.record.cascade is not None
+        return has if cascade is None else cascade
+
+    def answered(self, inputs: Any, *, cascade: bool | None = None) -> Prediction:
+        """Answers by the decision state, or by nothing but the mean of the members' probabilities."""
+        cascade = self.in_steps(cascade)
+        return self.decided(self.ask(inputs, cascade=cascade, features=self.reads), cascade)
+
+    @property
+    def reads(self) -> bool:
+        """Whether its decisions need features."""
+        return self.state is not None and self.state.fitted is not None
+
+    def decided(self, parts: Sequence[Said], cascade: bool) -> Prediction:
+        """What was said, as answers."""
+        state = self.state
+        if cascade:
+            if state is None or state.record.cascade is None:
+                raise CheckpointError(
+                    f"{self.name}: has no cascade in a decision state",
+                    hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
+                )
+            return decided_in_steps(state, state.record.cascade, parts)
+        (whole,) = parts
+        logits = problem_of(self.facts).choices(whole.logits)
+        return undecided(logits) if state is None else decide(state, logits, whole.features)
+
+    def rows(
+        self, answers: Prediction, begun: Sequence[dict[str, Any]], top: int
+    ) -> list[dict[str, Any]]:
+        """Answers as rows of `predict`, each continuing what is `begun`."""
+        facts = self.facts
+        return rows_of(answers, begun, names=facts.labels, top=top, problem=facts.problem)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was said of one batch of samples."""
+
+    index: Int[Tensor, " row"]
+    """Where its rows stand among the samples."""
+    parts: Sequence[Said]
+    labels: Tensor | None
+
+    @property
+    def outputs(self) -> Outputs:
+        """Of all members, where there is no cascade."""
+        (whole,) = self.parts
+        return Outputs(whole.logits, whole.features, self.labels)
+
+
+class Answering:
+    """One pass of a model, or of several side by side, over samples."""
+
+    def __init__(
+        self,
+        models: Sequence[Engine],
+        samples: Samples,
+        run: Run,
+        *,
+        order: Sequence[int] | None = None,
+        features: bool = False,
+        cascade: bool = False,
+    ) -> None:
+        """Features are those of the first model, and only one model has a cascade."""
+        self.models, self.run = models, run
+        self.features, self.cascade = features, cascade
+        self.batches = Batches(
+            samples,
+            models[0].transform,
+            batch_size=run.batch_size,
+            order=by_length(samples) if order is None else order,
+            skip_bad=run.skip_bad,
+        )
+
+    def __iter__(self) -> Iterator[Piece]:
+        first, *others = self.models
+        for batch in fed(self.batches, self.run):
+            parts = first.ask(batch.inputs, cascade=self.cascade, features=self.features)
+            for model in others:
+                (more,) = model.ask(batch.inputs)
+                parts = [beside(parts[0], more)]
+            yield Piece(batch.index, parts, batch.labels)
+
+
+def beside(first: Said, more: Said) -> Said:
+    """What two models say of the same rows."""
+    members = (*first.members, *(len(first.members) + member for member in more.members))
+    return replace(first, members=members, logits=torch.cat([first.logits, more.logits], dim=1))
+
+
+def gathered(
+    samples: Samples, pieces: Iterable[tuple[Tensor, Mapping[str, Tensor | None]]]
+) -> dict[str, Tensor]:
+    """Values of all pieces by name, in the order of the samples, without those that could not be
+    read.
+    """
+    whole: dict[str, Tensor] = {}
+    read = torch.zeros(len(samples), dtype=torch.bool)
+    for index, piece in pieces:
+        read[index] = True
+        for name, values in piece.items():
+            if values is not None:
+                # Each row goes to its place at once: pieces that wait to be joined would take the
+                # memory twice.
+                if name not in whole:
+                    whole[name] = values.new_empty(len(samples), *values.shape[1:])
+                whole[name][index] = values
+    if not whole:
+        raise unreadable(samples)
+    if read.all():
+        return whole
+    return {name: values[read] for name, values in whole.items()}
+
+
+def collected(
+    models: Sequence[Engine],
+    samples: Samples,
+    run: Run,
+    *,
+    features: bool = False,
+    skipped: list[str] | None = None,
+) -> Outputs:
+    """All that models say of samples; `skipped` gets the reasons why some could not be read."""
+    answering = Answering(models, samples, run, features=features)
+    whole = gathered(samples, ((piece.index, vars(piece.outputs)) for piece in answering))
+    if skipped is not None:
+        skipped += answering.batches.skipped
+    return Outputs(whole["logits"], whole.get("features"), whole.get("labels"))
+
+
+def logits_of(
+    models: Sequence[Engine], samples: Samples, run: Run, *, skipped: list[str] | None = None
+) -> tuple[Float[Tensor, "sample member klass"], Int[Tensor, " sample"] | None]:
+    """Logits of all models side by side (a hydra contributes all its members), and the labels if
+    there are any.
+    """
+    outputs = collected(models, samples, run, skipped=skipped)
+    return outputs.logits, outputs.labels
+
+
+def fed(
+    batches: Batches, run: Run, *, module: nn.Module | None = None, name: str | None = None
+) -> Iterator[Batch]:
+    """Batches, with progress; moved to where a module is, and to what it computes in."""
+    for done, batch in enumerate(batches, 1):
+        if module is not None:
+            weight = next(module.parameters())
+            batch = replace(batch, inputs=moved(batch.inputs, weight.device, weight.dtype))
+        yield batch
+        run.tick(name or batches.samples.spec, done, len(batches))
