@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.lookup import imported
 
 if TYPE_CHECKING:
-    from hydrasurgeon.data.batches import Batch, Batches, by_length, first_batch, moved
+    from hydrasurgeon.data.batches import (
+        Batch,
+        Batches,
+        by_length,
+        first_batch,
+        is_prepared,
+        moved,
+    )
     from hydrasurgeon.data.samples import Samples, fit_classes
     from hydrasurgeon.data.sources import open_data
 
 _HOME = {
-    **dict.fromkeys(("Batch", "Batches", "by_length", "first_batch", "moved"), "batches"),
+    **dict.fromkeys(
+        ("Batch", "Batches", "by_length", "first_batch", "is_prepared", "moved"), "batches"
+    ),
     **dict.fromkeys(("Samples", "fit_classes"), "samples"),
     "open_data": "sources",
 }

@@ -39,6 +39,13 @@ def moved(inputs: Any, device: torch.device, dtype: torch.dtype | None = None) -
     return inputs.to(device, dtype if inputs.is_floating_point() else None)
 
 
+def is_prepared(inputs: Any) -> bool:
+    """Whether inputs are what a transform makes of samples: a tensor, or a mapping of tensors."""
+    if isinstance(inputs, Mapping):
+        return bool(inputs) and all(isinstance(value, Tensor) for value in inputs.values())
+    return isinstance(inputs, Tensor)
+
+
 def by_length(samples: Samples) -> list[int] | None:
     """Texts from long to short, so that a batch holds little padding; None for what has no length."""
     if samples.kind != "text":

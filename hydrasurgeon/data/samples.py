@@ -102,7 +102,7 @@ class Samples(ABC):
         """What a sample is called in a list of answers: its file below the folder of all, else its
         row.
         """
-        return i
+        return self.columns["id"][i] if "id" in self.columns else i
 
     def carried(self, name: str, i: int) -> Any:
         """A sample's value in one of `columns`."""

@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
@@ -25,7 +25,7 @@ from hydrasurgeon.data.labels import (
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
 from hydrasurgeon.data.places import PICTURES, TABLES, columns_of, ending, is_there, located
 from hydrasurgeon.data.samples import Arrays, Files, Rows, Samples, TextPairs, fit_classes, limited
-from hydrasurgeon.data.tables import Columns, joined, read_table, rows
+from hydrasurgeon.data.tables import ID, Columns, joined, read_table, rows, table_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import (
     decoding,
@@ -187,11 +187,13 @@ def open_data(
 
 
 def in_memory(inputs: Any, kind: Literal["image", "text"]) -> Samples:
-    """What a caller holds: texts, pairs of texts or pictures, one or several; a path is opened, and
-    so is the name of a picture.
+    """What a caller holds: a table, or texts, pairs of texts or pictures, one or several; a path is
+    opened, and so is the name of a picture.
     """
     if isinstance(inputs, Path) or (kind == "image" and isinstance(inputs, str)):
         return open_data(str(inputs))
+    if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):
+        return rows(table_of("the inputs", inputs), Columns(carried=(ID,)))
     several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes)
     samples = list(inputs) if several else [inputs]
     if kind == "image" and samples and all(isinstance(each, str | Path) for each in samples):

@@ -35,6 +35,10 @@ SECOND = "text_pair"
 """The column that holds the second text of each pair; the first is one of TEXTS."""
 COLUMNS = frozenset((*IMAGES, *TEXTS, *CAPTIONS, *LABELS, *GROUPS, SECOND))
 """The columns that samples are made of."""
+ID = "id"
+"""The column that says what each row is called in a list of answers."""
+RENAME = "Rename its columns, or give one alone: predict(table['NAME'])."
+"""What next, where a table that a caller holds has other columns."""
 PAIRS = {
     *(
         "sentence1",
@@ -101,15 +105,16 @@ class Table:
     """The names of the classes, for columns of class numbers that have them."""
     root: Path | None = None
     """Where paths in it start."""
+    hint: str = (
+        "Name the columns: --text-column NAME, --label-column NAME, or --columns ROLE=NAME,…."
+    )
+    """What next, where a column is missing."""
 
     def find(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.columns), None)
 
     def needs(self, what: str) -> DataError:
-        hint = (
-            "Name the columns: --text-column NAME, --label-column NAME, or --columns ROLE=NAME,…."
-        )
-        return DataError(f"{self.spec}: needs {what} ({listed(self.names)})", hint=hint)
+        return DataError(f"{self.spec}: needs {what} ({listed(self.names)})", hint=self.hint)
 
     def column(self, role: str, columns: Columns, usual: Sequence[str]) -> str | None:
         """The column that the user named for this role, else the first usual one that is there."""
@@ -127,6 +132,39 @@ class Table:
                 f"{option}: {self.spec} has no such column{near} ({listed(self.names)})"
             )
         return name
+
+
+def table_of(spec: str, source: Any) -> Table:
+    """A table that a caller holds (pandas, polars, pyarrow, or a mapping of columns), without its
+    labels, which no answer needs.
+    """
+    names = getattr(source, "column_names", None)
+    if names is None:
+        names = list(source) if isinstance(source, Mapping) else list(source.columns)
+    columns = {}
+    for name in names:
+        if name not in LABELS:
+            columns[name] = _values(spec, name, source[name])
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) > 1 or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{spec}: columns are not equally long, or their names are no texts")
+    return Table(spec, tuple(names), columns, hint=RENAME)
+
+
+def _values(spec: str, name: str, column: Any) -> Sequence[Any]:
+    """The values of a column; None where pandas has a mark of its own for nothing."""
+    if hasattr(column, "notna"):
+        column = column.astype(object).where(column.notna(), None)
+    for method in ("to_pylist", "to_list", "tolist"):
+        if hasattr(column, method):
+            column = getattr(column, method)()
+            break
+    if not isinstance(column, Sequence) or isinstance(column, str | bytes):
+        raise DataError(
+            f"{spec}: the column {name} is no list of values",
+            hint="Give lists that are equally long, such as {'text': ['one', 'two']}.",
+        )
+    return column
 
 
 def listed(names: Sequence[str]) -> str:

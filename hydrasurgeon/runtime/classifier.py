@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hydrasurgeon.checkpoints.class_names import need_classes, with_class_names
 from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
-from hydrasurgeon.data import moved
+from hydrasurgeon.data import is_prepared, moved
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.decision.cascaded import Said, joined
 from hydrasurgeon.decision.printed import TOP, Answers, Decisions, Probabilities
@@ -35,6 +35,8 @@ Prepared = Tensor | Mapping[str, Tensor]
 """What a model's `transform` made of samples: pixels, or the ids and mask of tokens."""
 Item = str | tuple[str, str] | Path | bytes | Image.Image
 """A text, a pair of them, or a picture: a file, its content, or PIL's."""
+Table = Any
+"""A table of pandas, polars or pyarrow, or a mapping of columns."""
 
 
 class Classifier(LiveModel, Engine):
@@ -47,10 +49,12 @@ class Classifier(LiveModel, Engine):
     @overload
     def predict(self, inputs: Prepared, *, cascade: bool | None = None) -> Probabilities: ...
     @overload
-    def predict(self, inputs: Item | Sequence[Item], *, cascade: bool | None = None) -> Answers: ...
+    def predict(
+        self, inputs: Item | Sequence[Item] | Table, *, cascade: bool | None = None
+    ) -> Answers: ...
     @torch.inference_mode()
     def predict(self, inputs: Any, *, cascade: bool | None = None) -> Probabilities | Answers:
-        """Answers to a text or picture, a list of them, or the data at a path; by the decision
+        """Answers to a text or picture, a list of them, a table, or the data at a path; by the decision
         state if there is one.
 
         Of prepared tensors: class probabilities without a decision, the mean over the members',
@@ -65,7 +69,7 @@ class Classifier(LiveModel, Engine):
         ['bag']
         """
         model = self.manifest.model
-        if isinstance(inputs, Tensor | Mapping):
+        if is_prepared(inputs):
             parts = self.ask(inputs)
             if rows_in(inputs):
                 parts = self._parts(inputs, bool(cascade), None)
@@ -77,7 +81,7 @@ class Classifier(LiveModel, Engine):
 
     @torch.inference_mode()
     def decide(
-        self, inputs: Prepared | Item | Sequence[Item], *, cascade: bool | None = None
+        self, inputs: Prepared | Item | Sequence[Item] | Table, *, cascade: bool | None = None
     ) -> Decisions:
         """Answers, prediction sets, uncertainties and OOD scores, as tensors that print themselves.
 
@@ -125,7 +129,7 @@ class Classifier(LiveModel, Engine):
 
     def _named(self, inputs: Any, cascade: bool | None) -> tuple[Sequence[str | int], Prediction]:
         """What samples are called, and the answers to them."""
-        if isinstance(inputs, Tensor | Mapping):
+        if is_prepared(inputs):
             return range(rows_in(inputs)), self.answered(inputs, cascade=cascade)
         need_classes(self.manifest, self.name)
         samples = in_memory(inputs, getattr(self.transform, "kind", "image"))
