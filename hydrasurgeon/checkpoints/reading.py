@@ -156,8 +156,19 @@ def as_single(checkpoint: Checkpoint) -> Single:
     return cast(Single, checkpoint)
 
 
-def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
-    """Any checkpoint: a file, a name without suffix, a directory, a hub id."""
+def open_all(specs: Sequence[str | Path], *, arch: str | None) -> list[Checkpoint]:
+    """Several checkpoints; `--arch` is that of those which do not say what they are."""
+    several = len(specs) > 1
+    return [open_checkpoint(spec, arch=arch, arch_of_bare=several) for spec in specs]
+
+
+def open_checkpoint(
+    spec: str | Path, *, arch: str | None = None, arch_of_bare: bool = False
+) -> Checkpoint:
+    """Any checkpoint: a file, a name without suffix, a directory, a hub id.
+
+    With `arch_of_bare` a checkpoint that says what it is does not need to agree with `arch`.
+    """
     text = str(spec)
     hub = is_hub_id(text) and not present(Path(text))
     path = fetch(text) if hub else find(text)
@@ -175,7 +186,7 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     checkpoint = (
         _identified(path, content, tensors, arch)
         if manifest is None
-        else _recorded(path, content, tensors, manifest, arch)
+        else _recorded(path, content, tensors, manifest, None if arch_of_bare else arch)
     )
     model = checkpoint.manifest.model
     if model.num_classes == 1 and model.is_zero_shot:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_all
 from hydrasurgeon.data import Batches, Samples, moved, open_data
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families import family_of
@@ -263,7 +263,7 @@ def _entries(options: BenchOptions) -> list[_Entry]:
         options.checkpoints,
     ]
     paths = [path for group in groups for path in group]
-    opened = [open_checkpoint(path, arch=options.arch) for path in paths]
+    opened = open_all(paths, arch=options.arch)
     for checkpoint in opened:
         checkpoint.digests()
     every = iter(by_path(opened, paths))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_all
 from hydrasurgeon.data.batches import batch_size_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
@@ -80,10 +80,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     # None where it is to be fitted.
     temperature = None if arguments.temperature == "fit" else arguments.temperature or 1.0
     files = of_files(arguments, temperature)
-    opened = by_path(
-        [open_checkpoint(each, arch=arguments.arch) for each in arguments.checkpoints],
-        arguments.checkpoints,
-    )
+    opened = by_path(open_all(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
     corruptions_in(arguments.corrupt, arguments.shift, opened)
     plain = uncalibrated(opened, arguments)
     twin = plain if plain is not None and arguments.val is not None else None

@@ -387,7 +387,7 @@ class Uncalibrated:
                 data=arguments.val,
                 out=Path(folder) / "calibrated.safetensors",
                 ood_score=self.ood_score,
-                arch=arguments.arch,
+                arch=None if self.reference.recorded else arguments.arch,
                 **self.decision.promised,
                 **classes,
                 **run,

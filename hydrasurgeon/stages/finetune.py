@@ -179,6 +179,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         notes.append(f"trained by the recipe {name}, as no --recipe was given")
     if arguments.resume and not interrupted:
         notes.append("nothing was left to resume: trained from the beginning")
+    notes += _assumed_orders(material)
     notes += _doubts(trained, material, name)
     return Finetuned(target.path, written, trained, probed, tuple(filter(None, notes)), hub)
 
@@ -256,6 +257,14 @@ def _written(subject: Subject, material: _Material, entry: Step, target: Target)
         return target.save(
             plan.planned, manifest_after(base, model, entry, **changes), files=source.files
         )
+
+
+def _assumed_orders(material: _Material) -> Iterator[str]:
+    """Teachers that do not say what their classes are called."""
+    for teacher, record in zip(material.teachers, material.taught_by, strict=True):
+        manifest = getattr(teacher, "manifest", None)
+        if manifest is not None and manifest.model.labels is None and material.model.labels:
+            yield f"classes of --teacher {record.name} are taken as the model's, in its order"
 
 
 def _entry(material: _Material, arguments: FinetuneOptions) -> Step:

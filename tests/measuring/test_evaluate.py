@@ -246,3 +246,16 @@ def test_the_length_of_a_text_stands_beside_its_multiply_adds(
     longer = measured.results[0].macs
     short = read_predictions(out).cost
     assert longer > 5 * short.macs
+
+
+def test_arch_is_of_those_that_lack_one(bare: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """A bare timm file and what was pruned from it share one table."""
+    sizes = {"img_size": 28, "patch_size": 7, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    options = ",".join(f"{name}={value}" for name, value in sizes.items())
+    arch = f"timm:vit_tiny_patch16_224,{options},in_chans=1,num_classes=5"
+    path = bare(num_classes=5, in_chans=1, **sizes)
+    half = hs.prune(path, arch=arch, method="magnitude", keep=2, out=tmp_path / "half.safetensors")
+    done = hs.evaluate([path, half.path], arch=arch, data=images(), device="cpu")
+    assert [row.name for row in done.report.results] == ["vit", "half"]
+    with pytest.raises(UsageError, match="already says"):
+        hs.evaluate(half.path, arch="timm:resnet50", data=images(), device="cpu")

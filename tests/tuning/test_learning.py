@@ -292,3 +292,19 @@ def test_mixed_images_beside_those_as_they_are() -> None:
     clean = cross_entropy(model(x), labels)
     other = part * cross_entropy(model(mixed), first) + rest * cross_entropy(model(mixed), second)
     torch.testing.assert_close(loss, (clean + other) / 2)
+
+
+def test_a_teacher_without_class_names_is_said(tiny: MAKE, tmp_path: Path) -> None:
+    pixels = np.zeros((10, 28, 28), np.uint8)
+    names = np.array(["ant", "bee", "cat", "dog", "eel"])
+    np.savez(tmp_path / "d.npz", images=pixels, labels=np.arange(10) % 5, classes=names)
+    tuned = hs.finetune(
+        tiny(),
+        data=f"{tmp_path}/d.npz",
+        teacher=[tiny("t.safetensors", seed=1)],
+        set={"epochs": "1"},
+        out=tmp_path / "o.safetensors",
+        device="cpu",
+    )
+    said = "classes of --teacher t.safetensors are taken as the model's, in its order"
+    assert said in tuned.notes
