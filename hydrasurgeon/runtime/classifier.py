@@ -46,6 +46,14 @@ class Classifier(LiveModel, Engine):
     def facts(self) -> Model:
         return self.manifest.model
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how it runs, once it has run."""
+        why = getattr(self.module, "why_apart", "")
+        if not why:
+            return ()
+        return (f"{self.name}: its members run one after another, not side by side ({why})",)
+
     @overload
     def predict(self, inputs: Prepared, *, cascade: bool | None = None) -> Probabilities: ...
     @overload

@@ -84,7 +84,8 @@ class Hydra(nn.Module):
             SharedHeads.where(stacks[trunk]) if self._one_embed and self._parting else None
         )
         self._grouped: Grouped | None = None
-        self._can_group = True
+        self.why_apart = ""
+        """Why members cannot run as one batched product, once that was tried."""
         self._grouping = threading.Lock()
         self._parts: dict[tuple[int, ...], Hydra] = {}
         self.going_on = 0.0
@@ -209,7 +210,7 @@ class Hydra(nn.Module):
 
     def _in_groups(self, biases: Biases) -> Grouped | None:
         """The layers as batched products, for plain inference and where members allow it."""
-        if torch.is_grad_enabled() or self.training or captured() or not self._can_group:
+        if torch.is_grad_enabled() or self.training or captured() or self.why_apart:
             return None
         if biases[0] is not None and biases[0].shape[1] > 1:
             return None
@@ -218,6 +219,6 @@ class Hydra(nn.Module):
             if self._grouped is None or not self._grouped.holds:
                 try:
                     self._grouped = Grouped(self._parting, self._tokens)
-                except CannotGroup:
-                    self._grouped, self._can_group = None, False
+                except CannotGroup as error:
+                    self._grouped, self.why_apart = None, str(error)
             return self._grouped

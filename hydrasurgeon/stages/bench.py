@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_all
-from hydrasurgeon.data import Batches, Samples, moved, open_data
+from hydrasurgeon.data import Batches, Samples, open_data
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
@@ -37,8 +37,10 @@ from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions
+from hydrasurgeon.options.shared import Run
+from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
-from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -189,6 +191,8 @@ def _measure(
                 options.progress(
                     f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
                 )
+        ran = [part for model in models for part in model.modules()]
+        notes += [note for part in ran if isinstance(part, Classifier) for note in part.notes]
     return notes
 
 
@@ -202,10 +206,10 @@ def _real(samples: Samples, model: Any, count: int) -> list[Any]:
             f"{samples.spec}: has {len(samples)} samples, a batch of {count} is to be timed",
             hint="Give a smaller --batch.",
         )
-    single: Any = model.models[0] if isinstance(model, InTurn) else getattr(model, "model", model)
-    weight, transform = next(model.parameters()), single.transform
-    batches = Batches(samples, transform, batch_size=count, order=range(whole * count), workers=0)
-    return [moved(batch.inputs, weight.device, weight.dtype) for batch in batches]
+    single = next(part for part in model.modules() if isinstance(part, Classifier))
+    places = range(whole * count)
+    batches = Batches(samples, single.transform, batch_size=count, order=places, workers=0)
+    return [batch.inputs for batch in fed(batches, Run(), module=single)]
 
 
 def _expect_macs(entries: Sequence[_Entry], models: Sequence[Any], batches: Sequence[Any]) -> None:

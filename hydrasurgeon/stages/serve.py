@@ -91,9 +91,6 @@ def _app(
     from hydrasurgeon.serving.inputs import Bodies
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
-    for note in (opened.note, without_state(opened.name) if model.state is None else None):
-        if note is not None:
-            arguments.say(f"note: {note}")
     counts, collate = Counts(), getattr(model.transform, "collate", default_collate)
 
     def answer(samples: list[Any]) -> list[dict[str, Any]]:
@@ -104,6 +101,9 @@ def _app(
 
     # What cannot answer fails before it listens.
     answer([(0, _first(kind_read(opened.manifest), model.transform))])
+    uncalibrated = without_state(opened.name) if model.state is None else None
+    for note in filter(None, (opened.note, uncalibrated, *model.notes)):
+        arguments.say(f"note: {note}")
 
     def counted(samples: list[Any]) -> list[dict[str, Any]]:
         rows = answer(samples)

@@ -15,6 +15,7 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError
 from hydrasurgeon.measuring import cost as timing
 from hydrasurgeon.measuring.cost import InTurn, SideBySide, interleaved, peak_bytes
+from hydrasurgeon.stages.bench import bench
 
 MAKE = Callable[..., Path]
 
@@ -53,6 +54,24 @@ def test_report(parts: tuple[Path, list[Path], Path], tmp_path: Path) -> None:
         for point in entry["points"]:
             assert point["throughput"] == pytest.approx(1000 * point["batch"] / point["latency_ms"])
             assert point["peak_bytes"] > 4 * entry["params"]
+
+
+def test_members_that_run_one_after_another_are_named(
+    parts: tuple[Path, list[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`serve` says it too, with the same words: both print the model's notes."""
+    from hydrasurgeon.runtime import hydra as runtime
+    from hydrasurgeon.runtime.batched import CannotGroup
+
+    def refused(*_: object) -> None:
+        raise CannotGroup("Odd calls roll")
+
+    options = {"batch": "1", "runs": 1, "device": "cpu"}
+    assert bench([parts[2]], **options).notes == ()
+    monkeypatch.setattr(runtime, "Grouped", refused)
+    assert bench([parts[2]], dtype="float32,bfloat16", **options).notes == (
+        "hydra.safetensors: its members run one after another, not side by side (Odd calls roll)",
+    )
 
 
 def test_peak_memory_is_weights_and_activations() -> None:
