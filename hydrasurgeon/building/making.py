@@ -133,7 +133,7 @@ def keys_of(options: BuildOptions) -> tuple[str, ...]:
     names = [name.strip() for name in options.criteria.split(",") if name.strip()]
     keys = []
     for name in names:
-        key = score_key(name)
+        key = str(score_key(name))
         if name == "circuit" and not options.ood:
             key = "circuit-acc"
         keys.append(key)

@@ -5,6 +5,8 @@ below.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Literal
 
 from hydrasurgeon.criteria.base import Criterion
 from hydrasurgeon.errors import UsageError
@@ -13,11 +15,16 @@ from hydrasurgeon.files.manifest import OF_NEURONS
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import did_you_mean, imported
 
+NEURONS = "hydrasurgeon.criteria.neurons"
 CRITERIA = {
-    "taylor": Criterion("hydrasurgeon.criteria.taylor:score"),
-    "fisher": Criterion("hydrasurgeon.criteria.fisher:score"),
-    "magnitude": Criterion("hydrasurgeon.criteria.magnitude:score", needs_data=False),
-    "random": Criterion("hydrasurgeon.criteria.random:score", needs_data=False),
+    "taylor": Criterion("hydrasurgeon.criteria.taylor:score", neurons=f"{NEURONS}:taylor"),
+    "fisher": Criterion("hydrasurgeon.criteria.fisher:score", neurons=f"{NEURONS}:fisher"),
+    "magnitude": Criterion(
+        "hydrasurgeon.criteria.magnitude:score", neurons=f"{NEURONS}:magnitude", needs_data=False
+    ),
+    "random": Criterion(
+        "hydrasurgeon.criteria.random:score", neurons=f"{NEURONS}:random", needs_data=False
+    ),
     "circuit": Criterion("hydrasurgeon.criteria.circuits.criterion:score"),
     "headmap": Criterion("hydrasurgeon.criteria.headmap:score"),
     "cahp": Criterion(
@@ -27,10 +34,6 @@ CRITERIA = {
         uses=("scikit-learn", "kmedoids", "kneed"),
         in_turn=True,
     ),
-    "neurons-taylor": Criterion("hydrasurgeon.criteria.neurons:taylor"),
-    "neurons-fisher": Criterion("hydrasurgeon.criteria.neurons:fisher"),
-    "neurons-magnitude": Criterion("hydrasurgeon.criteria.neurons:magnitude", needs_data=False),
-    "neurons-random": Criterion("hydrasurgeon.criteria.neurons:random", needs_data=False),
 }
 """Name → the criterion."""
 CIRCUIT = "circuit"
@@ -43,7 +46,42 @@ SEARCHES = {
 OBJECTIVES = ("acc", "ood", "avg")
 """What a circuit can keep."""
 WITHOUT_DATA = {name for name, each in CRITERIA.items() if not each.needs_data}
-"""Criteria that need no data."""
+"""Methods that need no data."""
+
+
+@dataclass(frozen=True)
+class ScoreKey:
+    """Which scores: a manifest has them under its text, such as `circuit-avg-gen`."""
+
+    method: str
+    objective: str | None = None
+    """What a circuit keeps."""
+    ood_score: str | None = None
+    """By which a circuit detects OOD samples, where that is not msp."""
+    part: Literal["heads", "neurons"] = "heads"
+
+    @classmethod
+    def parse(cls, text: str) -> ScoreKey:
+        if text.startswith(OF_NEURONS):
+            return cls(text.removeprefix(OF_NEURONS), part="neurons")
+        method, _, rest = text.partition("-")
+        if method != CIRCUIT:
+            return cls(text)
+        objective, _, ood_score = rest.partition("-")
+        return cls(CIRCUIT, objective or None, ood_score or None)
+
+    def __str__(self) -> str:
+        text = "-".join(filter(None, (self.method, self.objective, self.ood_score)))
+        return f"{OF_NEURONS}{text}" if self.part == "neurons" else text
+
+    @property
+    def is_circuit(self) -> bool:
+        return self.method == CIRCUIT
+
+    @property
+    def detects_by(self) -> str:
+        """The OOD score of a circuit."""
+        return self.ood_score or OF_CIRCUITS[0]
 
 
 def score_key(
@@ -52,41 +90,35 @@ def score_key(
     ood_score: str | None = None,
     *,
     recorded: Collection[str] = (),
-) -> str:
-    """Under which name scores stand in the manifest: `circuit-OBJECTIVE`, and
-    `circuit-OBJECTIVE-SCORE` for a score that is not msp.
-
-    Without an objective it is the only one recorded (of that score), or else avg.
+) -> ScoreKey:
+    """The key that options ask for; of a circuit without an objective the only one recorded (of
+    that score), or else avg.
     """
-    family, *names = method.split("-", 2)
-    if family != CIRCUIT:
-        for flag, value in (("--objective", objective), ("--ood-score", ood_score)):
-            if value is not None:
-                raise UsageError(f"{flag} {value}: --method {method} has none")
-        return method
-    wanted, by = (*names, None, None)[:2]
-    for flag, value, named in (("--objective", objective, wanted), ("--ood-score", ood_score, by)):
-        if None not in (value, named) and value != named:
-            raise UsageError(f"{flag} {value}: --method {method} names another")
-    wanted, by = wanted or objective, by or ood_score
+    key = ScoreKey.parse(method)
+    given = (("--objective", objective, key.objective), ("--ood-score", ood_score, key.ood_score))
+    for flag, value, named in given:
+        if value is not None and not key.is_circuit:
+            raise UsageError(f"{flag} requires --method {CIRCUIT}.")
+        if value is not None and named not in (None, value):
+            raise UsageError(f"{flag} {value} conflicts with --method {method}.")
+    if not key.is_circuit:
+        return key
+    wanted, by = key.objective or objective, key.ood_score or ood_score
     if by is not None and by not in OF_CIRCUITS:
         why = f"not known{did_you_mean(by, OF_CIRCUITS)}"
         if by in (*FITTED, "mi"):
             why = "a circuit is searched by what one model's logits say"
         raise UsageError(f"--ood-score {by}: {why}", hint=f"Available: {', '.join(OF_CIRCUITS)}.")
     if wanted is None:
-        circuits = [
-            key
-            for key in recorded
-            if key.startswith(f"{CIRCUIT}-") and by in (None, objective_of(key)[1])
-        ]
-        if len(circuits) > 1:
+        keys = [each for each in map(ScoreKey.parse, recorded) if each.is_circuit]
+        keys = [each for each in keys if by in (None, each.detects_by)]
+        if len(keys) > 1:
             raise UsageError(
-                f"--method circuit: the manifest has {' and '.join(sorted(circuits))}",
+                f"--method circuit: the manifest has {' and '.join(sorted(map(str, keys)))}",
                 hint="Name one with --objective and --ood-score, or as --method.",
             )
-        if circuits:
-            return circuits[0]
+        if keys:
+            return keys[0]
         wanted = "avg"
     if wanted not in OBJECTIVES:
         raise UsageError(
@@ -97,36 +129,29 @@ def score_key(
             f"--ood-score {by}: --objective acc looks at no OOD data",
             hint="Leave it out, or give --objective ood or avg.",
         )
-    return f"{CIRCUIT}-{wanted}" + (f"-{by}" if by not in (None, OF_CIRCUITS[0]) else "")
+    return ScoreKey(CIRCUIT, wanted, None if by == OF_CIRCUITS[0] else by)
 
 
-def neurons_key(method: str | None) -> str:
-    """Under which name scores of neurons stand: by the same criterion as heads, or taylor where it
-    has none.
-    """
-    name = f"{OF_NEURONS}{(method or 'taylor').removeprefix(OF_NEURONS)}"
-    return name if name in CRITERIA else f"{OF_NEURONS}taylor"
+def neurons_key(method: str | None) -> ScoreKey:
+    """Scores of neurons: by the same criterion as heads, or by taylor where it has none."""
+    name = ScoreKey.parse(method or "taylor").method
+    found = CRITERIA.get(name)
+    return ScoreKey(name if found and found.neurons else "taylor", part="neurons")
 
 
-def objective_of(key: str) -> tuple[str, str]:
-    """Objective and OOD score of a circuit's key."""
-    _, objective, *score = key.split("-", 2)
-    return objective, score[0] if score else OF_CIRCUITS[0]
-
-
-def criterion(name: str, *, option: str = "--method") -> Criterion:
-    """The criterion behind a method's name or a score's key (`circuit-avg`)."""
-    if name.startswith(f"{CIRCUIT}-"):
-        name = CIRCUIT
-    if name not in CRITERIA:
+def criterion(key: ScoreKey | str, *, option: str = "--method") -> Criterion:
+    """The criterion behind a key, or the text of one."""
+    key = ScoreKey.parse(key) if isinstance(key, str) else key
+    names = [name for name, each in CRITERIA.items() if each.neurons or key.part == "heads"]
+    if key.method not in names:
         raise UsageError(
-            f"{option} {name}: no such criterion{did_you_mean(name, CRITERIA)}",
-            hint=f"Available: {', '.join(each for each in CRITERIA if not each.startswith(OF_NEURONS))}.",
+            f"{option} {key}: no such criterion{did_you_mean(key.method, names)}",
+            hint=f"Available: {', '.join(names)}.",
         )
-    return CRITERIA[name]
+    return CRITERIA[key.method]
 
 
-def chooser(key: str) -> Callable[..., tuple[dict[str, Layers], tuple[str, ...]]]:
+def chooser(key: ScoreKey | str) -> Callable[..., tuple[dict[str, Layers], tuple[str, ...]]]:
     """What turns a criterion's scores and an amount into the heads that stay, and notes."""
     choose: Callable[..., tuple[dict[str, Layers], tuple[str, ...]]] = imported(
         criterion(key).choose

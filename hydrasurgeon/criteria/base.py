@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.reading import Single
+    from hydrasurgeon.criteria import ScoreKey
     from hydrasurgeon.data import Batches
     from hydrasurgeon.decision.problems import Problem
 
@@ -37,6 +38,8 @@ class Criterion:
     score: str
     """Subject → HeadScores, Verdict, or the Score of a criterion that ranks heads by removing them.
     """
+    neurons: str | None = None
+    """The same for the neurons of MLPs, where it has one."""
     needs_data: bool = True
     """Some look at the weights, or at nothing; the others need a model and labelled data."""
     choose: str = "hydrasurgeon.criteria.selection:choose"
@@ -58,7 +61,7 @@ class Subject:
 
     checkpoint: Single
     run: Run
-    key: str
+    key: ScoreKey
     scoring: Scoring
     output: Path
     """Beside which an interrupted search leaves its state."""

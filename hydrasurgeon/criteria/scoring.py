@@ -5,12 +5,11 @@ record.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.criteria import CIRCUIT, criterion, objective_of
+from hydrasurgeon.criteria import ScoreKey, criterion
 from hydrasurgeon.criteria.base import HeadScores, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
@@ -29,12 +28,12 @@ def check_keep(method: str | None, keep: int | str | None) -> None:
         )
 
 
-def compute(checkpoint: Single, key: str, scoring: Scoring, run: Run, *, output: Path) -> Score:
-    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state
-    beside `output`.
-    """
+def compute(
+    checkpoint: Single, key: ScoreKey, scoring: Scoring, run: Run, *, output: Path
+) -> Score:
+    """Scores of all heads or neurons present; a search leaves its state beside `output`."""
     method = criterion(key)
-    objective = _objective(key, scoring.ood, scoring.search)
+    _check_use(key, scoring)
     manifest = checkpoint.manifest
     towers = parse_towers(scoring.tower, manifest.towers)
     sizes = [manifest.towers[name] for name in towers]
@@ -48,9 +47,10 @@ def compute(checkpoint: Single, key: str, scoring: Scoring, run: Run, *, output:
     if method.needs_data:
         if scoring.data is None:
             raise UsageError(f"--method {key} needs data", hint="Give --data D.")
-        ood = scoring.ood if objective != "acc" else ()
+        ood = scoring.ood if key.objective != "acc" else ()
         subject = subject.fed(scoring.data, ood, in_turn=method.in_turn)
-    return _recorded(imported(method.score)(subject), subject)
+    place = method.score if key.part == "heads" else str(method.neurons)
+    return _recorded(imported(place)(subject), subject)
 
 
 def _recorded(verdict: HeadScores | Verdict | Score, subject: Subject) -> Score:
@@ -66,9 +66,9 @@ def _recorded(verdict: HeadScores | Verdict | Score, subject: Subject) -> Score:
             update={"settings": {**verdict.settings, **about}, "data": subject.records}
         )
     settings: dict[str, Any] = {}
-    if subject.keep is not None and key == "taylor":
+    if subject.keep is not None and key.method == "taylor":
         settings = {"keep": subject.keep, "sequential": True}
-    if key == "random":
+    if key.method == "random":
         settings["seed"] = subject.run.seed
     if isinstance(verdict, Verdict):
         settings, verdict = settings | verdict.settings, verdict.scores
@@ -76,21 +76,16 @@ def _recorded(verdict: HeadScores | Verdict | Score, subject: Subject) -> Score:
     return Score(values=values, settings=settings | about, data=subject.records)
 
 
-def _objective(method: str, ood: Sequence[str], search: str | None) -> str | None:
-    """The objective of a circuit's key; None for a criterion that has none."""
-    if method.partition("-")[0] != CIRCUIT:
-        useless = "--ood" if ood else "--search" if search else None
-        if useless is not None:
-            raise UsageError(
-                f"{useless}: --method {method} has no use for it", hint="Leave it out."
-            )
-        return None
-    objective, _ = objective_of(method)
-    if objective != "acc" and not ood:
+def _check_use(key: ScoreKey, scoring: Scoring) -> None:
+    """Refuse what only circuits use, and a circuit that lacks what it is searched by."""
+    for flag, given in (("--ood", scoring.ood), ("--search", scoring.search)):
+        if given and not key.is_circuit:
+            raise UsageError(f"{flag} requires --method circuit.")
+    if key.objective in ("ood", "avg") and not scoring.ood:
         raise UsageError(
-            f"--objective {objective}: needs OOD data", hint="Give --ood D, or --objective acc."
+            f"--objective {key.objective} requires --ood.",
+            hint="Or give --objective acc, which looks at no OOD data.",
         )
-    return objective
 
 
 def _by_original_number(

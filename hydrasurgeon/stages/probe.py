@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
-from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, chooser, criterion, score_key
+from hydrasurgeon.criteria import WITHOUT_DATA, chooser, criterion, score_key
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
@@ -91,7 +91,7 @@ def _with_amount(manifest: SingleManifest, arguments: ProbeOptions) -> ProbeOpti
     """Two of three heads stay in each layer, where nobody says how many: scores by layers must know
     before.
     """
-    circuit = arguments.method.startswith(CIRCUIT)
+    circuit = score_key(arguments.method).is_circuit
     if (
         arguments.keep is not None
         or arguments.remove is not None
@@ -107,10 +107,10 @@ def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
     """Recorded scores, or new ones; a circuit is not searched on the way."""
     recorded = opened.manifest.scores
     key = score_key(arguments.method, arguments.objective, arguments.ood_score, recorded=recorded)
-    if key in recorded:
-        return key, recorded[key]
+    if str(key) in recorded:
+        return str(key), recorded[str(key)]
     criterion(key)  # a misspelt name is the first thing to say
-    if key.startswith(CIRCUIT):
+    if key.is_circuit:
         raise UsageError(
             f"{opened.path}: has no {key} scores",
             hint=(
@@ -118,8 +118,8 @@ def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
                 "first."
             ),
         )
-    scoring = arguments.but(ood=(), data=None if key in WITHOUT_DATA else arguments.data)
-    return key, compute(opened, key, scoring, arguments, output=opened.path)
+    scoring = arguments.but(ood=(), data=None if key.method in WITHOUT_DATA else arguments.data)
+    return str(key), compute(opened, key, scoring, arguments, output=opened.path)
 
 
 def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeOptions) -> Kept:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import classifying, fitted_to
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
-from hydrasurgeon.criteria import WITHOUT_DATA, chooser, criterion, neurons_key, score_key
+from hydrasurgeon.criteria import WITHOUT_DATA, ScoreKey, chooser, criterion, neurons_key, score_key
 from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.neurons import choose_neurons
 from hydrasurgeon.criteria.scoring import check_keep, compute
@@ -18,7 +18,6 @@ from hydrasurgeon.criteria.selection import kept_from_file
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import (
-    OF_NEURONS,
     UNKNOWN,
     DataRecord,
     Input,
@@ -66,12 +65,13 @@ def prune(arguments: PruneOptions) -> Pruned:
     kept: Kept = opened.manifest.kept
     neurons = dict(opened.manifest.kept_neurons or {})
 
-    def scored(by: str) -> Score:
+    def scored(by: ScoreKey) -> Score:
         nonlocal data
-        if by not in scores or (arguments.data is not None and arguments.repair is None):
-            scores[by] = _computed(opened, by, arguments, target.path)
-            data = tuple(dict.fromkeys((*data, *scores[by].data)))
-        return scores[by]
+        name = str(by)
+        if name not in scores or (arguments.data is not None and arguments.repair is None):
+            scores[name] = _computed(opened, by, arguments, target.path)
+            data = tuple(dict.fromkeys((*data, *scores[name].data)))
+        return scores[name]
 
     if key is not None:
         kept, more = _chosen(opened, key, scored(key), arguments)
@@ -87,7 +87,7 @@ def prune(arguments: PruneOptions) -> Pruned:
         repaired, calibration = repaired_tensors(opened, cut, how=how, data=source, run=arguments)
         data = tuple(dict.fromkeys((*data, calibration)))
     uses = ("torch", opened.manifest.model.family) if repaired else ()
-    args = {**arguments.recorded(), "method": key or arguments.method}
+    args = {**arguments.recorded(), "method": arguments.method if key is None else str(key)}
     entry = step("prune", args=args, inputs=(), data=data, seed=arguments.seed, uses=uses)
     hashes: dict[str, str] = {}
 
@@ -107,14 +107,14 @@ def prune(arguments: PruneOptions) -> Pruned:
         return rewritten(opened.manifest, kept_neurons=neurons or None, **changes)
 
     written = target.save(plan_pruning(opened, cut, hashes, repaired), manifest, files=opened.files)
-    clear_search(target.path, key or "mask")
+    clear_search(target.path, str(key or "mask"))
     removed = count(opened.manifest.kept) - count(kept)
     return Pruned(
         target.path, written, removed, tuple(notes), target.publish(written, opened.files)
     )
 
 
-def _opened(arguments: PruneOptions) -> tuple[Single, str | None]:
+def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None]:
     """The checkpoint, a classifier of the data's classes where data is scored, and the key of its
     scores; None for a mask.
     """
@@ -132,9 +132,15 @@ def _opened(arguments: PruneOptions) -> tuple[Single, str | None]:
     method, data = arguments.method, arguments.data
     check_keep(method, arguments.keep)
     if method is None and arguments.mask is None and named:
-        raise UsageError("prune: by which criterion?", hint="Give --method taylor, or --mask FILE.")
+        raise UsageError(
+            f"{named[0]} requires --method.", hint="Give --method taylor, or --mask FILE."
+        )
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
-    scored = data is not None and method is not None and method not in WITHOUT_DATA
+    scored = (
+        data is not None
+        and method is not None
+        and ScoreKey.parse(method).method not in WITHOUT_DATA
+    )
     opened = classifying(opened, arguments, data if scored else None)
     if scored and data is not None:
         opened = fitted_to(opened, data, arguments)
@@ -145,11 +151,11 @@ def _opened(arguments: PruneOptions) -> tuple[Single, str | None]:
     )
 
 
-def _computed(opened: Single, key: str, arguments: PruneOptions, output: Path) -> Score:
+def _computed(opened: Single, key: ScoreKey, arguments: PruneOptions, output: Path) -> Score:
     """Scores that the checkpoint does not carry, or new ones."""
     criterion(key)  # a misspelt name is the first thing to say
-    if arguments.data is None and key not in WITHOUT_DATA:
-        needs = "--data D --ood O" if key.startswith(("circuit-ood", "circuit-avg")) else "--data D"
+    if arguments.data is None and key.method not in WITHOUT_DATA:
+        needs = "--data D --ood O" if key.objective in ("ood", "avg") else "--data D"
         raise UsageError(
             f"{opened.path}: has no {key} scores",
             hint=(
@@ -157,7 +163,7 @@ def _computed(opened: Single, key: str, arguments: PruneOptions, output: Path) -
                 f"give {needs} here."
             ),
         )
-    if key.startswith(OF_NEURONS):
+    if key.part == "neurons":
         return compute(
             opened, key, arguments.but(ood=(), search=None, keep=None), arguments, output=output
         )
@@ -168,7 +174,7 @@ def _computed(opened: Single, key: str, arguments: PruneOptions, output: Path) -
 
 
 def _chosen(
-    opened: Single, key: str, score: Score, arguments: PruneOptions
+    opened: Single, key: ScoreKey, score: Score, arguments: PruneOptions
 ) -> tuple[Kept, list[str]]:
     """The heads that the scores leave, and what is to be said of the choice."""
     manifest, where = opened.manifest, {"layers": arguments.layers, "tower": arguments.tower}
@@ -191,7 +197,7 @@ def _chosen(
     return kept, [*notes, *more]
 
 
-def _default_name(name: str, key: str | None, arguments: PruneOptions) -> str:
+def _default_name(name: str, key: ScoreKey | None, arguments: PruneOptions) -> str:
     """`vit-taylor-k8.safetensors`, from the input's name and what is done."""
     amount = ""
     if arguments.keep is not None:
@@ -202,6 +208,6 @@ def _default_name(name: str, key: str | None, arguments: PruneOptions) -> str:
         amount = f"-s{arguments.sample.replace('/', 'of')}-seed{arguments.seed}"
     repair = f"-{arguments.repair}" if arguments.repair else ""
     amount += "" if arguments.neurons is None else f"-n{arguments.neurons:g}"
-    key = key or (None if arguments.mask is not None else arguments.method or "taylor")
+    method = "mask" if arguments.mask is not None else arguments.method or "taylor"
     where = f"-{arguments.tower}" if arguments.tower not in (None, "both") else ""
-    return f"{name.removesuffix('.safetensors')}-{key or 'mask'}{where}{amount}{repair}.safetensors"
+    return f"{name.removesuffix('.safetensors')}-{key or method}{where}{amount}{repair}.safetensors"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydrasurgeon.checkpoints.class_names import classifying, fitted_to
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
-from hydrasurgeon.criteria import criterion, score_key
+from hydrasurgeon.criteria import ScoreKey, criterion, score_key
 from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import OF_NEURONS, Manifest, Score
+from hydrasurgeon.files.manifest import Manifest, Score
 from hydrasurgeon.files.processes import is_main_process, process_count
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import ScoreOptions
@@ -48,27 +48,27 @@ def score(arguments: ScoreOptions) -> Scored:
 def _score(arguments: ScoreOptions) -> Scored:
     key = score_key(arguments.method, arguments.objective, arguments.ood_score)
     if arguments.part == "neurons":
-        key = f"{OF_NEURONS}{key.removeprefix(OF_NEURONS)}"
+        key = replace(key, part="neurons")
     method = criterion(key)
     check_keep(arguments.method, arguments.keep)
     opened, copy = _opened(arguments, key)
     digests = opened.digests()
     target = copy or opened.path
-    result = compute(opened, key, arguments, arguments, output=target)
+    result, name = compute(opened, key, arguments, arguments, output=target), str(key)
     record = opened.record(digests)
     uses = (*(("torch", opened.manifest.model.family) if method.needs_data else ()), *method.uses)
-    args = {**arguments.recorded(), "method": key}
+    args = {**arguments.recorded(), "method": name}
     entry = step(
         "score", args=args, inputs=[record], data=result.data, seed=arguments.seed, uses=uses
     )
     base = opened.manifest
     # Scoring again by the same method replaces the entry: the weights do not depend on it.
-    before = [s for s in base.history if (s.command, s.args.get("method")) != ("score", key)]
+    before = [s for s in base.history if (s.command, s.args.get("method")) != ("score", name)]
 
     def manifest(sha256: str) -> Manifest:
         history = (*before, entry.wrote(sha256))
         return rewritten(
-            base, weights_sha256=sha256, scores={**base.scores, key: result}, history=history
+            base, weights_sha256=sha256, scores={**base.scores, name: result}, history=history
         )
 
     if process_count() > 1:  # the first process replaces the file: it waits for the others
@@ -77,17 +77,17 @@ def _score(arguments: ScoreOptions) -> Scored:
         with joined() as world:
             world.gather(None)
     if not is_main_process():
-        return Scored(target, manifest(record.sha256), key)
+        return Scored(target, manifest(record.sha256), name)
     if copy is not None:
         written = save(copy, opened.tensors.planned(), manifest, files=opened.files)
     else:
         written = manifest(record.sha256)
         record_in_place(opened.path, opened.tensors.files[0], written)
-    clear_search(target, key)
-    return Scored(target, written, key, notes=(opened.note,) if opened.note else ())
+    clear_search(target, name)
+    return Scored(target, written, name, notes=(opened.note,) if opened.note else ())
 
 
-def _opened(arguments: ScoreOptions, key: str) -> tuple[Single, Path | None]:
+def _opened(arguments: ScoreOptions, key: ScoreKey) -> tuple[Single, Path | None]:
     """The checkpoint to score, and where its copy goes; what is written is this command's from here
     on.
     """

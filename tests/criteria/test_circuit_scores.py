@@ -16,7 +16,7 @@ from slow_circuits import algorithm_1
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.criteria import objective_of, score_key
+from hydrasurgeon.criteria import ScoreKey, score_key
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import OF_CIRCUITS as OOD_SCORES
 from hydrasurgeon.files.manifest import read_manifest, sidecar
@@ -116,21 +116,34 @@ def test_nothing_saturates(score: str) -> None:
     assert bool((familiar.diff() > 0).all())
 
 
+CIRCUIT_OOD = ScoreKey("circuit", "ood")
+
+
 def test_keys() -> None:
-    assert score_key("circuit") == "circuit-avg"
-    assert score_key("circuit", "ood", "msp") == score_key("circuit-ood") == "circuit-ood"
-    assert score_key("circuit", "ood", "max-logit") == "circuit-ood-max-logit"
-    assert (
-        score_key("circuit-ood", None, "gen") == score_key("circuit-ood-gen") == "circuit-ood-gen"
-    )
-    assert objective_of("circuit-ood-max-logit") == ("ood", "max-logit")
-    assert objective_of("circuit-acc") == ("acc", "msp")
+    assert str(score_key("circuit")) == "circuit-avg"
+    assert score_key("circuit", "ood", "msp") == score_key("circuit-ood") == CIRCUIT_OOD
+    gen = ScoreKey("circuit", "ood", "gen")
+    assert score_key("circuit-ood", None, "gen") == score_key("circuit-ood-gen") == gen
     recorded = ("circuit-ood", "circuit-ood-gen", "taylor")
-    assert score_key("circuit", None, "gen", recorded=recorded) == "circuit-ood-gen"
-    assert score_key("circuit", None, "msp", recorded=recorded) == "circuit-ood"
-    assert score_key("circuit", None, "energy", recorded=recorded) == "circuit-avg-energy"
+    assert score_key("circuit", None, "gen", recorded=recorded) == gen
+    assert score_key("circuit", None, "msp", recorded=recorded) == CIRCUIT_OOD
+    assert str(score_key("circuit", None, "energy", recorded=recorded)) == "circuit-avg-energy"
     with pytest.raises(UsageError, match="circuit-ood and circuit-ood-gen"):
         score_key("circuit", recorded=recorded)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("circuit-ood-max-logit", ScoreKey("circuit", "ood", "max-logit")),
+        ("circuit-acc", ScoreKey("circuit", "acc")),
+        ("neurons-fisher", ScoreKey("fisher", part="neurons")),
+        ("my-own", ScoreKey("my-own")),
+    ],
+)
+def test_a_key_and_its_text(text: str, key: ScoreKey) -> None:
+    assert ScoreKey.parse(text) == key
+    assert str(key) == text
 
 
 def test_each_score_is_recorded_beside_the_others(
@@ -159,7 +172,7 @@ def test_each_score_is_recorded_beside_the_others(
         member = hs.prune(path, method="circuit", objective="ood", ood_score=score, remove=3)
         assert member.path.name == f"vit-circuit-ood{'-gen' * (score == 'gen')}-r3.safetensors"
         gone[score] = member.manifest.kept["vision"]
-        key = score_key("circuit", "ood", score)
+        key = str(score_key("circuit", "ood", score))
         assert all(
             head not in gone[score][layer] for _, layer, head in manifest.scores[key].order or ()
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hydrasurgeon.criteria import SEARCHES, objective_of
+from hydrasurgeon.criteria import SEARCHES
 from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.criteria.circuits import state_path
 from hydrasurgeon.criteria.circuits.engine import numbered
@@ -34,7 +34,7 @@ TOGETHER = {"cpu": 64, "cuda": 4096}
 
 
 def score(subject: Subject) -> Score:
-    objective, ood_score = objective_of(subject.key)
+    objective, ood_score = subject.key.objective, subject.key.detects_by
     search = subject.scoring.search or "exact"
     _, sites = subject.load()
     candidates = tuple(
@@ -44,7 +44,7 @@ def score(subject: Subject) -> Score:
         for number in site.heads
     )
     budget = _budget(subject, candidates)
-    about = {
+    about: dict[str, Any] = {
         "objective": objective,
         **({"ood_score": ood_score} if ood_score != OF_CIRCUITS[0] else {}),
     }
@@ -55,7 +55,7 @@ def score(subject: Subject) -> Score:
             problem,
             imported(SEARCHES[search]),
             budget=budget,
-            state=SearchState(state_path(subject.output, subject.key), identity),
+            state=SearchState(state_path(subject.output, str(subject.key)), identity),
             recorded=_recorded(subject, identity, set(candidates)),
             progress=subject.run.progress,
         )
@@ -78,7 +78,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
     """The model with its data in memory; refused where logits are no numbers: NaN would rank heads
     all the same.
     """
-    objective, ood_score = objective_of(subject.key)
+    objective, ood_score = subject.key.objective, subject.key.detects_by
     model = subject.checkpoint.manifest.model
     many = model.num_classes if model.problem == "multi_label" else 0
     if many and ood_score not in OF_LABELS:
@@ -175,7 +175,7 @@ def _recorded(
     subject: Subject, identity: Mapping[str, Any], candidates: set[Head]
 ) -> Circuit | None:
     """What the same search found before; None where it was another one, or the record is not whole."""
-    before = subject.checkpoint.manifest.scores.get(subject.key)
+    before = subject.checkpoint.manifest.scores.get(str(subject.key))
     if before is None or before.trace is None or before.settings.get(IDENTITY) != _hash(identity):
         return None
     order = tuple(Head(*row) for row in before.order or ())
