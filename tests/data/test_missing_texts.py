@@ -72,7 +72,7 @@ STAGES: dict[str, Callable[[Path, str], object]] = {
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_names_it(bert: Path, stage: str) -> None:
-    with pytest.raises(DataError, match="row 1 has no text") as refused:
+    with pytest.raises(DataError, match=r"row \d+ has no text") as refused:
         STAGES[stage](bert, table(bert.parent, "", "csv"))
     assert refused.value.exit_code == 5
 
