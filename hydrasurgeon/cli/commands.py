@@ -169,7 +169,8 @@ def _look(options: Options) -> None:
     from hydrasurgeon.checkpoints.folder import find, present
     from hydrasurgeon.checkpoints.hub import is_hub_id
     from hydrasurgeon.criteria import criterion
-    from hydrasurgeon.data.places import columns_of, is_there, located
+    from hydrasurgeon.data.places import is_there, located
+    from hydrasurgeon.options.columns import DataSpec
     from hydrasurgeon.tuning.recipes import load_recipe
 
     for name in ("method", "criteria"):
@@ -185,7 +186,7 @@ def _look(options: Options) -> None:
     for text in options.reading(LABELLED, UNLABELLED):
         spec = text if text.startswith("text:") or is_there(Path(text)) else NAMED.sub("", text)
         if not (spec == STDOUT or PATTERN & {*spec} or spec.endswith(".tar")):
-            located(columns_of(spec)[0])
+            located(DataSpec.parse(spec).place)
 
 
 def _printed(options: dict[str, Any]) -> str | None:

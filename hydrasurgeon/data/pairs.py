@@ -19,12 +19,13 @@ from PIL import Image
 from torch import Tensor
 
 from hydrasurgeon.data.images import MAX_BYTES, decode
-from hydrasurgeon.data.places import TABLES, columns_of, ending, is_there
+from hydrasurgeon.data.places import TABLES, ending, is_there
 from hydrasurgeon.data.samples import Rows, Samples, limited
 from hydrasurgeon.data.tables import CAPTIONS, Columns, Table, read_table
 from hydrasurgeon.data.tables import IMAGES as IMAGE_COLUMNS
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, must, open_regular, portable, readable, utf8
+from hydrasurgeon.options.columns import DataSpec
 
 KINDS = (
     "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, "
@@ -41,7 +42,7 @@ RANGE = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
 
 def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:
     """Pairs behind a spec; with `limit` a seeded random subset of them."""
-    place, named = columns_of(spec)
+    place, named = DataSpec.parse(spec)
     path, columns = Path(place), Columns(named)
     table = ending(path) in TABLES and is_there(path)
     samples = (

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import glob
 from pathlib import Path
-from urllib.parse import unquote
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import readable
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.options.columns import PLACED, ROLES
 
 KINDS = (
     "a folder or .zip of images, an image, .csv, .tsv, .json, .jsonl (also .gz), .parquet, .npz, "
@@ -41,21 +39,6 @@ def ending(path: Path) -> str:
     """What a file's name ends in, as it is listed in ENDINGS; of a packed one both."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     return "".join(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:])
-
-
-def columns_of(spec: str) -> tuple[str, dict[str, str]]:
-    """A spec without the columns it names, and those: role → name."""
-    if spec.startswith("text:") or "#" not in spec or is_there(Path(spec)):
-        return spec, {}
-    data, *parts = spec.split("#")
-    columns = {}
-    for place, part in enumerate(parts):
-        role, comma, name = part.partition(",")
-        if comma and role in (*ROLES, "labels"):
-            columns[role] = unquote(name)
-        elif part and place < len(PLACED):
-            columns[PLACED[place]] = unquote(part)
-    return data, columns
 
 
 def located(spec: str) -> list[Path]:

@@ -23,7 +23,7 @@ from hydrasurgeon.data.labels import (
     numbered,
 )
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
-from hydrasurgeon.data.places import PICTURES, TABLES, columns_of, ending, is_there, located
+from hydrasurgeon.data.places import PICTURES, TABLES, ending, is_there, located
 from hydrasurgeon.data.samples import Arrays, Files, Rows, Samples, TextPairs, fit_classes, limited
 from hydrasurgeon.data.tables import ID, Columns, joined, read_table, rows, table_of
 from hydrasurgeon.errors import DataError
@@ -37,6 +37,7 @@ from hydrasurgeon.files.foreign import (
 )
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.options.columns import LABELS, DataSpec
 
 # Files in one archive: more than any data set has.
 MAX_FILES = 4_000_000
@@ -160,7 +161,7 @@ def open_data(
         carried: Columns of a table that go along if they are there.
         model: The samples must be labelled, and their labels become the numbers of its classes.
     """
-    place, named = columns_of(spec)
+    place, named = DataSpec.parse(spec)
     paths, columns = located(place), Columns(named, carried, limit)
     if not paths:
         scheme, _, rest = place.partition(":")
@@ -181,7 +182,7 @@ def open_data(
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
     samples.spec = portable(spec)
-    samples.read_as = named.get("labels", samples.read_as)
+    samples.read_as = named.get(LABELS, samples.read_as)
     samples = limited(samples, limit, seed)
     return samples if model is None else fit_classes(samples, model)
 

@@ -4,9 +4,11 @@ remember it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
-from urllib.parse import quote
+from itertools import zip_longest
+from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import quote, unquote
 
 from pydantic import BeforeValidator, model_validator
 
@@ -18,7 +20,9 @@ ROLES = ("text", "text_pair", "label", "image", "group")
 """What a column can be."""
 PLACED = ("text", "label")
 """Roles that are known by their place behind a spec, and have options of their own."""
-OF_LABELLED = ("label", "group", "labels")
+LABELS = "labels"
+"""Beside the roles: what labels that are numbers mean."""
+OF_LABELLED = ("label", "group", LABELS)
 """Roles that OOD data has no columns for."""
 
 
@@ -26,37 +30,61 @@ def _roles(value: Any) -> Any:
     """ROLE=NAME texts as a mapping."""
     if value is None:
         return None
-    entries = (
-        value.items()
-        if isinstance(value, Mapping)
-        else (e.partition("=")[::2] for e in str(value).split(","))
-    )
-    columns = {str(role).strip(): str(name).strip() for role, name in entries}
-    columns = {"label" if role == "labels" else role: name for role, name in columns.items()}
-    for role, name in columns.items():
-        if role not in ROLES or not name:
-            what = (
-                f"{role} is no role of a column{did_you_mean(role, ROLES)}"
-                if role not in ROLES
-                else "names none"
+    entries = value.items() if isinstance(value, Mapping) else _pairs(str(value))
+    columns = {}
+    for role, name in entries:
+        role, name = str(role).strip(), str(name).strip()
+        role = "label" if role == LABELS else role
+        hint = f"Write ROLE=NAME,ROLE=NAME; roles are {', '.join(ROLES)}."
+        if role not in ROLES:
+            near = did_you_mean(role, ROLES)
+            raise UsageError(
+                f"--columns {role}={name}: {role} is no role of a column{near}", hint=hint
             )
-            hint = f"Write ROLE=NAME,ROLE=NAME; roles are {', '.join(ROLES)}."
-            raise UsageError(f"--columns {role}={name}: {what}", hint=hint)
+        if not name:
+            raise UsageError(f"--columns {role}={name}: names none", hint=hint)
+        columns[role] = name
     return columns
 
 
-def named(spec: str, columns: Mapping[str, str]) -> str:
-    """A spec that says which columns of a table are read: `D#TEXT#LABEL`, or
-    `D#ROLE,NAME#ROLE,NAME`.
-    """
-    if "#" in spec or not columns:
-        return spec
-    names = {role: quote(name, safe="").replace(".", "%2E") for role, name in columns.items()}
-    if names.keys() <= set(PLACED):
-        return "#".join([spec, *(names.get(role, "") for role in PLACED)]).rstrip("#")
-    return "#".join(
-        [spec, *(f"{role},{names[role]}" for role in (*ROLES, "labels") if role in names)]
-    )
+def _pairs(text: str) -> list[tuple[str, str]]:
+    pairs = [entry.partition("=") for entry in text.split(",")]
+    return [(role, name) for role, _, name in pairs]
+
+
+class DataSpec(NamedTuple):
+    """Where data lies, and what its columns hold; `PLACE#ROLE,NAME#ROLE,NAME` as text."""
+
+    place: str
+    columns: Mapping[str, str]
+    """Role → name; of the role `labels`, what labels that are numbers mean."""
+
+    @classmethod
+    def parse(cls, text: str) -> DataSpec:
+        """`PLACE#TEXT#LABEL` is read too: roles that are known by their place."""
+        if text.startswith("text:") or "#" not in text or os.path.exists(text):
+            return cls(text, {})
+        place, *parts = text.split("#")
+        columns = {}
+        for role, part in zip_longest(PLACED, parts):
+            named, comma, name = (part or "").partition(",")
+            if comma and named in (*ROLES, LABELS):
+                columns[named] = unquote(name)
+            elif part and role:
+                columns[role] = unquote(part)
+        return cls(place, columns)
+
+    def __str__(self) -> str:
+        # A dot would look like the ending of a file.
+        names = {
+            role: quote(name, safe="").replace(".", "%2E") for role, name in self.columns.items()
+        }
+        parts = [f"#{role},{names[role]}" for role in (*ROLES, LABELS) if role in names]
+        return "".join([self.place, *parts])
+
+    def reading(self, columns: Mapping[str, str]) -> DataSpec:
+        """With these columns, unless it names its own."""
+        return self if self.columns else DataSpec(self.place, columns)
 
 
 class Columns(Options):
@@ -102,25 +130,23 @@ class Columns(Options):
     def _named_columns(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Each data set says which of its columns are read: so do history, fingerprints and replay."""
         columns = dict(_roles(values.get("columns")) or {})
-        columns |= {
-            role: values[f"{role}_column"] for role in PLACED if values.get(f"{role}_column")
-        }
-        if values.get("labels") is not None:
-            columns["labels"] = values["labels"]
-        fields = cls.model_fields if columns else {}
+        for role in PLACED:
+            if values.get(f"{role}_column"):
+                columns[role] = values[f"{role}_column"]
+        if values.get(LABELS) is not None:
+            columns[LABELS] = values[LABELS]
+        if not columns:
+            return values
+        unlabelled = {role: name for role, name in columns.items() if role not in OF_LABELLED}
         changed = {}
-        for name in fields.keys() & values.keys():
-            kind, value = about(fields[name]).get("reads"), values[name]
+        for name in cls.model_fields.keys() & values.keys():
+            kind, value = about(cls.model_fields[name]).get("reads"), values[name]
             if kind not in (LABELLED, UNLABELLED) or value in (None, "-"):
                 continue
-            there = {
-                role: column
-                for role, column in columns.items()
-                if kind == LABELLED or role not in OF_LABELLED or (role, name) == ("group", "data")
-            }
-            changed[name] = (
-                named(value, there)
-                if isinstance(value, str)
-                else [named(each, there) for each in value]
-            )
+            read = columns if kind == LABELLED else unlabelled
+            if name == "data" and "group" in columns:
+                read = {**read, "group": columns["group"]}
+            specs = [value] if isinstance(value, str) else value
+            named = [str(DataSpec.parse(spec).reading(read)) for spec in specs]
+            changed[name] = named[0] if isinstance(value, str) else named
         return values | changed

@@ -77,7 +77,7 @@ def test_a_table_is_the_same_in_every_format(there: Path) -> None:
     (spec,) = EvaluateOptions.of(
         "m", data="other.csv", text_column="film.review", label_column="the stars"
     ).data
-    assert spec == "other.csv#film%2Ereview#the%20stars"
+    assert spec == "other.csv#text,film%2Ereview#label,the%20stars"
     assert _content(open_data(spec)) == expected
 
 
@@ -90,11 +90,11 @@ def test_columns_are_named_for_each_set_that_has_them() -> None:
         label_column="l",
         out="o",
     )
-    assert options.data == "v.csv#t#l"
-    assert options.ood == ("o.csv#t", "near.csv#body")
+    assert options.data == "v.csv#text,t#label,l"
+    assert options.ood == ("o.csv#text,t", "near.csv#text,body")
     again = CalibrateOptions.recalled(options.recorded())
     assert (again.data, again.ood) == (options.data, options.ood)
-    assert CalibrateOptions.of("m", data="v.csv", label_column="l", out="o").data == "v.csv##l"
+    assert CalibrateOptions.of("m", data="v.csv", label_column="l", out="o").data == "v.csv#label,l"
 
 
 def test_one_text_and_one_picture(there: Path) -> None:

@@ -14,12 +14,11 @@ from pyarrow import parquet
 
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.corruptions import Corrupted, Perturbed, corruptions_of
-from hydrasurgeon.data.places import columns_of
 from hydrasurgeon.data.samples import Joined, Subset, limited
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.sets import labelled_sets
-from hydrasurgeon.options.columns import named
+from hydrasurgeon.options.columns import DataSpec
 from hydrasurgeon.options.deciding import CalibrateOptions, PredictOptions
 from hydrasurgeon.options.measuring import EvaluateOptions
 
@@ -97,10 +96,10 @@ def test_columns_of_each_data_set() -> None:
         "m", data="v.csv", ood=["o.csv", "n.csv#t"], columns=columns, out="o"
     )
     assert options.data == "v.csv#text,q#text_pair,p#label,l#group,id"
-    assert options.ood == ("o.csv#text,q#text_pair,p", "n.csv#t")
+    assert options.ood == ("o.csv#text,q#text_pair,p", "n.csv#text,t")
     assert CalibrateOptions.recalled(options.recorded()).data == options.data
     assert PredictOptions.of("m", data="v.csv", columns="group=id").data == "v.csv#group,id"
-    assert columns_of(options.data) == (
+    assert DataSpec.parse(options.data) == (
         "v.csv",
         {"text": "q", "label": "l", "text_pair": "p", "group": "id"},
     )
@@ -115,17 +114,16 @@ def test_columns_of_each_data_set() -> None:
 def test_columns_of_images_and_groups(tmp_path: Path) -> None:
     Image.fromarray(np.full((3, 3), 7, np.uint8)).save(tmp_path / "one.png")
     row = {"path": "one.png", "class": "a", "query": 5}
-    spec = named(
-        _jsonl(tmp_path / "a.jsonl", [row]), {"image": "path", "label": "class", "group": "query"}
-    )
+    columns = {"image": "path", "label": "class", "group": "query"}
+    spec = str(DataSpec(_jsonl(tmp_path / "a.jsonl", [row]), columns))
     samples = open_data(spec)
     assert np.asarray(samples.read(0)).tolist() == [[7] * 3] * 3
     assert (samples.classes, samples.groups) == (("a",), ("5",))
     _jsonl(tmp_path / "b.jsonl", [row])
-    several = open_data(named(str(tmp_path / "*.jsonl"), {"image": "path"}))
+    several = open_data(str(DataSpec(str(tmp_path / "*.jsonl"), {"image": "path"})))
     assert np.asarray(several.read(1)).tolist() == [[7] * 3] * 3
     with pytest.raises(DataError, match=r"--columns group=qid: .* has no such column"):
-        open_data(named(str(tmp_path / "a.jsonl"), {"image": "path", "group": "qid"}))
+        open_data(str(DataSpec(str(tmp_path / "a.jsonl"), {"image": "path", "group": "qid"})))
 
 
 @pytest.mark.parametrize("second", ["", None])
