@@ -377,7 +377,7 @@ def _order(count: int) -> Tensor:
 
 def _numbered(tensors: Mapping[str, Tensor], prefix: str) -> tuple[Tensor, ...]:
     """`PREFIX.0`, `PREFIX.1`, …"""
-    found = []
+    found: list[Tensor] = []
     while (name := f"{prefix}.{len(found)}") in tensors:
         found.append(tensors[name])
     return tuple(found)

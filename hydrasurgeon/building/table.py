@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.building.cache import Answers
-from hydrasurgeon.building.cost import UNITS
+from hydrasurgeon.building.cost import UNITS, Unit
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.decision.fitting import least_loss
 from hydrasurgeon.files.decided import FITTED, LOGITS
@@ -185,7 +185,7 @@ class Table:
         self,
         objective: Objective,
         read: Callable[[Member], Answers],
-        cost: Callable[[Sequence[Member], str], float],
+        cost: Callable[[Sequence[Member], Unit], float],
     ) -> None:
         self.objective = objective
         self.read = read
@@ -202,7 +202,7 @@ class Table:
 
     def _measured(self, choice: Choice) -> Entry:
         parts = [self._judged(choice, choice.halves[chosen_on], chosen_on) for chosen_on in (1, 0)]
-        cost = {unit: self.cost(choice.members, unit) for unit in UNITS}
+        cost: dict[str, float] = {unit: self.cost(choice.members, unit) for unit in UNITS}
         if choice.cascade is not None:
             cost["macs"] = sum(part.macs for part in parts) / 2
         return Entry(choice, cost, _joined(parts), self.objective)

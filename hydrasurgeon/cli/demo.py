@@ -23,9 +23,8 @@ CHOOSING = "--ood demo:textures"
 COMMANDS = (
     (
         (
-            "One command: the hydra that is worth most within one and a half times the cost; it "
-            "may "
-            "have a single member."
+            "One command: the best within one and a half times the cost, which is the model itself "
+            "where nothing beats it."
         ),
         (
             f"build backbone.safetensors --data demo:train --val demo:val {CHOOSING} --criteria "

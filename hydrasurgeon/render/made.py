@@ -193,7 +193,8 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
         show(f"  {label}")
     notes(result.notes)
     show("")
-    show(result.summary)
+    for line in result.summary.splitlines():
+        show(line)
     return show("written ", (str(result.path), "bold"))
 
 

@@ -141,7 +141,7 @@ def _check(options: BuildOptions, budgets: Sequence[Budget]) -> None:
     if wanting and not options.ood:
         hint = "Give --ood D, or --objective acc or nll, and circuit-acc among --criteria."
         raise UsageError(f"{wanting[0]}: requires OOD data", hint=hint)
-    if not keys and "candidates" in options.model_fields_set:
+    if not keys and options.candidates != BuildOptions.model_fields["candidates"].default:
         raise UsageError(
             "--candidates requires --criteria for several models",
             hint="Members of several models are cut to sizes that fill the budgets.",
