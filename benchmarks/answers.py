@@ -36,8 +36,8 @@ from torch import Tensor
 import hydrasurgeon as hs
 from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.data.corruptions import Perturbed
-from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import classifiers

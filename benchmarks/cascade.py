@@ -44,7 +44,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Batches, fit_classes, moved, open_data
 from hydrasurgeon.data.corruptions import Perturbed
 from hydrasurgeon.decision.cascaded import in_steps, step_state
-from hydrasurgeon.decision.fitting import Outputs, fit_state
+from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import Cascade, Gate
@@ -53,6 +53,7 @@ from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf
 from hydrasurgeon.measuring.cost import StepMacs, macs, single_macs, step_macs
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers

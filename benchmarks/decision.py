@@ -31,9 +31,10 @@ from answers import SEEDS, TASKS, Answers, Task, share
 from surgery import machine
 from torch import Tensor
 
-from hydrasurgeon.decision.fitting import Outputs, fit_state, halves
+from hydrasurgeon.decision.fitting import fit_state, halves
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.conformal import METHODS, fit_conformal, fit_penalty, prediction_sets
 from hydrasurgeon.statistics.metrics import auroc, ece
@@ -91,7 +92,7 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
             seed=seed,
         )
         chosen[by] = state.record.ood.score
-    before, after = mean_probs(test.logits), state.probs(test.logits)
+    before, after = mean_probs(test.logits), state.answers(test.logits)
     assert test.labels is not None
     correct = before.argmax(dim=-1) == test.labels
     return {

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria import CRITERIA
-from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.families import family_of
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.dropout import MonteCarlo
 from hydrasurgeon.stages.export import export

@@ -16,9 +16,9 @@ from torch import Tensor
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.files.manifest import Tower
 from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.features import classifiers, reading
 

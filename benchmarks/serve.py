@@ -50,7 +50,7 @@ def sequential(ready: Path, requests: list[bytes], seconds: float) -> list[float
     """Latencies of one process that answers one picture after another."""
     import hydrasurgeon as hs
     from hydrasurgeon.data.images import decode
-    from hydrasurgeon.decision.state import rows_of
+    from hydrasurgeon.problems.base import rows_of
 
     model, latencies = hs.load(ready, device="cpu"), []
     pictures = [base64.b64decode(json.loads(body)["inputs"][0]) for body in requests]

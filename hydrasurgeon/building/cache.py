@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.data import Samples
-from hydrasurgeon.decision.fitting import Outputs, evidence_of
-from hydrasurgeon.decision.problems import problem_of
+from hydrasurgeon.decision.fitting import evidence_of
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes, write_text
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT
@@ -35,6 +34,8 @@ from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
+from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.features import classifiers
@@ -270,9 +271,9 @@ class Cache:
         problem = problem_of(self.backbone.manifest.model)
         run = self.options.but(progress=None)
         linear = [(yes_or_no(each.weight.T).T, yes_or_no(each.bias)) for each in classifiers(model)]
-        train = collected([model], self.train, run, features=True).decisions(problem)
+        train = problem.outputs(collected([model], self.train, run, features=True))
         evidence = evidence_of(train, linear, self.options.seed)
-        sets = [each.decisions(problem) for each in outputs]
+        sets = [problem.outputs(each) for each in outputs]
         unfit: Sequence[str] = ZERO_SHOT
         if self.backbone.family.named_classes:
             unfit = ()

@@ -34,6 +34,7 @@ from hydrasurgeon.files.atomic import SUFFIX, make_folder
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 
@@ -408,7 +409,7 @@ def _calibration(search: Search, entry: Entry, file: Path) -> Command:
         words["ood"] = list(options.ood)
     else:
         words["ood_score"] = score
-    if search.cache.backbone.manifest.model.problem != "multi_label":
+    if problem_of(search.cache.backbone.manifest.model).fits:
         words["fit_data"] = options.data
     if entry.choice.cascade is not None:
         words |= {"cascade": True, "budget": entry.choice.cascade}

@@ -23,9 +23,9 @@ from hydrasurgeon.building.members import Member
 from hydrasurgeon.decision.fitting import least_loss
 from hydrasurgeon.files.decided import FITTED, LOGITS
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
-from hydrasurgeon.measuring.bootstrap import Ranked, Rows, Values, bootstrap, quality
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.bootstrap import Ranked, Rows, Values, bootstrap
 from hydrasurgeon.statistics.probabilities import TINY
 from hydrasurgeon.statistics.scores.on_logits import score_of
 from hydrasurgeon.statistics.temperature import calibrated, temperature_of
@@ -137,7 +137,7 @@ class Entry:
     def figures(self, *rows: Rows) -> dict[str, Values]:
         """accuracy, nll, ece, auroc and fpr95, of all samples or of those drawn."""
         chosen = rows or [torch.arange(count)[None] for count in self.counts]
-        figures = quality(self.answers.inside, chosen[0])
+        figures = self.answers.inside.quality(chosen[0])
         del figures["brier"]
         pairs = zip(self._ranked, chosen[1:], strict=True)
         sets = [ranked.metrics(chosen[0], drawn) for ranked, drawn in pairs]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Single
     from hydrasurgeon.criteria import ScoreKey
     from hydrasurgeon.data import Batches
-    from hydrasurgeon.decision.problems import Problem
+    from hydrasurgeon.problems.base import Problem
 
 HeadScores = dict[tuple[str, int], list[float]]
 """(tower, layer) → one score for each head present, in the order of the kept heads."""
@@ -114,7 +114,7 @@ class Subject:
     @property
     def problem(self) -> Problem:
         """How the model's logits are read."""
-        from hydrasurgeon.decision.problems import problem_of
+        from hydrasurgeon.problems import problem_of
 
         return problem_of(self.checkpoint.manifest.model)
 

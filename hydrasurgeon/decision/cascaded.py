@@ -11,24 +11,20 @@ the least sure of them.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision.state import Decided, Prediction, State, decide
+from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.files.decided import Cascade, Gate, Seen
+from hydrasurgeon.problems.base import Prediction, PredictionT, joined
 from hydrasurgeon.statistics import temperature
-from hydrasurgeon.statistics.probabilities import Scores, member_probs, yes_or_no
+from hydrasurgeon.statistics.probabilities import Scores, member_probs
 from hydrasurgeon.statistics.scores.on_logits import score_of
-
-Answered = TypeVar("Answered", bound=Prediction)
-EDGE = 1e-12
-"""How near to 0 and 1 thresholds count: beyond, a label is always or never answered."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +51,13 @@ def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
         "ood": ood,
         "conformal": cascade.conformal,
         "abstain": cascade.abstain,
+        "limits": cascade.limits,
         "cascade": None,
     }
-    changes["limits"] = cascade.limits
     if len(members) < len(cascade.order):
-        changes |= {"temperature": cascade.temperature, "joint": None, "bias": cascade.bias}
-        if record.labels is not None:
-            changes["labels"] = record.labels.model_copy(
-                update={"temperatures": cascade.temperatures}
-            )
+        changes |= state.problem.early(record, cascade)
     fitted = None if state.fitted is None else state.fitted.among(members)
-    return State(record.model_copy(update=changes), fitted)
+    return State(record.model_copy(update=changes), fitted, state.problem)
 
 
 def lets(gate: Gate, scores: Scores) -> Bool[Tensor, " sample"]:
@@ -97,25 +89,7 @@ def gate_scores(state: State, cascade: Cascade, logits: Tensor, features: Tensor
     first = step_state(state, cascade, cascade.starters)
     if cascade.gate.score == "ood":
         return first.ood_score(logits, features)
-    return own_score(cascade.gate.score, _centred(first, first.choices(logits)))
-
-
-def _centred(first: State, choices: Tensor) -> Tensor:
-    """Choices between no and yes, calibrated and moved so that the answer changes at ½; others as
-    they are.
-    """
-    record = first.record
-    if record.labels is not None:
-        at = torch.tensor(record.labels.thresholds, dtype=torch.float64).logit(eps=EDGE)
-        odds = (
-            choices[..., 1].double() / torch.tensor(record.labels.temperatures, dtype=torch.float64)
-            - at
-        )
-    elif record.bias is not None:
-        odds = choices[..., 1].double() / record.temperature + record.bias
-    else:
-        return choices
-    return yes_or_no(odds[..., None])
+    return own_score(cascade.gate.score, first.problem.centred(logits, first.record))
 
 
 def in_steps(
@@ -135,7 +109,7 @@ def in_steps(
     return parts, going
 
 
-def decided_in_steps(state: State, cascade: Cascade, parts: Sequence[Said]) -> Decided:
+def decided_in_steps(state: State, cascade: Cascade, parts: Sequence[Said]) -> Prediction:
     """All rows again in their order, each by the state of its step."""
     some = [part for part in parts if len(part.rows)] or parts[-1:]
     return together(
@@ -147,27 +121,15 @@ def decided_in_steps(state: State, cascade: Cascade, parts: Sequence[Said]) -> D
     )
 
 
-def together(parts: Sequence[Said], each: Sequence[Answered]) -> Answered:
+def together(parts: Sequence[Said], each: Sequence[PredictionT]) -> PredictionT:
     """What was made of each part, the rows in their order again."""
-    order = torch.cat([part.rows for part in parts]).argsort()
-    return joined(each, order)
-
-
-def joined(each: Sequence[Answered], order: Tensor | slice = slice(None)) -> Answered:
-    """One after another, or in this order."""
-    kind = type(each[0])
-    return kind(
-        **{
-            field.name: torch.cat([getattr(one, field.name) for one in each])[order]
-            for field in fields(kind)
-        }
-    )
+    return joined(each, torch.cat([part.rows for part in parts]).argsort())
 
 
 def with_seen(state: State, logits: Tensor, features: Tensor | None) -> State:
     """The state, and in its record what it makes of these samples."""
-    cascade, answers = state.record.cascade, Counter[str | int]()
-    uncertainty, predicted = 0.0, []
+    cascade = state.record.cascade
+    unfamiliar, abstain, uncertainty, predicted = 0, 0, 0.0, []
     for start in range(0, len(logits), temperature.CALIBRATED):
         rows = slice(start, start + temperature.CALIBRATED)
         read = None if features is None else features[rows]
@@ -177,15 +139,14 @@ def with_seen(state: State, logits: Tensor, features: Tensor | None) -> State:
             decided = decided_in_steps(
                 state, cascade, in_steps(state, cascade, logits[rows], read)[0]
             )
-        answers.update(decided.answers())
-        uncertainty += float(decided.total.double().sum())
-        predicted.append(
-            torch.bincount(decided.probs.argmax(dim=-1), minlength=decided.probs.shape[-1])
-        )
+        unfamiliar += int(decided.unfamiliar.sum())
+        abstain += int((decided.abstain & ~decided.unfamiliar).sum())
+        uncertainty += float(decided.uncertainty.double().sum())
+        predicted.append(decided.tally)
     seen = Seen(
         rows=len(logits),
-        unfamiliar=answers["unfamiliar"],
-        abstain=answers["abstain"],
+        unfamiliar=unfamiliar,
+        abstain=abstain,
         uncertainty=round(uncertainty / len(logits), 9),
         predicted=tuple(torch.stack(predicted).sum(dim=0).tolist()),
     )

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.labels import class_names
-from hydrasurgeon.decision.fitting import Outputs
-from hydrasurgeon.decision.problems import PROBLEMS, SINGLE, Problem
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
@@ -33,6 +31,8 @@ from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake
 from hydrasurgeon.files.npz import ArrayFile
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.measuring.results import Cost, Count, Provenance
+from hydrasurgeon.problems import PROBLEMS, SINGLE
+from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.runtime.tensors import to_tensor
 
 Group = Literal["near", "far"]

@@ -12,9 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import DataRecord
-
-Interval = tuple[float, float]
-"""The ends of a bootstrap interval."""
+from hydrasurgeon.statistics.bootstrap import Interval
 
 
 class _Record(BaseModel):

@@ -11,14 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hydrasurgeon.decision.problems import SINGLE, Problem
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.measuring.answers import Answered, Answers, Reading, answered, answers
-from hydrasurgeon.measuring.bootstrap import Selective, bootstrap, ood_intervals, quality
+from hydrasurgeon.measuring.answers import Answered, Reading, answered, answers
+from hydrasurgeon.measuring.bootstrap import bootstrap, ood_intervals
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import (
     Diversity,
@@ -30,22 +29,16 @@ from hydrasurgeon.measuring.results import (
     SetAverage,
     SetResult,
     ShiftAverage,
+    ShiftLevel,
     ShiftResult,
     level,
 )
+from hydrasurgeon.problems import SINGLE
+from hydrasurgeon.problems.base import Judged, Problem
 from hydrasurgeon.statistics import metrics
-from hydrasurgeon.statistics.metrics import labelling, ranking
 
 OOD_METRICS = ("auroc", "fpr95", "aupr", "aupr_id")
 """Metrics of OOD detection, which have means over data sets."""
-BIASED = ("ece", "aece")
-"""Measures without an interval: each resample adds its own noise to the errors of the bins, so that
-the interval would lie above the truth.
-"""
-FEWEST_SURE = 50
-"""Samples that `cov5` must cover to have an interval: the ends of a smaller one are where a few
-answers happen to be wrong.
-"""
 DIGITS = 12
 """Decimals of a share of errors: what lies behind is left of sums of accuracies, and a share of it
 has no bound.
@@ -134,16 +127,14 @@ def reading_of(
     record = state.record
     return Reading(
         record.temperature,
-        record.joint,
+        problem.constants(record),
         kinds,
         score_temperature=1.0,
         threshold=record.ood.threshold if kinds[0] == record.ood.score else None,
-        conformal=record.conformal if record.labels is None else None,
+        conformal=record.conformal,
         ci=ci,
         seed=seed,
         problem=problem,
-        bias=record.bias,
-        labels=record.labels,
     )
 
 
@@ -165,10 +156,7 @@ def row_of(predictions: Predictions, reading: Reading) -> Row:
             ood_average=averages,
             shift=shift,
             shift_average=averaged(shift),
-            diversity=Diversity(
-                mi=float(inside.mutual_information.mean()),
-                disagreement=float(inside.disagreement.mean()),
-            ),
+            diversity=Diversity.model_validate(inside.diversity()),
             cost=predictions.cost,
         ),
         row,
@@ -205,43 +193,20 @@ def _ood(
     return tuple(ood), averages
 
 
-def summary(inside: Answers, reading: Reading) -> IdResult:
+def summary(inside: Judged, reading: Reading) -> IdResult:
     """Quality, calibration and selective risk on a labelled set."""
-    selective = Selective(inside)
-
-    def measures(rows: Tensor) -> dict[str, Tensor]:
-        """Measures of each resample; NaN where one has none."""
-        return quality(inside, rows) | selective.metrics(inside.choices(rows))
-
-    n = inside.count
-    whole = measures(torch.arange(n)[None])
+    measures, n = inside.measures(), inside.count
     values: dict[str, Any] = {
-        name: float(value) for name, value in whole.items() if value.isfinite()
+        name: float(value)
+        for name, value in measures(torch.arange(n)[None]).items()
+        if value.isfinite()
     }
-    values |= {"n": n, "smece": metrics.smooth_ece(inside.promised, inside.kept)}
-    if inside.yes is not None and inside.truth is not None:
-        values |= worth(reading.problem, inside.yes, inside.truth, inside)
-    if inside.covered is not None and inside.set_size is not None:
-        values |= {
-            "coverage": float(inside.covered.double().mean()),
-            "set_size": float(inside.set_size.mean()),
-        }
+    values |= {"n": n, **inside.figures()}
     if reading.ci is not None:
         intervals = bootstrap(measures, n, level=reading.ci, seed=reading.seed)
-        without = list(BIASED)
-        if values["cov5"] * n < FEWEST_SURE:
-            without.append("cov5")
-        values["ci"] = {name: ends for name, ends in intervals.items() if name not in without}
+        unsteady = inside.unsteady(values)
+        values["ci"] = {name: ends for name, ends in intervals.items() if name not in unsteady}
     return IdResult.model_validate(values)
-
-
-def worth(problem: Problem, yes: Tensor, truth: Tensor, inside: Answers) -> dict[str, float | None]:
-    """What a yes or no is worth besides."""
-    if problem.name == "one_logit":
-        return ranking(yes, truth, inside.groups)
-    shape = (inside.count, inside.each)
-    said, holds = inside.predicted.bool().reshape(shape), inside.labels.bool().reshape(shape)
-    return labelling(yes.reshape(shape), said, holds)
 
 
 def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
@@ -261,8 +226,9 @@ def shifted(
 ) -> ShiftResult:
     """What is left under one shift."""
     left = answers(logits, labels, reading)
-    accuracy, brier = float(left.correct.double().mean()), float(left.brier.mean())
-    return ShiftResult(name=name, severity=severity, accuracy=accuracy, brier=brier)
+    values = left.quality(torch.arange(left.count)[None])
+    measured = {key: float(values[key]) for key in ShiftLevel.model_fields if key in values}
+    return ShiftResult(name=name, severity=severity, **measured)
 
 
 def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:

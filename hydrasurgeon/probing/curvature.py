@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.anatomy.parts import Attention
-from hydrasurgeon.decision.problems import SINGLE
 from hydrasurgeon.heads import Head
+from hydrasurgeon.problems import SINGLE
 
 
 @dataclass(frozen=True)

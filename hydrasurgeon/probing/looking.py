@@ -15,7 +15,6 @@ from torch import Tensor
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
-from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.files.plots import figure, save_figure
@@ -41,6 +40,7 @@ from hydrasurgeon.probing.report import (
     Separation,
 )
 from hydrasurgeon.probing.separation import Doubles, Moments, distances, head_moments, plane
+from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.classifier import live_module
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 

@@ -60,10 +60,10 @@ def reliability(rows: Drawn) -> list[str]:
     """A chart for each row: how often answers of some confidence are right."""
     charts = []
     for at, name, row in rows:
-        bins = bins_of_confidence(row.inside.confidence, row.inside.correct)
+        bins = bins_of_confidence(row.choices.confidence, row.choices.correct)
         sure, right, count = max(bins, key=lambda each: each[2] * abs(each[1] - each[0]))
         says = (
-            f"Of {len(row.inside.labels)} answers. The largest part of the calibration error: "
+            f"Of {len(row.choices.labels)} answers. The largest part of the calibration error: "
             f"{count} answers of confidence {sure:.2f}, of which {right:.2f} are right."
         )
         chart = Chart.of(f"Reliability of {name}", says, x=(0, 1), y=(0, 1))
@@ -182,7 +182,8 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
 def risk_coverage(rows: Drawn, results: Sequence[Result]) -> str:
     """One chart: how many of the most confident answers are wrong."""
     drawn = [
-        (at, name, risk_curve(row.inside.confidence, row.inside.correct)) for at, name, row in rows
+        (at, name, risk_curve(row.choices.confidence, row.choices.correct))
+        for at, name, row in rows
     ]
     top = max(risk for _, _, points in drawn for share, risk in points if share >= FIRST)
     chart = Chart.of("Risk over coverage", "", x=(0, 1), y=(0, max(top * 1.08, 0.001)))

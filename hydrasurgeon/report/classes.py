@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hydrasurgeon.measuring.answers import Answered, Answers
+from hydrasurgeon.measuring.answers import Answered
+from hydrasurgeon.problems.classes import JudgedClasses
 from hydrasurgeon.report.charts import Drawn
 from hydrasurgeon.report.columns import ABSENT, Cell, Column, Metric, Rank, Table, short
 from hydrasurgeon.report.svg import drawing, figure, mark, number, text_of
@@ -40,8 +41,8 @@ class Classes:
     names: Sequence[str]
 
     @property
-    def first(self) -> Answers:
-        return self.drawn[self.reference][2].inside
+    def first(self) -> JudgedClasses:
+        return self.drawn[self.reference][2].choices
 
     def name(self, at: int) -> str:
         return self.names[at] if at < len(self.names) else str(at)
@@ -94,7 +95,7 @@ class Classes:
 
     def _pairs(self) -> list[Table]:
         """None where the reference makes no mistake."""
-        confusions = [confused(row.inside) for _, _, row in self.drawn]
+        confusions = [confused(row.choices) for _, _, row in self.drawn]
         sizes = torch.bincount(self.first.labels).tolist()
         order = [pair for pair, _ in mistakes(confusions[self.reference])][:PAIRS]
         if not order:
@@ -120,7 +121,7 @@ class Classes:
         return [self._matrix(name, row) for _, name, row in self.drawn if row.classes <= DRAWN]
 
     def _matrix(self, name: str, row: Answered) -> str:
-        classes, counts = row.classes, confused(row.inside)
+        classes, counts = row.classes, confused(row.choices)
         labels = [short(self.name(at), TITLE) for at in range(classes)]
         longest = max(map(len, labels))
         left, below = 14 + round(6.4 * longest), 18 + round(5.6 * longest)
@@ -133,7 +134,7 @@ class Classes:
                 f'<text class="tick" transform="translate({number(x)} {number(SIDE - left + 8)}) rotate(-60)"'
                 f' text-anchor="end" dy=".4em">{label}</text>'
             )
-        sizes = torch.bincount(row.inside.labels, minlength=classes).tolist()
+        sizes = torch.bincount(row.choices.labels, minlength=classes).tolist()
         for (true, taken), count in sorted(counts.items()):
             fraction, x, y = count / sizes[true], left + taken * step, true * step
             became = "right" if true == taken else f"taken for {self.name(taken)}"
@@ -163,7 +164,7 @@ class Classes:
         return figure(f"Confusion: {name}", content)
 
 
-def confused(answers: Answers) -> dict[tuple[int, int], int]:
+def confused(answers: JudgedClasses) -> dict[tuple[int, int], int]:
     """How many samples of a class got each answer: {(class, answer): count}, of those that occur."""
     pairs, counts = torch.stack([answers.labels, answers.predicted], dim=1).unique(
         dim=0, return_counts=True
@@ -183,7 +184,7 @@ def mistakes(counts: Mapping[tuple[int, int], int]) -> list[tuple[tuple[int, int
 
 def _recall(row: Answered) -> dict[int, float]:
     """The fraction of each class's samples that are answered rightly, of classes that have samples."""
-    labels, correct = row.inside.labels, row.inside.correct
+    labels, correct = row.choices.labels, row.choices.correct
     counts = torch.bincount(labels)
     right = torch.bincount(labels[correct], minlength=len(counts))
     return {at: right[at].item() / n for at, n in enumerate(counts.tolist()) if n}

@@ -56,7 +56,7 @@ class Examples:
 
 def examples_of(row: Answered, samples: Samples, names: Sequence[str]) -> tuple[Examples, ...]:
     """Of a model that answered for all samples that can be read, some of each kind."""
-    answered = len(row.inside.labels)
+    answered = len(row.choices.labels)
     places: Sequence[int] = range(len(samples))
     if answered < len(samples):
         places = [i for i in range(len(samples)) if _is_read(samples, i)]
@@ -70,7 +70,7 @@ def examples_of(row: Answered, samples: Samples, names: Sequence[str]) -> tuple[
 
 def _orders(row: Answered) -> dict[str, Tensor]:
     """Samples by how much they are worth a look, of each kind."""
-    confidence, wrong = row.inside.confidence, (~row.inside.correct).nonzero()[:, 0]
+    confidence, wrong = row.choices.confidence, (~row.choices.correct).nonzero()[:, 0]
     orders = {"surest mistakes": wrong[confidence[wrong].argsort(descending=True, stable=True)]}
     # By msp the most unfamiliar are the least sure.
     if row.scores and row.used != "msp":
@@ -81,7 +81,7 @@ def _orders(row: Answered) -> dict[str, Tensor]:
 
 
 def _example(row: Answered, i: int, samples: Samples, place: int, names: Sequence[str]) -> Example:
-    inside, called = row.inside, samples.name(place)
+    inside, called = row.choices, samples.name(place)
     truth, answer = (
         names[at] if at < len(names) else str(at)
         for at in (int(inside.labels[i]), int(inside.predicted[i]))

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
 from hydrasurgeon.decision.cascaded import Said, decided_in_steps
-from hydrasurgeon.decision.fitting import Outputs
-from hydrasurgeon.decision.problems import problem_of
-from hydrasurgeon.decision.state import Prediction, State, decide, rows_of, undecided
+from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
 
 
 class Engine(ABC):
@@ -39,6 +39,11 @@ class Engine(ABC):
     @abstractmethod
     def facts(self) -> Model:
         """What the model is: its problem, its classes and their names."""
+
+    @property
+    def problem(self) -> Problem:
+        """What its outputs mean."""
+        return problem_of(self.facts)
 
     @property
     @abstractmethod
@@ -77,15 +82,15 @@ class Engine(ABC):
                 )
             return decided_in_steps(state, state.record.cascade, parts)
         (whole,) = parts
-        logits = problem_of(self.facts).choices(whole.logits)
-        return undecided(logits) if state is None else decide(state, logits, whole.features)
+        if state is None:
+            return self.problem.predicted(whole.logits, None)
+        return decide(state, whole.logits, whole.features)
 
     def rows(
         self, answers: Prediction, begun: Sequence[dict[str, Any]], top: int
     ) -> list[dict[str, Any]]:
         """Answers as rows of `predict`, each continuing what is `begun`."""
-        facts = self.facts
-        return rows_of(answers, begun, names=facts.labels, top=top, problem=facts.problem)
+        return rows_of(answers, begun, names=self.facts.labels, top=top)
 
 
 @dataclass(frozen=True)

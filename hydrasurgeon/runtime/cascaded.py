@@ -17,11 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydrasurgeon.decision.cascaded import Said, gate_scores, lets
-from hydrasurgeon.decision.fitting import Outputs
-from hydrasurgeon.decision.problems import SINGLE, Problem, problem_of
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import Cascade
+from hydrasurgeon.problems import SINGLE, problem_of
+from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,15 +16,16 @@ from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.data import is_prepared, moved
 from hydrasurgeon.data.sources import in_memory
-from hydrasurgeon.decision.cascaded import Said, joined
-from hydrasurgeon.decision.printed import TOP, Answers, Decisions, Probabilities
-from hydrasurgeon.decision.problems import problem_of
-from hydrasurgeon.decision.state import Prediction, State
+from hydrasurgeon.decision.cascaded import Said
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import FITTED, Decision, stored_name
 from hydrasurgeon.files.manifest import HydraManifest, Model
 from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.problems import SINGLE, problem_of
+from hydrasurgeon.problems.base import Prediction, Problem, joined
+from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.runtime.answering import Answering, Engine
 from hydrasurgeon.runtime.cascaded import mean_probs, rows_in, said
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
@@ -55,13 +57,13 @@ class Classifier(LiveModel, Engine):
         return (f"{self.name}: its members run one after another, not side by side ({why})",)
 
     @overload
-    def predict(self, inputs: Prepared, *, cascade: bool | None = None) -> Probabilities: ...
+    def predict(self, inputs: Prepared, *, cascade: bool | None = None) -> Tensor: ...
     @overload
     def predict(
         self, inputs: Item | Sequence[Item] | Table, *, cascade: bool | None = None
     ) -> Answers: ...
     @torch.inference_mode()
-    def predict(self, inputs: Any, *, cascade: bool | None = None) -> Probabilities | Answers:
+    def predict(self, inputs: Any, *, cascade: bool | None = None) -> Tensor | Answers:
         """Answers to a text or picture, a list of them, a table, or the data at a path; by the decision
         state if there is one.
 
@@ -76,21 +78,17 @@ class Classifier(LiveModel, Engine):
         >>> answers[0]["set"]
         ['bag']
         """
-        model = self.manifest.model
         if is_prepared(inputs):
             parts = self.ask(inputs)
             if rows_in(inputs):
                 parts = self._parts(inputs, bool(cascade), None)
-            return Probabilities.of(
-                mean_probs(parts, problem_of(model)), parts, model.labels, model.problem
-            )
-        ids, answers = self._named(inputs, cascade)
-        return Answers(self.rows(answers, [{"id": each} for each in ids], TOP))
+            return mean_probs(parts, self.problem)
+        return self._named(inputs, cascade).rows
 
     @torch.inference_mode()
     def decide(
         self, inputs: Prepared | Item | Sequence[Item] | Table, *, cascade: bool | None = None
-    ) -> Decisions:
+    ) -> Prediction:
         """Answers, prediction sets, uncertainties and OOD scores, as tensors that print themselves.
 
         By the state's cascade, unless `cascade` is False.
@@ -103,13 +101,7 @@ class Classifier(LiveModel, Engine):
                 f"{self.name}: has no decision state",
                 hint="Run `hydrasurgeon calibrate` on it first.",
             )
-        ids, answers = self._named(inputs, cascade)
-        return Decisions(
-            **vars(answers),
-            ids=ids,
-            names=self.manifest.model.labels,
-            problem=self.manifest.model.problem,
-        )
+        return self._named(inputs, cascade)
 
     @torch.inference_mode()
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
@@ -135,10 +127,11 @@ class Classifier(LiveModel, Engine):
         rows = torch.arange(len(logits))
         return [Said(rows, tuple(range(logits.shape[1])), logits, features)]
 
-    def _named(self, inputs: Any, cascade: bool | None) -> tuple[Sequence[str | int], Prediction]:
-        """What samples are called, and the answers to them."""
+    def _named(self, inputs: Any, cascade: bool | None) -> Prediction:
+        """Answers, with what samples and classes are called."""
+        names = self.facts.labels
         if is_prepared(inputs):
-            return range(rows_in(inputs)), self.answered(inputs, cascade=cascade)
+            return replace(self.answered(inputs, cascade=cascade), names=names)
         need_classes(self.manifest, self.name)
         samples = in_memory(inputs, getattr(self.transform, "kind", "image"))
         ids = [samples.name(i) for i in range(len(samples))]
@@ -147,7 +140,8 @@ class Classifier(LiveModel, Engine):
             [self], samples, Run(), order=range(len(ids)), cascade=cascade, features=self.reads
         )
         answers = [self.decided(piece.parts, cascade) for piece in pieces]
-        return ids, joined(answers or [self.answered(torch.zeros(0))])
+        whole = joined(answers or [self.answered(torch.zeros(0))])
+        return replace(whole, ids=ids, names=names)
 
 
 def load(
@@ -267,15 +261,17 @@ def assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
 
 def state_in(checkpoint: Checkpoint) -> State | None:
     """The decision state that a checkpoint carries."""
-    record = checkpoint.manifest.decision
-    return None if record is None else state_of(record, checkpoint.tensors, checkpoint.path)
+    record, problem = checkpoint.manifest.decision, problem_of(checkpoint.manifest.model)
+    if record is None:
+        return None
+    return state_of(record, checkpoint.tensors, checkpoint.path, problem)
 
 
-def state_of(record: Decision, tensors: Tensors, path: Path) -> State:
+def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = SINGLE) -> State:
     """The state that a record and its tensors in a file are; they are finite."""
     ood = record.ood
     if ood.score not in FITTED:
-        return State(record)
+        return State(record, problem=problem)
 
     def read(name: str) -> torch.Tensor:
         return to_weights(tensors.read(name), "F32", name=name, path=path)
@@ -285,4 +281,4 @@ def state_of(record: Decision, tensors: Tensors, path: Path) -> State:
         {part: read(stored_name(member, part)) for part in parts}
         for member in range(len(ood.members))
     )
-    return State(record, EnsembleScore(ood.score, fits, ood.members))
+    return State(record, EnsembleScore(ood.score, fits, ood.members), problem)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hydrasurgeon.decision.printed import Decisions
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.decision_file import FORMAT, Header, read_decision_file
 from hydrasurgeon.files.manifest import HEADER_KEY, UNKNOWN, Step
 from hydrasurgeon.files.tensors import write_tensors
+from hydrasurgeon.problems.base import Prediction
 from hydrasurgeon.runtime.classifier import state_of
 from hydrasurgeon.runtime.tensors import plan_tensors
 
@@ -57,7 +57,7 @@ class Decision:
         with replacing(path) as (part,):
             write_tensors(part, plan_tensors(self.state.tensors()), header)
 
-    def decide(self, logits: Any, features: Any = None) -> Decisions:
+    def decide(self, logits: Any, features: Any = None) -> Prediction:
         """What it makes of logits, [sample, class] or [sample, member, class], and features,
         [sample, width] or [sample, member, width]; arrays or tensors.
         """
@@ -76,12 +76,8 @@ class Decision:
             raise DataError(f"{self.name}: {len(said)} rows of logits, {len(read)} of features")
         return self._decided(said, read)
 
-    def _decided(self, logits: Tensor, features: Tensor | None) -> Decisions:
-        return Decisions(
-            **vars(decide(self.state, logits, features)),
-            ids=range(len(logits)),
-            names=self.names,
-        )
+    def _decided(self, logits: Tensor, features: Tensor | None) -> Prediction:
+        return replace(decide(self.state, logits, features), names=self.names)
 
     def _checked(self, what: str, values: Any, width: int) -> Tensor:
         """As decisions are taken: float32 on the CPU, [sample, member, width], finite."""

@@ -24,14 +24,11 @@ from torch.overrides import TorchFunctionMode
 
 from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.data.texts import IDS
-from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckFailed, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
-from hydrasurgeon.statistics.probabilities import yes_or_no
-from hydrasurgeon.statistics.temperature import uncertainties
 
 OUTPUTS = ("logits", "probs")
 """Names of what an exported model gives."""
@@ -81,7 +78,7 @@ class _Graph(nn.Module):
     def answers(self, inputs: Any) -> tuple[Tensor, ...]:
         logits, features = logits_and_features(self._read, self._logits, inputs)
         if self.model.state is None:
-            return logits, problem_of(self.model.manifest.model).probs(logits).mean(dim=1)
+            return logits, self.model.problem.probs(logits).mean(dim=1)
         return logits, *decided(self.model.state, logits, features)
 
     def _logits(self, inputs: Any) -> Tensor:
@@ -110,10 +107,10 @@ def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tens
     float64.
     """
     with ExactNumbers():
-        record, logits = state.record, yes_or_no(logits)
-        total, _ = uncertainties(logits, record.temperature, record.joint, record.bias)
+        uncertainty = state.problem.uncertainty(logits, state.problem.constants(state.record))
         score = state.ood_score(logits, features)
-        return state.probs(logits).float(), total.float(), score, score > record.ood.threshold
+        unfamiliar = score > state.record.ood.threshold
+        return state.answers(logits).float(), uncertainty.float(), score, unfamiliar
 
 
 class ExactNumbers(TorchFunctionMode):

@@ -105,7 +105,7 @@ def in_torch(model: Classifier) -> Answer:
         if model.state is None:
             return model.predict(inputs), None
         decided = model.decide(inputs, cascade=False)
-        return decided.probs, decided.ood_score
+        return decided.probabilities, decided.ood_score
 
     return answer
 

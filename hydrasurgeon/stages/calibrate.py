@@ -19,7 +19,7 @@ from hydrasurgeon.checkpoints.class_names import (
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
-from hydrasurgeon.files.decided import FITTED, OF_LABELS, ZERO_SHOT, Decision
+from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.measuring.sets import apart
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.fitting import Outputs
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.measuring.cascades.fit import MacsOf
+    from hydrasurgeon.problems.base import Outputs
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.runtime.features import Linear
     from hydrasurgeon.statistics.scores.evidence import Evidence
@@ -70,6 +70,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))
     from hydrasurgeon.decision.fitting import check_count
+    from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.tensors import plan_tensors
 
     checkpoint, _ = arguments.needed()
@@ -77,7 +78,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         open_checkpoint(checkpoint, arch=arguments.arch), arguments, arguments.data
     )
     need_classes(source.manifest, source.path)
-    _check_labels(arguments, source)
+    problem_of(source.manifest.model).check(arguments, source.name)
     _check_score(
         arguments,
         source.name,
@@ -189,33 +190,6 @@ def _few_classes(arguments: CalibrateOptions, classes: int) -> str | None:
     )
 
 
-def _check_labels(arguments: CalibrateOptions, source: Checkpoint) -> None:
-    """Refuse what many labels have no meaning for."""
-    if source.manifest.model.problem != "multi_label":
-        return
-    wrong = next(
-        (
-            flag
-            for flag, unfit in (
-                ("--risk", arguments.risk is not None),
-                (f"--conformal {arguments.conformal}", arguments.conformal != "lac"),
-                ("--fit-data", arguments.fit_data is not None),
-                (
-                    f"--ood-score {arguments.ood_score}",
-                    arguments.ood_score not in ("auto", *OF_LABELS),
-                ),
-            )
-            if unfit
-        ),
-        None,
-    )
-    if wrong is not None:
-        hint = f"Its sets miss few labels by --coverage; OOD scores are {', '.join(OF_LABELS)}."
-        raise UsageError(
-            f"{wrong}: is not for a model with many labels, as {source.name} is", hint=hint
-        )
-
-
 def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named: bool) -> None:
     """Some scores, and cascades, mean nothing for some models."""
     from hydrasurgeon.statistics.scores.fitted import check_score
@@ -268,21 +242,20 @@ def _fit(
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.corruptions import Perturbed
     from hydrasurgeon.decision.cascaded import with_seen
-    from hydrasurgeon.decision.fitting import Chooser, fit_label_state, fit_state, too_few_ood
-    from hydrasurgeon.decision.problems import problem_of
+    from hydrasurgeon.decision.fitting import Chooser, fit_state, too_few_ood
     from hydrasurgeon.measuring.cascades.fit import CascadeFit
+    from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
-    features = (auto and problem.name != "multi_label") or arguments.ood_score in FITTED
+    features = (auto and problem.fits) or arguments.ood_score in FITTED
 
     def outputs(samples: Samples) -> Outputs:
-        return collected([model], samples, arguments, features=features, skipped=skipped).decisions(
-            problem
-        )
+        read = collected([model], samples, arguments, features=features, skipped=skipped)
+        return problem.outputs(read)
 
     (validation,) = sets["--data"]
     foreign: list[Outputs] = []
@@ -300,22 +273,18 @@ def _fit(
     if features and sets["--fit-data"]:
         evidence = _gathered(model, linear, sets["--fit-data"][0], arguments, skipped)
     score = arguments.ood_score
-    if problem.name == "multi_label":
-        state, notes = fit_label_state(
-            val, promise=arguments, score=score, foreign=foreign, chosen_by=chosen_by
-        )
-    else:
-        state, notes = fit_state(
-            val,
-            promise=arguments,
-            score=score,
-            classifiers=linear,
-            evidence=evidence,
-            foreign=foreign,
-            leaves_out=() if opened.family.named_classes else ZERO_SHOT,
-            chosen_by=chosen_by,
-            seed=arguments.seed,
-        )
+    state, notes = fit_state(
+        val,
+        promise=arguments,
+        score=score,
+        classifiers=linear,
+        evidence=evidence,
+        foreign=foreign,
+        leaves_out=() if opened.family.named_classes else ZERO_SHOT,
+        problem=problem,
+        chosen_by=chosen_by,
+        seed=arguments.seed,
+    )
     if arguments.cascade:
         costs = _costs(model, validation, arguments)
         cascade, more = CascadeFit(state, val, foreign, costs, seed=arguments.seed).record(
@@ -325,7 +294,7 @@ def _fit(
             replace(state, record=state.record.model_copy(update={"cascade": cascade})),
             (*notes, *more),
         )
-        state = state if state.record.seen is None else with_seen(state, val.logits, val.features)
+        state = with_seen(state, val.logits, val.features)
     return state, (*filter(None, few_ood), *notes)
 
 
@@ -361,14 +330,13 @@ def _gathered(
     skipped: list[str],
 ) -> list[Evidence]:
     """What OOD scores are fitted on, in one pass: features are not kept."""
-    from hydrasurgeon.decision.problems import problem_of
     from hydrasurgeon.runtime.answering import Answering
     from hydrasurgeon.statistics.scores.evidence import Gathering
 
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
     answering = Answering([model], samples, arguments, features=True)
     for piece in answering:
-        outputs = piece.outputs.decisions(problem_of(model.manifest.model))
+        outputs = model.problem.outputs(piece.outputs)
         assert outputs.features is not None
         assert outputs.labels is not None
         for member, gathering in enumerate(gatherings):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.data.corruptions import Corrupted
 from hydrasurgeon.decision.fitting import FEWEST_OOD
-from hydrasurgeon.decision.problems import Problem, problem_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.decided import Decision
@@ -54,9 +53,9 @@ from hydrasurgeon.measuring.sets import (
     uses_of,
 )
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.statistics.probabilities import mean_probs
+from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
-from hydrasurgeon.statistics.temperature import fit_temperature
 from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 
 if TYPE_CHECKING:
@@ -191,8 +190,7 @@ class _Table:
     def _fitted_temperature(self, models: Sequence[Any], problem: Problem) -> float:
         """The one that suits the validation set."""
         logits, labels = self.how.logits(models, self.sets.val)
-        probs = mean_probs(problem.rows(logits))
-        return fit_temperature(probs, problem.truth(labels).flatten())
+        return problem.temperature(logits, labels)
 
     def _on(
         self, data: Further, numbers: Sequence[int], models: Sequence[Any], reading: Reading

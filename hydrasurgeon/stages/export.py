@@ -94,14 +94,10 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
             f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."
         )
     opened.digests()
-    from hydrasurgeon.decision.problems import need_single
+    from hydrasurgeon.problems import problem_of
 
     if arguments.check is not None:
-        need_single(opened.manifest.model, "--check", opened.name)
-    if opened.manifest.decision is not None:
-        need_single(
-            opened.manifest.model, "a decision state in a graph", opened.name, but=("one_logit",)
-        )
+        problem_of(opened.manifest.model).need("--check", opened.name)
     if arguments.aot:
         from hydrasurgeon.sharing.pt2 import check_compiler
 
@@ -152,12 +148,11 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
     paths = [real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest")]
     claim(*paths, option="-o", force=arguments.force, inputs=arguments.sources)
     opened.digests()
-    from hydrasurgeon.decision.problems import need_single
+    from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing.onnx import OPSET, two_graphs
 
-    need_single(opened.manifest.model, "a cascade in graphs", opened.name, but=("one_logit",))
-
+    problem_of(opened.manifest.model).need("a cascade in graphs", opened.name)
     made = two_graphs(as_classifier(opened, device="cpu"))
     with replacing(*paths) as parts:
         for part, graph in zip(parts, made, strict=True):

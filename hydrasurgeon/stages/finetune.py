@@ -389,7 +389,7 @@ def _learning(
     material: _Material, arguments: FinetuneOptions, perturb: Perturbation, *, labelled: bool
 ) -> Learning:
     """The loss on labels and by teachers."""
-    from hydrasurgeon.decision.problems import problem_of
+    from hydrasurgeon.problems import problem_of
     from hydrasurgeon.tuning.learning import Learning, positive_weight
 
     # Where no sample has a label, all that is learnt is the teachers'.
@@ -411,7 +411,7 @@ def _training(
     """Batches, what moves, and the loss."""
     from hydrasurgeon.data import Batches
     from hydrasurgeon.data.samples import Joined
-    from hydrasurgeon.decision.problems import problem_of
+    from hydrasurgeon.problems import problem_of
     from hydrasurgeon.tuning.contrastive import Contrast
     from hydrasurgeon.tuning.learning import perturbation
     from hydrasurgeon.tuning.loop import Training, epoch_order

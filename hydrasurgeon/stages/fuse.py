@@ -337,7 +337,7 @@ def fusable(opened: Sequence[Single]) -> None:
 
 def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Run) -> Agreement:
     """The members one by one and the hydra, over the same samples."""
-    from hydrasurgeon.decision.problems import problem_of
+    from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import logits_of
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.statistics.metrics import accuracy, member_probs

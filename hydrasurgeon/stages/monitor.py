@@ -4,10 +4,10 @@ saw.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,9 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import MonitorOptions
 
 if TYPE_CHECKING:
+    from hydrasurgeon.files.decided import Decision
     from hydrasurgeon.measuring.drift import Drift
+    from hydrasurgeon.problems.base import Problem
 
 ROUNDING = 1e-3
 """By how much a total uncertainty may exceed the largest there is, ln(classes)."""
@@ -72,15 +74,12 @@ def monitor(arguments: MonitorOptions) -> Monitored:
             f"--against {opened.name}: has no decision state",
             hint="Give the checkpoint that `calibrate` wrote.",
         )
-    from hydrasurgeon.decision.problems import need_single
-    from hydrasurgeon.decision.state import YES_NO
     from hydrasurgeon.measuring.drift import drift_of
+    from hydrasurgeon.problems import problem_of
 
-    need_single(model, "monitor", opened.name, but=("one_logit",))
-    labels: list[str | int] = [
-        *(YES_NO if model.problem == "one_logit" else model.labels or range(model.num_classes))
-    ]
-    answers, errors = counted(Path(arguments.answers), labels)
+    problem = problem_of(model)
+    labels = problem.classes(model, decision)
+    answers, errors = counted(Path(arguments.answers), labels, problem, decision)
     drift = drift_of(answers, decision, labels, alpha=arguments.alpha)
     unread = (
         f"{errors} rows could not be read when they were answered, and are not compared"
@@ -104,19 +103,20 @@ def monitor(arguments: MonitorOptions) -> Monitored:
     return Monitored(place, opened.name, drift, notes)
 
 
-def counted(path: Path, labels: Sequence[str | int]) -> tuple[Seen, int]:
+def counted(
+    path: Path, labels: Sequence[str | int], problem: Problem, decision: Decision
+) -> tuple[Seen, int]:
     """The counts of a file of answers, and how many of its rows are errors."""
     predicted, answers, uncertainty, errors = [0] * len(labels), Counter[str](), 0.0, 0
     index = {str(label): at for at, label in enumerate(labels)}
     # CSV holds names that a spreadsheet would run as a formula in another form.
     index = {harmless(label): at for label, at in index.items()} | index
-    # No distribution over the classes is less certain than the uniform one.
-    most = math.log(len(labels)) + ROUNDING
+    most = problem.least_sure(len(labels)) + ROUNDING
     for where, row in read_rows(path):
         if isinstance(row, dict) and row.get("error"):
             errors += 1
             continue
-        answer = _answer(row, where, most)
+        answer = _answer(row, where, most, partial(problem.counted, decision))
         if answer.label not in index:
             raise DataError(
                 f"{where}: {visible(answer.label)[:80]} is no class of the checkpoint", hint=HINT
@@ -144,16 +144,14 @@ class _Answer(NamedTuple):
     total: float
 
 
-def _answer(row: Any, where: str, most: float) -> _Answer:
+def _answer(
+    row: Any, where: str, most: float, counted: Callable[[Any], tuple[str, float]]
+) -> _Answer:
     """What a row says, whatever kind of file it stands in."""
     try:
-        if "logit" in row and row["logit"] not in (None, ""):
-            label = "yes" if float(row["logit"]) > 0 else "no"
-        else:
-            label = str(row["label"])
+        label, total = counted(row)
         unfamiliar = UNFAMILIAR[row["unfamiliar"]]
-        total = float(row["total"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT) from error
     if not 0 <= total <= most:
         raise DataError(f"{where}: a total uncertainty of {total:g}", hint=DAMAGED)

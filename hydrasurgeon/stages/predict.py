@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.decision.columns import columns_of, kinds_of, spread, without_state
-from hydrasurgeon.decision.printed import Answers
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file
 from hydrasurgeon.files.rows import line, writing
 from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
+from hydrasurgeon.problems.columns import columns_of, spread, without_state
+from hydrasurgeon.problems.printed import Answers
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -149,7 +149,7 @@ class _Model:
         )
         keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
         # The name of an answer's own field is taken: what the data calls so is told apart.
-        own = kinds_of(self.model.facts.problem)
+        own = ("id", *self.model.problem.columns)
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
         self.samples = None if data == "-" else _samples(data, arguments, keep)
@@ -164,7 +164,7 @@ class _Model:
             return
         places = _shard(self.arguments.shard, len(self.samples), self.batch)
         groups = self.samples.groups
-        if groups is not None and self.model.facts.problem == "one_logit":
+        if groups is not None and self.model.problem.ranks:
             yield self._ranked(self.samples, groups, places)
         else:
             yield from self._over(self.samples, places, self.arguments)
@@ -240,7 +240,7 @@ class _Model:
         """The columns of a table, and what they hold."""
         facts, skip_bad = self.model.facts, self.arguments.skip_bad
         top = min(self.arguments.top, facts.num_classes) if spread_out else None
-        return columns_of(facts.problem, kept=self.kept, top=top, errors=skip_bad)
+        return columns_of(self.model.problem, kept=self.kept, top=top, errors=skip_bad)
 
 
 class _Predictions:
@@ -271,7 +271,7 @@ class _Predictions:
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the predictions."""
-        from hydrasurgeon.decision.state import rows_of
+        from hydrasurgeon.problems.base import rows_of
 
         for start in range(0, len(self.outputs.logits), ROWS):
             some = self.outputs.at(slice(start, start + ROWS))
@@ -282,7 +282,7 @@ class _Predictions:
     def columns(self, *, spread_out: bool) -> dict[str, str]:
         """The columns of a table, and what they hold."""
         top = min(self.top, self.decision.classes) if spread_out else None
-        return columns_of("single_label", top=top)
+        return columns_of(self.decision.state.problem, top=top)
 
 
 def _shard(shard: str | None, count: int, batch: int) -> range:

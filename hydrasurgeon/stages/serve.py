@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.decision.columns import columns_of, without_state
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.files.rows import Appended
@@ -21,6 +20,7 @@ from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import check_cascades, kind_read
 from hydrasurgeon.options.base import PathLike, stage
 from hydrasurgeon.options.deciding import ServeOptions
+from hydrasurgeon.problems.columns import columns_of, without_state
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -117,7 +117,7 @@ def _app(
     most = MOST_BYTES[getattr(model.transform, "kind", "image")]
     if arguments.max_body is not None:
         most = arguments.max_body * MEGABYTE
-    columns = columns_of(model.facts.problem)
+    columns = columns_of(model.problem)
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
     return app_of(

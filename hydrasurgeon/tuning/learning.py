@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import kl_div
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Batch, moved
 from hydrasurgeon.data.samples import UNLABELLED
-from hydrasurgeon.decision.problems import SINGLE, Problem, known
 from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.problems import SINGLE, problem_of
+from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.processes import own_device
 
@@ -132,7 +132,7 @@ class Learning:
         logits = logits.float()
         loss = logits.new_zeros(())
         for some, part in mixed:
-            labelled = known(some)
+            labelled = self.problem.known(some)
             if self.alpha < 1 and bool(labelled.any()):
                 weight = None if self.weight is None else self.weight.to(logits.device)
                 each = self.problem.losses(
@@ -140,21 +140,14 @@ class Learning:
                 )
                 loss = loss + (1 - self.alpha) * part * each.mean()
         if self.teachers:
-            answered = self.problem.choices(logits / self.temperature).log_softmax(dim=-1)
-            divergence = kl_div(answered, self._taught(inputs, index), reduction="none").sum(dim=-1)
-            # The mean over samples and, as the labels' loss, over many labels.
-            loss = loss + self.alpha * self.temperature**2 * divergence.mean()
+            with torch.no_grad():
+                teachers = [
+                    teacher.logits[index] if isinstance(teacher, Answers) else teacher(inputs)
+                    for teacher in self.teachers
+                ]
+            towards = self.problem.distilled(logits, teachers, self.temperature)
+            loss = loss + self.alpha * towards
         return loss
-
-    @torch.no_grad()
-    def _taught(self, inputs: Any, index: Tensor) -> Tensor:
-        """The mean of all teachers' members, for samples of these places."""
-        each = [t.logits[index] if isinstance(t, Answers) else t(inputs) for t in self.teachers]
-        device = next(
-            iter(inputs.values()) if isinstance(inputs, Mapping) else iter([inputs])
-        ).device
-        warmed = (self.problem.choices(x.to(device).float() / self.temperature) for x in each)
-        return torch.cat([x.softmax(dim=-1) for x in warmed], dim=1).mean(dim=1)
 
 
 def perturbation(recipe: Recipe, transform: Any) -> Perturbation:
@@ -181,7 +174,7 @@ def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
         return None
     each = weight if isinstance(weight, tuple) else (weight,) * model.num_classes
     if (
-        model.problem == "single_label"
+        not problem_of(model).weighs
         or len(each) != model.num_classes
         or not all(0 < one < inf for one in each)
     ):

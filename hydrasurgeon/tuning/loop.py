@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hydrasurgeon.data import Batch, Batches, moved
-from hydrasurgeon.decision.problems import SINGLE, Problem
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.processes import is_launched
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.problems import SINGLE
+from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.tuning.copies import Copies
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingPosition, TrainingState
@@ -243,21 +244,17 @@ class _Loop:
         self.model.eval()
         problem = self.training.problem
         device = self.accelerator.device
-        right, loss, rows = 0.0, 0.0, 0
+        sums, rows = dict[str, float](), 0
         for batch in self.training.validation:
             assert batch.labels is not None
             labels = batch.labels.to(device)
             logits = self.model(moved(batch.inputs, device)).float()
-            log_probs = problem.choices(logits).log_softmax(dim=-1)
-            if logits.dim() == 3:  # the mean of members
-                log_probs = log_probs.logsumexp(dim=1) - math.log(log_probs.shape[1])
-            each_right, each_loss = problem.judged(log_probs, labels)
-            right += float(each_right.sum())
-            loss += float(each_loss.sum())
+            for name, values in problem.validated(logits, labels).items():
+                sums[name] = sums.get(name, 0.0) + float(values.sum())
             rows += len(labels)
-        measured = [right / rows, loss / rows]
+        measured = [total / rows for total in sums.values()]
         broadcast_object_list(measured)
-        return dict(zip(("val_accuracy", "val_nll"), measured, strict=True))
+        return dict(zip((f"val_{name}" for name in sums), measured, strict=True))
 
 
 def _steps(training: Training, accelerator: Any) -> tuple[int, int]:

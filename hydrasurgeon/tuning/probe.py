@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from hydrasurgeon.data import Batches, moved
 from hydrasurgeon.data.samples import UNLABELLED, Samples
-from hydrasurgeon.decision.problems import SINGLE, known, problem_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.problems import SINGLE, problem_of
 from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures, last_layers
 from hydrasurgeon.runtime.processes import own_device
@@ -104,7 +104,7 @@ def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "r
     features_of, features, labels = WithFeatures(model), list[Tensor](), list[Tensor]()
     for batch in fed(batches, run.but(progress=None), module=model):
         assert batch.labels is not None
-        labelled = known(batch.labels)
+        labelled = problem_of(model.manifest.model).known(batch.labels)
         rows = features_of(batch.inputs)[1][:, 0].cpu()
         features.append(rows[labelled].double())
         labels.append(batch.labels[labelled])

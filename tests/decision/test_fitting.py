@@ -7,10 +7,11 @@ import torch
 from promised import promise
 from torch import Tensor
 
-from hydrasurgeon.decision.fitting import Outputs, fit_state, halves
+from hydrasurgeon.decision.fitting import fit_state, halves
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Joint
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.probabilities import mean_probs
 from hydrasurgeon.statistics.scores.evidence import Gathering
 from hydrasurgeon.statistics.temperature import (
@@ -143,7 +144,7 @@ def test_the_promises_hold_on_fresh_data(world: World) -> None:
     found = decide(state, fresh.logits, None)
     covered = found.sets.gather(1, fresh.labels[:, None]).double().mean()
     assert float(covered) == pytest.approx(0.9, abs=0.02)
-    wrong = (found.label != fresh.labels)[~found.abstain].double().mean()
+    wrong = (found.labels != fresh.labels)[~found.abstain].double().mean()
     assert float(wrong) <= 0.1
     assert 0 < found.abstain.double().mean() < 1
     losses = state.record.nll
@@ -157,10 +158,10 @@ def test_what_is_decided_follows_from_the_state(world: World) -> None:
     some = world.inside(50)
     found = decide(state, some.logits, some.features)
     p = calibrated(some.logits, state.record.temperature, state.record.joint)
-    torch.testing.assert_close(found.probs, p)
-    assert torch.equal(found.label, p.argmax(dim=1))
+    torch.testing.assert_close(found.probabilities, p)
+    assert torch.equal(found.labels, p.argmax(dim=1))
     torch.testing.assert_close(found.total, found.aleatoric + found.epistemic)
-    for i, answer in enumerate(found.answers()):
+    for i, answer in enumerate(found.answer):
         expected: str | int = int(p[i].argmax())
         assert state.record.abstain is not None
         if float(p[i].max()) < state.record.abstain.threshold:

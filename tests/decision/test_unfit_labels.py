@@ -12,16 +12,16 @@ from safetensors.numpy import save_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.decision import fitting
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.problems import unfit
 
-CHECKS = {name: getattr(fitting, name) for name in ("check_fit", "check_order")}
+CHECKS = {name: getattr(unfit, name) for name in ("check_fit", "check_order")}
 
 
 @pytest.fixture(autouse=True)
 def _labels_must_fit(_labels_need_not_fit: Iterator[None], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, check in CHECKS.items():
-        monkeypatch.setattr(fitting, name, check)
+        monkeypatch.setattr(unfit, name, check)
 
 
 def predictions(folder: Path, labels: np.ndarray, logits: np.ndarray, name: str = "val") -> Path:

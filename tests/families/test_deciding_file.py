@@ -56,9 +56,9 @@ def test_every_score_is_that_of_the_package(
     answer, right = decides(logits, features), decide(state, logits, features)
     assert torch.equal(answer["ood_score"], right.ood_score.float())
     assert torch.equal(answer["unfamiliar"], right.unfamiliar)
-    assert torch.equal(answer["probabilities"], right.probs.float())
+    assert torch.equal(answer["probabilities"], right.probabilities.float())
     torch.testing.assert_close(
-        answer["logits"].softmax(-1), right.probs.float(), rtol=1e-5, atol=1e-7
+        answer["logits"].softmax(-1), right.probabilities.float(), rtol=1e-5, atol=1e-7
     )
     assert torch.equal(answer["uncertainty"], right.total.float())
 
@@ -91,8 +91,10 @@ def check(folder: Path, family: Family) -> None:
         answer = model(**inputs) if family.is_text else model(inputs)
     ours = hs.load(folder, device="cpu")
     right = ours.decide(inputs)
-    torch.testing.assert_close(answer.probabilities, right.probs.float(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(answer.logits.softmax(-1), right.probs.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(answer.probabilities, right.probabilities.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        answer.logits.softmax(-1), right.probabilities.float(), rtol=0, atol=1e-5
+    )
     torch.testing.assert_close(answer.uncertainty, right.total.float(), rtol=0, atol=1e-5)
     torch.testing.assert_close(answer.ood_score, right.ood_score.float(), rtol=1e-4, atol=1e-4)
     assert ours.state is not None
@@ -159,7 +161,7 @@ def test_a_pipeline_gives_calibrated_probabilities(tmp_path: Path) -> None:
     found = torch.tensor([[row["score"] for row in rows] for rows in by_label])
     model = hs.load(folder, device="cpu")
     right = model.decide(model.transform.collate(texts))
-    torch.testing.assert_close(found, right.probs.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, right.probabilities.float(), rtol=0, atol=1e-5)
     plain = model.predict(model.transform.collate(texts))
     assert (found - plain).abs().max() > 1e-3  # calibration changes something here
 
@@ -207,7 +209,7 @@ def test_a_pipeline_in_a_process_without_us(name: str, kind: str, tmp_path: Path
 
         inputs = model.transform(Image.fromarray(pixels))[None]
     right = model.decide(inputs)
-    np.testing.assert_allclose(probs, right.probs[0].numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(probs, right.probabilities[0].numpy(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(score, right.ood_score[0].numpy(), rtol=1e-3, atol=1e-3)
     assert flag == right.unfamiliar.item()
 

@@ -15,13 +15,13 @@ from tiny_members import KEPTS, logits, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.decision.problems import problem_of
 from hydrasurgeon.errors import CheckpointError, Disagreement, UsageError
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.hf_clip.both_towers import read_towers, weights
 from hydrasurgeon.families.hf_clip.zero_shot import HFZeroShot
 from hydrasurgeon.families.hf_clip.zero_shot_modules import canonical
 from hydrasurgeon.families.weights import shapes_of
+from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.tuning.contrastive import contrast
 

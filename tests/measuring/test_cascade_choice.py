@@ -7,11 +7,12 @@ import torch
 from promised import promise
 
 from hydrasurgeon.decision.cascaded import in_steps
-from hydrasurgeon.decision.fitting import Outputs, fit_state
+from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, intervals
 from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, answers_of
 from hydrasurgeon.measuring.cost import StepMacs
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.conformal import prediction_sets
 from hydrasurgeon.statistics.metrics import auroc, fpr95
 
@@ -183,7 +184,7 @@ def test_promises_hold_on_fresh_data(differing: CascadeFit) -> None:
     # The drops that were recorded are those of other fresh data, as far as chance allows.
     _, going = in_steps(fit.state, cascade, fresh.logits, None)
     assert float(going.double().mean()) == pytest.approx(record.shares[1], abs=0.05)
-    full = fit.state.probs(fresh.logits).argmax(dim=-1) == fresh.labels
+    full = fit.state.answers(fresh.logits).argmax(dim=-1) == fresh.labels
     drop = 100 * float(full.double().mean() - (label == fresh.labels).double().mean())
     assert record.drops["accuracy"].low - 1 < drop < record.drops["accuracy"].high + 1
 

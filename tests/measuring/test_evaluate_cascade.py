@@ -70,10 +70,10 @@ def test_the_cascades_row(folder: Path) -> None:
     for row, how in ((part, True), (whole, False)):
         found, batch = decided(model, test, cascade=how)
         outside, _ = decided(model, noise, cascade=how)
-        right = (found.label == batch.labels).double().mean()
+        right = (found.labels == batch.labels).double().mean()
         assert row.id.accuracy == pytest.approx(float(right))
         assert row.shift[0].accuracy == pytest.approx(float(right))
-        nll = -found.probs.gather(1, batch.labels[:, None]).log().mean()
+        nll = -found.probabilities.gather(1, batch.labels[:, None]).log().mean()
         assert row.id.nll == pytest.approx(float(nll), abs=1e-5)
         assert row.ood[0].auroc == pytest.approx(
             auroc(found.ood_score, outside.ood_score), abs=2e-3

@@ -50,14 +50,14 @@ def test_the_state_is_in_use(ready: Path) -> None:
         decided.append(model.decide(batch.inputs))
     inside, outside = decided
     labels = torch.from_numpy(open_data(data).labels)
-    assert found.id.nll == pytest.approx(metrics.nll(inside.probs, labels), rel=1e-5)
+    assert found.id.nll == pytest.approx(metrics.nll(inside.probabilities, labels), rel=1e-5)
     assert found.id.coverage == pytest.approx(
         float(inside.sets.gather(1, labels[:, None]).double().mean()), abs=0.03
     )
     assert found.id.set_size == pytest.approx(
         float(inside.sets.sum(dim=-1).double().mean()), abs=0.03
     )
-    right = inside.label == labels
+    right = inside.labels == labels
     area = float(torch.trapezoid(metrics.risks(inside.probability, right))) / (len(right) - 1)
     assert found.id.aurc == pytest.approx(area, rel=1e-4)
     assert found.id.smece == pytest.approx(smooth_ece(inside.probability, right), abs=1e-4)

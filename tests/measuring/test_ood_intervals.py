@@ -13,12 +13,13 @@ from safetensors.torch import save_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.measuring.answers import Reading, answered
-from hydrasurgeon.measuring.bootstrap import Ranked, bootstrap, ood_intervals
+from hydrasurgeon.measuring.bootstrap import ood_intervals
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.measuring.rows import row_of
 from hydrasurgeon.report.columns import tables
 from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.bootstrap import Ranked, bootstrap
 
 NAMES = ("auroc", "fpr95", "aupr", "aupr_id")
 

@@ -19,7 +19,8 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring.answers import Answered, Answers
+from hydrasurgeon.measuring.answers import Answered
+from hydrasurgeon.problems.classes import JudgedClasses
 from hydrasurgeon.report.examples import EACH, EXACT, LETTERS, SIDE, examples_of, thumbnail
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)> &amp; \u202e"
@@ -30,7 +31,16 @@ def row(
 ) -> Answered:
     nothing = torch.zeros(len(labels))
     truth, answer = torch.tensor(labels), torch.tensor(predicted)
-    inside = Answers(truth, confidence, answer, answer == truth, nothing, nothing, nothing, nothing)
+    inside = JudgedClasses(
+        labels=truth,
+        confidence=confidence,
+        predicted=answer,
+        correct=answer == truth,
+        brier=nothing,
+        nll=nothing,
+        mutual_information=nothing,
+        disagreement=nothing,
+    )
     return Answered(
         inside,
         {} if scores is None else {"maha++": scores},

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
-from hydrasurgeon.measuring.bootstrap import REPEATS, Difference, compared, is_paired
+from hydrasurgeon.measuring.bootstrap import Difference, compared, is_paired
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.bootstrap import REPEATS
 
 
 def predictions(sharpness: float, *, noise: int = 0, rows: int = 300) -> Predictions:

@@ -14,13 +14,14 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from hydrasurgeon.measuring import bootstrap as bootstrapping
 from hydrasurgeon.measuring import rows
-from hydrasurgeon.measuring.answers import Answers, Reading
+from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.answers import answers as made_answers
-from hydrasurgeon.measuring.bootstrap import Selective, bootstrap
 from hydrasurgeon.measuring.results import IdResult
+from hydrasurgeon.problems import classes
+from hydrasurgeon.statistics import bootstrap as bootstrapping
 from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.bootstrap import Promises, Selective, bootstrap
 from hydrasurgeon.statistics.metrics import smooth_ece
 
 with warnings.catch_warnings():
@@ -50,7 +51,7 @@ def measured(
     """Of each resample; of all answers, without any."""
     promised = torch.rand(len(sure), generator=torch.Generator().manual_seed(7))
     inside = SimpleNamespace(confidence=sure, correct=right, promised=promised, kept=right.double())
-    values = Selective(cast("Answers", inside)).metrics(
+    values = Selective(cast("Promises", inside)).metrics(
         torch.arange(len(sure))[None] if rows is None else rows
     )
     each = zip(*values.values(), strict=True)
@@ -188,6 +189,6 @@ def test_intervals_that_are_given_hold_the_truth(monkeypatch: pytest.MonkeyPatch
     assert all(count >= 47 for count in held.values()), held
     few = drawn(100, 0, 0.9)
     assert few.cov5 is not None
-    assert few.cov5 * 100 < rows.FEWEST_SURE
+    assert few.cov5 * 100 < classes.FEWEST_SURE
     assert few.ci is not None
     assert "cov5" not in few.ci

@@ -18,12 +18,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.decision.problems import PROBLEMS
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.heads import Head, all_heads
 from hydrasurgeon.probing.curvature import Weights, curvature, loss_of, means_by_head
 from hydrasurgeon.probing.report import ProbeReport
 from hydrasurgeon.probing.separation import Moments, distances, head_moments, plane
+from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.runtime.classifier import live_module
 
 MAKE = Callable[..., Path]

@@ -156,7 +156,7 @@ def test_a_gate_that_lets_everything_through_is_the_hydra(tuned: bool, tmp_path:
         torch.testing.assert_close(model.predict(inputs, cascade=True), full, rtol=0, atol=1e-6)
         found, plain = model.decide(inputs), model.decide(inputs, cascade=False)
         assert found.members_run.tolist() == [3] * ROWS
-        torch.testing.assert_close(found.probs, plain.probs, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.probabilities, plain.probabilities, rtol=0, atol=1e-6)
     model.state = state(Gate(score="msp", low=2.0))
     assert model.decide(inputs).members_run.tolist() == [1] * ROWS
     torch.testing.assert_close(
@@ -182,7 +182,7 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
         else:  # temperature acts behind the average
             each = (logits / 1.7).softmax(-1)
             mean = (logits.softmax(-1).mean(0).log() / 1.7).softmax(-1)
-        torch.testing.assert_close(found.probs[at], mean, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.probabilities[at], mean, rtol=0, atol=1e-6)
         total = float(torch.special.entr(each.mean(0)).sum())
         aleatoric = float(torch.special.entr(each).sum(-1).mean())
         assert math.isclose(float(found.total[at]), total, abs_tol=1e-5)
@@ -190,7 +190,7 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
         score_of = 1 - float(logits.softmax(-1).mean(0).max())
         assert math.isclose(float(found.ood_score[at]), score_of, abs_tol=1e-6)
         assert bool(found.unfamiliar[at]) == (score_of > 0.31)
-        assert found.sets[at].tolist() == (1 - found.probs[at] <= 0.55 + 1e-12).tolist()
+        assert found.sets[at].tolist() == (1 - found.probabilities[at] <= 0.55 + 1e-12).tolist()
     # Without the cascade the hydra's own thresholds hold.
     plain = model.decide(inputs, cascade=False)
     assert plain.members_run.tolist() == [3] * ROWS
@@ -245,7 +245,7 @@ def test_no_rows_are_answered_nothing(tmp_path: Path) -> None:
     assert model.predict(nothing, cascade=True).shape == (0, 3)
     for cascade in (None, False):
         found = model.decide(nothing, cascade=cascade)
-        assert found.answers() == []
+        assert found.answer == []
         assert found.members_run.shape == (0,)
 
 

@@ -11,8 +11,9 @@ from peak import Peak
 from promised import promise
 
 from hydrasurgeon.data.samples import Arrays
-from hydrasurgeon.decision.fitting import Outputs, fit_state
+from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.files.decided import Joint
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import gathered
 from hydrasurgeon.statistics import conformal, temperature
 from hydrasurgeon.statistics.probabilities import mean_probs, nll

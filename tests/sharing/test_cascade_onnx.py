@@ -104,7 +104,7 @@ def test_rows_stop_and_go_on_as_in_python(
         answers, right, sure = run(fed(batch)), model.decide(batch, cascade=True), clear[at]
         assert answers["went_on"][sure].tolist() == (right.members_run == 3)[sure].tolist()
         for key, value in (
-            ("probabilities", right.probs),
+            ("probabilities", right.probabilities),
             ("uncertainty", right.total),
             ("ood_score", right.ood_score),
         ):
@@ -124,14 +124,16 @@ def test_one_logit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = state(Gate(score="msp", low=bound)).record
     assert record.cascade is not None
     cascade = record.cascade.model_copy(update={"bias": -0.4})
-    model.state = State(record.model_copy(update={"bias": 0.3, "cascade": cascade}))
+    model.state = State(
+        record.model_copy(update={"bias": 0.3, "cascade": cascade}), problem=model.problem
+    )
     write(two_graphs(model), tmp_path)
     answers, right = runner(tmp_path / "c.onnx")(fed(inputs)), model.decide(inputs)
     clear = ((doubts - bound).abs() > 1e-5).numpy()
     goes_on = (doubts >= bound).numpy()
     assert answers["went_on"][clear].tolist() == goes_on[clear].tolist()
     np.testing.assert_allclose(
-        answers["probabilities"][clear], right.probs.numpy()[clear], rtol=0, atol=1e-5
+        answers["probabilities"][clear], right.probabilities.numpy()[clear], rtol=0, atol=1e-5
     )
     early = clear & ~goes_on
     np.testing.assert_allclose(
@@ -149,7 +151,7 @@ def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:
         answers = runner(tmp_path / "c.onnx")(fed(inputs))
         assert answers["went_on"].mean() == share
         np.testing.assert_allclose(
-            answers["probabilities"], model.decide(inputs).probs.numpy(), rtol=0, atol=1e-5
+            answers["probabilities"], model.decide(inputs).probabilities.numpy(), rtol=0, atol=1e-5
         )
     assert model.state is not None
     model.state = with_cascade(model.state, gate=Gate(score="msp"))
@@ -174,7 +176,9 @@ def test_what_calibrate_fitted_as_two_files(tmp_path: Path) -> None:
     inputs = family.inputs(rows=7)
     right = model.decide(inputs)
     answers = runner(tmp_path / "c.onnx")(fed(inputs))
-    np.testing.assert_allclose(answers["probabilities"], right.probs.numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        answers["probabilities"], right.probabilities.numpy(), rtol=0, atol=1e-5
+    )
     with pytest.raises(OutputError, match=r"c\.first\.onnx: already exists"):
         export(path, cascade=True)
     with pytest.raises(CheckpointError, match="has no cascade"):

@@ -70,7 +70,7 @@ def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     assert value.dtype == np.float64
     np.testing.assert_allclose(value, right.numpy(), rtol=1e-12, atol=1e-13)
     assert flag.tolist() == (right > 0.4).tolist()
-    np.testing.assert_allclose(probs, state.probs(logits).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(probs, state.answers(logits).numpy(), rtol=1e-6)
     tempered = (logits.double() / 1.7).softmax(-1).mean(1)
     np.testing.assert_allclose(total, torch.special.entr(tempered).sum(-1).numpy(), rtol=1e-6)
 
@@ -105,7 +105,7 @@ def check(path: Path, family: Family, folder: Path, rows: int = 5) -> onnxruntim
     decided = model.decide(inputs)
     with torch.inference_mode():
         np.testing.assert_allclose(logits, model(inputs).numpy(), rtol=0, atol=1e-4)
-    np.testing.assert_allclose(probs, decided.probs.numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(probs, decided.probabilities.numpy(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(total, decided.total.numpy(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(score, decided.ood_score.numpy(), rtol=1e-4, atol=1e-4)
     assert (total.dtype, score.dtype, flag.dtype) == (np.float32, np.float64, np.bool_)

@@ -175,7 +175,7 @@ def test_decide_follows_from_the_files_own_numbers(made: Path) -> None:
             .softmax(-1)
             .mean(1)
         )
-    torch.testing.assert_close(found.probs, p)
+    torch.testing.assert_close(found.probabilities, p)
     assert torch.equal(found.unfamiliar, found.ood_score > decision.ood.threshold)
     assert decision.abstain is not None
     assert torch.equal(found.abstain, p.amax(-1) < decision.abstain.threshold)
@@ -195,7 +195,7 @@ def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
         model = hs.load(result.path, device="cpu")
         found = model.decide(family.inputs())
         assert torch.isfinite(found.ood_score).all()
-        torch.testing.assert_close(found.probs.sum(-1), torch.ones(5).double())
+        torch.testing.assert_close(found.probabilities.sum(-1), torch.ones(5).double())
         if score == "auto":
             assert result.decision.ood.chosen_by == "perturbed"
             assert "rmds" in result.decision.ood.auroc

@@ -129,7 +129,7 @@ def test_drops_are_those_of_the_half_that_certifies(made: Path) -> None:
     val = batch(made.with_name("val.npz"), model)
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))[ROWS // 2 :]
     part, whole = model.decide(val.inputs), model.decide(val.inputs, cascade=False)
-    lost = [(d.label == val.labels)[order].double().mean() for d in (whole, part)]
+    lost = [(d.labels == val.labels)[order].double().mean() for d in (whole, part)]
     assert record.drops["accuracy"].drop == pytest.approx(100 * float(lost[0] - lost[1]))
     for drop in record.drops.values():
         assert drop.low <= drop.high

@@ -17,9 +17,10 @@ from tiny_members import KEPTS, member
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.decision.fitting import Outputs, classifiers_of
+from hydrasurgeon.decision.fitting import classifiers_of
 from hydrasurgeon.errors import DataError, ManifestError, UsageError
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -427,7 +427,7 @@ def test_few_labels_are_missed_on_average(rare: float) -> None:
     """Over many draws of calibration data the mean fraction missed of samples that have a label is at
     most what was promised, and not far below, where most samples have none too.
     """
-    from hydrasurgeon.decision.many_labels import fit_sets
+    from hydrasurgeon.problems.many_labels import fit_sets
     from hydrasurgeon.statistics.conformal import prediction_sets
 
     random = torch.Generator().manual_seed(0)
@@ -444,7 +444,7 @@ def test_few_labels_are_missed_on_average(rare: float) -> None:
 
 
 def test_samples_without_labels_promise_nothing() -> None:
-    from hydrasurgeon.decision.many_labels import fit_sets
+    from hydrasurgeon.problems.many_labels import fit_sets
 
     truth = torch.zeros(500, 3, dtype=torch.bool)
     truth[:8, 0] = True

@@ -62,12 +62,12 @@ def test_rows_are_what_the_model_decides(ready: Path) -> None:
         assert " ".join(row) == (
             "id label probability top set total aleatoric epistemic ood_score unfamiliar members_run answer"
         )
-        assert row["label"] == int(expected.label[i])
+        assert row["label"] == int(expected.labels[i])
         assert row["probability"] == pytest.approx(float(expected.probability[i]), rel=1e-8)
         assert row["ood_score"] == pytest.approx(float(expected.ood_score[i]), rel=1e-8)
         assert row["total"] == pytest.approx(float(expected.total[i]), rel=1e-8)
         assert sorted(row["set"]) == expected.sets[i].nonzero().flatten().tolist()
-        assert row["answer"] == expected.answers()[i]
+        assert row["answer"] == expected.answer[i]
         assert row["unfamiliar"] == bool(expected.unfamiliar[i])
         assert len(row["top"]) == 2
         assert row["top"][0] == [row["label"], row["probability"]]

@@ -15,5 +15,5 @@ def any_labels() -> Iterator[None]:
     """Labels need not fit the model that is calibrated."""
     with pytest.MonkeyPatch.context() as patch:
         for name in CHECKS:
-            patch.setattr(f"hydrasurgeon.decision.fitting.{name}", lambda *_, **__: None)
+            patch.setattr(f"hydrasurgeon.problems.unfit.{name}", lambda *_, **__: None)
         yield

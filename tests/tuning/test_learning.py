@@ -18,8 +18,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batch
-from hydrasurgeon.decision.problems import PROBLEMS
 from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.tuning.learning import Learning, Perturbation
 
 MAKE = Callable[..., Path]

@@ -31,7 +31,6 @@ from hydrasurgeon.anatomy.maps import attention_maps, heads_from_maps, real_toke
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
 from hydrasurgeon.criteria.base import Subject, Verdict
 from hydrasurgeon.criteria.cahp.choice import choose, number_of_clusters
-from hydrasurgeon.decision.problems import need_single
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head, count, drop
 from hydrasurgeon.lookup import need
@@ -69,9 +68,8 @@ def score(subject: Subject) -> Verdict:
             hint=f"Use another --method, or --tower {' or '.join(sorted(reached))}.",
         )
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
-    # It compares samples of one class with those of others.
-    need_single(manifest.model, "--method cahp", subject.checkpoint.name, but=("one_logit",))
-    classes = _classes(max(2, manifest.model.num_classes), subject.run.seed)
+    subject.problem.need("--method cahp", subject.checkpoint.name)
+    classes = _classes(manifest.model.choices, subject.run.seed)
     moments = ClassMoments(len(heads), classes)
     weigher = Weigher(model, sites, subject.samples, subject.losses)
     for i, (inputs, labels) in enumerate(subject.batches("attention maps")):

@@ -20,16 +20,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
-from hydrasurgeon.decision.fitting import Outputs
-from hydrasurgeon.decision.many_labels import fit_labels
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.files.decided import Cascade, Gate
-from hydrasurgeon.measuring.bootstrap import REPEATS, bootstrap
 from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.results import Interval
+from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.statistics.bootstrap import REPEATS, bootstrap
 from hydrasurgeon.statistics.metrics import DIGITS, areas
 from hydrasurgeon.statistics.probabilities import Scores
-from hydrasurgeon.statistics.temperature import fit_temperature, platt
 
 SHARES = (
     0.9,
@@ -147,21 +145,14 @@ class Sides:
 
 def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:
     """By a state for the members that stand in these outputs."""
-    probs, constants = state.probs(samples.logits), state.record.labels
-    confidence, label = probs.max(dim=-1)
+    prediction = state.problem.predicted(samples.logits, state.problem.constants(state.record))
     # Equal up to rounding is equal, as in `eval`.
     scores = [
         state.ood_score(each.logits, each.features).round(decimals=DIGITS)
         for each in (samples, *foreign)
     ]
-    if constants is None:
-        return Sides(label == samples.truth, confidence, scores[0], tuple(scores[1:]))
-    said, holds = (
-        probs >= torch.tensor(constants.thresholds, dtype=probs.dtype),
-        samples.truth.bool(),
-    )
-    hits, amiss = (said & holds).double().sum(dim=-1), (said ^ holds).double().sum(dim=-1) / 2
-    return Sides(hits, confidence, scores[0], tuple(scores[1:]), amiss)
+    correct, confidence, amiss = state.problem.marked(prediction, samples)
+    return Sides(correct, confidence, scores[0], tuple(scores[1:]), amiss)
 
 
 def drops_of(cascade: Sides, hydra: Sides) -> Drops:
@@ -258,26 +249,13 @@ def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade
         "order": (*starters, *rest),
         "steps": (len(starters), samples.logits.shape[1]),
         "gate": Gate(score="msp"),
-        **_constants(samples.among(starters)),
+        **state.problem.alone(samples.among(starters)),
         "ood_threshold": record.ood.threshold,
         "conformal": record.conformal,
         "abstain": record.abstain,
         "limits": record.limits,
     }
     return Cascade.model_construct(**draft)
-
-
-def _constants(first: Outputs) -> dict[str, Any]:
-    """What calibrates the answers of the first members."""
-    if first.truth.dim() > 1:
-        return {
-            "temperature": 1.0,
-            "temperatures": fit_labels(first.logits, first.truth.bool()).temperatures,
-        }
-    if first.shares is None:
-        return {"temperature": fit_temperature(first.probs(), first.truth)}
-    at, bias = platt(first.logits, first.shares)
-    return {"temperature": at, "bias": bias}
 
 
 def _windows(

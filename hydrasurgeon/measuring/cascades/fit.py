@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.decision.cascaded import in_steps, step_state
-from hydrasurgeon.decision.fitting import Outputs, flag_threshold, halves, promised
+from hydrasurgeon.decision.fitting import flag_threshold, halves
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Cascade, CascadeCost, Drop
@@ -29,6 +29,7 @@ from hydrasurgeon.measuring.cascades.choice import (
     sides,
 )
 from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.problems.base import Outputs
 
 WORTH = 0.5
 """A certified cascade that lets more rows through is not worth being one: a smaller one is then
@@ -160,7 +161,9 @@ class CascadeFit:
         risk = record.abstain or record.limits
         bounds = {} if risk is None else {"risk": risk.risk, "delta": risk.delta}
         promise = wanted.but(**record.promised, **bounds)
-        kept = promised(probs, self.certifying, promise, record.conformal.penalty)
+        kept = self.state.problem.promised(
+            probs, self.certifying, promise, record.conformal.penalty
+        )
         return cascade.model_copy(
             update={"ood_threshold": flag_threshold(scores, record.ood.id_flagged), **kept}
         )
@@ -205,7 +208,7 @@ def answers_of(state: State, cascade: Cascade, outputs: Outputs) -> tuple[Tensor
     ]
     rules = [step_state(state, cascade, part.members) for part in parts]
     order = torch.cat([part.rows for part in parts]).argsort()
-    probs = [rule.probs(part.logits) for rule, part in zip(rules, parts, strict=True)]
+    probs = [rule.answers(part.logits) for rule, part in zip(rules, parts, strict=True)]
     scores = [
         rule.ood_score(p.logits, p.features).double() for rule, p in zip(rules, parts, strict=True)
     ]

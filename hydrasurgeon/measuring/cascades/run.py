@@ -42,14 +42,14 @@ class InSteps(Reading):
         assert self.state.record.cascade is not None
         return self.state, self.state.record.cascade
 
-    def probs(self, logits: Tensor) -> Tensor:
+    def answers(self, logits: Tensor) -> Tensor:
         state, cascade = self._steps()
-        probs = torch.empty(len(logits), logits.shape[-1], dtype=torch.float64)
+        rows_of_steps, parts = list[Tensor](), list[Tensor]()
         for rows, members in _by_step(logits, cascade):
-            record = step_state(state, cascade, members).record
-            rule = Reading(record.temperature, record.joint, bias=record.bias, labels=record.labels)
-            probs[rows] = rule.probs(logits[rows][:, list(members)])
-        return probs
+            rows_of_steps.append(rows)
+            at = rows[:, None], torch.tensor(members)
+            parts.append(step_state(state, cascade, members).answers(logits[at]))
+        return torch.cat(parts)[torch.cat(rows_of_steps).argsort()]
 
     def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Disagreement between the members that ran; zero for one alone."""
@@ -88,7 +88,7 @@ def cascaded(
             if not len(part.rows):
                 continue
             rule = step_state(state, cascade, part.members)
-            choices = rule.choices(part.logits)
+            choices = rule.problem.read(part.logits)
             for kind, values in scores.items():
                 score = scores_of(kind, choices, part.features, rule.fitted)
                 values[part.rows] = score.double().round(decimals=DIGITS)

@@ -123,7 +123,7 @@ def _run(path: Path) -> None:
         loaded(inputs)
     if loaded.state is not None:
         decided = loaded.decide(inputs)
-        assert decided.answers()
+        assert decided.answer
 
 
 def _strict(text: str) -> None:

@@ -1,0 +1,21 @@
+"""What a kind of question means: one file a kind, behind the verbs of `base.Problem`; nobody else
+asks which kind it is.
+"""
+
+from __future__ import annotations
+
+from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.problems.base import Problem
+from hydrasurgeon.problems.classes import Classes
+from hydrasurgeon.problems.many_labels import ManyLabels
+from hydrasurgeon.problems.yes_no import YesNo
+
+PROBLEMS: dict[str, Problem] = {each.name: each for each in (Classes(), YesNo(), ManyLabels())}
+"""Every kind of problem, by the name that manifests have for it."""
+SINGLE = PROBLEMS["single_label"]
+"""The usual one."""
+
+
+def problem_of(model: Model) -> Problem:
+    """How a model's logits are read."""
+    return PROBLEMS[model.problem]

@@ -1,0 +1,435 @@
+"""The verbs of a kind of problem, and what passes between them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hydrasurgeon.data.samples import UNLABELLED
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.files.decided import Cascade, Conformal, Decision, Penalty
+from hydrasurgeon.files.manifest import Model, ProblemName
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.problems.printed import Answers
+from hydrasurgeon.statistics.bootstrap import Rows, Values
+from hydrasurgeon.statistics.metrics import DIGITS
+from hydrasurgeon.statistics.probabilities import Labels, Scores
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score, scores_of
+from hydrasurgeon.statistics.scores.on_logits import score_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOP = 5
+"""Most probable labels that a row lists."""
+DOUBTS = {
+    **dict.fromkeys(("total", "aleatoric", "epistemic", "ood_score"), "number"),
+    "unfamiliar": "flag",
+    "members_run": "whole",
+    **dict.fromkeys(("answer", "error"), "text"),
+}
+"""What a row says of how sure an answer is."""
+
+Columns = Mapping[str, Iterable[Any]]
+"""Name of a column → a value for each sample."""
+Constants = Mapping[str, Any]
+"""What calibrates, as fields of a `Decision`."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model said of some samples."""
+
+    logits: Float[Tensor, "sample member *klass"]
+    features: Float[Tensor, "sample member width"] | None
+    """None where only scores of the logits are asked for."""
+    labels: Tensor | None = None
+    shares: Float[Tensor, " sample"] | None = None
+    """Of one logit how true yes is, of which the labels are the nearer class."""
+
+    def at(self, rows: Tensor | slice) -> Outputs:
+        parts = (self.logits, self.features, self.labels, self.shares)
+        return Outputs(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
+
+    def among(self, members: Sequence[int]) -> Outputs:
+        """The same of some members, in this order."""
+        at = list(members)
+        features = None if self.features is None else self.features[:, at]
+        return Outputs(self.logits[:, at], features, self.labels, self.shares)
+
+    def scores(self, kind: str, fitted: EnsembleScore | None) -> Scores:
+        """How unfamiliar they look."""
+        return scores_of(kind, self.logits, self.features, fitted)
+
+    @property
+    def truth(self) -> Labels:
+        """The labels, which are there."""
+        assert self.labels is not None
+        return self.labels
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Prediction(ABC):
+    """What is made of samples, which prints itself as rows; each kind of problem has its own."""
+
+    members_run: Int[Tensor, " sample"]
+    """How many members the answer is of."""
+    ood_score: Float[Tensor, " sample"]
+    """NaN without a decision state, by which then nothing is unfamiliar, and nobody abstains."""
+    unfamiliar: Bool[Tensor, " sample"]
+    abstain: Bool[Tensor, " sample"]
+    """Not sure enough to keep the promised risk; never, where none was promised."""
+    decided: bool = False
+    """Whether a decision state made it."""
+    ids: Sequence[str | int] | None = None
+    """What the samples are called; else their numbers."""
+    names: Sequence[str] | None = None
+    """The classes."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """Each kind has tensors of its own."""
+
+    @abstractmethod
+    def columns(self, names: Sequence[str] | None, top: int) -> Columns:
+        """What a row says of each sample."""
+
+    @property
+    @abstractmethod
+    def given(self) -> Sequence[Any]:
+        """What is answered, whether or not it is familiar."""
+
+    @property
+    @abstractmethod
+    def uncertainty(self) -> Float[Tensor, " sample"]:
+        """How unsure each answer is, for `monitor`."""
+
+    @property
+    @abstractmethod
+    def tally(self) -> Int[Tensor, " klass"]:
+        """Answers counted by what `Problem.classes` names, for `monitor`."""
+
+    @property
+    def answer(self) -> list[Any]:
+        """`unfamiliar`, else `abstain`, else what is answered."""
+        return self.with_verdict(self.given)
+
+    def with_verdict(self, given: Iterable[Any]) -> list[Any]:
+        """These answers, but of samples that have none."""
+        rows = zip(given, self.unfamiliar.tolist(), self.abstain.tolist(), strict=True)
+        return [
+            "unfamiliar" if ood else "abstain" if unsure else each for each, ood, unsure in rows
+        ]
+
+    def verdict(self) -> Columns:
+        """Columns that every kind has."""
+        nothing = [None] * len(self.members_run)
+        return {
+            "ood_score": digits(self.ood_score) if self.decided else nothing,
+            "unfamiliar": self.unfamiliar.tolist() if self.decided else nothing,
+        }
+
+    @property
+    def rows(self) -> Answers:
+        """A row for each sample, as `predict` writes it."""
+        ids = range(len(self.members_run)) if self.ids is None else self.ids
+        return Answers(rows_of(self, [{"id": each} for each in ids], names=self.names, top=TOP))
+
+    def __repr__(self) -> str:
+        return repr(self.rows)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A data frame with a row for each sample."""
+        return self.rows.to_pandas()
+
+
+PredictionT = TypeVar("PredictionT", bound=Prediction)
+
+
+def joined(parts: Sequence[PredictionT], order: Tensor | slice = slice(None)) -> PredictionT:
+    """One after another, or in this order."""
+    first = parts[0]
+    whole = {
+        field.name: torch.cat([getattr(part, field.name) for part in parts])[order]
+        for field in fields(first)
+        if isinstance(getattr(first, field.name), Tensor)
+    }
+    return type(first)(**{**vars(first), **whole})
+
+
+def rows_of(
+    prediction: Prediction,
+    begun: Sequence[dict[str, Any]],
+    *,
+    names: Sequence[str] | None,
+    top: int,
+) -> list[dict[str, Any]]:
+    """One row for each sample, continuing what is `begun`; without a decision state some columns
+    are None.
+    """
+    columns = prediction.columns(names, top)
+    rows = zip(*columns.values(), strict=True)
+    return [
+        {**start, **dict(zip(columns, row, strict=True))}
+        for start, row in zip(begun, rows, strict=True)
+    ]
+
+
+def digits(values: Tensor) -> list[float]:
+    """Nine digits: more than the model's float32 has."""
+    return [float(f"{value:.9g}") for value in values.tolist()]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What one half of the validation data fitted, and what the other one says of it."""
+
+    constants: Constants
+    accuracy: float | None
+    losses: Mapping[str, float]
+    """NLL `before` and after, by what calibrates."""
+
+
+class Reads(Protocol):
+    """How predictions are read where they are measured."""
+
+    @property
+    def conformal(self) -> Conformal | None:
+        """What makes prediction sets."""
+
+    @property
+    def constants(self) -> Constants:
+        """What calibrates."""
+
+    def answers(self, logits: Tensor) -> Tensor:
+        """`Problem.answers`, by the members that ran."""
+
+    def apart(self, choices: Tensor) -> tuple[Tensor, Tensor]:
+        """How far those members are apart: mutual information, and whether they disagree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged(ABC):
+    """Answers on a labelled set against the truth, sample by sample, without the logits."""
+
+    labels: Tensor
+    """What was true, by which is seen whether two models answered for the same samples."""
+    groups: Int[Tensor, " sample"] | None = None
+
+    @property
+    def count(self) -> int:
+        """Samples."""
+        return len(self.labels)
+
+    @abstractmethod
+    def quality(self, rows: Rows) -> dict[str, Values]:
+        """What models are compared by, of each resample."""
+
+    @abstractmethod
+    def measures(self) -> Callable[[Rows], dict[str, Values]]:
+        """A function that measures resamples, `quality` among it; NaN where one has none."""
+
+    def figures(self) -> dict[str, float | None]:
+        """What is measured once, of all samples."""
+        return {}
+
+    def diversity(self) -> dict[str, float]:
+        """How far members are apart."""
+        return {}
+
+    def unsteady(self, values: Mapping[str, Any]) -> Sequence[str]:
+        """Measures whose resamples say little about them."""
+        return ()
+
+
+class Problem(ABC):
+    """How the outputs of a model are read, and what its labels are."""
+
+    name: ClassVar[ProblemName]
+    scores: ClassVar[Sequence[str]]
+    """OOD scores of the logits that it has."""
+    fits: ClassVar[bool] = True
+    """Whether OOD scores are fitted to features by its labels."""
+    weighs: ClassVar[bool] = False
+    """Whether its loss knows how much a yes counts."""
+    ranks: ClassVar[bool] = False
+    """Whether the samples of a group have ranks."""
+    columns: ClassVar[Mapping[str, str]]
+    """What a row of `predict` holds, and what kind of value each is."""
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Features of the tool that it has not → why, or what it has instead."""
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Processes exchange it by its class, which holds nothing."""
+        return type(self), ()
+
+    def need(self, feature: str, name: str) -> None:
+        """Refuse what it has not."""
+        if feature in self.lacks:
+            raise SurgeryError(
+                f"{feature}: is for models that choose one class, and {name} is {self.name}",
+                hint=self.lacks[feature],
+            )
+
+    def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:
+        """Which samples have a label."""
+        return (labels != UNLABELLED).reshape(len(labels), -1).all(dim=1)
+
+    @abstractmethod
+    def losses(
+        self,
+        logits: Float[Tensor, "sample klass"],
+        labels: Tensor,
+        smoothing: float = 0.0,
+        weight: Tensor | None = None,
+    ) -> Scores:
+        """The training loss of each sample."""
+
+    @abstractmethod
+    def distilled(
+        self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
+    ) -> Tensor:
+        """The loss towards the mean of what teachers say, [sample, member, klass] each."""
+
+    @abstractmethod
+    def validated(
+        self, logits: Float[Tensor, "sample *member klass"], labels: Tensor
+    ) -> dict[str, Scores]:
+        """What training logs of each validation sample; it is kept by the last, the lower the
+        better.
+        """
+
+    @abstractmethod
+    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        """What each member says, as plain exports and `predict` of tensors give it."""
+
+    @abstractmethod
+    def read(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
+        """Logits as decisions take them; what was read already stays as it is."""
+
+    def ood_score(
+        self, logits: Float[Tensor, "sample member klass"], kind: str, temperature: float = 1.0
+    ) -> Scores:
+        """How unfamiliar samples look by a score of the logits; equal up to rounding is equal."""
+        check_score(kind, self.scores)
+        return score_of(kind, self.read(logits), temperature).round(decimals=DIGITS)
+
+    def width(self, logits: Float[Tensor, "sample member klass"]) -> int:
+        """How many classes a choice is between."""
+        return self.read(logits[:1]).shape[-1]
+
+    def rows(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
+        """[choice, member, class] where classes are chosen between; of many labels each is a
+        choice of its own.
+        """
+        raise NotImplementedError
+
+    def truth(self, labels: Tensor) -> Int[Tensor, "*any"]:
+        """The number of the class that each choice should have made."""
+        raise NotImplementedError
+
+    def temperature(self, logits: Float[Tensor, "sample member klass"], labels: Tensor) -> float:
+        """The one that fits labelled samples best."""
+        raise NotImplementedError
+
+    def outputs(self, outputs: Outputs) -> Outputs:
+        """Logits and labels as decisions take them."""
+        return Outputs(self.read(outputs.logits), outputs.features, outputs.labels)
+
+    @abstractmethod
+    def constants(self, record: Decision) -> Constants:
+        """What calibrates, of a record."""
+
+    @abstractmethod
+    def answers(self, logits: Tensor, constants: Constants) -> Tensor:
+        """What thresholds are taken on: calibrated probabilities, or numbers and deviations."""
+
+    @abstractmethod
+    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
+        """Of some samples, the fields of a `Judged`."""
+
+    @abstractmethod
+    def together(
+        self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
+    ) -> Judged:
+        """The fields of all samples as one."""
+
+    @abstractmethod
+    def uncertainty(self, logits: Tensor, constants: Constants) -> Scores:
+        """How unsure each answer is: `total` of a row, or `spread`."""
+
+    @abstractmethod
+    def predicted(self, logits: Tensor, constants: Constants | None) -> Prediction:
+        """What is answered, calibrated or not."""
+
+    @abstractmethod
+    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
+        """With prediction sets, what is unfamiliar, and where to abstain."""
+
+    def early(self, record: Decision, cascade: Cascade) -> dict[str, Any]:
+        """Constants of a cascade's first members, as fields of a `Decision`."""
+        return {"temperature": cascade.temperature, "joint": None, "bias": cascade.bias}
+
+    def centred(self, logits: Tensor, record: Decision) -> Tensor:
+        """Logits by which a cascade's gate sees how far each is from another answer."""
+        return self.read(logits)
+
+    def alone(self, outputs: Outputs) -> dict[str, Any]:
+        """Constants of members that answer rows of their own, as fields of a `Cascade`."""
+        raise NotImplementedError
+
+    def marked(self, prediction: Any, outputs: Outputs) -> tuple[Tensor, Scores, Scores | None]:
+        """For a cascade: which answers are right, how sure they are, and of many labels half of
+        how many are answered wrongly or missed.
+        """
+        raise NotImplementedError
+
+    def check(self, promise: CalibrateOptions, name: str) -> None:  # noqa: B027
+        """Refuse options of `calibrate` that have no meaning; every kind may have all."""
+
+    def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
+        """What `monitor` counts answers by."""
+        return model.labels or range(model.num_classes)
+
+    @abstractmethod
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
+        """By which of these a row of `predict` is counted, and how unsure it is."""
+
+    def least_sure(self, classes: int) -> float:
+        """How unsure an answer can be."""
+        return math.inf
+
+    @abstractmethod
+    def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
+        """Constants that the first half fits; DataError where the labels do not fit the answers."""
+
+    @abstractmethod
+    def promised(
+        self,
+        answers: Tensor,
+        outputs: Outputs,
+        promise: CalibrateOptions,
+        penalty: Penalty | None = None,
+    ) -> dict[str, Any]:
+        """Thresholds, as fields of a `Decision`, of `answers` to samples that fitted nothing."""
+
+    def penalty(
+        self, outputs: Outputs, constants: Constants, promise: CalibrateOptions
+    ) -> Penalty | None:
+        """What prediction sets need that is fitted."""
+        return None
+
+
+def refuse(flags: Iterable[tuple[str, bool]], name: str, what: str, hint: str) -> None:
+    """UsageError for the first of these options that is given."""
+    wrong = next((flag for flag, given in flags if given), None)
+    if wrong is not None:
+        raise UsageError(f"{wrong}: is not for {what}, as {name} is", hint=hint)

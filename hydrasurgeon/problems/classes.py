@@ -1,0 +1,475 @@
+"""One of several classes: softmax over k logits, cross-entropy.
+
+Yes or no, and each of many labels, are such choices too, between two classes with the logits 0 and
+z: `choices` makes them so, and what is measured of classes then holds for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div, one_hot
+
+from hydrasurgeon.files.decided import LOGITS, Decision, Penalty
+from hydrasurgeon.files.manifest import ProblemName
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.problems import unfit
+from hydrasurgeon.problems.base import (
+    DOUBTS,
+    Calibration,
+    Columns,
+    Constants,
+    Judged,
+    Outputs,
+    Prediction,
+    Problem,
+    Reads,
+    digits,
+)
+from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values
+from hydrasurgeon.statistics.conformal import fit_conformal, fit_penalty, prediction_sets
+from hydrasurgeon.statistics.metrics import BINS, bins_of, smooth_ece
+from hydrasurgeon.statistics.probabilities import TINY, Labels, Probs, Scores, by_pieces, entropy
+from hydrasurgeon.statistics.temperature import (
+    CALIBRATED,
+    calibrated,
+    fit_joint,
+    nll_of,
+    temperature_of,
+    uncertainties,
+)
+
+BIASED = ("ece", "aece")
+"""Measures without an interval: each resample adds its own noise to the errors of the bins, so that
+the interval would lie above the truth.
+"""
+FEWEST_SURE = 50
+"""Samples that `cov5` must cover to have an interval: the ends of a smaller one are where a few
+answers happen to be wrong.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClassPrediction(Prediction):
+    """Classes, and how sure they are; entropies in nats: total = aleatoric + epistemic."""
+
+    probabilities: Float[Tensor, "sample klass"]
+    labels: Int[Tensor, " sample"]
+    """The most probable class."""
+    probability: Float[Tensor, " sample"]
+    total: Float[Tensor, " sample"]
+    aleatoric: Float[Tensor, " sample"]
+    epistemic: Float[Tensor, " sample"]
+    sets: Bool[Tensor, "sample klass"]
+    """Prediction sets; empty without a decision state."""
+
+    @classmethod
+    def of(cls, problem: Classes, choices: Tensor, constants: Constants) -> ClassPrediction:
+        """What is said without thresholds."""
+        probs = problem.answers(choices, constants)
+        probability, labels = probs.max(dim=-1)
+        total, aleatoric = problem.uncertainties(choices, constants)
+        never = torch.zeros_like(labels, dtype=torch.bool)
+        return cls(
+            members_run=torch.full_like(labels, choices.shape[1]),
+            probabilities=probs,
+            labels=labels,
+            probability=probability,
+            total=total,
+            aleatoric=aleatoric,
+            epistemic=(total - aleatoric).clamp_min(0.0),
+            sets=torch.zeros_like(probs, dtype=torch.bool),
+            ood_score=torch.full_like(probability, torch.nan),
+            unfamiliar=never,
+            abstain=never,
+        )
+
+    @property
+    def given(self) -> Sequence[Any]:
+        return self.labels.tolist()
+
+    @property
+    def tally(self) -> Int[Tensor, " klass"]:
+        likeliest = self.probabilities.argmax(dim=-1)
+        return torch.bincount(likeliest, minlength=self.probabilities.shape[-1])
+
+    @property
+    def uncertainty(self) -> Float[Tensor, " sample"]:
+        return self.total
+
+    def doubts(self) -> Columns:
+        """How sure it is, and whether it knows such inputs."""
+        entropies = {
+            name: digits(getattr(self, name)) for name in ("total", "aleatoric", "epistemic")
+        }
+        return {**entropies, **self.verdict(), "members_run": self.members_run.tolist()}
+
+    def ranked(
+        self, i: int, names: Sequence[str] | None, among: Tensor | None = None
+    ) -> list[list[Any]]:
+        """The classes of a sample and their probabilities, the most probable first."""
+        order = self.probabilities[i].argsort(descending=True, stable=True)
+        if among is not None:
+            order = order[among[i, order]]
+        values = zip(order.tolist(), digits(self.probabilities[i, order]), strict=True)
+        return [[called(klass, names), p] for klass, p in values]
+
+    def columns(self, names: Sequence[str] | None, top: int) -> Columns:
+        count = len(self.labels)
+        values, order = self.probabilities.topk(min(top, self.probabilities.shape[-1]), dim=-1)
+        tops = zip(order.tolist(), map(digits, values), strict=True)
+        return {
+            "label": [called(label, names) for label in self.labels.tolist()],
+            "probability": digits(self.probability),
+            "top": ([[called(k, names), p] for k, p in zip(*pair, strict=True)] for pair in tops),
+            "set": [self.held(i, names) for i in range(count)],
+            **self.doubts(),
+            "answer": self.with_verdict(called(label, names) for label in self.labels.tolist()),
+        }
+
+    def held(self, i: int, names: Sequence[str] | None) -> list[Any] | None:
+        """The prediction set of a sample, the most probable class first."""
+        if not self.decided:
+            return None
+        return [name for name, _ in self.ranked(i, names, self.sets)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedClasses(Judged):
+    """A row for each choice, of many labels one for each label of a sample."""
+
+    labels: Int[Tensor, " choice"]
+    confidence: Float[Tensor, " choice"]
+    predicted: Int[Tensor, " choice"]
+    correct: Bool[Tensor, " choice"]
+    brier: Float[Tensor, " choice"]
+    """Σ_c (p_c − y_c)² of each choice; (p − y)² of a yes or no."""
+    nll: Float[Tensor, " choice"]
+    mutual_information: Float[Tensor, " choice"]
+    disagreement: Float[Tensor, " choice"]
+    covered: Bool[Tensor, " choice"] | None = None
+    """Whether the prediction set holds the truth; None without a decision state that makes such
+    sets.
+    """
+    set_size: Float[Tensor, " choice"] | None = None
+
+    @property
+    def promised(self) -> Float[Tensor, " choice"]:
+        """What calibration is measured of: confidence, or the probability of yes."""
+        return self.confidence
+
+    @property
+    def kept(self) -> Float[Tensor, " choice"]:
+        """What came true of it."""
+        return self.correct.double()
+
+    def choices(self, rows: Rows) -> Int[Tensor, "repeat choice"]:
+        """The choices of these samples."""
+        return rows
+
+    def quality(self, rows: Rows) -> dict[str, Values]:
+        """Accuracy, Brier score, NLL and ECE."""
+        rows = self.choices(rows)
+        gap, bins = self.kept - self.promised.double(), bins_of(self.promised)
+        gaps = torch.zeros(len(rows), BINS + 1, dtype=torch.float64).scatter_add_(
+            1, bins[rows], gap[rows]
+        )
+        return {
+            "accuracy": self.correct.double()[rows].mean(dim=1),
+            "brier": self.brier.double()[rows].mean(dim=1),
+            "nll": self.nll.double()[rows].mean(dim=1),
+            "ece": gaps.abs().sum(dim=1) / rows.shape[1],
+        }
+
+    def measures(self) -> Callable[[Rows], dict[str, Values]]:
+        selective = Selective(self)
+        return lambda rows: self.quality(rows) | selective.metrics(self.choices(rows))
+
+    def figures(self) -> dict[str, float | None]:
+        figures: dict[str, float | None] = {"smece": smooth_ece(self.promised, self.kept)}
+        if self.covered is not None and self.set_size is not None:
+            figures["coverage"] = float(self.covered.double().mean())
+            figures["set_size"] = float(self.set_size.mean())
+        return figures
+
+    def diversity(self) -> dict[str, float]:
+        return {
+            "mi": float(self.mutual_information.mean()),
+            "disagreement": float(self.disagreement.mean()),
+        }
+
+    def unsteady(self, values: Mapping[str, Any]) -> Sequence[str]:
+        if values["cov5"] * self.count < FEWEST_SURE:
+            return (*BIASED, "cov5")
+        return BIASED
+
+
+def called(klass: int, names: Sequence[str] | None) -> str | int:
+    return klass if names is None else names[klass]
+
+
+class Classes(Problem):
+    """One of several classes."""
+
+    name: ClassVar[ProblemName] = "single_label"
+    scores = (*LOGITS,)
+    columns: ClassVar = {
+        "label": "text",
+        "probability": "number",
+        **dict.fromkeys(("top", "set"), "json"),
+        **DOUBTS,
+    }
+    made: type[ClassPrediction] = ClassPrediction
+    """What it answers with."""
+    made_of: type[JudgedClasses] = JudgedClasses
+    """What its answers are judged as."""
+
+    def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        """Logits of choices between classes [..., class], or [..., k, class] of many labels."""
+        return logits
+
+    def truth(self, labels: Tensor) -> Int[Tensor, "*any"]:
+        """The number of the class that each choice should have made."""
+        return labels
+
+    def shares(self, labels: Tensor, count: int) -> Tensor:
+        """How much of each choice's classes is true, in a last dimension of this size."""
+        return one_hot(labels, count)
+
+    def losses(
+        self,
+        logits: Float[Tensor, "sample klass"],
+        labels: Tensor,
+        smoothing: float = 0.0,
+        weight: Tensor | None = None,
+    ) -> Scores:
+        return cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
+
+    def distilled(
+        self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
+    ) -> Tensor:
+        """T²·KL(mean of the teachers' members ‖ model), a mean over samples and labels."""
+        warmed = [self.choices(each.to(logits) / temperature).softmax(dim=-1) for each in teachers]
+        mean = torch.cat(warmed, dim=1).mean(dim=1)
+        logs = self.choices(logits / temperature).log_softmax(dim=-1)
+        return temperature**2 * kl_div(logs, mean, reduction="none").sum(dim=-1).mean()
+
+    def validated(
+        self, logits: Float[Tensor, "sample *member klass"], labels: Tensor
+    ) -> dict[str, Scores]:
+        """Shares of right choices, and mean losses."""
+        logs = self.choices(logits).log_softmax(dim=-1)
+        if logits.dim() == 3:  # the mean of members
+            logs = logs.logsumexp(dim=1) - math.log(logs.shape[1])
+        right = (logs.argmax(dim=-1) == self.truth(labels)).double()
+        shares = self.shares(labels, logs.shape[-1])
+        # What has no share counts nothing, however improbable.
+        loss = -torch.where(shares > 0, shares * logs, 0).sum(dim=-1)
+        count = len(labels)
+        return {
+            "accuracy": right.reshape(count, -1).mean(dim=1),
+            "nll": loss.reshape(count, -1).mean(dim=1),
+        }
+
+    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        return self.choices(logits).softmax(dim=-1)
+
+    def read(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
+        return self.choices(logits)
+
+    def constants(self, record: Decision) -> Constants:
+        return {"temperature": record.temperature, "joint": record.joint, "bias": record.bias}
+
+    def answers(self, logits: Tensor, constants: Constants) -> Probs:
+        """Calibrated probabilities: of classes, or of each label."""
+        return calibrated(self.read(logits), **constants)
+
+    def uncertainty(self, logits: Tensor, constants: Constants) -> Scores:
+        return self.uncertainties(self.read(logits), constants)[0]
+
+    def uncertainties(self, choices: Tensor, constants: Constants) -> tuple[Scores, Scores]:
+        """Total and aleatoric uncertainty."""
+        return uncertainties(choices, **constants)
+
+    def rows(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
+        """[choice, member, class]: each label of a sample is a choice of its own."""
+        return self.choices(logits)
+
+    def temperature(self, logits: Float[Tensor, "sample member klass"], labels: Tensor) -> float:
+        """The one that fits labelled samples best."""
+        return temperature_of(self.rows(logits), self.truth(labels).flatten())
+
+    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
+        probs, rows = self.chances(reading.answers(logits)), self.rows(logits)
+        truth = self.truth(labels).flatten()
+        confidence, predicted = probs.max(dim=-1)
+        information, disagreement = reading.apart(rows)
+        fields = {
+            "labels": truth,
+            "confidence": confidence,
+            "predicted": predicted,
+            "correct": predicted == truth,
+            "brier": (probs - one_hot(truth, probs.shape[-1])).square().sum(dim=-1),
+            "nll": -probs.gather(1, truth[:, None])[:, 0].clamp_min(TINY).log(),
+            "mutual_information": information,
+            "disagreement": disagreement,
+        }
+        if reading.conformal is not None:
+            sets = prediction_sets(reading.conformal, probs)
+            fields["covered"] = sets.gather(1, truth[:, None])[:, 0]
+            fields["set_size"] = sets.sum(dim=-1).double()
+        return fields
+
+    def chances(self, answers: Tensor) -> Float[Tensor, "choice klass"]:
+        """The probabilities of each choice."""
+        return answers
+
+    def together(
+        self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
+    ) -> JudgedClasses:
+        return self.made_of(**fields, groups=groups)
+
+    def predicted(self, logits: Tensor, constants: Constants | None) -> ClassPrediction:
+        return self.made.of(self, self.read(logits), constants or {})
+
+    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
+        plain = cast(ClassPrediction, prediction)
+        changes: dict[str, Any] = {}
+        if record.abstain is not None:
+            changes["abstain"] = plain.probability < record.abstain.threshold
+        return type(plain)(
+            **{
+                **vars(plain),
+                **changes,
+                "sets": prediction_sets(record.conformal, plain.probabilities),
+                "ood_score": score,
+                "unfamiliar": score > record.ood.threshold,
+                "decided": True,
+            }
+        )
+
+    def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
+        """Temperature, the joint calibration where it is better on the fitting half, and the NLL
+        before and after, cross-fitted.
+        """
+        constants, losses = self._cross_fitted(fitting, certifying)
+        answers, others = (self._answers(half, constants) for half in (fitting, certifying))
+        right = torch.cat([answers == fitting.truth, others == certifying.truth])
+        order = unfit.best_order(answers, fitting.truth, fitting.logits.shape[-1])
+        unfit.check_order(others, certifying.truth, order)
+        unfit.check_fit(
+            losses["joint" if constants.get("joint") else "temperature"],
+            self.guessing(torch.cat([self._told(half) for half in (fitting, certifying)])),
+            float(right.double().mean()),
+            constants["temperature"],
+            separated=bool(right[: len(answers)].all()),
+        )
+        return Calibration(constants, float(right.double().mean()), losses)
+
+    def _told(self, outputs: Outputs) -> Tensor:
+        return outputs.truth if outputs.shares is None else outputs.shares
+
+    def guessing(self, labels: Tensor) -> float:
+        """The NLL of answering every sample with the shares of the classes."""
+        return float(entropy(labels.bincount().double() / len(labels)))
+
+    def _answers(self, outputs: Outputs, constants: Constants) -> Labels:
+        """The most probable class of each sample."""
+        return by_pieces(
+            lambda rows: calibrated(rows, **constants).argmax(dim=-1), outputs.logits, CALIBRATED
+        )
+
+    def _cross_fitted(
+        self, fitting: Outputs, certifying: Outputs
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        constants = self.fitted(fitting)
+        losses = self._crossed((constants, certifying), (self.fitted(certifying), fitting))
+        if constants.get("joint") is not None:
+            cut = len(fitting.logits) // 2
+            first, second = fitting.at(slice(cut)), fitting.at(slice(cut, None))
+            inner = self._crossed((self.fitted(first), second), (self.fitted(second), first))
+            if inner["joint"] >= inner["temperature"]:
+                constants["joint"] = None
+        return constants, losses
+
+    def fitted(self, outputs: Outputs) -> dict[str, Any]:
+        """Constants with the smallest NLL."""
+        joint = None
+        if outputs.logits.shape[1] > 1:
+            joint = fit_joint(outputs.logits, outputs.truth)
+        return {"temperature": temperature_of(outputs.logits, outputs.truth), "joint": joint}
+
+    def alone(self, outputs: Outputs) -> dict[str, Any]:
+        """Constants of members that answer rows of their own, as fields of a `Cascade`."""
+        return {"temperature": temperature_of(outputs.logits, outputs.truth)}
+
+    def marked(
+        self, prediction: ClassPrediction, outputs: Outputs
+    ) -> tuple[Tensor, Scores, Scores | None]:
+        likeliest = prediction.probabilities.argmax(dim=-1)
+        return likeliest == outputs.truth, prediction.probability, None
+
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
+        return str(row["label"]), float(row["total"])
+
+    def least_sure(self, classes: int) -> float:
+        """No distribution over the classes is less certain than the uniform one."""
+        return math.log(classes)
+
+    def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
+        """NLL `before`, by `temperature` and, of an ensemble, `joint`."""
+        logits, labels, joint = outputs.logits, outputs.truth, constants["joint"]
+        losses = {
+            "before": nll_of(logits, labels),
+            "temperature": nll_of(logits, labels, constants["temperature"]),
+        }
+        return losses if joint is None else {**losses, "joint": nll_of(logits, labels, joint=joint)}
+
+    def _crossed(self, *pairs: tuple[Constants, Outputs]) -> dict[str, float]:
+        """The mean of `losses_of`: each part with constants that another one gave."""
+        totals: dict[str, float] = {}
+        for constants, part in pairs:
+            for name, loss in self.losses_of(part, constants).items():
+                totals[name] = totals.get(name, 0.0) + len(part.truth) * loss
+        count = sum(len(part.logits) for _, part in pairs)
+        return {name: total / count for name, total in totals.items()}
+
+    def penalty(
+        self, outputs: Outputs, constants: Constants, promise: CalibrateOptions
+    ) -> Penalty | None:
+        if promise.conformal != "raps":
+            return None
+        probs = self.answers(outputs.logits, constants)
+        return fit_penalty(probs, outputs.truth, coverage=promise.coverage)
+
+    def promised(
+        self,
+        answers: Probs,
+        outputs: Outputs,
+        promise: CalibrateOptions,
+        penalty: Penalty | None = None,
+    ) -> dict[str, Any]:
+        """Prediction sets, and when to abstain."""
+        sets = fit_conformal(
+            answers,
+            outputs.truth,
+            method=promise.conformal,
+            coverage=promise.coverage,
+            penalty=penalty,
+        )
+        if promise.risk is None:
+            return {"conformal": sets}
+        return {"conformal": sets, **self.risk(answers, outputs, promise.risk, promise.doubt)}
+
+    def risk(self, probs: Probs, outputs: Outputs, risk: float, delta: float) -> dict[str, Any]:
+        """When to abstain."""
+        confidence, label = probs.max(dim=-1)
+        right = label == outputs.truth
+        return {"abstain": fit_abstention(confidence, right, risk=risk, delta=delta)}

@@ -1,0 +1,311 @@
+"""What is decided of many labels: each has a temperature and a threshold of its own, and sets miss
+few.
+
+    p_l = σ(ℓ_l / T_l),   ℓ_l the log-odds of the members' mean probability of label l
+
+A label is answered from the threshold on that gives it the best F1. The set of a sample is every
+label of at least λ, the largest with  n/(n+1) R(λ) + 1/(n+1) ≤ 1 − coverage,  R the mean fraction
+of a sample's labels that is missed, over the n samples that have a label: of such samples so much is
+missed on average at most (conformal risk control, Angelopoulos et al., ICLR 2024).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy
+
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import OF_LABELS, Cascade, Conformal, Decision, Penalty, PerLabel
+from hydrasurgeon.files.manifest import Model, ProblemName
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.problems import unfit
+from hydrasurgeon.problems.base import (
+    DOUBTS,
+    Calibration,
+    Columns,
+    Constants,
+    Outputs,
+    Prediction,
+    Problem,
+    Reads,
+    refuse,
+)
+from hydrasurgeon.problems.classes import ClassPrediction
+from hydrasurgeon.problems.yes_no import JudgedYesNo, YesNo
+from hydrasurgeon.statistics.bootstrap import Rows
+from hydrasurgeon.statistics.metrics import labelling
+from hydrasurgeon.statistics.probabilities import TINY, Scores, entropy, member_probs, yes_or_no
+from hydrasurgeon.statistics.temperature import temperature_of
+
+Choices = Float[Tensor, "sample member label 2"]
+Chances = Float[Tensor, "sample label"]
+EDGE = 1e-12
+"""How near to 0 and 1 thresholds count: beyond, a label is always or never answered."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LabelsPrediction(ClassPrediction):
+    """Any number of labels."""
+
+    chosen: Bool[Tensor, "sample label"]
+    """Those that are answered."""
+
+    def columns(self, names: Sequence[str] | None, top: int) -> Columns:
+        count = len(self.labels)
+        held = [self.ranked(i, names, self.chosen) for i in range(count)]
+        return {
+            "labels": held,
+            "top": [self.ranked(i, names)[:top] for i in range(count)],
+            "set": [self.held(i, names) for i in range(count)],
+            **self.doubts(),
+            "answer": self.with_verdict([name for name, _ in each] for each in held),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedLabels(JudgedYesNo):
+    """Every label of a sample, one behind another."""
+
+    each: int
+    """Labels of a sample."""
+
+    @property
+    def count(self) -> int:
+        return len(self.labels) // self.each
+
+    def choices(self, rows: Rows) -> Int[Tensor, "repeat choice"]:
+        return (rows[..., None] * self.each + torch.arange(self.each)).flatten(-2)
+
+    def worth(self) -> dict[str, float | None]:
+        shape = (self.count, self.each)
+        chosen, holds = self.predicted.bool().reshape(shape), self.labels.bool().reshape(shape)
+        return labelling(self.yes.reshape(shape), chosen, holds)
+
+
+class ManyLabels(YesNo):
+    """For each label a choice of its own."""
+
+    name: ClassVar[ProblemName] = "multi_label"
+    scores = OF_LABELS
+    fits = False
+    columns: ClassVar = {**dict.fromkeys(("labels", "top", "set"), "json"), **DOUBTS}
+    ranks = False
+    lacks: ClassVar = {
+        **YesNo.lacks,
+        "--method cahp": "It compares samples of one class with those of others.",
+        "a cascade in graphs": "A gate on the least sure of many labels has no graph yet.",
+    }
+
+    def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        return yes_or_no(logits[..., None])
+
+    def read(self, logits: Tensor) -> Tensor:
+        return logits if logits.dim() == 4 else self.choices(logits)
+
+    def outputs(self, outputs: Outputs) -> Outputs:
+        return Problem.outputs(self, outputs)
+
+    def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
+        return Problem.classes(self, model, decision)
+
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
+        """By its most probable label, which CSV has in a column of its own."""
+        if "top1" in row:
+            return str(row["top1"]), float(row["total"])
+        top = json.loads(row["top"]) if isinstance(row["top"], str) else row["top"]
+        return str(top[0][0]), float(row["total"])
+
+    def least_sure(self, classes: int) -> float:
+        return classes * math.log(2)
+
+    def constants(self, record: Decision) -> Constants:
+        return {"labels": record.labels}
+
+    def answers(self, logits: Tensor, constants: Constants) -> Chances:
+        return probs_of(self.read(logits), _temperatures(constants))
+
+    def uncertainties(self, choices: Choices, constants: Constants) -> tuple[Scores, Scores]:
+        return doubts_of(choices, _temperatures(constants))
+
+    def predicted(self, logits: Tensor, constants: Constants | None) -> LabelsPrediction:
+        plain = ClassPrediction.of(self, self.read(logits), constants or {})
+        labels = (constants or {}).get("labels")
+        chosen = plain.probabilities >= (0.5 if labels is None else _row(labels.thresholds))
+        return LabelsPrediction(**vars(plain), chosen=chosen)
+
+    def rows(self, logits: Float[Tensor, "sample member label"]) -> Tensor:
+        return self.choices(logits).transpose(1, 2).flatten(0, 1)
+
+    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
+        fields = super().judged(logits, labels, reading)
+        own = reading.constants.get("labels")
+        if own is not None:
+            thresholds = _row(own.thresholds).repeat(len(labels))
+            fields["predicted"] = (fields["yes"] >= thresholds).long()
+            fields["correct"] = fields["predicted"] == fields["labels"]
+        # Its sets promise what they miss, and not to hold one truth.
+        return {name: fields[name] for name in fields if name not in ("covered", "set_size")}
+
+    def chances(self, answers: Chances) -> Float[Tensor, "choice 2"]:
+        yes = answers.flatten()
+        return torch.stack([1 - yes, yes], dim=-1)
+
+    def together(
+        self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
+    ) -> JudgedLabels:
+        return JudgedLabels(**fields, each=labels.shape[1], groups=groups)
+
+    def check(self, promise: CalibrateOptions, name: str) -> None:
+        flags = (
+            ("--risk", promise.risk is not None),
+            (f"--conformal {promise.conformal}", promise.conformal != "lac"),
+            ("--fit-data", promise.fit_data is not None),
+            (f"--ood-score {promise.ood_score}", promise.ood_score not in ("auto", *OF_LABELS)),
+        )
+        hint = f"Its sets miss few labels by --coverage; OOD scores are {', '.join(OF_LABELS)}."
+        refuse(flags, name, "a model with many labels", hint)
+
+    def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
+        labels = fit_labels(fitting.logits, fitting.truth.bool())
+        truth = certifying.truth.double()
+        chances = probs_of(certifying.logits, labels.temperatures)
+        losses = {
+            name: float(binary_cross_entropy(p.clamp(TINY, 1.0), truth))
+            for name, p in (("before", probs_of(certifying.logits)), ("temperature", chances))
+        }
+        shares = truth.mean(dim=0)
+        guessing = float(entropy(torch.stack([1 - shares, shares], dim=-1)).mean())
+        right = (chances >= _row(labels.thresholds)) == truth.bool()
+        accuracy, coolest = float(right.double().mean()), min(labels.temperatures)
+        unfit.check_fit(losses["temperature"], guessing, accuracy, coolest, separated=True)
+        return Calibration({"temperature": 1.0, "labels": labels}, accuracy, losses)
+
+    def alone(self, outputs: Outputs) -> dict[str, Any]:
+        temperatures = fit_labels(outputs.logits, outputs.truth.bool()).temperatures
+        return {"temperature": 1.0, "temperatures": temperatures}
+
+    def marked(self, prediction: Any, outputs: Outputs) -> tuple[Tensor, Scores, Scores | None]:
+        chosen, holds = prediction.chosen, outputs.truth.bool()
+        hits = (chosen & holds).double().sum(dim=-1)
+        return hits, prediction.probability, (chosen ^ holds).double().sum(dim=-1) / 2
+
+    def early(self, record: Decision, cascade: Cascade) -> dict[str, Any]:
+        assert record.labels is not None
+        labels = record.labels.model_copy(update={"temperatures": cascade.temperatures})
+        return {**super().early(record, cascade), "labels": labels}
+
+    def centred(self, logits: Tensor, record: Decision) -> Tensor:
+        """Calibrated, and moved so that each answer changes at ½."""
+        assert record.labels is not None
+        at = _row(record.labels.thresholds).logit(eps=EDGE)
+        odds = self.read(logits)[..., 1].double() / _row(record.labels.temperatures) - at
+        return yes_or_no(odds[..., None])
+
+    def promised(
+        self,
+        answers: Chances,
+        outputs: Outputs,
+        promise: CalibrateOptions,
+        penalty: Penalty | None = None,
+    ) -> dict[str, Any]:
+        return {"conformal": fit_sets(answers, outputs.truth.bool(), promise.coverage)}
+
+    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
+        return super(YesNo, self).decided(prediction, record, score)
+
+
+def _temperatures(constants: Constants) -> Sequence[float] | None:
+    labels = constants.get("labels")
+    if labels is not None:
+        return labels.temperatures
+    return (constants["temperature"],) if "temperature" in constants else None
+
+
+def _row(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def probs_of(choices: Choices, temperatures: Sequence[float] | None = None) -> Chances:
+    """The probability of each label, temperature after averaging."""
+    mean = member_probs(choices).mean(dim=1)
+    if temperatures is None:
+        return mean[..., 1]
+    return (mean.clamp_min(TINY).log() / _column(temperatures)).softmax(dim=-1)[..., 1]
+
+
+def doubts_of(
+    choices: Choices, temperatures: Sequence[float] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ over labels of H(mean q_m) and of mean H(q_m), each member at the temperature of the
+    average.
+    """
+    each = (choices.double() / (1.0 if temperatures is None else _column(temperatures))).softmax(
+        dim=-1
+    )
+    return entropy(each.mean(dim=1)).sum(dim=-1), entropy(each).mean(dim=1).sum(dim=-1)
+
+
+def _column(temperatures: Sequence[float]) -> Tensor:
+    return _row(temperatures)[:, None]
+
+
+def fit_labels(choices: Choices, truth: Bool[Tensor, "sample label"]) -> PerLabel:
+    """Each label's temperature, by the NLL, and threshold, by F1; a label without both a yes and a
+    no keeps 1 and ½.
+    """
+    temperatures, thresholds = [], []
+    for label in range(truth.shape[1]):
+        some, holds = choices[:, :, label], truth[:, label]
+        varies = bool(holds.any()) and not bool(holds.all())
+        temperatures.append(temperature_of(some, holds.long()) if varies else 1.0)
+        chances = probs_of(choices[:, :, label : label + 1], temperatures[-1:])[:, 0]
+        thresholds.append(best_threshold(chances, holds) if varies else 0.5)
+    return PerLabel(temperatures=tuple(temperatures), thresholds=tuple(thresholds))
+
+
+def best_threshold(chances: Float[Tensor, " sample"], holds: Bool[Tensor, " sample"]) -> float:
+    """From which probability on a yes makes the highest F1: halfway to the next lower one, the
+    highest of equals.
+    """
+    ordered, order = chances.sort(descending=True, stable=True)
+    hits = holds[order].double().cumsum(0)
+    scores = 2 * hits / (torch.arange(1, len(hits) + 1) + holds.sum())
+    last = torch.cat(
+        [ordered[1:] != ordered[:-1], torch.tensor([True])]
+    )  # equals are answered together
+    at = int(torch.where(last, scores, -1.0).argmax())
+    below = float(ordered[at + 1]) if at + 1 < len(ordered) else 0.0
+    return (float(ordered[at]) + below) / 2
+
+
+def fit_sets(chances: Chances, truth: Bool[Tensor, "sample label"], coverage: float) -> Conformal:
+    """The largest λ that misses few enough, as 1 − λ: which labels a set holds then is LAC's rule."""
+    # A sample without labels has none to miss, and would pass for one that is answered well.
+    labelled = truth.any(dim=1)
+    chances, truth = chances[labelled], truth[labelled]
+    count, missed = len(truth), 1 - coverage
+    if 1 / (count + 1) > missed:
+        what = (
+            f"{count} samples with a label cannot promise that at most {missed:g} of the labels "
+            "are missed"
+        )
+        raise DataError(
+            what, hint="Give more --data (half of it certifies), or a smaller --coverage."
+        )
+    # What a sample's labels lose as λ passes each of their probabilities.
+    weights = truth.double() / truth.sum(dim=1, keepdim=True)
+    values, order = chances[truth].double().sort()
+    lost = weights[truth][order].cumsum(0)
+    fine = ((lost + 1) / (count + 1) <= missed + 1e-12).nonzero()
+    following = int(fine[-1]) + 1 if len(fine) else 0
+    # At the next one nothing of it is lost yet; a tie is lost as a whole.
+    most = float(values[following]) if following < len(values) else 1.0
+    return Conformal(method="lac", coverage=coverage, threshold=1 - most)

@@ -1,0 +1,170 @@
+"""Yes or no, by one logit: sigmoid, binary cross-entropy; rerankers and reward models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.manifest import Model, ProblemName
+from hydrasurgeon.problems.base import (
+    DOUBTS,
+    Columns,
+    Constants,
+    Outputs,
+    Prediction,
+    Reads,
+    digits,
+)
+from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
+from hydrasurgeon.statistics.abstain import fit_limits
+from hydrasurgeon.statistics.metrics import YES, ranking
+from hydrasurgeon.statistics.probabilities import TINY, Probs, Scores, entropy, yes_or_no
+from hydrasurgeon.statistics.temperature import nll_of_shares, platt
+
+YES_NO = ("no", "yes")
+"""The answers."""
+
+
+class YesNoPrediction(ClassPrediction):
+    """Yes or no, and how likely yes is."""
+
+    def columns(self, names: Sequence[str] | None, top: int) -> Columns:
+        no, yes = self.probabilities.clamp_min(TINY).unbind(dim=-1)
+        return {
+            "probability": digits(self.probabilities[:, 1]),
+            "logit": digits(yes.log() - no.log()),
+            **self.doubts(),
+            "answer": self.with_verdict(YES_NO[label] for label in self.labels.tolist()),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedYesNo(JudgedClasses):
+    """With the probability of yes, and how true yes is."""
+
+    yes: Float[Tensor, " choice"]
+    truth: Float[Tensor, " choice"]
+
+    @property
+    def promised(self) -> Float[Tensor, " choice"]:
+        return self.yes
+
+    @property
+    def kept(self) -> Float[Tensor, " choice"]:
+        return self.truth
+
+    def figures(self) -> dict[str, float | None]:
+        return {**super().figures(), **self.worth()}
+
+    def worth(self) -> dict[str, float | None]:
+        """How well samples are ordered, or labels found."""
+        return ranking(self.yes, self.truth, self.groups)
+
+
+class YesNo(Classes):
+    """Two classes, no and yes, with the logits 0 and z."""
+
+    name: ClassVar[ProblemName] = "one_logit"
+    columns: ClassVar = {"probability": "number", "logit": "number", "rank": "whole", **DOUBTS}
+    weighs = ranks = True
+    lacks: ClassVar = {
+        "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
+    }
+    made = YesNoPrediction
+    made_of = JudgedYesNo
+
+    def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        return yes_or_no(logits)
+
+    def truth(self, labels: Tensor) -> Int[Tensor, "*any"]:
+        return (labels >= YES).long()
+
+    def shares(self, labels: Tensor, count: int) -> Tensor:
+        return torch.stack([1 - labels, labels], dim=-1)
+
+    def losses(
+        self,
+        logits: Float[Tensor, "sample klass"],
+        labels: Tensor,
+        smoothing: float = 0.0,
+        weight: Tensor | None = None,
+    ) -> Scores:
+        target = (labels.to(logits.dtype) * (1 - smoothing) + smoothing / 2).reshape(logits.shape)
+        each = binary_cross_entropy_with_logits(logits, target, pos_weight=weight, reduction="none")
+        return each.mean(dim=-1)
+
+    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        """Of yes, or of each label."""
+        return self.choices(logits).softmax(dim=-1)[..., 1].reshape(logits.shape)
+
+    def outputs(self, outputs: Outputs) -> Outputs:
+        labels = None if outputs.labels is None else self.truth(outputs.labels)
+        return Outputs(self.read(outputs.logits), outputs.features, labels, outputs.labels)
+
+    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
+        fields = super().judged(logits, labels, reading)
+        probs, shares = self.chances(reading.answers(logits)), labels.flatten().double()
+        logs = probs.clamp_min(TINY).log()
+        return fields | {
+            "yes": probs[:, 1],
+            "truth": shares,
+            "brier": (probs[:, 1] - shares).square(),
+            "nll": -(1 - shares) * logs[:, 0] - shares * logs[:, 1],
+        }
+
+    def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
+        return YES_NO
+
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
+        return YES_NO[float(row["logit"]) > 0], float(row["total"])
+
+    def guessing(self, labels: Tensor) -> float:
+        yes = labels.double().mean()
+        return float(entropy(torch.stack([1 - yes, yes])))
+
+    def fitted(self, outputs: Outputs) -> dict[str, Any]:
+        """Platt's temperature and bias."""
+        if outputs.shares is None:
+            return super().fitted(outputs)
+        temperature, bias = platt(outputs.logits, outputs.shares)
+        return {"temperature": temperature, "joint": None, "bias": bias}
+
+    alone = fitted
+
+    def centred(self, logits: Tensor, record: Decision) -> Tensor:
+        """Calibrated, for the answer changes at ½."""
+        choices = self.read(logits)
+        if record.bias is None:
+            return choices
+        odds = choices[..., 1].double() / record.temperature + record.bias
+        return yes_or_no(odds[..., None])
+
+    def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
+        assert outputs.shares is not None
+        after = constants["temperature"], constants["bias"]
+        return {
+            "before": nll_of_shares(outputs.logits, outputs.shares),
+            "temperature": nll_of_shares(outputs.logits, outputs.shares, *after),
+        }
+
+    def risk(self, probs: Probs, outputs: Outputs, risk: float, delta: float) -> dict[str, Any]:
+        """Two limits, of yes and of no."""
+        truth = outputs.truth.bool()
+        return {"limits": fit_limits(probs[:, 1], truth, risk=risk, delta=delta)}
+
+    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
+        made = super().decided(prediction, record, score)
+        assert isinstance(made, YesNoPrediction)
+        if record.limits is None:
+            return made
+        chance = made.probabilities[:, 1]
+        yes, no = chance >= record.limits.yes, chance < record.limits.no
+        labels = torch.where(yes | no, yes.long(), made.labels)
+        return type(made)(**{**vars(made), "abstain": ~(yes | no), "labels": labels})
