@@ -241,6 +241,10 @@ class Judged(ABC):
         """What is measured once, of all samples."""
         return {}
 
+    def same(self, other: Any) -> float:
+        """How often two models give the same answer."""
+        return 0.0
+
     def diversity(self) -> dict[str, float]:
         """How far members are apart."""
         return {}

@@ -199,6 +199,9 @@ class JudgedClasses(Judged):
             figures["set_size"] = float(self.set_size.mean())
         return figures
 
+    def same(self, other: Any) -> float:
+        return float((self.predicted == other.predicted).double().mean())
+
     def diversity(self) -> dict[str, float]:
         return {
             "mi": float(self.mutual_information.mean()),

@@ -102,8 +102,7 @@ class Material:
             if is_paired(mine, theirs):
                 differences = compared(mine, theirs, level=self.level, seed=self.seed)
                 conditions = unlike(mine.conditions, theirs.conditions)
-                alike = mine.inside.predicted == theirs.inside.predicted
-                same = float(alike.double().mean())
+                same = mine.inside.same(theirs.inside)
             verdicts.append(
                 verdict(row.result, first.result, differences, same=same, unlike=conditions)
             )
