@@ -79,10 +79,9 @@ class Classifier(LiveModel, Engine):
         ['bag']
         """
         if is_prepared(inputs):
-            parts = self.ask(inputs)
-            if rows_in(inputs):
-                parts = self._parts(inputs, bool(cascade), None)
-            return mean_probs(parts, self.problem)
+            if not rows_in(inputs):
+                return mean_probs(self.ask(inputs), self.problem)
+            return mean_probs(self._parts(inputs, bool(cascade), None), self.problem)
         return self._named(inputs, cascade).rows
 
     @torch.inference_mode()
