@@ -24,12 +24,15 @@ HIDDEN_BELOW = -1e4
 
 
 def real_tokens(stack: Stack) -> Bool[Tensor, "batch token"]:
-    """The tokens that at least one query may look at: all but the padding."""
+    """The tokens that at least one query may look at: all but the padding.
+
+    Where only leading tokens are left of the last layer, those alone.
+    """
     batch, tokens = stack.hidden.shape[:2]
     if stack.bias is None:
         return ones(batch, tokens, dtype=stack.hidden.bool().dtype, device=stack.hidden.device)
     seen = stack.bias if stack.bias.dtype == stack.bias.bool().dtype else stack.bias > HIDDEN_BELOW
-    return seen.flatten(1, 2).any(dim=1).expand(batch, tokens)
+    return seen.flatten(1, 2).any(dim=1)[:, :tokens].expand(batch, tokens)
 
 
 def attention_maps(

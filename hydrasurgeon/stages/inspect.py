@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +35,9 @@ class Inspection:
 @stage(InspectOptions)
 def inspect(arguments: InspectOptions) -> Inspection | DecisionFile:
     """Read the header; no tensor is touched and torch is not imported."""
-    alone = Path(arguments.checkpoint)
-    if not alone.suffix:
-        alone = alone.with_suffix(".safetensors")
-    if alone.suffix == ".safetensors" and alone.is_file() and is_decision_file(alone):
-        return read_decision_file(alone)
+    for name in (str(arguments.checkpoint), f"{arguments.checkpoint}.safetensors"):
+        if name.endswith(".safetensors") and os.path.isfile(name) and is_decision_file(Path(name)):
+            return read_decision_file(Path(name))
     opened = open_checkpoint(arguments.checkpoint, arch=arguments.arch)
     tensors = opened.tensors
     return Inspection(

@@ -65,7 +65,7 @@ def test_defaults_are_said() -> None:
     assert "--limit N Use a random N of the samples. [default: all]" in text
     assert text.index("What is read:") < text.index("What is chosen:") < text.index("How it runs:")
     assert text.index("How it runs:") < text.index("What is written:") < text.index("Examples:")
-    assert "Usage: hydrasurgeon finetune CKPT --data D -o OUT [OPTIONS]" in text
+    assert "Usage: hydrasurgeon finetune CKPT -o OUT [OPTIONS]" in text
 
 
 def test_version_and_help_are_commands_too(capsys: pytest.CaptureFixture[str]) -> None:
