@@ -116,7 +116,9 @@ TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
     kept = ""
-    if trained.kept_epoch is not None:
+    if trained.kept_epoch == 0 and trained.steps:
+        kept = ", of which none lowered val nll: the start is written"
+    elif trained.kept_epoch:
         kept = f", the weights after epoch {trained.kept_epoch:g}: least val nll"
     ended = ", ended as it got no better" if trained.stopped_early else ""
     show((str(result.path), "bold"), f": {trained.steps} steps{ended}{kept}")
@@ -124,7 +126,8 @@ def finetuned(result: Finetuned) -> None:
     if measured:
         at = next((e for e in measured if e["epoch"] == trained.kept_epoch), measured[-1])
         start = "the probe alone" if result.probed else "the start"
-        show(f"val {_on_val(at)}; {start} {_on_val(measured[0])}")
+        more = f"; {start} {_on_val(measured[0])}" if at is not measured[0] else ""
+        show(f"val {_on_val(at)}{more}")
     _pushed(result.hub)
 
 

@@ -19,6 +19,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError
+from hydrasurgeon.families import family_of
 from hydrasurgeon.files.manifest import Pooling
 
 pytestmark = pytest.mark.usefixtures("own_module_cache")
@@ -28,6 +29,7 @@ KINDS = {
     "RoBERTa": ("RobertaModel", {"max_position_embeddings": 64}),
     "DistilBERT": ("DistilBertModel", {"dim": DIM, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}),
     "MPNet": ("MPNetModel", {"max_position_embeddings": 64}),
+    "Qwen3": ("Qwen3Model", {"num_key_value_heads": 4, "head_dim": 8}),
     "ModernBERT": ("ModernBertModel", {"local_attention": 4, "reference_compile": False}),
 }
 
@@ -77,7 +79,7 @@ def embedded(folder: Path, mode: str, *, normalize: bool) -> Callable[[Any], Ten
         *((kind, "mean", True) for kind in KINDS),
         *(("BERT", mode, False) for mode in ("mean", "cls", "lasttoken")),
         ("ModernBERT", "cls", True),
-        ("MPNet", "lasttoken", True),
+        ("Qwen3", "lasttoken", True),
     ],
 )
 def test_what_is_read(tmp_path: Path, kind: str, mode: str, normalize: bool) -> None:
@@ -102,7 +104,7 @@ def test_what_is_read(tmp_path: Path, kind: str, mode: str, normalize: bool) -> 
         torch.testing.assert_close(anatomy.readout(stack), vectors, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["BERT", "RoBERTa", "ModernBERT"])
+@pytest.mark.parametrize("kind", ["BERT", "RoBERTa", "Qwen3", "ModernBERT"])
 def test_one_model_everywhere(tmp_path: Path, kind: str) -> None:
     """Tuned, pruned and fused; in a directory by stock transformers and its pipeline, and by parts."""
     import transformers
@@ -217,14 +219,9 @@ def test_what_is_refused(
         open_checkpoint(folder)
 
 
-def test_a_decoder_pools_by_itself(tmp_path: Path) -> None:
-    FAMILIES["Qwen2"].write(tmp_path / "source")
-    path = hs.score(tmp_path / "source", method="random", out=tmp_path / "d.safetensors").path
-    manifest = json.loads(path.with_name("d.heads.json").read_text())
-    manifest["model"]["pooling"] = {"mode": "mean", "normalize": True}
-    from hydrasurgeon.families import family_of
-    from hydrasurgeon.files.manifest import parse_manifest
-
-    changed = parse_manifest(json.dumps(manifest), "d")
-    with pytest.raises(ManifestError, match=r"model\.pooling: qwen2 pools by itself"):
-        family_of(changed.model).check(changed.model, changed.towers, "d")
+def test_a_vision_model_pools_by_itself(tmp_path: Path) -> None:
+    FAMILIES["ViT"].write(tmp_path / "source")
+    manifest = open_checkpoint(tmp_path / "source").manifest
+    model = manifest.model.model_copy(update={"pooling": Pooling(mode="mean")})
+    with pytest.raises(ManifestError, match=r"model\.pooling: vit pools by itself"):
+        family_of(model).check(model, manifest.towers, "d")

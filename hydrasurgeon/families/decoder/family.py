@@ -16,7 +16,7 @@ from hydrasurgeon.families.decoder.architectures import (
     DecoderConfig,
     weights,
 )
-from hydrasurgeon.families.hf_encoder.architectures import Kind
+from hydrasurgeon.families.hf_encoder.architectures import Encoder, Kind
 from hydrasurgeon.families.hf_encoder.companions import GENERIC
 from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
@@ -36,6 +36,9 @@ class Decoder(HFVariant):
     modules = "hydrasurgeon.families.decoder.modules"
     # What tokenizer.json says is enough: Qwen's own class adds words.
     reader: ClassVar[str] = GENERIC
+
+    def pools(self, config: Encoder) -> bool:
+        return True
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         names = config.get("architectures")
@@ -76,6 +79,8 @@ class Decoder(HFVariant):
         neurons in every layer; None where it cannot.
         """
         if manifest.kind != "member" or manifest.decision is not None:
+            return None
+        if manifest.model.pooling is not None:
             return None
         config = self._config(manifest.model)
         (kept,) = manifest.kept.values()

@@ -7,6 +7,7 @@ are seen by none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ from hydrasurgeon.families.decoder.architectures import (
     SANDWICHED,
     DecoderConfig,
 )
+from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import classify_pooled
 from hydrasurgeon.families.hf_encoder.modules import (
     Encoder,
     Features,
     attention_of,
     library_config,
+    pooled_classifier,
+    pooled_logits,
     shrink_layers,
     stock_model,
 )
@@ -56,10 +60,12 @@ def build(
         base.embed_tokens.register_buffer(
             "embed_scale", torch.tensor(config.hidden_size**0.5), persistent=False
         )
-    if not model.num_classes:
+    if model.pooling is not None:
+        classify_pooled(inner, pooled_classifier(model, config, fresh=fresh))
+    elif not model.num_classes:
         inner.score = Features()
     shrink_layers(inner, kept)
-    return Decoder(inner, config.model_type, kept)
+    return Decoder(inner, config.model_type, kept, model.pooling)
 
 
 class Angles(nn.Module):
@@ -117,6 +123,9 @@ def anatomy(decoder: Decoder) -> Anatomy:
         )
 
     def readout(stack: Stack) -> Tensor:
+        if decoder.pooling is not None:
+            normed = replace(stack, hidden=base.norm(stack.hidden))
+            return pooled_logits(inner, decoder.pooling, normed)
         real = real_tokens(stack)
         last = (counted(stack.hidden[0, :, 0]) * real).argmax(dim=1)
         place = last[:, None, None].expand(-1, 1, stack.hidden.shape[-1])
@@ -131,7 +140,7 @@ def anatomy(decoder: Decoder) -> Anatomy:
             for at, layer in enumerate(base.layers)
         ),
         readout=readout,
-        readout_parts=(base.norm, inner.score),
+        readout_parts=(base.norm, inner.score or inner.classifier),
     )
 
 

@@ -232,7 +232,12 @@ PrunedModel.__name__ = HydraModel.__name__ = ARCH
 def classify_pooled(model: Any, classifier: nn.Module) -> None:
     """One layer in the place of all that the library's classifier does to tokens."""
     base = getattr(model, encoder_name(model))
-    for owner, name in ((base, "pooler"), (model, "pre_classifier"), (model, "head")):
+    for owner, name in (
+        (base, "pooler"),
+        (model, "pre_classifier"),
+        (model, "head"),
+        (model, "score"),
+    ):
         if hasattr(owner, name):
             setattr(owner, name, None)
     model.classifier = classifier
