@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from any_labels import any_labels
+from cached import once
 from hypothesis import settings
 from safetensors.torch import save_file
 
@@ -22,6 +25,20 @@ settings.register_profile("hydrasurgeon", deadline=None, max_examples=50)
 settings.load_profile("hydrasurgeon")
 
 ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
+
+
+# Files of tests need not survive a power cut; tests of that replace it themselves.
+os.fsync = lambda _: None
+
+
+def pytest_collection_finish() -> None:
+    """What the tests import stays; the garbage collector need not look through it again and again."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Before extensions count what they think has leaked."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,7 +55,8 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
         from hydrasurgeon.tuning.start import fresh
 
         path = tmp_path / name
-        fresh(f"init:{arch}", path, seed=seed)
+        init = partial(fresh, f"init:{arch}", path, seed=seed)
+        once(("tiny", name, arch, seed), tmp_path, lambda _: init())
         return path
 
     return make

@@ -290,7 +290,10 @@ def write_tensors(
             )
         file.write(struct.pack("<Q", len(first)) + first)
         digests: list[Entry] = []
-        for part in _ahead(_parts(planned)):
+        parts = _parts(planned)
+        if at > BLOCK_BYTES:
+            parts = _ahead(parts)
+        for part in parts:
             if isinstance(part, memoryview):
                 file.write(part)
             else:

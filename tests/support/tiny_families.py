@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cached import once
 
 WORDS = ("good", "bad", "dull", "fine", "film", "plot", "very", "not", "a", "the")
 VOCAB = {w: i for i, w in enumerate(("[CLS]", "[PAD]", "[SEP]", "[UNK]", *WORDS))}
@@ -24,11 +25,16 @@ class Family:
 
     name: str
     tower: str
-    write: Callable[[Path], None]
+    make: Callable[[Path], None]
     stock: Callable[[Path], Callable[[Any], torch.Tensor]]
     towers: tuple[str, ...] = ()
     """Where heads are cut, if not in `tower` (what data runs through) alone."""
     library: str = "transformers"
+
+    def write(self, folder: Path) -> None:
+        """Write one; its weights are drawn once in a process."""
+        torch.manual_seed(0)
+        once((self, folder.name), folder, self.make)
 
     def both(self, rows: Any) -> dict[str, Any]:
         """The same for every tower."""

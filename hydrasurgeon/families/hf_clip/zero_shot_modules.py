@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.construction import construction
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.families.hf_clip.both_towers import ARCHS, Towers
 from hydrasurgeon.families.hf_encoder.companions import load_tokenizer, quietly
@@ -111,7 +112,7 @@ def build(model: Model, config: Towers, kept: Kept, *, fresh: bool) -> BothTower
 
     said = {key: value for key, value in config.library().items() if key != "model_type"}
     cls = getattr(transformers, ARCHS[config.model_type])
-    with quietly(), torch.device("cpu" if fresh else "meta"):
+    with quietly(), construction(fresh=fresh):
         inner: Any = cls(cls.config_class(**said))
     for tower in ("vision", "text"):
         for layer, row in zip(layers_of(inner, tower), kept[tower], strict=True):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.construction import construction
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
@@ -119,7 +120,7 @@ def stock_model(model: Model, kind: Kind, config: Any, *, fresh: bool) -> Any:
     """The library's own model, whole; its weights are drawn only where they will not be loaded."""
     import transformers
 
-    with torch.device("cpu" if fresh else "meta"):
+    with construction(fresh=fresh):
         return getattr(transformers, class_name(kind, model))(config)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from hydrasurgeon.anatomy.construction import construction
 from hydrasurgeon.anatomy.layers import attend
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.anatomy.projections import resize
@@ -66,7 +67,7 @@ class OpenCLIPModule(ZeroShot):
     def build(cls, model: Model, kept: Kept, *, fresh: bool) -> OpenCLIPModule:
         import open_clip
 
-        with torch.device("cpu" if fresh else "meta"):
+        with construction(fresh=fresh):
             inner: Any = open_clip.CLIP(**config_of(model).library())
         for tower, stack in (("vision", inner.visual.transformer), ("text", inner.transformer)):
             for layer, (block, row) in enumerate(zip(stack.resblocks, kept[tower], strict=True)):

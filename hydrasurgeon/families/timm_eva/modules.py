@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.construction import construction
 from hydrasurgeon.anatomy.layers import attend
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.anatomy.projections import Biased, resize
@@ -26,7 +27,7 @@ def build(
     create = partial(timm.create_model, name, pretrained=False, num_classes=classes)
     # The grid of patches decides how they are rotated, so it is settled here.
     fixed = {**args, "dynamic_img_size": False}
-    with torch.device("cpu" if fresh else "meta"):
+    with construction(fresh=fresh):
         module: Any = create(**fixed)
     if module.rope is not None:
         with torch.device("cpu"):

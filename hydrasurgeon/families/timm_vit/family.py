@@ -225,11 +225,11 @@ class TimmViT(Family):
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
     ) -> nn.Module:
         import timm
-        import torch
 
+        from hydrasurgeon.anatomy.construction import construction
         from hydrasurgeon.anatomy.projections import resize
 
-        with torch.device("cpu" if fresh else "meta"):
+        with construction(fresh=fresh):
             args = self._overrides(model)
             module: nn.Module = timm.create_model(
                 self.named(model.arch, "the manifest").name,
