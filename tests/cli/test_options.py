@@ -20,14 +20,16 @@ from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptio
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_help_is_made_of_the_record(command: Command) -> None:
-    text = " ".join(CliRunner().invoke(app, [command.name, "--help"]).output.split())
+    printed = CliRunner().invoke(app, [command.name, "--help"], env={"COLUMNS": "400"}).output
+    text = " ".join(printed.split())
     for name, field in command.record.model_fields.items():
         said = about(field)
         if said and not said.get("argument"):
             flag = said["flags"][0] if said["flags"] else f"--{name.replace('_', '-')}"
             assert flag.split("/")[0] in text
-            assert str(field.description).split()[0] in text
-    assert (command.record.__doc__ or "").split()[0] in text
+            assert " ".join(str(field.description).split()) in text
+    first, *_ = (command.record.__doc__ or "").split("\n\n")
+    assert " ".join(first.split()) in text
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

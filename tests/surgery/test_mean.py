@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cached import once
 from edited import edited
 from safetensors.torch import load_file
 
@@ -44,11 +45,14 @@ def test_heads_in_another_order_are_another_training(tiny: MAKE, tmp_path: Path)
 def tuned(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> list[Path]:
     """Three fine-tunings of one start."""
     start, data = tiny(), images()
+    settings = {"steps": "2", "lr": "1e-3"}
     places = [tmp_path / f"t{seed}.safetensors" for seed in range(3)]
-    for seed, out in enumerate(places):
-        hs.finetune(
-            start, data=data, recipe="demo", set={"steps": "2", "lr": "1e-3"}, seed=seed, out=out
-        )
+
+    def train(_: Path) -> None:
+        for seed, out in enumerate(places):
+            hs.finetune(start, data=data, recipe="demo", set=settings, seed=seed, out=out)
+
+    once("three fine-tunings", tmp_path, train)
     return places
 
 
