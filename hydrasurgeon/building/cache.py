@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
-from hydrasurgeon.data import Samples
+from hydrasurgeon.data import Samples, open_data
 from hydrasurgeon.decision.fitting import evidence_of
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes, write_text
@@ -311,7 +311,7 @@ class Cache:
                     self.backbone,
                     member.part.kept,
                     how=member.pruning.compensate,
-                    data=self.options.data,
+                    samples=open_data(self.options.data, limit=run.limit, seed=run.seed),
                     run=run,
                 )
             modules.append(backbone.module(member.part.kept, repaired))

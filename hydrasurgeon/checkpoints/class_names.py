@@ -10,7 +10,7 @@ from hydrasurgeon.checkpoints.reading import CheckpointT, rewritten, undecided
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates, zero_shot
 from hydrasurgeon.files.manifest import Manifest
-from hydrasurgeon.options.shared import ClassNames, Run
+from hydrasurgeon.options.shared import ClassNames
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -31,9 +31,9 @@ def with_class_names(
     """
     model = checkpoint.manifest.model
     if not checkpoint.family.named_classes:
-        option = "--classes" if classes is not None else "--template" if templates else None
-        if option is None:
+        if classes is None and not templates:
             return checkpoint
+        option = "--template" if classes is None else "--classes"
         raise UsageError(
             f"{option}: {checkpoint.name} has a classifier of its own",
             hint=f"Leave {option} out; class names and templates are for CLIP.",
@@ -44,14 +44,12 @@ def with_class_names(
         labels = None if classes == FROM_DATA else read_labels(classes)
     if labels is None and data is not None:
         labels = _words(data, checkpoint.name)
+    if labels is None and classes is None and not prompts:
+        return checkpoint
     if labels is None:
-        if classes is None and not prompts:
-            return checkpoint
-        why = (
-            "--template: there are no classes to fill in"
-            if prompts
-            else f"--classes {FROM_DATA}: no data is read here"
-        )
+        why = f"--classes {FROM_DATA}: no data is read here"
+        if prompts:
+            why = "--template: there are no classes to fill in"
         raise UsageError(why, hint="Give --classes cat,dog,….")
     changed = zero_shot(model, labels, prompts)
     if changed == model:
@@ -86,12 +84,11 @@ def with_data_names(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
     with their note.
     """
     notes = [note for note in (checkpoint.note, samples.note) if note is not None]
-    noted = replace(checkpoint, note="; ".join(notes) or None)
     manifest = checkpoint.manifest
-    if manifest.model.labels is not None or samples.classes is None:
-        return noted
-    named = manifest.model.model_copy(update={"labels": samples.classes})
-    return replace(noted, manifest=rewritten(manifest, model=named))
+    if manifest.model.labels is None and samples.classes is not None:
+        model = manifest.model.model_copy(update={"labels": samples.classes})
+        manifest = rewritten(manifest, model=model)
+    return replace(checkpoint, manifest=manifest, note="; ".join(notes) or None)
 
 
 def with_inputs(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
@@ -100,21 +97,19 @@ def with_inputs(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
 
     manifest = checkpoint.manifest
     model = reading(manifest.model, samples)
-    return (
-        checkpoint
-        if model is manifest.model
-        else replace(checkpoint, manifest=rewritten(manifest, model=model))
-    )
+    if model is manifest.model:
+        return checkpoint
+    return replace(checkpoint, manifest=rewritten(manifest, model=model))
 
 
-def fitted_to(checkpoint: CheckpointT, data: str, run: Run) -> CheckpointT:
+def named_by(checkpoint: CheckpointT, options: ClassNames, samples: Samples | None) -> CheckpointT:
     """The checkpoint with the class names of data that it is about to be scored on; data without
     labels has none.
     """
-    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data import fit_classes
 
-    samples = open_data(data, limit=run.limit, seed=run.seed)
-    if samples.labels is None:
+    checkpoint = classifying(checkpoint, options, samples)
+    if samples is None or samples.labels is None:
         return checkpoint
     return with_data_names(checkpoint, fit_classes(samples, checkpoint.manifest.model))
 
@@ -125,13 +120,12 @@ def _words(data: str | Samples, where: str) -> Sequence[str]:
     from hydrasurgeon.data.labels import are_codes
 
     samples = open_data(data) if isinstance(data, str) else data
-    names = None if samples.numbers is not None else samples.classes
-    if names is None or are_codes(names):
-        why = (
-            "the data has none"
-            if names is None
-            else f"the data calls them {names[0]}, …, which are no words"
-        )
+    names, why = samples.classes, None
+    if names is None or samples.numbers is not None:
+        why = "the data has none"
+    elif are_codes(names):
+        why = f"the data calls them {names[0]}, …, which are no words"
+    if names is None or why is not None:
         raise UsageError(
             f"{where}: zero-shot classification needs class names, and {why}",
             hint="Give --classes cat,dog,… or --classes FILE with one name a line.",

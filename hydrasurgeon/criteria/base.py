@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.reading import Single
     from hydrasurgeon.criteria import ScoreKey
-    from hydrasurgeon.data import Batches
+    from hydrasurgeon.data import Batches, Samples
     from hydrasurgeon.problems.base import Problem
 
 HeadScores = dict[tuple[str, int], list[float]]
@@ -75,16 +75,16 @@ class Subject:
     records: tuple[DataRecord, ...] = ()
     batch_size: int = 0
 
-    def fed(self, data: str, ood: Sequence[str], *, in_turn: bool = False) -> Subject:
+    def fed(self, samples: Samples, ood: Sequence[str], *, in_turn: bool = False) -> Subject:
         """The same with the live model, the data and the OOD sets."""
-        from hydrasurgeon.data import Batches, by_length, open_data
+        from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
         from hydrasurgeon.runtime.classifier import live_module
         from hydrasurgeon.runtime.processes import own_device
         from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
         checkpoint, run = self.checkpoint, self.run
         model, family = checkpoint.manifest.model, checkpoint.family
-        sets = [open_data(data, limit=run.limit, seed=run.seed, model=model)]
+        sets = [fit_classes(samples, model)]
         sets += [open_data(spec, limit=run.limit, seed=run.seed) for spec in ood]
         device = device_of(own_device(run.device))
         size = run.batch_size or (256 if device.type == "cuda" else 64)

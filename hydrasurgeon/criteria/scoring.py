@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.criteria import ScoreKey, criterion
@@ -17,6 +17,9 @@ from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.heads import parse_layers, parse_towers
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.shared import Run, Scoring
+
+if TYPE_CHECKING:
+    from hydrasurgeon.data import Samples
 
 
 def check_keep(method: str | None, keep: int | str | None) -> None:
@@ -29,7 +32,13 @@ def check_keep(method: str | None, keep: int | str | None) -> None:
 
 
 def compute(
-    checkpoint: Single, key: ScoreKey, scoring: Scoring, run: Run, *, output: Path
+    checkpoint: Single,
+    key: ScoreKey,
+    scoring: Scoring,
+    run: Run,
+    samples: Samples | None,
+    *,
+    output: Path,
 ) -> Score:
     """Scores of all heads or neurons present; a search leaves its state beside `output`."""
     method = criterion(key)
@@ -45,10 +54,10 @@ def compute(
     layers = parse_layers(scoring.layers, max(size.layers for size in sizes))
     subject = Subject(checkpoint, run, key, scoring, output, towers, layers, keep)
     if method.needs_data:
-        if scoring.data is None:
-            raise UsageError(f"--method {key} needs data", hint="Give --data D.")
+        if samples is None:
+            raise UsageError(f"--method {key} requires --data.")
         ood = scoring.ood if key.objective != "acc" else ()
-        subject = subject.fed(scoring.data, ood, in_turn=method.in_turn)
+        subject = subject.fed(samples, ood, in_turn=method.in_turn)
     place = method.score if key.part == "heads" else str(method.neurons)
     return _recorded(imported(place)(subject), subject)
 

@@ -328,8 +328,11 @@ def _pruned(
         yield Check(again, None, f"was fitted on data: give it as --data ({specs})")
         return
     run = options.but(seed=entry.seed or 0, device=inputs.run.device)
+    from hydrasurgeon.data import open_data
+
+    samples = open_data(inputs.data, limit=run.limit, seed=run.seed)
     fitted, record = repaired_tensors(
-        _own(whole, member), kept, how=options.repair, data=inputs.data, run=run
+        _own(whole, member), kept, how=options.repair, samples=samples, run=run
     )
     if record.sha256 not in {each.sha256 for each in entry.data}:
         yield Check(again, None, f"{inputs.data} is not the data it was fitted on ({specs})")

@@ -118,8 +118,11 @@ def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
                 "first."
             ),
         )
+    from hydrasurgeon.data import open_data
+
     scoring = arguments.but(ood=(), data=None if key.method in WITHOUT_DATA else arguments.data)
-    return str(key), compute(opened, key, scoring, arguments, output=opened.path)
+    samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed)
+    return str(key), compute(opened, key, scoring, arguments, samples, output=opened.path)
 
 
 def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeOptions) -> Kept:

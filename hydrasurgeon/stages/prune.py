@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import classifying, fitted_to
+from hydrasurgeon.checkpoints.class_names import named_by
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
 from hydrasurgeon.criteria import WITHOUT_DATA, ScoreKey, chooser, criterion, neurons_key, score_key
 from hydrasurgeon.criteria.circuits import clear_search
@@ -33,6 +33,7 @@ from hydrasurgeon.surgery.cut import plan_pruning
 from hydrasurgeon.surgery.repair import repaired_tensors
 
 if TYPE_CHECKING:
+    from hydrasurgeon.data import Samples
     from hydrasurgeon.files.tensors import Raw
 
 
@@ -54,7 +55,7 @@ def prune(arguments: PruneOptions) -> Pruned:
     >>> hs.prune("backbone", method="magnitude", keep=6, out="member.safetensors").removed
     12
     """
-    opened, key = _opened(arguments)
+    opened, key, samples = _opened(arguments)
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
     target = claimed(arguments, out, bars=arguments.progress is not None)
     scores, data, notes = (
@@ -69,7 +70,7 @@ def prune(arguments: PruneOptions) -> Pruned:
         nonlocal data
         name = str(by)
         if name not in scores or (arguments.data is not None and arguments.repair is None):
-            scores[name] = _computed(opened, by, arguments, target.path)
+            scores[name] = _computed(opened, by, arguments, samples, target.path)
             data = tuple(dict.fromkeys((*data, *scores[name].data)))
         return scores[name]
 
@@ -82,9 +83,11 @@ def prune(arguments: PruneOptions) -> Pruned:
         neurons |= choose_neurons(opened, scored(neurons_key(arguments.method)), share, arguments)
     cut = {**kept, **{f"{tower}{NEURONS}": rows for tower, rows in neurons.items()}}
     repaired: dict[str, Raw] = {}
-    if arguments.repair is not None and arguments.data is not None:
-        how, source = arguments.repair, arguments.data
-        repaired, calibration = repaired_tensors(opened, cut, how=how, data=source, run=arguments)
+    if arguments.repair is not None and samples is not None:
+        how = arguments.repair
+        repaired, calibration = repaired_tensors(
+            opened, cut, how=how, samples=samples, run=arguments
+        )
         data = tuple(dict.fromkeys((*data, calibration)))
     uses = ("torch", opened.manifest.model.family) if repaired else ()
     args = {**arguments.recorded(), "method": arguments.method if key is None else str(key)}
@@ -114,7 +117,7 @@ def prune(arguments: PruneOptions) -> Pruned:
     )
 
 
-def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None]:
+def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples | None]:
     """The checkpoint, a classifier of the data's classes where data is scored, and the key of its
     scores; None for a mask.
     """
@@ -141,17 +144,27 @@ def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None]:
         and method is not None
         and ScoreKey.parse(method).method not in WITHOUT_DATA
     )
-    opened = classifying(opened, arguments, data if scored else None)
-    if scored and data is not None:
-        opened = fitted_to(opened, data, arguments)
+    samples = None
+    if data is not None and (scored or arguments.repair is not None):
+        from hydrasurgeon.data import open_data
+
+        samples = open_data(data, limit=arguments.limit, seed=arguments.seed)
+    opened = named_by(opened, arguments, samples if scored else None)
     if method is None or arguments.mask is not None or not named:
-        return opened, None
-    return opened, score_key(
+        return opened, None, samples
+    key = score_key(
         method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores
     )
+    return opened, key, samples
 
 
-def _computed(opened: Single, key: ScoreKey, arguments: PruneOptions, output: Path) -> Score:
+def _computed(
+    opened: Single,
+    key: ScoreKey,
+    arguments: PruneOptions,
+    samples: Samples | None,
+    output: Path,
+) -> Score:
     """Scores that the checkpoint does not carry, or new ones."""
     criterion(key)  # a misspelt name is the first thing to say
     if arguments.data is None and key.method not in WITHOUT_DATA:
@@ -165,12 +178,17 @@ def _computed(opened: Single, key: ScoreKey, arguments: PruneOptions, output: Pa
         )
     if key.part == "neurons":
         return compute(
-            opened, key, arguments.but(ood=(), search=None, keep=None), arguments, output=output
+            opened,
+            key,
+            arguments.but(ood=(), search=None, keep=None),
+            arguments,
+            samples,
+            output=output,
         )
     # An order must be long enough to remove, or to draw from, so many.
     pool = whole_number((arguments.sample or "").partition("/")[2])
     scoring = arguments.but(remove=arguments.remove if pool is None else pool)
-    return compute(opened, key, scoring, arguments, output=output)
+    return compute(opened, key, scoring, arguments, samples, output=output)
 
 
 def _chosen(

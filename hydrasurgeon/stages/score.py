@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import classifying, fitted_to
+from hydrasurgeon.checkpoints.class_names import named_by
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
 from hydrasurgeon.criteria import ScoreKey, criterion, score_key
@@ -17,6 +18,9 @@ from hydrasurgeon.files.manifest import Manifest, Score
 from hydrasurgeon.files.processes import is_main_process, process_count
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import ScoreOptions
+
+if TYPE_CHECKING:
+    from hydrasurgeon.data import Samples
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,10 @@ def _score(arguments: ScoreOptions) -> Scored:
         key = replace(key, part="neurons")
     method = criterion(key)
     check_keep(arguments.method, arguments.keep)
-    opened, copy = _opened(arguments, key)
+    opened, copy, samples = _opened(arguments, key)
     digests = opened.digests()
     target = copy or opened.path
-    result, name = compute(opened, key, arguments, arguments, output=target), str(key)
+    result, name = compute(opened, key, arguments, arguments, samples, output=target), str(key)
     record = opened.record(digests)
     uses = (*(("torch", opened.manifest.model.family) if method.needs_data else ()), *method.uses)
     args = {**arguments.recorded(), "method": name}
@@ -87,9 +91,9 @@ def _score(arguments: ScoreOptions) -> Scored:
     return Scored(target, written, name, notes=(opened.note,) if opened.note else ())
 
 
-def _opened(arguments: ScoreOptions, key: ScoreKey) -> tuple[Single, Path | None]:
-    """The checkpoint to score, and where its copy goes; what is written is this command's from here
-    on.
+def _opened(arguments: ScoreOptions, key: ScoreKey) -> tuple[Single, Path | None, Samples | None]:
+    """The checkpoint to score, where its copy goes, and its data; what is written is this command's
+    from here on.
     """
     opened, copy = open_single(arguments.checkpoint, arch=arguments.arch), None
     if arguments.out is not None:
@@ -103,6 +107,9 @@ def _opened(arguments: ScoreOptions, key: ScoreKey) -> tuple[Single, Path | None
         claim_in_place(opened.path)
         # Another score may have ended just now.
         opened = open_single(arguments.checkpoint, arch=arguments.arch)
-    data = arguments.data if criterion(key).needs_data else None
-    opened = classifying(opened, arguments, data)
-    return (opened if data is None else fitted_to(opened, data, arguments)), copy
+    samples = None
+    if arguments.data is not None and criterion(key).needs_data:
+        from hydrasurgeon.data import open_data
+
+        samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed)
+    return named_by(opened, arguments, samples), copy, samples

@@ -15,22 +15,22 @@ from hydrasurgeon.heads import NEURONS, Kept
 from hydrasurgeon.options.shared import Run
 
 if TYPE_CHECKING:
+    from hydrasurgeon.data import Samples
     from hydrasurgeon.files.tensors import Raw
 
 
 def repaired_tensors(
-    checkpoint: Single, kept: Kept, *, how: str, data: str, run: Run
+    checkpoint: Single, kept: Kept, *, how: str, samples: Samples, run: Run
 ) -> tuple[dict[str, Raw], DataRecord]:
     """Raw output projections and biases of the layers that lose heads, by name, and the data they
     come from.
     """
-    from hydrasurgeon.data import Batches, open_data
+    from hydrasurgeon.data import Batches
     from hydrasurgeon.runtime.answering import fed
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.tensors import TORCH, to_raw
     from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
 
-    samples = open_data(data, limit=run.limit, seed=run.seed)
     model = as_classifier(checkpoint, device=run.device, dtype=run.dtype)
     model.requires_grad_(False)
     anatomy = model.anatomy
