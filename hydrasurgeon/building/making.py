@@ -409,7 +409,7 @@ def _calibration(search: Search, entry: Entry, file: Path) -> Command:
         words["ood"] = list(options.ood)
     else:
         words["ood_score"] = score
-    if problem_of(search.cache.backbone.manifest.model).fits:
+    if not problem_of(search.cache.backbone.manifest.model).several:
         words["fit_data"] = options.data
     if entry.choice.cascade is not None:
         words |= {"cascade": True, "budget": entry.choice.cascade}

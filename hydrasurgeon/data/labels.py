@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import MAX_NAME, is_name
-from hydrasurgeon.files.manifest import MAX_CLASSES, Model
+from hydrasurgeon.files.manifest import MAX_CLASSES, Model, ProblemName
 
 Labels = NDArray[Any]
 """Class numbers, int64 [sample]; how true yes is, float64 [sample]; or 0 and 1, float32 [sample,
@@ -223,10 +223,23 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]:
-    """How many classes a new classifier of these labels has, and their names; numbers that count
-    from 0 need none.
+def new_problem(
+    spec: str, column: Column, wanted: ProblemName | None
+) -> tuple[ProblemName, int, tuple[str, ...] | None]:
+    """What kind of problem a new classifier of these labels answers, how many classes it has, and
+    their names.
     """
+    labels = column.labels
+    if labels.ndim == 2:
+        return "multi_label", *new_classes(spec, column)
+    problem = wanted or OF_DTYPES[labels.dtype.kind]
+    if problem in ONE_OUTPUT:
+        return problem, 1, None
+    return problem, *new_classes(spec, column)
+
+
+def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]:
+    """How many classes there are, and their names; numbers that count from 0 need none."""
     numbers = column.numbers
     if numbers is None:
         if column.names is not None:
@@ -244,6 +257,12 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
             raise DataError(f"{spec}: labels {min(numbers)} to {count - 1} are no positions")
         return count, None
     return len(numbers), column.names
+
+
+OF_DTYPES: dict[str, ProblemName] = {"i": "single_label", "f": "one_logit"}
+"""Kind of numbers that labels are → the problem that they are taken for."""
+ONE_OUTPUT: tuple[ProblemName, ...] = ("one_logit",)
+"""Problems that have one output, without a name."""
 
 
 def matched(

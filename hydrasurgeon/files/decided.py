@@ -238,12 +238,16 @@ CHOSEN = {"ood": {"auroc", "chosen_by", "id_flagged"}}
 """Fields of a decision that say how it came about; nothing reads them to decide."""
 
 
+GateScore = Literal["msp", "entropy", "ood", "disagreement"]
+"""What the gate of a cascade looks at."""
+
+
 class Gate(Record):
     """Rows go on whose score, of the first members alone, lies from `low` to `high`; None: without
     that bound.
     """
 
-    score: Literal["msp", "entropy", "ood", "disagreement"]
+    score: GateScore
     """1 − max p and H(p) of the first members' mean; the state's OOD score; total variation between
     the first two.
     """

@@ -103,10 +103,14 @@ needs.
 """
 
 
+def usual_problem(classes: int) -> ProblemName:
+    """That of a model that names none: one logit can only say yes or no."""
+    return "one_logit" if classes == 1 else "single_label"
+
+
 def _usual(said: dict[str, Any]) -> ProblemName:
-    """The problem of a model that names none: one logit can only say yes or no."""
-    alone = said.get("num_classes") == 1 and "zero_shot" not in said.get("config", ())
-    return "one_logit" if alone else "single_label"
+    zero_shot = "zero_shot" in said.get("config", ())
+    return usual_problem(0 if zero_shot else said.get("num_classes", 0))
 
 
 class Pooling(Record):

@@ -27,7 +27,7 @@ from hydrasurgeon.data.labels import class_names
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
-from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake
+from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake, usual_problem
 from hydrasurgeon.files.npz import ArrayFile
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.measuring.results import Cost, Count, Provenance
@@ -112,11 +112,12 @@ def write_predictions(predictions: Predictions, path: Path, *, data: str | None 
     for s in predictions.shift:
         key = f"shift.{_key(s.name, s.severity)}"
         tensors |= {f"{key}.logits": s.logits, f"{key}.labels": s.labels}
+    usual = predictions.problem.name == usual_problem(predictions.logits.shape[-1])
     about: dict[str, Any] = {
         "name": predictions.name,
         "kind": predictions.kind,
         **({} if data is None else {"data": data}),
-        **({} if predictions.problem is SINGLE else {"problem": predictions.problem.name}),
+        **({} if usual else {"problem": predictions.problem.name}),
         "ood": [[s.name, s.group] for s in predictions.ood],
         "shift": [[s.name, s.severity] for s in predictions.shift],
     }
@@ -141,10 +142,10 @@ def read_predictions(path: Path) -> Predictions:
     """
     file = _opened(path)
     about = _about(path, file)
-    contents = _Contents(path, file, PROBLEMS[about.problem])
+    contents = _Contents(path, file)
     logits = contents.logits("logits")
-    if logits.shape[-1] == 1:
-        contents = replace(contents, problem=PROBLEMS["one_logit"])
+    problem = PROBLEMS[about.problem or usual_problem(logits.shape[-1])]
+    contents = replace(contents, problem=problem)
     groups = dict(about.ood) | {
         name: "far" for name in contents.ood_names() if name not in dict(about.ood)
     }
@@ -298,7 +299,8 @@ class _About(BaseModel):
     ood: list[tuple[Name, Group]] = []
     shift: list[tuple[Name, Count | None]] = []
     cost: Annotated[Cost, BeforeValidator(_untimed)] | None = None
-    problem: ProblemName = "single_label"
+    problem: ProblemName | None = None
+    """Absent where the number of classes tells it."""
 
     @model_validator(mode="after")
     def _each_once(self) -> _About:
@@ -361,7 +363,7 @@ class _Contents:
         logits = logits if logits.dim() == 3 else logits[:, None]
         if stored != name:
             logits = self._logarithms(stored, logits)
-        elif self.problem is SINGLE and self._distributions(logits):
+        elif self._distributions(logits):
             raise DataError(
                 f"{self.path}: {name} holds probabilities: each row is of 0 to 1 and sums to 1",
                 hint=f"Call it {name.replace('logits', 'probabilities')}, or give logarithms.",
@@ -430,32 +432,37 @@ class _Contents:
         return torch.from_numpy(self.file.read("groups").view("<i8").copy())
 
     def labels(self, name: str, *, of: Tensor) -> Tensor:
-        """Class numbers; of other problems how true yes is, or a row of 0 and 1."""
-        info = self.file.infos.get(name)
-        if self.problem is not SINGLE and info is not None and info.dtype in FLOATS:
-            shape = (len(of),) if self.problem.name == "one_logit" else (len(of), of.shape[-1])
+        """Class numbers, or numbers."""
+        shape = self.problem.label_shape(of)
+        if shape is None:
+            return self._whole(name, of, of.shape[-1])
+        info, (low, high) = self.file.infos.get(name), self.problem.labels_between
+        if info is not None and info.dtype in INTEGERS:
+            values = self._integers(name, lambda actual: actual == shape, f"integer {[*shape]}")
+        else:
             values = self._finite(
                 name, lambda actual: actual == shape, f"floating-point {[*shape]}"
             )
-            if not bool(((values >= 0) & (values <= 1)).all()):
-                raise DataError(f"{self.path}: {name} must lie between 0 and 1")
-            return values
-        if self.problem.name == "one_logit":
-            return self._whole(name, of, 2).double()
-        return self._whole(name, of, of.shape[-1])
+        if not bool(((values >= low) & (values <= high)).all()):
+            raise DataError(f"{self.path}: {name} must lie between {low:g} and {high:g}")
+        return values.double()
 
     def _whole(self, name: str, of: Tensor, classes: int) -> Int[Tensor, " sample"]:
         wanted = f"integer, one for each of the {len(of)} rows of logits"
-        dtype = self._checked(name, INTEGERS, lambda shape: shape == (len(of),), wanted)
-        values = self.file.read(name).view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
-        wrong = ((values < 0) | (values >= classes)).nonzero()[0]
+        values = self._integers(name, lambda shape: shape == (len(of),), wanted)
+        wrong = ((values < 0) | (values >= classes)).nonzero()[:, 0]
         if len(wrong):
+            row = int(wrong[0])
             raise DataError(
-                f"{self.path}: {name}: row {wrong[0]} has the label {values[wrong[0]]}; labels "
-                "must lie in"
-                f" 0-{classes - 1}"
+                f"{self.path}: {name}: row {row} has the label {int(values[row])}; labels must "
+                f"lie in 0-{classes - 1}"
             )
-        return torch.from_numpy(values.astype("i8"))
+        return values
+
+    def _integers(self, name: str, fits: Fits, wanted: str) -> Tensor:
+        dtype = self._checked(name, INTEGERS, fits, wanted)
+        values = self.file.read(name).view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
+        return torch.from_numpy(values.astype("i8")).reshape(self.file.infos[name].shape)
 
     def _checked(self, name: str, dtypes: Sequence[str], fits: Fits, wanted: str) -> str:
         """The dtype of a tensor that is there, and as it should be."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.files.decided import Cascade, Conformal, Decision, Penalty
+from hydrasurgeon.files.decided import Cascade, Conformal, Decision, GateScore, Penalty
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.printed import Answers
@@ -260,10 +260,14 @@ class Problem(ABC):
     name: ClassVar[ProblemName]
     scores: ClassVar[Sequence[str]]
     """OOD scores of the logits that it has."""
-    fits: ClassVar[bool] = True
-    """Whether OOD scores are fitted to features by its labels."""
-    weighs: ClassVar[bool] = False
-    """Whether its loss knows how much a yes counts."""
+    several: ClassVar[bool] = False
+    """Whether a sample has several answers; OOD scores are then not fitted to features."""
+    gates: ClassVar[Sequence[GateScore]] = ()
+    """Scores of one member by which a cascade can stop."""
+    labels_between: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """Between which numbers labels lie that are no class numbers."""
+    says_yes: ClassVar[bool] = False
+    """Whether each logit says yes or no by its sigmoid."""
     ranks: ClassVar[bool] = False
     """Whether the samples of a group have ranks."""
     columns: ClassVar[Mapping[str, str]]
@@ -286,6 +290,10 @@ class Problem(ABC):
     def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:
         """Which samples have a label."""
         return (labels != UNLABELLED).reshape(len(labels), -1).all(dim=1)
+
+    def label_shape(self, logits: Tensor) -> tuple[int, ...] | None:
+        """The shape of labels that are numbers; None where they are class numbers."""
+        return None
 
     @abstractmethod
     def losses(

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, one_hot
 
-from hydrasurgeon.files.decided import LOGITS, Decision, Penalty
+from hydrasurgeon.files.decided import LOGITS, Decision, GateScore, Penalty
 from hydrasurgeon.files.manifest import ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import unfit
@@ -223,6 +223,7 @@ class Classes(Problem):
 
     name: ClassVar[ProblemName] = "single_label"
     scores = (*LOGITS,)
+    gates: ClassVar[Sequence[GateScore]] = ("msp", "entropy", "ood")
     columns: ClassVar = {
         "label": "text",
         "probability": "number",

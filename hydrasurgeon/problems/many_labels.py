@@ -95,7 +95,7 @@ class ManyLabels(YesNo):
 
     name: ClassVar[ProblemName] = "multi_label"
     scores = OF_LABELS
-    fits = False
+    several = True
     columns: ClassVar = {**dict.fromkeys(("labels", "top", "set"), "json"), **DOUBTS}
     ranks = False
     lacks: ClassVar = {
@@ -106,6 +106,9 @@ class ManyLabels(YesNo):
 
     def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
         return yes_or_no(logits[..., None])
+
+    def label_shape(self, logits: Tensor) -> tuple[int, ...] | None:
+        return len(logits), logits.shape[-1]
 
     def read(self, logits: Tensor) -> Tensor:
         return logits if logits.dim() == 4 else self.choices(logits)

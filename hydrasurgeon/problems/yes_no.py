@@ -73,7 +73,10 @@ class YesNo(Classes):
 
     name: ClassVar[ProblemName] = "one_logit"
     columns: ClassVar = {"probability": "number", "logit": "number", "rank": "whole", **DOUBTS}
-    weighs = ranks = True
+    says_yes = ranks = True
+    # Entropy orders samples as msp does.
+    gates = ("msp", "ood")
+    labels_between = (0.0, 1.0)
     lacks: ClassVar = {
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
     }
@@ -88,6 +91,9 @@ class YesNo(Classes):
 
     def shares(self, labels: Tensor, count: int) -> Tensor:
         return torch.stack([1 - labels, labels], dim=-1)
+
+    def label_shape(self, logits: Tensor) -> tuple[int, ...] | None:
+        return (len(logits),)
 
     def losses(
         self,

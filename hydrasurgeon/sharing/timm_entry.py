@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.timm_vit.family import add_architecture
+from hydrasurgeon.problems import problem_of
 
 ENTRY = "hydrasurgeon_vit"
 """The architecture that config.json names; its model_args only inform, the manifest decides."""
@@ -98,7 +99,7 @@ def hydrasurgeon_vit(
             f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model or a hydra"
         )
     module: Any = (
-        TimmHydra(made.module, model.num_classes, says_yes=model.problem != "single_label")
+        TimmHydra(made.module, model.num_classes, says_yes=problem_of(model).says_yes)
         if hydra
         else made.module
     )

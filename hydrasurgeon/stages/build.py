@@ -25,6 +25,7 @@ from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.problems import problem_of
 from hydrasurgeon.stages.fuse import fusable, planned_mean, with_common_names
 from hydrasurgeon.tuning.recipes import load_recipe
 
@@ -120,7 +121,7 @@ def _opened(options: BuildOptions) -> list[Single]:
     models = with_common_names([classifying(opened, options, options.val) for opened in read])
     for opened in models:
         need_classes(opened.manifest, opened.path)
-        if opened.manifest.model.problem == "multi_label" and options.goal not in ("acc", "nll"):
+        if problem_of(opened.manifest.model).several and options.goal not in ("acc", "nll"):
             raise UsageError(
                 f"--objective {options.goal} is not supported for multi-label models "
                 f"({opened.name})",
@@ -190,7 +191,7 @@ def _opened_data(
     few = [too_few_ood(f"--ood {each.spec}", len(each)) for each in ood]
     ood = [samples for samples, note in zip(ood, few, strict=True) if note is None]
     notes += [note for note in few if note is not None]
-    if model.problem == "multi_label":  # of which no score of a whole sample is measured
+    if problem_of(model).several:  # of which no score of a whole sample is measured
         ood = []
     if not ood and options.goal not in ("acc", "nll", "avg"):
         hint = f"Give --ood data of {FEWEST_OOD} samples or more, or --objective nll."

@@ -152,7 +152,7 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
     recipe's text length and the data's kind of texts, which it keeps: what it is trained on is what
     it reads.
     """
-    from hydrasurgeon.data.labels import new_classes
+    from hydrasurgeon.data.labels import new_problem
     from hydrasurgeon.data.samples import reading
 
     if plan.problem not in (None, model.problem) and plan.classifier == "keep":
@@ -162,11 +162,7 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
         )
     column = samples.written
     if plan.classifier != "keep" and column is not None:
-        labels, kinds = column.labels, {"i": "single_label", "f": "one_logit"}
-        problem = "multi_label" if labels.ndim == 2 else plan.problem or kinds[labels.dtype.kind]
-        count, classes = 1, None
-        if problem != "one_logit":
-            count, classes = new_classes(samples.spec, column)
+        problem, count, classes = new_problem(samples.spec, column, plan.problem)
         model = family_of(model).with_classes(model, count, classes)
         model = model.model_copy(update={"problem": problem, "inputs": None})
     model = reading(model, samples)

@@ -80,7 +80,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
     """
     objective, ood_score = subject.key.objective, subject.key.detects_by
     model = subject.checkpoint.manifest.model
-    many = model.num_classes if model.problem == "multi_label" else 0
+    many = model.num_classes if subject.problem.several else 0
     if many and ood_score not in OF_LABELS:
         what = (
             f"{subject.checkpoint.name}: has many labels, and circuits of such know "

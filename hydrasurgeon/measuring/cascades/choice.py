@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.files.decided import Cascade, Gate
+from hydrasurgeon.files.decided import Cascade, Gate, GateScore
 from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.results import Interval
 from hydrasurgeon.problems.base import Outputs
@@ -56,6 +56,8 @@ TOPS = (0.0, 0.01, 0.03)
 TRIED_FIRST = 6
 """Members that are tried as the first, the most accurate ones; pairs among them as the first two.
 """
+PAIRED: Sequence[GateScore] = ("disagreement",)
+"""What the gate of two members looks at."""
 MEASURES = ("accuracy", "auroc", "fpr95", "cov5")
 """What may drop: of FPR95 it is the rise that is a loss …"""
 OF_LABELS = ("micro_f1", *MEASURES[1:3])
@@ -213,13 +215,7 @@ def families(
         first = [each.among(starters) for each in (samples, *foreign)]
         early = sides(of_starters, first[0], first[1:])
         steps = costs(starters)
-        # Of a yes or no, entropy orders samples as msp does.
-        alone = (
-            ("msp", "entropy", "ood")
-            if cascade.bias is None and cascade.temperatures is None
-            else ("msp", "ood")
-        )
-        for kind in ("disagreement",) if len(starters) == 2 else alone:
+        for kind in state.problem.gates if len(starters) == 1 else PAIRED:
             looking = cascade.model_copy(update={"gate": Gate(score=kind)})
             seen = [gate_scores(state, looking, each.logits, each.features) for each in first]
             if seen[0].min() < seen[0].max():  # else it tells nothing apart
