@@ -82,9 +82,8 @@ def _numbers(value: Any, way: tuple[str, ...]) -> Iterator[tuple[str, float | No
         for at, entry in enumerate(value):
             name = entry.get("name", at) if isinstance(entry, dict) else at
             severity = entry.get("severity") if isinstance(entry, dict) else None
-            yield from _numbers(
-                entry, (*way, f"{name}" if severity is None else f"{name}:{severity}")
-            )
+            step = str(name) if severity is None else f"{name}:{severity}"
+            yield from _numbers(entry, (*way, step))
     elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         yield ".".join(way), value
 
@@ -96,7 +95,7 @@ def check_paths(assertions: Sequence[Assertion], names: Sequence[str]) -> None:
         leaves = _leaves(Result.model_fields[root].annotation)
         if each.result not in (None, *names):
             raise UsageError(
-                f"--assert {each.text}: no result is called {each.result}",
+                f"--assert {each.text}: no result named {each.result}",
                 hint=_choice(str(each.result), names),
             )
         # What stands in a dictionary goes by names that only the run knows.
@@ -122,13 +121,16 @@ def _choice(word: str, words: Sequence[str]) -> str:
 
 def judged(assertions: Sequence[Assertion], results: Sequence[Result]) -> tuple[Asserted, ...]:
     """Each limit on each result it is about."""
-    return tuple(
-        Asserted(assertion=each.text, result=result.name, value=value, holds=each.holds(value))
-        for each in assertions
-        for result in results
-        if each.result in (None, result.name)
-        for value in [paths_of(result).get(each.path)]
-    )
+    asserted = []
+    for each in assertions:
+        for result in results:
+            if each.result in (None, result.name):
+                value = paths_of(result).get(each.path)
+                holds = each.holds(value)
+                asserted.append(
+                    Asserted(assertion=each.text, result=result.name, value=value, holds=holds)
+                )
+    return tuple(asserted)
 
 
 def require(asserted: Sequence[Asserted]) -> None:

@@ -538,7 +538,7 @@ def _ood(result: Result) -> dict[str, Any]:
 
 
 def _free(title: str, taken: Iterable[str]) -> str:
-    """What stands above an average over sets, none of which is called so."""
+    """What stands above an average over sets, none of which has that name."""
     names = set(taken)
     while title in names:
         title += " of all"

@@ -25,7 +25,7 @@ from hydrasurgeon.measuring.bootstrap import compared, is_paired
 from hydrasurgeon.measuring.results import Report, Result, unlike
 from hydrasurgeon.measuring.rows import Row
 from hydrasurgeon.report import charts
-from hydrasurgeon.report.classes import Classes
+from hydrasurgeon.report.classes import balance, class_tables
 from hydrasurgeon.report.columns import (
     NARROW,
     WIDEST,
@@ -169,13 +169,11 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
         for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))
     ]
     detecting = [row for row in drawn if row[2].foreign]
-    classes = Classes(drawn, material.reference, material.classes)
     members = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]
     return {
         "differences": charts.differences(material.numbered, material.names[material.reference]),
-        "balance": classes.balance(),
-        "by_class": _parts(classes.tables()),
-        "matrices": classes.matrices(),
+        "balance": balance(material.rows[material.reference].answers.choices),
+        "by_class": _parts(class_tables(drawn, material.reference, material.classes)),
         "maps": drawn_maps(material.manifests),
         "stripes": max((count for count in members if count <= STRIPES), default=0),
         "crowded": max(members, default=0) > STRIPES,

@@ -146,7 +146,7 @@ def test_unknown_ones_are_refused_with_what_there_is() -> None:
             "no shift_average.severities.5.eec",
             "shift_average.mce",
         ),
-        ("c:id.ece<=0.02", "no result is called c", "There are a, b."),
+        ("c:id.ece<=0.02", "no result named c", "There are a, b."),
     ):
         with pytest.raises(UsageError, match=says) as refused:
             check_paths([parse_assertion(text)], ["a", "b"])
