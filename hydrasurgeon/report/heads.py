@@ -64,8 +64,10 @@ def _map(name: str, tower: str, about: Tower, members: Sequence[Layers]) -> str:
     pieces = [label(text_of(tower), LEFT, 8, "start")]
     # Where a line of text is larger than a head, some go without their number.
     every = math.ceil(LINE / step)
-    for head in range(0, about.heads, every):
-        pieces.append(label(head, LEFT + (head + 0.4) * step, TOP - 10, "middle"))
+    pieces += [
+        label(head, LEFT + (head + 0.4) * step, TOP - 10, "middle")
+        for head in range(0, about.heads, every)
+    ]
     says = []
     for layer in range(about.layers):
         rows = [set(member[layer]) if layer < len(member) else set() for member in members]
@@ -74,8 +76,10 @@ def _map(name: str, tower: str, about: Tower, members: Sequence[Layers]) -> str:
         if layer % every == 0:
             pieces.append(label(layer, LEFT - 8, y + 0.4 * step, "end"))
             pieces.append(label(_counts(sizes), end + 4, y + 0.4 * step, "start"))
-        for head in range(about.heads):
-            pieces.append(_cell(LEFT + head * step, y, 0.87 * step, (layer, head), rows))
+        pieces += [
+            _cell(LEFT + head * step, y, 0.87 * step, (layer, head), rows)
+            for head in range(about.heads)
+        ]
     title = f"Heads of {name}, {tower}"
     description = f"Heads kept of {about.heads} in each layer: {', '.join(says)}."
     width, height = end + 12 * STRIPES, TOP + about.layers * step + 4
