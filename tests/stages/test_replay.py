@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import any_labels
 import pytest
 import torch
 from conftest import ARCH
@@ -118,7 +119,8 @@ def test_the_scripts_make_the_same_files(made: Callable[..., Path]) -> None:
 
 
 def _sh(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = f'hydrasurgeon() {{ {shlex.quote(sys.executable)} -m hydrasurgeon "$@" --quiet; }}\n{script}'
+    program = f"{shlex.quote(sys.executable)} {shlex.quote(any_labels.__file__)}"
+    command = f'hydrasurgeon() {{ {program} "$@" --quiet; }}\n{script}'
     env = {**os.environ, "PYTHONPATH": str(Path(hs.__file__).parents[1])}
     return subprocess.run(["sh", "-c", command], cwd=folder, env=env, check=False, text=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,3 +18,10 @@ def any_labels() -> Iterator[None]:
         for name in CHECKS:
             patch.setattr(f"hydrasurgeon.problems.unfit.{name}", lambda *_, **__: None)
         yield
+
+
+if __name__ == "__main__":
+    from hydrasurgeon.cli.app import run
+
+    with any_labels():
+        sys.exit(run(sys.argv[1:]))
