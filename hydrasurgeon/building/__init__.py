@@ -134,50 +134,40 @@ def summary_of(rungs: Sequence[Rung], single: Entry, options: BuildOptions) -> s
     written = "Written"
     if options.dry_run:
         written = "To be written"
-    sentences = [f"{written}, compared with your calibrated model on held-out halves of VAL:"]
-    sentences += [f"{_compared(rung, single)}." for rung in rungs if not rung.no_better]
-    same = [str(rung.budget) for rung in rungs if rung.no_better]
-    if same:
-        sentences.append(
-            f"Nothing better was found for {', '.join(same)} than for the budget below."
-        )
-    lossy = [rung for rung in rungs if _losses(rung.entry, single)]
+    lines = [f"{written}, compared with your calibrated model on held-out halves of VAL:"]
+    lossy: dict[str, list[str]] = {}
+    for rung in rungs:
+        what = f"{rung.budget}: {_what(rung.entry)} at {rung.entry.cost[rung.budget.unit]:.2f}x"
+        if rung.no_better:
+            lines.append(f"{rung.budget}: nothing better than for the budget below")
+        elif rung.entry is single:
+            lines.append(f"{what}: nothing is better by more than chance")
+        else:
+            changes = compared(rung.entry.answers, single.answers)
+            changes = tuple(each for each in changes if each.metric in MEASURES)
+            lines.append(f"{what}: {'; '.join(map(_change, changes))}")
+            lost = [MEASURES[each.metric][0] for each in changes if each.judgement == "worse"]
+            if lost:
+                lossy[str(rung.budget)] = lost
     if lossy:
-        sentences.append(f"To lose less than at {lossy[0].budget}: {_remedy(lossy[0], options)}.")
+        lines.append(
+            f"{next(iter(lossy))} loses in {' and '.join(next(iter(lossy.values())))} by "
+            f"more than chance. To lose less: {_remedy(options)}."
+        )
     files, page = str(options.out), ""
     if len(rungs) > 1:
         files, page = f"{files.rstrip('/')}/*.safetensors", " --html front.html"
     models = " ".join(shlex.quote(str(path)) for path in options.checkpoints)
-    sentences.append(
+    lines.append(
         f"Next, on data that chose nothing: hydrasurgeon eval {files} {models} --data TEST{page}"
     )
-    return "\n".join(sentences)
-
-
-def _compared(rung: Rung, single: Entry) -> str:
-    """`macs=0.5: one smaller model at 0.50x: loses in accuracy; accuracy -13.1 points (…)`."""
-    entry = rung.entry
-    what = f"{rung.budget}: {_what(entry)} at {entry.cost[rung.budget.unit]:.2f}x"
-    if entry is single:
-        return f"{what}: nothing within the budget is better by more than chance"
-    changes = ", ".join(map(_change, _differences(entry, single)))
-    better, worse = _judged(entry, single, "better"), _judged(entry, single, "worse")
-    verdict = "no different by more than chance"
-    if better and worse:
-        verdict = f"better in {better}, worse in {worse}"
-    elif better:
-        verdict = f"better in {better}, nowhere worse by more than chance"
-    elif worse:
-        verdict = f"loses in {worse}"
-    return f"{what}: {verdict}; {changes}"
+    return "\n".join(lines)
 
 
 def _what(entry: Entry) -> str:
-    if entry.choice.name.startswith("single"):
-        return "your model, calibrated"
-    if entry.is_plain:
-        return f"the {entry.choice.name}"
     count = len(entry.choice.members)
+    if entry.is_plain:
+        return entry.choice.name
     if count == 1:
         return "one smaller model"
     if entry.choice.cascade is not None:
@@ -185,40 +175,22 @@ def _what(entry: Entry) -> str:
     return f"a hydra of {count} members"
 
 
-def _remedy(rung: Rung, options: BuildOptions) -> str:
+def _remedy(options: BuildOptions) -> str:
     """What to try where a rung loses."""
-    larger = min(1.0, 1.5 * rung.budget.most)
-    remedies = []
-    if rung.budget.most < 1:
-        remedies.append(f"a larger budget (--budget {rung.budget.unit}={larger:g})")
+    remedies = ["a larger budget", "more of TRAIN for scores and repairs (--score-limit)"]
     if options.tune is None:
-        remedies.append("--tune auto, which distils the members")
-    remedies.append("more of TRAIN for scores and repairs (--score-limit)")
+        remedies.append("distilled members (--tune auto)")
     return ", or ".join(remedies)
 
 
-def _differences(entry: Entry, single: Entry) -> list[Difference]:
-    return [each for each in compared(entry.answers, single.answers) if each.metric in MEASURES]
-
-
-def _losses(entry: Entry, single: Entry) -> str:
-    return _judged(entry, single, "worse")
-
-
-def _judged(entry: Entry, single: Entry, judgement: str) -> str:
-    """`accuracy and NLL`: what is better, or worse, by more than chance."""
-    return " and ".join(
-        MEASURES[each.metric][0]
-        for each in _differences(entry, single)
-        if each.judgement == judgement
-    )
-
-
 def _change(difference: Difference) -> str:
-    """`accuracy +0.4 points (-0.6 to +1.3)`."""
+    """`accuracy +0.4 points (-0.6 to +1.3)`, and whether that is better or worse."""
     name, factor, digits, unit = MEASURES[difference.metric]
     value, low, high = (
         f"{factor * number:+.{digits}f}"
         for number in (difference.value, difference.low, difference.high)
     )
-    return f"{name} {value}{unit} ({low} to {high})"
+    text = f"{name} {value}{unit} ({low} to {high})"
+    if difference.judgement == "equal":
+        return text
+    return f"{text}, {difference.judgement}"

@@ -21,6 +21,8 @@ from hydrasurgeon.statistics.temperature import temperature_of
 
 TINY = 1e-30
 """A probability that underflows counts as this in float32."""
+PROBABILITIES = "msp"
+"""The OOD score that looks at the probabilities alone, of members and of their mean alike."""
 MOST_MEMBERS = 5
 """Members of a hydra whose number is left open."""
 SWAPS = 3
@@ -46,16 +48,18 @@ class Pool:
         self.members = list(members)
         self.numbers = {member.file: number for number, member in enumerate(self.members)}
         self.terms: list[Tensor] = []
-        """For the validation set probabilities [member, row, class]; then for it and each OOD set
-        what is large for familiar samples.
+        """Probabilities [member, row, class] of the validation set. Then what is large for familiar
+        samples of that and of each OOD set; where it is the probabilities, those of the OOD sets.
         """
-        kind = objective.score
+        self.kind = PROBABILITIES
         for number, each in enumerate(answers):
             if number == 0:
                 self.labels = each.labels
-                if each.ood:
-                    kind = state_score([each], objective.score)
-            terms = _terms(each, kind, sees_ood=objective.sees_ood)
+                if objective.sees_ood and each.ood:
+                    self.kind = state_score([each], objective.score)
+                if self.kind == "mi":  # of which one member alone has none
+                    self.kind = PROBABILITIES
+            terms = _terms(each, self.kind, sees_ood=objective.sees_ood)
             if not self.terms:
                 count = len(self.members)
                 self.terms = [torch.empty(count, *term.shape, dtype=term.dtype) for term in terms]
@@ -87,6 +91,8 @@ class Pool:
         right = (probs.argmax(dim=-1) == self.labels).double().mean()
         of_truth = probs.gather(-1, self.labels[:, None])[:, 0] / count
         figures = {"accuracy": right, "nll": -of_truth.clamp_min(TINY).log().double().mean()}
+        if self.kind == PROBABILITIES and familiar:
+            familiar = [*sums]
         if familiar:
             inside, *outside = (-values.amax(dim=-1) for values in familiar)
             areas = [auroc(inside, values) or 0.0 for values in outside]
@@ -98,10 +104,10 @@ def _terms(answers: Answers, kind: str, *, sees_ood: bool) -> list[Tensor]:
     """What is added up over members."""
     at = temperature_of(answers.val[:, None], answers.labels)
     probs = [(logits / at).softmax(dim=-1) for logits in answers.sets]
-    if not (sees_ood and answers.ood):
+    if not sees_ood:
         return probs[:1]
-    if kind == "msp" or kind == "mi":  # one member alone has no mutual information
-        return [probs[0], *probs]
+    if kind == PROBABILITIES:
+        return probs
     sets = range(len(answers.sets))
     familiar = [-values_of(kind, [answers], [answers], number)[:, None] for number in sets]
     return [probs[0], *familiar]

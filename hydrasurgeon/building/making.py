@@ -405,7 +405,7 @@ def _calibration(search: Search, entry: Entry, file: Path) -> Command:
     words: dict[str, Any] = {"data": options.val, **options.names, **options.running}
     words |= {"limit": options.limit, "seed": options.seed}
     score = entry.objective.score
-    if score == "auto":
+    if score == "auto" or (score == "mi" and len(entry.choice.members) == 1):
         words["ood"] = list(options.ood)
     else:
         words["ood_score"] = score

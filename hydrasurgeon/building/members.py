@@ -72,15 +72,8 @@ class Pruning:
 
     @property
     def name(self) -> str:
-        """`circuit-avg-r14-l3-5-lstsq`: as its file is called."""
-        text = f"{self.method}-r{self.remove}"
-        if self.sample is not None:
-            text = f"{self.method}-s{self.sample.replace('/', 'of')}-seed{self.seed}"
-        if self.layers is not None:
-            text += f"-l{self.layers}"
-        if self.compensate is not None:
-            text += f"-{self.compensate}"
-        return text
+        """`circuit-avg_-14_in_layers_3-5_lstsq`: as its file is called."""
+        return self.label.replace(",", "").replace("/", "of").replace(" ", "_")
 
 
 @dataclass(frozen=True)

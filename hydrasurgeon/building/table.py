@@ -173,9 +173,13 @@ class Entry:
     def row(self, name: str) -> Row:
         """As the table shows it."""
         worth = {key: float(values) for key, values in self.figures().items()}
+        return Row(name, len(self.choice.members), self.cost, worth, self.errors)
+
+    @cached_property
+    def errors(self) -> dict[str, float]:
+        """Standard errors of its figures."""
         ends = bootstrap(self.figures, *self.counts, level=ONE_SIDE)
-        errors = {key: (high - low) / 2 for key, (low, high) in ends.items()}
-        return Row(name, len(self.choice.members), self.cost, worth, errors)
+        return {key: (high - low) / 2 for key, (low, high) in ends.items()}
 
 
 class Table:
