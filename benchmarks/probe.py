@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ from answers import DEMO, _dinov2_probe, images
 from surgery import machine
 
 import hydrasurgeon as hs
-from hydrasurgeon.probing.report import ProbeReport
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "paper"))
+from probing.probe import probe
+from probing.report import ProbeReport
 
 RESULTS = Path(__file__).parent / "results" / "probe.json"
 DEMOS = ("backbone", "independent-2", "independent-3")
@@ -63,7 +67,7 @@ def conditions(report: ProbeReport) -> dict[str, Any]:
 def probe_conditions(path: Path, kind: str) -> dict[str, Any]:
     rows = {}
     for method in METHODS:
-        report = hs.probe(
+        report = probe(
             path,
             data="demo:val",
             method=method,
@@ -102,7 +106,7 @@ def separation(name: str, folder: Path) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for kind, checkpoint in (("dense", path), ("circuit", circuit.path)):
         foreign = [f"{each}=demo:{each}" for each in FOREIGN]
-        report = hs.probe(
+        report = probe(
             checkpoint,
             data="demo:test",
             ood=foreign,

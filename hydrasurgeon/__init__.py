@@ -12,30 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from hydrasurgeon.commands import COMMANDS
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.sharing.timm_hook import install
 
 install()
 
-__all__ = [
-    "Decision",
-    "HydraError",
-    "bench",
-    "build",
-    "calibrate",
-    "evaluate",
-    "finetune",
-    "fuse",
-    "load",
-    "predict",
-    "probe",
-    "prune",
-    "replay",
-    "score",
-    "verify",
-]
-
-_HOME = {name: f"hydrasurgeon.stages.{name}:{name}" for name in __all__} | {
+_HOME = {command.function: command.place for command in COMMANDS if command.in_python} | {
     "Decision": "hydrasurgeon.runtime.standalone:Decision",
     "HydraError": "hydrasurgeon.errors:HydraError",
     "load": "hydrasurgeon.runtime.classifier:load",
@@ -43,6 +26,7 @@ _HOME = {name: f"hydrasurgeon.stages.{name}:{name}" for name in __all__} | {
 """Where each name of the public interface is defined; `python tools/render_stubs.py` writes their
 types.
 """
+__all__ = sorted(_HOME)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

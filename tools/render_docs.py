@@ -34,7 +34,7 @@ PASSAGES = {
     "decision": ("guide/decision", decision.MARKS, decision.passage),
     "cascade": ("guide/cascade", cascade.MARKS, cascade.passage),
     "corruptions": ("guide/shift", shift.MARKS, shift.passage),
-    "probe": ("guide/probe", probe.MARKS, probe.passage),
+    "probe": ("../examples/paper/probing/README", probe.MARKS, probe.passage),
     "serve": ("guide/serving", serving.MARKS, serving.passage),
 }
 """By file of results: the page it has a passage in, the marks around that passage, and who writes it."""

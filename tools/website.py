@@ -59,20 +59,20 @@ def relinked(link: re.Match[str], source: str, uri: str) -> str:
 
 def options() -> str:
     """The page of all commands: what `--help` says of each."""
-    from hydrasurgeon.cli.commands import COMMANDS
-    from hydrasurgeon.cli.help import EXAMPLES, sections
+    from hydrasurgeon.cli.help import sections
+    from hydrasurgeon.commands import COMMANDS
 
     parts = ["# Options of every command", "`hydrasurgeon help COMMAND` prints the same."]
     for command in COMMANDS:
-        lines = "\n".join(
-            f"hydrasurgeon {command.name} {line}" for line in EXAMPLES.get(command.name, ())
-        )
+        if not command.record or command.hidden:
+            continue
+        lines = "\n".join(f"hydrasurgeon {command.name} {line}" for line in command.examples)
         parts += [
             f"## {command.name}",
-            cleandoc(str(command.record.__doc__)),
+            cleandoc(str(command.options.__doc__)),
             f"```bash\n{lines}\n```",
         ]
-        for title, rows in sections(command.name, command.record).items():
+        for title, rows in sections(command).items():
             cells = [f"| <code>{cell(typed)}</code> | {cell(meant)} |" for typed, meant in rows]
             parts.append("\n".join([f"| {title} | |", "|---|---|", *cells]))
     return "\n\n".join(parts) + "\n"

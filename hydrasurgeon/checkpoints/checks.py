@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.folder import config_of
@@ -30,6 +31,34 @@ class Check:
     detail: str
     difference: float | None = None
     """Largest difference of two outputs or weights, where there were two to compare."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A checkpoint, and how each check of it came out."""
+
+    path: Path
+    checks: tuple[Check, ...]
+
+    @property
+    def broken(self) -> list[Check]:
+        """What does not hold; what could not be checked does not count."""
+        return [check for check in self.checks if check.holds is False]
+
+    @property
+    def holds(self) -> bool:
+        return not self.broken
+
+    def require(self) -> None:
+        """CheckFailed where something does not hold."""
+        if self.holds:
+            return
+        first, *others = self.broken
+        more = f", nor do {len(others)} more" if others else ""
+        raise CheckFailed(
+            f"{self.path}: {first.name} does not hold ({first.detail}){more}",
+            hint="Do not rely on it before you know why.",
+        )
 
 
 def short(sha256: str) -> str:
@@ -204,14 +233,3 @@ def _cut(manifest: Manifest) -> Iterator[bool]:
     for record in manifest.members or (manifest,):
         counts = {name: tuple(map(len, rows)) for name, rows in (record.kept or {}).items()}
         yield counts != whole or record.kept_neurons is not None
-
-
-def must_hold(path: str, checks: Sequence[Check]) -> None:
-    """Refuse what did not prove true."""
-    broken = [check for check in checks if check.holds is False]
-    if broken:
-        more = f", nor do {len(broken) - 1} more" if len(broken) > 1 else ""
-        raise CheckFailed(
-            f"{path}: {broken[0].name} does not hold ({broken[0].detail}){more}",
-            hint="Do not rely on it before you know why.",
-        )

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
-from hydrasurgeon.cli.commands import add
+from hydrasurgeon.cli.commands import add, regrouped
 from hydrasurgeon.cli.help import WIDEST, Pages, Plain
 from hydrasurgeon.cli.signals import speaking
+from hydrasurgeon.commands import NAMED, Command
 from hydrasurgeon.errors import HydraError, OutputError, UsageError
 from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.options.base import about
 
 app = typer.Typer(
     name="hydrasurgeon",
@@ -50,15 +53,6 @@ def start(version: Annotated[bool, VERSION] = False) -> None:
     """Prune attention heads and fuse the pruned members into one calibrated hydra."""
 
 
-@app.command("schema", cls=Plain)
-def schema() -> None:
-    """Print the JSON Schema of manifests."""
-    from hydrasurgeon import render
-    from hydrasurgeon.files.manifest import json_schema
-
-    render.raw(json_schema())
-
-
 @app.command("demo", cls=Plain)
 def demo(
     folder: Annotated[
@@ -80,12 +74,8 @@ def demo(
 def help_of(
     command: Annotated[str | None, typer.Argument(metavar="[COMMAND]", help="Of which.")] = None,
 ) -> None:
-    """Show what a command can be told, with examples."""
+    """List a command's options, with examples."""
     raise typer.Exit(run([*([command] if command else []), "--help"]))
-
-
-# typer brings its own copy of click from some version on: this is the right one's UsageError.
-_WRONG_USAGE: Any = typer.BadParameter.__mro__[1]
 
 
 def run(arguments: list[str]) -> int:
@@ -93,11 +83,9 @@ def run(arguments: list[str]) -> int:
     from hydrasurgeon import render
 
     try:
-        several = {"bench": "--vs", "finetune": "--teacher"}.get(arguments[0] if arguments else "")
-        if several is not None:
-            arguments = spread(arguments, several)
-        if arguments[:1] == ["eval"]:
-            arguments = printed(arguments)
+        command = NAMED.get(arguments[0]) if arguments else None
+        if command is not None and command.record:
+            arguments = regrouped(arguments, command.options)
         # Help is the one text that typer prints itself.
         with render.writing(sys.stdout) if {"-h", "--help"} & {*arguments} else nullcontext():
             code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
@@ -106,11 +94,11 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except typer.Abort:
         return 130
-    except _WRONG_USAGE as error:
+    except TyperException as error:
         if not arguments:  # the whole help
             error.show()
         else:
-            render.failed(_misused(arguments[0], error))
+            render.failed(_misused(command, error))
         return UsageError.exit_code
     except OSError as error:
         # Outputs say so themselves: this is what libraries and stages lay aside while they work.
@@ -125,40 +113,17 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def spread(arguments: list[str], option: str) -> list[str]:
-    """`--vs a b c` → `--vs a --vs b --vs c`: everything up to the next option belongs to it."""
-    words: list[str] = []
-    inside = False
-    for argument in arguments:
-        if argument.startswith("-"):
-            inside = argument == option
-            words += [] if inside else [argument]
-        else:
-            words += [option, argument] if inside else [argument]
-    return words
-
-
-def printed(arguments: list[str]) -> list[str]:
-    """`--markdown` alone → `--markdown -`: the next word is its own only where that ends as such a
-    file does.
-    """
-    words: list[str] = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        alone = (
-            word == "--markdown"
-            and following != "-"
-            and not following.endswith((".md", ".markdown", ".txt"))
-        )
-        words += [word, "-"] if alone else [word]
-    return words
-
-
-def _misused(first: str, error: Any) -> UsageError:
+def _misused(command: Command | None, error: Any) -> UsageError:
     """A misspelt command line as one of our own errors."""
-    command = f" {first}" if first in {c.name for c in app.registered_commands} else ""
-    return UsageError(
-        error.format_message(), hint=f"`hydrasurgeon{command} -h` says what can be given."
-    )
+    name = "" if command is None else f" {command.name}"
+    what = str(error.format_message())
+    word = getattr(error, "option_name", "").lstrip("-")
+    if command is not None and command.record:
+        record = command.options
+        for field in record.model_fields:
+            if word in about(record.model_fields[field]).get("also", ()):
+                what = f"No such option: --{word} Did you mean {record.flag(field)}?"
+    return UsageError(what, hint=f"`hydrasurgeon{name} -h` lists the options.")
 
 
 def main() -> int:

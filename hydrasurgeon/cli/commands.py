@@ -1,5 +1,5 @@
-"""The commands, and how a record of options becomes one: its fields are the options, its stage does
-the work, and what the stage returns is shown.
+"""How a command becomes one of the command line: its fields are the options, its stage does the
+work, and its view shows what that returns.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -17,110 +16,41 @@ from pydantic.fields import FieldInfo
 
 from hydrasurgeon.cli.help import Page
 from hydrasurgeon.cli.signals import go_on, speaking
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.commands import COMMANDS, Command
 from hydrasurgeon.lookup import imported
-from hydrasurgeon.options.base import CHECKPOINTS, LABELLED, UNLABELLED, Options, about
-from hydrasurgeon.options.deciding import (
-    CalibrateOptions,
-    MonitorOptions,
-    PredictOptions,
-    ServeOptions,
-)
-from hydrasurgeon.options.making import (
-    BuildOptions,
-    FinetuneOptions,
-    FuseOptions,
-    PruneOptions,
-    ScoreOptions,
-)
-from hydrasurgeon.options.measuring import (
-    BenchOptions,
-    CompareOptions,
-    EvaluateOptions,
-    ExportOptions,
-    InspectOptions,
-    ProbeOptions,
-    ReplayOptions,
-    VerifyOptions,
+from hydrasurgeon.options.base import (
+    CHECKPOINTS,
+    CRITERIA,
+    FRESH,
+    LABELLED,
+    RECIPES,
+    STDOUT,
+    UNLABELLED,
+    Options,
+    about,
 )
 
-STDOUT = "-"
-"""Where an output goes that is printed, and where data comes from that is typed."""
-FRESH = "init:"
-"""What a checkpoint begins with that is made of random weights."""
 NAMED = re.compile(r"[^=/]*=")
 """What a data set is called, in front of it."""
 PATTERN = {*"{*?["}
 """What is in a spec of several files."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command: what it can be told, what does the work, and what shows the result."""
-
-    name: str
-    record: type[Options]
-    stage: str
-    """`module:function` in hydrasurgeon.stages."""
-    shown: str
-    """The function in hydrasurgeon.render."""
-    then: Callable[[Any], None] | None = None
-    """What is done with the result at last: checks that the user asked for."""
-
-
-def _keep_limits(evaluation: Any) -> None:
-    imported("hydrasurgeon.measuring.asserts:require")(evaluation.report.asserts or ())
-
-
-def _must_hold(result: Any) -> None:
-    imported("hydrasurgeon.checkpoints.checks:must_hold")(str(result.path), result.checks)
-
-
-def _as_stopped(result: Any) -> None:
-    if result.stop is not None:
-        raise result.stop
-
-
-COMMANDS = (
-    Command("score", ScoreOptions, "score:score", "scored"),
-    Command("prune", PruneOptions, "prune:prune", "pruned"),
-    Command("finetune", FinetuneOptions, "finetune:finetune", "finetuned"),
-    Command("fuse", FuseOptions, "fuse:fuse", "fused"),
-    Command("build", BuildOptions, "build:build", "built"),
-    Command("calibrate", CalibrateOptions, "calibrate:calibrate", "calibrated"),
-    Command("predict", PredictOptions, "predict:predict", "predicted"),
-    Command("serve", ServeOptions, "serve:serve", "served", _as_stopped),
-    Command(
-        "monitor", MonitorOptions, "monitor:monitor", "monitored", lambda result: result.require()
-    ),
-    Command("eval", EvaluateOptions, "evaluate:evaluate", "evaluated", _keep_limits),
-    Command("bench", BenchOptions, "bench:bench", "benched"),
-    Command("inspect", InspectOptions, "inspect:inspect", "inspected"),
-    Command("compare", CompareOptions, "compare:compare", "compared"),
-    Command("probe", ProbeOptions, "probe:probe", "probed"),
-    Command("verify", VerifyOptions, "verify:verify", "verified", _must_hold),
-    Command("replay", ReplayOptions, "replay:replay", "replayed", _must_hold),
-    Command("export", ExportOptions, "export:export", "exported"),
-)
-"""All commands but `schema`, `demo` and `help`, which take next to nothing."""
-
-
 def add(app: typer.Typer) -> None:
     """Give the application its commands."""
     for command in COMMANDS:
-        app.command(command.name, cls=type("Page", (Page,), {"record": command.record}))(
-            _function(command)
-        )
+        if command.record:
+            page = type("Page", (Page,), {"about": command})
+            app.command(command.name, cls=page, hidden=command.hidden)(_function(command))
 
 
 def _function(command: Command) -> Callable[..., None]:
     """The function that Typer calls, with the record's fields as its parameters."""
-    record = command.record
+    record = command.options
     parameters = [
         _parameter(name, field) for name, field in record.ordered().items() if about(field)
     ]
-    names = {p.name for p in parameters}
-    if "json_" not in names:
+    if "json_" not in record.model_fields:
         parameters.append(_flag("as_json", "--json", help="The result as JSON on stdout."))
     parameters.append(_flag("quiet", "--quiet", "-q", help="No progress and no notes."))
     parameters.sort(key=lambda p: p.default is not p.empty)
@@ -128,33 +58,23 @@ def _function(command: Command) -> Callable[..., None]:
     def called(*, quiet: bool, as_json: bool = False, **values: Any) -> None:
         from hydrasurgeon import render
 
-        options = {
-            record.model_fields[n].alias or n: value
-            for n, value in values.items()
+        given = {
+            record.model_fields[name].alias or name: value
+            for name, value in values.items()
             if value not in (None, [])
         }
-        read = record.of(**options)
-        _look(read)
-        options = {name: getattr(read, "json_" if name == "json" else name) for name in options}
-        printed = _printed(options)
-        if printed == "json":
-            as_json = True
-        if record is PredictOptions and options.get("out") is None:
-            if as_json:
-                raise UsageError(
-                    "--json requires -o: rows on stdout are JSON already", hint="Give -o F too."
-                )
-            options["each"] = render.raw
-        how = {"shell": options.pop("shell", False)} if record is ReplayOptions else {}
-        with speaking(lambda: go_on(read)), render.progress(quiet) as tick:
-            if "progress" in record.model_fields:
-                options["progress"] = tick
-            if "say" in record.model_fields and not quiet:
-                options["say"] = render.say
-            result = imported(f"hydrasurgeon.stages.{command.stage}")(**options)
-        getattr(render, command.shown)(result, json=as_json, quiet=quiet, **how)
-        if command.then is not None:
-            command.then(result)
+        options = record.of(**given)
+        _look(options)
+        if getattr(options, "json_", None) == STDOUT:
+            options, as_json = options.but(json_=None), True
+        options = options.printing(render.raw, json=as_json)
+        with speaking(lambda: go_on(options)), render.progress(quiet) as tick:
+            shown = {"progress": tick} if quiet else {"progress": tick, "say": render.say}
+            shown = {name: value for name, value in shown.items() if name in record.model_fields}
+            result = imported(command.place)(options.but(**shown))
+        getattr(render, command.view)(result, json=as_json, quiet=quiet)
+        if hasattr(result, "require"):
+            result.require()
 
     called.__name__, called.__doc__ = command.name, record.__doc__
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -173,13 +93,12 @@ def _look(options: Options) -> None:
     from hydrasurgeon.options.columns import DataSpec
     from hydrasurgeon.tuning.recipes import load_recipe
 
-    for name in ("method", "criteria"):
-        for key in (getattr(options, name, None) or "").split(","):
-            if key:
-                criterion(key.strip(), option=f"--{name}")
-    for name in ("recipe", "tune"):
-        if getattr(options, name, None) not in (None, "auto"):
-            load_recipe(str(getattr(options, name)), {})
+    for flag, names in options.named(CRITERIA):
+        for name in filter(None, names.split(",")):
+            criterion(name.strip(), option=flag)
+    for _, recipe in options.named(RECIPES):
+        if recipe != "auto":
+            load_recipe(recipe, {})
     for text in options.reading(CHECKPOINTS):
         if not (text.startswith(FRESH) or is_hub_id(text) or present(Path(text))):
             find(text.partition("#")[0])
@@ -189,17 +108,25 @@ def _look(options: Options) -> None:
             located(DataSpec.parse(spec).place)
 
 
-def _printed(options: dict[str, Any]) -> str | None:
-    """Which report goes to stdout; `--json -` is the command line's own, the others the stage
-    prints.
+def regrouped(words: list[str], record: type[Options]) -> list[str]:
+    """A command line as Typer reads it: `--vs a b c` → `--vs a --vs b --vs c`, and `--markdown`
+    without a file → `--markdown -`.
     """
-    printed = [name for name in ("json", "html", "markdown") if options.get(name) == STDOUT]
-    if len(printed) > 1:
-        what = f"--{printed[0]} - conflicts with --{printed[1]} -: both would be printed"
-        raise UsageError(what, hint="Give one of them a file.")
-    if printed == ["json"]:
-        del options["json"]
-    return printed[0] if printed else None
+    fields = {flag: about(f) for n, f in record.model_fields.items() for flag in record.flags(n)}
+    several = {flag for flag, said in fields.items() if said.get("spread")}
+    alone = {flag: said["endings"] for flag, said in fields.items() if said.get("endings")}
+    grouped: list[str] = []
+    current = ""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("-") and word != STDOUT:
+            current = word if word in several else ""
+        elif current:
+            grouped.append(current)
+        if word != current:
+            grouped.append(word)
+        if word in alone and following != STDOUT and not following.endswith(alone[word]):
+            grouped.append(STDOUT)
+    return grouped
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -211,20 +138,15 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     else:
         flags = said["flags"] or (f"--{name.replace('_', '-')}",)
         info = typer.Option(*flags, metavar=said["metavar"], help=field.description)
-    if field.is_required():
-        return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info]
-        )
-    default = (
-        field.default
-        if kind is bool
-        else None
-        if field.default in (None, ())
-        else str(field.default)
-    )
-    annotation = Annotated[kind | None, info]  # type: ignore[valid-type]
+    required = field.is_required()
+    default = field.default if kind is bool else None
+    if required:
+        default = inspect.Parameter.empty
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind if required else kind | None, info],  # type: ignore[valid-type]
     )
 
 

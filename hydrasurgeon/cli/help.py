@@ -1,6 +1,4 @@
-"""What `--help` prints: commands and options in groups, what people need first, two examples for
-each command.
-"""
+"""What `--help` prints: commands and options in groups, what people need first, and examples."""
 
 from __future__ import annotations
 
@@ -9,81 +7,23 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand, TyperGroup
 
+from hydrasurgeon import commands
+from hydrasurgeon.commands import COMMANDS, NAMED, Command
 from hydrasurgeon.options.base import GROUPS, RUNS, WRITTEN, Options, about
 
 WIDEST = 120
 """Columns of a help page, in a terminal that is wider."""
 ARGUMENTS = "Arguments"
 """The group of what has no `--name`."""
-COMMANDS = {
-    "Make a hydra": ("build", "score", "prune", "finetune", "fuse", "calibrate"),
-    "Measure": ("eval", "bench", "compare", "probe"),
-    "Use": ("predict", "serve", "monitor", "export"),
-    "Trust": ("inspect", "verify", "replay"),
-    "More": ("demo", "schema", "help"),
-}
-"""The commands in groups, in the order in which they are listed."""
-EXAMPLES = {
-    "build": (
-        "vit --data train/ --val val/ --budget macs=1.5 -o hydra.safetensors",
-        (
-            "vit --data train/ --val val/ --ood others/ --criteria taylor,fisher --candidates 16 "
-            "-o "
-            "hydra2.safetensors"
-        ),
-    ),
-    "score": (
-        "vit --method taylor --data val/",
-        (
-            "vit --method circuit --objective acc --search attribution --data val/ --limit 500 -o "
-            "scored.safetensors"
-        ),
-    ),
-    "prune": (
-        "vit --method taylor --keep 8 -o m1.safetensors",
-        (
-            "vit --method taylor --sample 36/72 --seed 1 --compensate lstsq --data val/ -o "
-            "m2.safetensors"
-        ),
-    ),
-    "finetune": (
-        "m1 --data train/ --val val/ --freeze mlp -o t1.safetensors",
-        "m2 --data train/ --teacher vit --recipe teach --freeze mlp -o t2.safetensors",
-    ),
-    "fuse": ("t1 t2 -o pair.safetensors", "m1 m2 --mlp separate --check val/ -o pair2.safetensors"),
-    "calibrate": (
-        "pair --data val/ -o ready.safetensors",
-        "pair --data val/ --fit-data train/ --ood others/ --cascade -o ready2.safetensors",
-    ),
-    "eval": (
-        "vit pair --data test/ --ood far:others=others/",
-        "vit pair --data test/ --ci 0.95 --html report.html",
-    ),
-    "bench": ("pair --backbone vit --batch 1,16", "pair --vs t1 t2 --data test/"),
-    "compare": ("m1 m2", "pair.safetensors#0 pair.safetensors#1"),
-    "probe": ("vit --data val/", "vit --data val/ --ood others=others/ --keep 8"),
-    "predict": ("ready --data test/ -o answers.jsonl", "ready --data test/ --limit 3"),
-    "serve": ("ready", "ready --host 0.0.0.0 --port 80 --cascade --answers answers.jsonl"),
-    "monitor": ("answers.jsonl --against ready", "answers.jsonl --against ready --json"),
-    "export": ("pair -o pair.onnx", "m1 --format padded -o whole/"),
-    "inspect": ("pair", "pair --json"),
-    "verify": ("pair", "pair --parents ."),
-    "replay": ("m1 --from . --dry-run", "m1 --from . -o again/"),
-    "demo": ("", "-o somewhere/"),
-    "schema": ("", "> manifest.schema.json"),
-    "help": ("", "prune"),
-}
-"""Two lines for each command, as they are typed behind its name; they run in this order in one
-folder.
-"""
 
 
-def sections(name: str, record: type[Options]) -> dict[str, list[tuple[str, str]]]:
+def sections(command: Command) -> dict[str, list[tuple[str, str]]]:
     """A command's options in groups, each as it is typed and what it means: required ones and those
     of the examples first.
     """
+    record = command.options
     rows: dict[str, list[tuple[str, str]]] = {group: [] for group in (ARGUMENTS, *GROUPS)}
-    shown = {word for line in EXAMPLES.get(name, ()) for word in line.split()}
+    shown = {word for line in command.examples for word in line.split()}
     fields = {each: field for each, field in record.ordered().items() if about(field)}
 
     def rank(each: str) -> int:
@@ -124,31 +64,26 @@ def _meant(field: FieldInfo) -> str:
 class Page(TyperCommand):
     """A command whose options stand in groups."""
 
-    record: type[Options]
+    about: Command
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """What must be given, then the rest."""
-        names, fields = self.record.arguments(), self.record.model_fields
-        pieces = [
-            _typed(self.record, name)
-            if fields[name].is_required()
-            else f"[{_typed(self.record, name)}]"
-            for name in names
-        ]
-        required = [
-            name for name, field in fields.items() if field.is_required() and name not in names
-        ]
-        return [
-            *pieces,
-            *(_typed(self.record, name).replace("-o, --out", "-o") for name in required),
-            "[OPTIONS]",
-        ]
+        record = self.about.options
+        names, fields = record.arguments(), record.model_fields
+        pieces = []
+        for name in names:
+            typed = _typed(record, name)
+            pieces.append(typed if fields[name].is_required() else f"[{typed}]")
+        for name, field in fields.items():
+            if field.is_required() and name not in names:
+                pieces.append(_typed(record, name).replace("-o, --out", "-o"))
+        return [*pieces, "[OPTIONS]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        for title, lines in sections(str(self.name), self.record).items():
+        for title, lines in sections(self.about).items():
             with formatter.section(title):
                 formatter.write_dl(lines)
-        examples(str(self.name), formatter)
+        examples(self.about, formatter)
 
 
 class Plain(TyperCommand):
@@ -156,36 +91,29 @@ class Plain(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         super().format_options(ctx, formatter)
-        examples(str(self.name), formatter)
+        examples(NAMED[str(self.name)], formatter)
 
 
 class Pages(TyperGroup):
     """The list of commands, in groups and with whole sentences."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        named = [name for names in COMMANDS.values() for name in names]
-        others = [name for name in self.commands if name not in named]
-        for title, names in COMMANDS.items():
-            there = [
-                self.commands[name]
-                for name in (*names, *(others if title == "More" else ()))
-                if name in self.commands
+        groups = {command.name: command.group for command in COMMANDS}
+        listed = [command for command in self.commands.values() if not command.hidden]
+        for group in commands.GROUPS:
+            rows = [
+                (f"{command.name:9}", sentence(command.help or ""))
+                for command in sorted(listed, key=lambda command: [*groups].index(command.name))
+                if groups[str(command.name)] == group
             ]
-            with formatter.section(title):
-                formatter.write_dl(
-                    [(f"{each.name:9}", sentence(each.help or "")) for each in there]
-                )
+            with formatter.section(group):
+                formatter.write_dl(rows)
+        options = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
         with formatter.section("Options"):
-            formatter.write_dl(
-                [
-                    record
-                    for parameter in self.get_params(ctx)
-                    if (record := parameter.get_help_record(ctx))
-                ]
-            )
+            formatter.write_dl([record for record in options if record])
         formatter.write_paragraph()
         formatter.write_text(
-            "`hydrasurgeon help COMMAND` shows what a command can be told, with examples."
+            "`hydrasurgeon help COMMAND` lists a command's options, with examples."
         )
 
 
@@ -194,10 +122,9 @@ def sentence(text: str) -> str:
     return " ".join(text.partition("\n\n")[0].split())
 
 
-def examples(name: str, formatter: Any) -> None:
-    """Two lines that can be copied, whole however long they are."""
+def examples(command: Command, formatter: Any) -> None:
+    """Lines that can be copied, whole however long they are."""
     with formatter.section("Examples"):
-        for line in EXAMPLES.get(name, ()):
-            formatter.write(
-                f"{'':>{formatter.current_indent}}{f'hydrasurgeon {name} {line}'.strip()}\n"
-            )
+        for line in command.examples:
+            typed = f"hydrasurgeon {command.name} {line}".strip()
+            formatter.write(f"{'':>{formatter.current_indent}}{typed}\n")

@@ -30,6 +30,12 @@ GROUPS = READ, CHOSEN, RUNS, WRITTEN = (
 
 KINDS = CHECKPOINTS, LABELLED, UNLABELLED = "checkpoints", "labelled data", "data"
 """Groups of what is read: what the values name, and whether its labels are of use."""
+CRITERIA, RECIPES = "criteria", "recipes"
+"""What else values may name."""
+FRESH = "init:"
+"""What a checkpoint begins with that is made of random weights."""
+STDOUT = "-"
+"""Where an output goes that is printed, and where data comes from that is typed."""
 
 EXPECTED = {
     "literal_error": "expected {expected}",
@@ -60,22 +66,31 @@ def option(
     flags: Sequence[str] = (),
     recorded: bool = False,
     repeatable: bool = False,
+    spread: bool = False,
+    endings: tuple[str, ...] = (),
+    reads: str | None = None,
+    also: Sequence[str] = (),
     **bounds: Any,
 ) -> Any:
     """A field that is an option.
 
     `unset` says what holds where it is not given and its default does not say so; `flags` are its
     names where they are not the field's; `recorded` options are kept in the history; a `repeatable`
-    one may be given several times on the command line.
+    one may be given several times on the command line, to one that is `spread` belongs everything
+    up to the next; one with `endings` is printed where no file that ends so is named; `also` is
+    what else people call it.
     """
     about: dict[str, Any] = {
         "group": READ if group in KINDS else group,
-        "reads": group,
+        "reads": reads or group,
         "metavar": metavar,
         "unset": unset,
         "flags": [*flags],
         "recorded": recorded,
         "repeatable": repeatable,
+        "spread": spread,
+        "endings": endings,
+        "also": [*also],
     }
     return Field(default, description=help, json_schema_extra=about, **bounds)
 
@@ -121,23 +136,16 @@ class Options(BaseModel):
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
-        chosen = {
-            name
-            for name, field in type(self).model_fields.items()
-            if getattr(self, name) != field.default
-        }
-        for name, others in [
-            pair for base in type(self).__mro__ for pair in vars(base).get("requires", {}).items()
-        ]:
+        rules = [vars(base) for base in type(self).__mro__]
+        chosen = {name for name in self.model_fields_set if _is_given(getattr(self, name))}
+        for name, others in (pair for rule in rules for pair in rule.get("requires", {}).items()):
             if name in chosen and not chosen & {*others}:
-                raise UsageError(
-                    f"{self.flag(name)} requires {' or '.join(map(self.flag, others))}"
-                )
-        for one, other in self.conflicts:
+                needed = " or ".join(map(self.flag, others))
+                raise UsageError(f"{self.flag(name)} requires {needed}.")
+        for one, other in (pair for rule in rules for pair in rule.get("conflicts", ())):
             if {one, other} <= chosen:
-                raise UsageError(
-                    f"{self.flag(one)} conflicts with {self.flag(other)}", hint="Give one of them."
-                )
+                what = f"{self.flag(one)} conflicts with {self.flag(other)}."
+                raise UsageError(what, hint="Give one of them.")
         return self
 
     @property
@@ -159,6 +167,16 @@ class Options(BaseModel):
         ]
         lists = [value if isinstance(value, tuple) else (value,) for value in values]
         return [str(each) for value in lists for each in value if each is not None]
+
+    def named(self, kind: str) -> list[tuple[str, str]]:
+        """Options of a kind, as they are typed, with their values."""
+        fields = type(self).model_fields.items()
+        names = [name for name, field in fields if about(field).get("reads") == kind]
+        return [(self.flag(n), str(getattr(self, n))) for n in names if _is_given(getattr(self, n))]
+
+    def printing(self, line: Callable[[str], None], *, json: bool) -> Self:
+        """The options of a command line, which prints by `line` what has no file."""
+        return self
 
     def but(self, **changed: Any) -> Self:
         """The same options but these, which the caller knows to be valid."""
@@ -283,20 +301,26 @@ def words(options: Mapping[str, Any], record: type[Options]) -> list[str]:
 
 
 def stage(record: type[Options]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """A function of a record, to be called with its fields; outputs that it claims are held until
+    """A function of a record, to be called with it or with its fields; outputs that it claims are held until
     it returns.
     """
 
     def decorated(function: Callable[..., Result]) -> Callable[..., Result]:
         @functools.wraps(function)
         def called(*inputs: Any, **options: Any) -> Result:
+            given = inputs[0] if inputs and isinstance(inputs[0], record) else None
             with claims():
-                return function(record.of(*inputs, **options))
+                return function(given or record.of(*inputs, **options))
 
         called.__signature__ = record.call_signature()  # type: ignore[attr-defined]
         return called
 
     return decorated
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a value asks for something."""
+    return value is not None and value is not False and value not in ((), [], {}, "")
 
 
 def _default(field: FieldInfo) -> Any:

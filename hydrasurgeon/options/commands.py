@@ -10,25 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.commands import RECORDED
 from hydrasurgeon.errors import ManifestError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import Options, words
-from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions, ScoreOptions
-from hydrasurgeon.options.measuring import ExportOptions
-
-RECORDS: dict[str, type[Options]] = {
-    "score": ScoreOptions,
-    "prune": PruneOptions,
-    "finetune": FinetuneOptions,
-    "fuse": FuseOptions,
-    "calibrate": CalibrateOptions,
-    "export": ExportOptions,
-}
-"""The commands that make checkpoints, each the name of its stage too, and their options."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +31,18 @@ class Command:
 
     def run(self, **more: Any) -> Any:
         """Run the stage in this process, with those of `more` that it takes."""
-        stage = imported(f"hydrasurgeon.stages.{self.stage}:{self.stage}")
+        record = RECORDED[self.stage].options
         source: Any = list(self.inputs) if self.stage == "fuse" else self.inputs[0]
         options = {name: value for name, value in self.options.items() if value is not None}
-        options |= {
-            name: value for name, value in more.items() if name in RECORDS[self.stage].model_fields
-        }
-        return stage(
-            source, **options, **({} if self.out is None else {"out": f"{self.out}{self.slash}"})
-        )
+        options |= {name: value for name, value in more.items() if name in record.model_fields}
+        if self.out is not None:
+            options["out"] = f"{self.out}{self.slash}"
+        return imported(RECORDED[self.stage].place)(source, **options)
 
     def line(self, root: Path, variable: str) -> str:
         """As it is typed; what lies in `root` stands below the shell's variable of this name."""
         inputs = [_place(path, root, variable) for path in self.inputs]
-        typed = words(self.options, RECORDS[self.stage])
+        typed = words(self.options, RECORDED[self.stage].options)
         options = [
             _place(Path(word) if word.startswith(f"{root}/") else word, root, variable)
             for word in typed
@@ -85,13 +71,13 @@ def recalled(entry: Step, where: str) -> Options:
     """The options of a step in a history; ManifestError for commands and options that this version
     does not record.
     """
-    if entry.command not in RECORDS:
+    if entry.command not in RECORDED:
         raise ManifestError(
             f"{where}: its history has a step {entry.command!r}, which cannot be done again",
-            hint=f"Only {', '.join(RECORDS)} can.",
+            hint=f"Only {', '.join(RECORDED)} can.",
         )
     args = {name: value for name, value in entry.args.items() if name != "checkpoint"}
     try:
-        return RECORDS[entry.command].recalled(args)
+        return RECORDED[entry.command].options.recalled(args)
     except (ValueError, UsageError) as error:
         raise ManifestError(f"{where}: its history's {entry.command}: {error}") from error

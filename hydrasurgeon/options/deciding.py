@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import SCORES
@@ -88,7 +88,6 @@ class CalibrateOptions(Answering, Output):
     conflicts: ClassVar = (
         ("max_drop", "budget"),
         *(("predictions", name) for name in ("fit_data", "ood", "cascade", "push_to_hub")),
-        *Answering.conflicts,
     )
 
     data: str | None = option(
@@ -237,7 +236,6 @@ class PredictOptions(Answering, Force):
             ("predictions", name)
             for name in ("text", "id_column", "keep_columns", "shard", "cascade")
         ),
-        *Answering.conflicts,
     )
 
     data: str | None = option(
@@ -289,6 +287,14 @@ class PredictOptions(Answering, Force):
         group=WRITTEN,
         help="A .jsonl, .csv or .parquet file; else JSON lines on stdout.",
     )
+
+    def printing(self, line: Callable[[str], None], *, json: bool) -> Self:
+        if self.out is not None:
+            return self
+        if json:
+            what = "--json requires -o: rows on stdout are JSON already."
+            raise UsageError(what, hint="Give -o F too.")
+        return self.but(each=line)
 
 
 class ServeOptions(Checkpoint, ClassNames, Bare):

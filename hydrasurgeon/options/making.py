@@ -11,8 +11,10 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
+    CRITERIA,
     LABELLED,
     READ,
+    RECIPES,
     RUNS,
     UNLABELLED,
     WRITTEN,
@@ -57,6 +59,7 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     method: str = option(
         "taylor",
         metavar="M",
+        reads=CRITERIA,
         recorded=True,
         help="taylor, fisher, headmap, magnitude, random, cahp or circuit.",
     )
@@ -98,6 +101,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
     method: str | None = option(
         None,
         metavar="M",
+        reads=CRITERIA,
         recorded=True,
         help="Criterion; its scores come from the manifest or from --data.",
     )
@@ -174,6 +178,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         (),
         metavar="T",
         group=CHECKPOINTS,
+        spread=True,
         recorded=True,
         help=(
             "Learn from these checkpoints too, from their mean, or from predictions files; "
@@ -205,6 +210,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
     recipe: PathLike | None = option(
         None,
         metavar="NAME|FILE",
+        reads=RECIPES,
         unset="image or text, by the data",
         recorded=True,
         help=(
@@ -349,6 +355,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     criteria: str | None = option(
         None,
         metavar="A,B",
+        reads=CRITERIA,
         help="What candidates are pruned by: taylor, fisher, circuit-avg, cahp, …",
     )
     search: Search = option(
@@ -364,6 +371,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     tune: str | None = option(
         None,
         metavar="auto|RECIPE",
+        reads=RECIPES,
         help="Distil the chosen members, and keep what is better; auto: by recipe teach.",
     )
     teachers: str | None = option(

@@ -1,6 +1,4 @@
-"""The commands that measure checkpoints, take them elsewhere and prove what they are: eval, bench,
-inspect, compare, probe, export, verify, replay.
-"""
+"""The commands that measure checkpoints and take them elsewhere: eval, bench, export."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ from hydrasurgeon.options.base import (
     RUNS,
     UNLABELLED,
     WRITTEN,
-    Options,
     PathLike,
     argument,
     option,
@@ -30,9 +27,7 @@ from hydrasurgeon.options.shared import (
     Device,
     Force,
     Paths,
-    Progress,
     Run,
-    Scoring,
     Texts,
 )
 
@@ -171,6 +166,7 @@ class EvaluateOptions(Bare, Run, Force):
         None,
         metavar="F|-",
         group=WRITTEN,
+        endings=(".md", ".markdown", ".txt"),
         help="Write verdicts and tables as Markdown; - is stdout.",
     )
     predictions: PathLike | None = option(
@@ -204,6 +200,7 @@ class BenchOptions(Bare, Device, Columns, Force):
         (),
         metavar="M1 M2 ...",
         group=CHECKPOINTS,
+        spread=True,
         help="Members, run one after another for comparison.",
     )
     backbone: PathLike | None = option(
@@ -229,86 +226,6 @@ class BenchOptions(Bare, Device, Columns, Force):
     )
 
 
-class InspectOptions(Checkpoint, Bare):
-    """Show what a checkpoint is: kind, architecture, kept heads, parameters, history."""
-
-
-class CompareOptions(Options):
-    """Show how alike the heads of two checkpoints are: overlap by layer and in all, Jensen–Shannon
-    divergence.
-    """
-
-    a: PathLike = argument(
-        reads=CHECKPOINTS,
-        metavar="A",
-        help="A checkpoint, a hydra's member (FILE#0) or a manifest.",
-    )
-    b: PathLike = argument(
-        reads=CHECKPOINTS, metavar="B", help="Another one of the same architecture."
-    )
-
-
-class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
-    """Measure whether noise makes pruning worse, and which heads detect OOD data (Proposition 1,
-    Appendix B).
-
-    Without --keep or --remove, one head of three goes. Nothing is written but --json and --plot.
-    """
-
-    requires: ClassVar = {"plot": ("ood",)}
-    conflicts: ClassVar = (("keep", "remove"), ("corrupt", "shift"))
-
-    data: str = option(metavar="D", group=LABELLED, help=f"{DATA}.")
-    ood: Texts = option(
-        (),
-        metavar="NAME=D",
-        group=UNLABELLED,
-        help="OOD data to be detected head by head; repeatable, needs no labels.",
-    )
-    corrupt: Texts = option(
-        (),
-        metavar="all|NAME[:S]",
-        group=READ,
-        help=(
-            "The noisy data: these corruptions of the data, each sample by one of them in turn; "
-            "all if not given."
-        ),
-    )
-    shift: str | None = option(
-        None, metavar="D", group=LABELLED, help="Labelled noisy data, instead of corruptions."
-    )
-    method: str = option(
-        "taylor",
-        metavar="M",
-        help=(
-            "The criterion by which heads go, and are called important: recorded scores, or "
-            "computed now."
-        ),
-    )
-    draws: int = option(
-        8,
-        ge=1,
-        le=10_000,
-        metavar="N",
-        group=RUNS,
-        help="Random vectors behind the diagonals of Hessians.",
-    )
-    json_: PathLike | None = option(
-        None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT
-    )
-    dtype: Literal["float32", "float64"] = option(
-        "float32",
-        group=RUNS,
-        help="float32 or float64: second derivatives in half precision are noise.",
-    )
-    plot: PathLike | None = option(
-        None,
-        metavar="FILE",
-        group=WRITTEN,
-        help="Draw ID and OOD samples in the planes of heads, .png or .svg.",
-    )
-
-
 class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     """Write a model or a hydra for other runtimes (onnx, pt2), or with zeros for its own library
     (padded).
@@ -327,7 +244,11 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     member: int | None = option(
         None, metavar="I", recorded=True, help="padded: which member of a hydra, from 0."
     )
-    int8: bool = option(False, help="onnx: weights in 8 bits, if answers stay as good.")
+    int8: bool = option(
+        False,
+        also=("quantize", "quantise"),
+        help="onnx: weights in 8 bits, if answers stay as good.",
+    )
     check: str | None = option(
         None, metavar="D", group=LABELLED, help="onnx, pt2: labelled data to compare answers on."
     )
@@ -353,77 +274,4 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
         metavar="OUT",
         group=WRITTEN,
         help="The file, or DIR/ for padded; else beside CKPT.",
-    )
-
-
-class VerifyOptions(Checkpoint, Bare, Run):
-    """Prove what can be proven about a checkpoint, and exit with 1 where something does not hold.
-
-    Without --parents: hashes, finite weights, members, the links of the history. With it: that
-    pruned is the masked parent and fused is the members, bit for bit and by their outputs.
-    """
-
-    requires: ClassVar = {
-        "data": ("parents",),
-        "public_key": ("signature",),
-        "signature": ("public_key",),
-    }
-
-    parents: PathLike | None = option(
-        None,
-        metavar="DIR",
-        group=READ,
-        help="Compare it with what it was made from: files of this folder, by hash.",
-    )
-    data: str | None = option(
-        None,
-        metavar="D",
-        group=UNLABELLED,
-        help="With --parents: compare outputs on this, not random inputs.",
-    )
-    signature: PathLike | None = option(
-        None, metavar="SIG", group=READ, help="Check this signature by OpenSSF model-signing."
-    )
-    public_key: PathLike | None = option(
-        None, metavar="F", group=READ, help="With --signature: the signer's key, PEM."
-    )
-    dtype: Literal["float64", "float32"] = option(
-        "float64", group=RUNS, help="float64 or float32: what outputs are compared in."
-    )
-
-
-class ReplayOptions(Checkpoint):
-    """Run a checkpoint's whole history again, compare hash by hash, and exit with 1 where they
-    differ.
-
-    The same versions on the same processor give the same bytes; else the largest difference is
-    reported.
-    """
-
-    requires: ClassVar = {"shell": ("dry_run",)}
-
-    folder: PathLike = option(
-        flags=("--from",),
-        metavar="DIR",
-        group=READ,
-        help="Where the backbone (found by its hash), data, recipes and masks lie.",
-    )
-    fetch: bool = option(
-        False, group=READ, help="Read models and data on the hub that the history names, too."
-    )
-    tolerance: float = option(0.0, metavar="T", help="Largest difference of a weight to accept.")
-    dry_run: bool = option(
-        False, group=RUNS, help="Look for all files, show the commands, run nothing."
-    )
-    shell: bool = option(
-        False, group=RUNS, help="With --dry-run: print a shell script that does it."
-    )
-    device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where models run.")
-    progress: Progress | None = None
-    out: PathLike | None = option(
-        None,
-        flags=("-o", "--out"),
-        metavar="DIR",
-        group=WRITTEN,
-        help="Keep the files on the way in this new folder.",
     )

@@ -15,11 +15,9 @@ from hydrasurgeon.render.console import (
 )
 from hydrasurgeon.render.described import (
     benched,
-    compared,
     evaluated,
     inspected,
     monitored,
-    probed,
     replayed,
     verified,
 )

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checks import Check
     from hydrasurgeon.files.decided import Decision, Seen
     from hydrasurgeon.files.manifest import Step
-    from hydrasurgeon.probing.report import ProbeReport, Proposition, Separation
     from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.evaluate import Evaluation
@@ -56,9 +55,31 @@ MARK_CELLS = 15
 """As wide as the longest mark and a gap."""
 
 
-def _inspected(inspection: Inspection | DecisionFile) -> dict[str, Any]:
-    if isinstance(inspection, DecisionFile):
-        return inspection.header.model_dump(mode="json")
+def inspected(
+    result: Inspection | DecisionFile | Comparison | str, *, json: bool, quiet: bool
+) -> None:
+    """What one checkpoint is, how alike the heads of two are, or the schema of manifests."""
+    from hydrasurgeon.stages.compare import Comparison
+
+    if isinstance(result, str):
+        raw(result)
+    elif isinstance(result, Comparison):
+        _compared(result, json=json, quiet=quiet)
+    elif isinstance(result, DecisionFile):
+        _decision_file(result, json=json, quiet=quiet)
+    else:
+        _checkpoint(result, json=json, quiet=quiet)
+
+
+@view(lambda file: file.header.model_dump(mode="json"))
+def _decision_file(file: DecisionFile) -> None:
+    header = file.header
+    show((str(file.path), "bold"))
+    show(f"  decision state for any model, classes: {header.classes}, members: {header.members}")
+    _decision(header.decision, header.history)
+
+
+def _of_checkpoint(inspection: Inspection) -> dict[str, Any]:
     about = fields("parameters", "in_memory", "dtypes", "recorded", "note")(inspection)
     return about | {
         "bytes": inspection.nbytes,
@@ -66,16 +87,8 @@ def _inspected(inspection: Inspection | DecisionFile) -> dict[str, Any]:
     }
 
 
-@view(_inspected)
-def inspected(inspection: Inspection | DecisionFile) -> None:
-    if isinstance(inspection, DecisionFile):
-        header = inspection.header
-        show((str(inspection.path), "bold"))
-        show(
-            f"  decision state for any model, classes: {header.classes}, members: {header.members}"
-        )
-        _decision(header.decision, header.history)
-        return
+@view(_of_checkpoint)
+def _checkpoint(inspection: Inspection) -> None:
     manifest = inspection.manifest
     if inspection.note:
         notes([inspection.note])
@@ -119,7 +132,7 @@ def _decision(decision: Decision | None, history: Iterable[Step]) -> None:
 
 
 @view(lambda comparison: comparison.to_json())
-def compared(comparison: Comparison) -> None:
+def _compared(comparison: Comparison) -> None:
     show("A ", (comparison.names[0], "bold"), "   B ", (comparison.names[1], "bold"))
     rows: list[list[Part]] = []
     for tower, layers in comparison.layers.items():
@@ -148,8 +161,13 @@ def _overlap(overlap: Overlap) -> list[str]:
     return [str(overlap.a), str(overlap.b), str(overlap.common), *shares]
 
 
-@view(lambda result: result.to_json())
-def verified(result: Verification) -> None:
+def verified(result: Verification, *, json: bool, quiet: bool) -> None:
+    if json:
+        return as_json(result.to_json())
+    if result.again is not None and result.again.shell:
+        return raw(result.again.script)
+    if quiet:
+        return None
     if result.note:
         notes([result.note])
     what = ""
@@ -157,7 +175,9 @@ def verified(result: Verification) -> None:
         model = result.manifest.model
         what = f": {result.manifest.kind} of {model.family}:{model.arch}"
     show((str(result.path), "bold"), what)
-    _checks(result.checks)
+    if result.again is not None:
+        _history(result.again)
+    return _checks(result.checks)
 
 
 def _checks(checks: Iterable[Check]) -> None:
@@ -199,86 +219,25 @@ def monitored(result: Monitored) -> None:
         show("written ", (str(result.path), "bold"))
 
 
-def replayed(result: Replay, *, shell: bool, json: bool, quiet: bool) -> None:
+def replayed(result: Replay, *, json: bool, quiet: bool) -> None:
     if json:
         return as_json(result.to_json())
-    if shell:
+    if result.shell:
         return raw(result.script)
     if quiet:
         return None
+    _history(result)
+    return _checks(result.checks)
+
+
+def _history(result: Replay) -> None:
+    """The steps that would run, and with which other versions."""
     if result.versions:
         pairs = (f"{name} {then} (now {now})" for name, (then, now) in result.versions.items())
         notes([f"recorded with {', '.join(pairs)}"])
     if not result.ran:
         for command in result.commands:
             lines([styled(f"hydrasurgeon {command}")])  # to be copied: not folded
-    _checks(result.checks)
-    return None
-
-
-@view(lambda report: report.model_dump(mode="json"))
-def probed(report: ProbeReport) -> None:
-    _proposition(report.proposition)
-    for each in report.separation:
-        show("")
-        _distances(each)
-    if report.pictured is not None:
-        for title, heads in (("most", report.pictured.most), ("least", report.pictured.least)):
-            names = ", ".join(f"{layer}.{head}" for _, layer, head in heads)
-            show(f"{title} important by {report.pictured.method} (layer.head): {names}")
-
-
-def _proposition(about: Proposition) -> None:
-    """The losses, then the two conditions and the conclusion, each with its number and what to see
-    it beside.
-    """
-    losses, gradient, hessian = about.losses, about.gradient, about.hessian
-    show(
-        f"Proposition 1, {len(about.removed)} heads removed by {about.method}, {about.samples} "
-        f"samples of {about.clean}"
-    )
-    show(f"noisy: {about.noisy}")
-    rows = [
-        ["clean", f"{losses.clean:.4f}", f"{losses.clean_pruned:.4f}"],
-        ["noisy", f"{losses.noisy:.4f}", f"{losses.noisy_pruned:.4f}"],
-        ["gap", f"{losses.gap:.4f}", f"{losses.gap_pruned:.4f}"],
-    ]
-    show_table("loss", ["all heads", "without them"], rows)
-    error = "" if hessian.error is None else f"± {hessian.error:.1g}"
-    conditions = [
-        ("∇L_noisy·δθ ≥ 0", gradient.holds, f"{gradient.noisy:.4g}", f"clean {gradient.clean:.4g}"),
-        ("mean diag(H_noisy − H_clean) > 0", hessian.mean_holds, f"{hessian.mean:.3g}", error),
-        ("δθᵀ(H_noisy − H_clean)δθ > 0", hessian.along_holds, f"{hessian.along:.4g}", ""),
-        ("so the gap widens", losses.widens, f"{losses.gap_pruned - losses.gap:.4g}", ""),
-    ]
-    rows_shown: list[list[Part]] = [
-        [name, (OUTCOMES[holds][0], "bold"), value, beside]
-        for name, holds, value, beside in conditions
-    ]
-    show_table("conditions", ["", "value", "beside"], rows_shown, left=(0, 2))
-    over = (
-        "of 1 draw, which shows no error"
-        if hessian.error is None
-        else f"± over {about.draws} draws"
-    )
-    show(f"{over}; the mean diagonal is above 0 for {100 * hessian.positive_heads:.0f} % of heads")
-
-
-def _distances(each: Separation) -> None:
-    """Means over the heads of each layer."""
-    rows = []
-    for tower, layers in each.euclidean.items():
-        for layer, values in enumerate(layers):
-            means = [_mean(values), _mean(each.mahalanobis[tower][layer])]
-            name = f"{tower} {layer}" if len(each.euclidean) > 1 else f"layer {layer}"
-            rows.append([name, *("–" if mean is None else f"{mean:.3f}" for mean in means)])
-    title = f"distance of {each.name}, {each.samples} samples, from the data: means over heads"
-    show_table(title, ["Euclidean", "Mahalanobis"], rows)
-
-
-def _mean(values: tuple[float | None, ...]) -> float | None:
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present else None
 
 
 def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:

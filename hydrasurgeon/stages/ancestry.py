@@ -23,15 +23,14 @@ from hydrasurgeon.checkpoints.reading import (
     open_checkpoint,
     undecided,
 )
+from hydrasurgeon.commands import RECORDED
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.files.tensors import THREADS, Planned, as_float, sha256_of, weights_sha256
-from hydrasurgeon.options.base import Options
+from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.commands import recalled
-from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions
-from hydrasurgeon.options.measuring import ExportOptions
 from hydrasurgeon.surgery.cut import plan_pruning
 from hydrasurgeon.surgery.fusion import plan_fusion, plan_mean
 from hydrasurgeon.surgery.repair import output_names, repaired_tensors
@@ -102,6 +101,7 @@ def _hashed(path: Path, arch: str | None) -> Hashed | None:
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.files.tensors import Raw
+    from hydrasurgeon.options.making import FinetuneOptions
     from hydrasurgeon.runtime.difference import Difference, Inputs
     from hydrasurgeon.tuning.recipes import Recipe
 
@@ -141,40 +141,44 @@ def ancestry(child: Hashed, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
                 break
             parents.append(parent)
         else:
-            yield from _derived(name, child, entry, options, parents, inputs)
-            yield _link(child, steps, parents)
+            yield from _derived(Link(name, child, entry, options, parents, inputs))
+            yield _continued(child, steps, parents)
         waiting += parents
 
 
-def _derived(
-    name: str,
-    child: Hashed,
-    entry: Step,
-    options: Options,
-    parents: Sequence[Hashed],
-    inputs: Inputs,
-) -> Iterator[Check]:
-    """Whether the file is what the step makes of these parents."""
-    parent = parents[0]
-    other = next((p.checkpoint for p in parents if not _alike(p, child)), None)
-    if other is not None:
-        yield Check(name, False, f"{other.name} is of another architecture")
-        return
-    yield _model(child, entry, options, parents)
-    if isinstance(options, FuseOptions):
-        yield from (
-            _averaged(name, child, parents)
-            if options.mean
-            else _fused(name, child, parents, inputs)
-        )
-    elif isinstance(options, PruneOptions):
-        yield from _pruned(name, child, entry, options, parent, inputs)
-    elif isinstance(options, ExportOptions):
-        from hydrasurgeon.sharing.padded import padded
+@dataclass(frozen=True)
+class Link:
+    """A file, the last step of its history, and the files that this step read."""
 
-        yield _bits(name, child, padded(parent.checkpoint, options.member)[0])
-    elif isinstance(options, FinetuneOptions):
-        yield from _tuned(name, child, options, parent)
+    name: str
+    child: Hashed
+    entry: Step
+    options: Any
+    parents: Sequence[Hashed]
+    inputs: Inputs
+
+    @property
+    def parent(self) -> Hashed:
+        return self.parents[0]
+
+
+def _derived(link: Link) -> Iterator[Check]:
+    """Whether the file is what the step makes of its parents."""
+    other = next((p.checkpoint for p in link.parents if not _alike(p, link.child)), None)
+    if other is not None:
+        yield Check(link.name, False, f"{other.name} is of another architecture")
+        return
+    yield _model(link)
+    again = RECORDED[link.entry.command].again
+    if again:
+        yield from imported(f"hydrasurgeon.stages.{again}")(link)
+
+
+def exported(link: Link) -> Iterator[Check]:
+    """Zeros stand where heads are gone."""
+    from hydrasurgeon.sharing.padded import padded
+
+    yield _bits(link.name, link.child, padded(link.parent.checkpoint, link.options.member)[0])
 
 
 def _alike(parent: Hashed, child: Hashed) -> bool:
@@ -186,13 +190,14 @@ NEW_CLASSIFIER = {"num_classes", "labels", "problem", "inputs"}
 """What a new classifier says of itself."""
 
 
-def _model(child: Hashed, entry: Step, options: Options, parents: Sequence[Hashed]) -> Check:
+def _model(link: Link) -> Check:
     """Names, configuration and preprocessing are the parents', but for what the step may change."""
+    child, entry = link.child, link.entry
     name, model = f"{child.checkpoint.name}, model", child.checkpoint.manifest.model
-    for parent in parents:
+    for parent in link.parents:
         other = parent.checkpoint.manifest.model
         mine, theirs = _facts(model), _facts(other)
-        free = _changeable(entry, options, other)
+        free = _changeable(link, other)
         for fact in sorted(mine.keys() | theirs.keys()):
             value, before = mine.get(fact), theirs.get(fact)
             if value == before or fact in free:
@@ -211,16 +216,18 @@ def _facts(model: Model) -> dict[str, Any]:
     return facts | {f"preprocess.{key}": value for key, value in model.preprocess.items()}
 
 
-def _changeable(entry: Step, options: Options, parent: Model) -> set[str]:
+def _changeable(link: Link, parent: Model) -> set[str]:
     """The facts that a step may give or replace: what the parent leaves open, the classes that a
     command names for a CLIP, and a new classifier's own.
     """
     free = {fact for fact in ("labels", "inputs") if getattr(parent, fact) is None}
     family = family_of(parent)
-    if family.named_classes and (parent.labels is None or {"classes", "template"} & {*entry.args}):
+    if family.named_classes and (
+        parent.labels is None or {"classes", "template"} & {*link.entry.args}
+    ):
         free |= {"num_classes", "labels", "config.zero_shot"}
-    if isinstance(options, FinetuneOptions) and not family.named_classes:
-        recipe = _recipe(options)
+    if link.entry.command == "finetune" and not family.named_classes:
+        recipe = _recipe(link.options)
         if recipe is None or recipe.classifier != "keep" or parent.num_classes == 0:
             fresh = family.with_classes(parent, parent.num_classes, None)
             lost = parent.config.keys() - fresh.config.keys()
@@ -290,13 +297,12 @@ def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
     )
 
 
-def _pruned(
-    name: str, child: Hashed, entry: Step, options: PruneOptions, parent: Hashed, inputs: Inputs
-) -> Iterator[Check]:
+def pruned(link: Link) -> Iterator[Check]:
     """A member is its parent with heads cut out, and answers as the parent with those heads off; of
     a repaired one what was not repaired is the parent's, and what was is fitted again.
     """
-    member, whole = as_single(child.checkpoint), as_single(parent.checkpoint)
+    name, child, options, inputs = link.name, link.child, link.options, link.inputs
+    member, whole = as_single(child.checkpoint), as_single(link.parent.checkpoint)
     kept, file = member.kept, member.name
     there = [
         (row, whole.kept[group][layer])
@@ -322,19 +328,19 @@ def _pruned(
     yield _bits(name, child, plan_pruning(whole, kept, {}), without=repaired)
     again, specs = (
         f"{file}, --compensate {options.repair}",
-        ", ".join(record.spec for record in entry.data),
+        ", ".join(record.spec for record in link.entry.data),
     )
     if inputs.data is None:
         yield Check(again, None, f"was fitted on data: give it as --data ({specs})")
         return
-    run = options.but(seed=entry.seed or 0, device=inputs.run.device)
+    run = options.but(seed=link.entry.seed or 0, device=inputs.run.device)
     from hydrasurgeon.data import open_data
 
     samples = open_data(inputs.data, limit=run.limit, seed=run.seed)
     fitted, record = repaired_tensors(
         _own(whole, member), kept, how=options.repair, samples=samples, run=run
     )
-    if record.sha256 not in {each.sha256 for each in entry.data}:
+    if record.sha256 not in {each.sha256 for each in link.entry.data}:
         yield Check(again, None, f"{inputs.data} is not the data it was fitted on ({specs})")
     elif not _differing(child, plan_pruning(whole, kept, {}, fitted)):
         yield Check(again, True, f"fitted again: {len(fitted)} tensors, bit for bit", 0.0)
@@ -371,8 +377,14 @@ def _averaged(name: str, child: Hashed, members: Sequence[Hashed]) -> Iterator[C
         yield _bits(name, child, plan_mean(parts, [member.digests for member in members]).planned)
 
 
-def _fused(name: str, child: Hashed, members: Sequence[Hashed], inputs: Inputs) -> Iterator[Check]:
-    """A hydra is the file that `fuse` writes of its members, and answers as they do."""
+def fused(link: Link) -> Iterator[Check]:
+    """A hydra is the file that `fuse` writes of its members, and answers as they do; one model is
+    their mean.
+    """
+    name, child, members, inputs = link.name, link.child, link.parents, link.inputs
+    if link.options.mean:
+        yield from _averaged(name, child, members)
+        return
     hydra, checkpoints = child.checkpoint, [as_single(member.checkpoint) for member in members]
     manifest = hydra.manifest
     if manifest.kind != "hydra" or [selection(m, hydra.weights) for m in manifest.members] != [
@@ -401,8 +413,9 @@ def _fused(name: str, child: Hashed, members: Sequence[Hashed], inputs: Inputs) 
     yield _outputs(again, difference, inputs)
 
 
-def _tuned(name: str, child: Hashed, options: FinetuneOptions, parent: Hashed) -> Iterator[Check]:
+def tuned(link: Link) -> Iterator[Check]:
     """Training is not derivable; that it left the heads and what it froze alone can be seen."""
+    name, child, parent = link.name, link.child, link.parent
     after, before = child.checkpoint.manifest, parent.checkpoint.manifest
     selections = [
         [(each.kept, each.kept_neurons) for each in (manifest.members or (manifest,))]
@@ -411,7 +424,7 @@ def _tuned(name: str, child: Hashed, options: FinetuneOptions, parent: Hashed) -
     if selections[0] != selections[1]:
         yield Check(name, False, "keeps other heads or neurons than what was tuned")
         return
-    frozen = _frozen(child, options, parent)
+    frozen = _frozen(child, link.options, parent)
     changed = [n for n in frozen if child.digests[n] != parent.digests[n]]
     if changed:
         yield Check(name, False, f"{first(changed)} was frozen, and is another than before")
@@ -455,7 +468,7 @@ def _frozen(child: Hashed, options: FinetuneOptions, parent: Hashed) -> list[str
     ]
 
 
-def _link(child: Hashed, steps: Sequence[Step], parents: Sequence[Hashed]) -> Check:
+def _continued(child: Hashed, steps: Sequence[Step], parents: Sequence[Hashed]) -> Check:
     """The child's history must be that of its parents, and one step more."""
     before = merged([lineage(parent.checkpoint.manifest.history) for parent in parents])
     whose = ", ".join(parent.checkpoint.name for parent in parents)

@@ -15,7 +15,7 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import installed
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
+from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, require
 from hydrasurgeon.measuring.cascades.run import FULL
 from hydrasurgeon.measuring.cost import machine
 from hydrasurgeon.measuring.results import Report
@@ -64,6 +64,10 @@ class Evaluation:
     """Reports that are for stdout, by kind."""
     hub: str | None = None
     """Where on the hub the model card was uploaded to."""
+
+    def require(self) -> None:
+        """CheckFailed where a limit that was asserted is broken."""
+        require(self.report.asserts or ())
 
 
 @stage(EvaluateOptions)

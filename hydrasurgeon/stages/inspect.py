@@ -1,4 +1,4 @@
-"""inspect: what a checkpoint is, from its header and manifest alone."""
+"""inspect: what a checkpoint is, or how alike two are, from headers and manifests alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hydrasurgeon.checkpoints.layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.decision_file import DecisionFile, is_decision_file, read_decision_file
-from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.manifest import Manifest, json_schema
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.measuring import InspectOptions
+from hydrasurgeon.options.trusting import InspectOptions
+from hydrasurgeon.stages.compare import Comparison, compare
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,17 @@ class Inspection:
 
 
 @stage(InspectOptions)
-def inspect(arguments: InspectOptions) -> Inspection | DecisionFile:
-    """Read the header; no tensor is touched and torch is not imported."""
-    for name in (str(arguments.checkpoint), f"{arguments.checkpoint}.safetensors"):
-        if name.endswith(".safetensors") and os.path.isfile(name) and is_decision_file(Path(name)):
-            return read_decision_file(Path(name))
-    opened = open_checkpoint(arguments.checkpoint, arch=arguments.arch)
+def inspect(arguments: InspectOptions) -> Inspection | DecisionFile | Comparison | str:
+    """Read headers; no tensor is touched and torch is not imported."""
+    if arguments.schema_:
+        return json_schema()
+    checkpoint = arguments.needed()
+    if arguments.other is not None:
+        return compare(checkpoint, arguments.other)
+    for path in (str(checkpoint), f"{checkpoint}.safetensors"):
+        if path.endswith(".safetensors") and os.path.isfile(path) and is_decision_file(Path(path)):
+            return read_decision_file(Path(path))
+    opened = open_checkpoint(checkpoint, arch=arguments.arch)
     tensors = opened.tensors
     return Inspection(
         path=opened.path,

@@ -10,11 +10,11 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.checks import Check, short
+from hydrasurgeon.checkpoints.checks import Check, Checked, short
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.errors import OutputError
@@ -24,7 +24,7 @@ from hydrasurgeon.files.manifest import HEADER_KEY, Step
 from hydrasurgeon.files.tensors import as_float, weights_sha256
 from hydrasurgeon.options.base import PathLike, stage
 from hydrasurgeon.options.commands import script
-from hydrasurgeon.options.measuring import ReplayOptions
+from hydrasurgeon.options.trusting import ReplayOptions, VerifyOptions
 from hydrasurgeon.stages.ancestry import AtHand, Hashed
 from hydrasurgeon.stages.replay_plan import DATA, Artifact, Rerun, plan_replay
 
@@ -33,26 +33,22 @@ FORMAT = "hydrasurgeon.replay/1"
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Checked):
     """What was run again, or would be, and how it compares."""
 
-    path: Path
     commands: tuple[str, ...]
     """The steps as they are typed."""
     script: str
     versions: Mapping[str, tuple[str, str]]
     """Packages that were another version then: recorded, installed."""
-    checks: tuple[Check, ...] = ()
     differences: Mapping[str, float] = field(default_factory=dict)
     """Largest difference in each tensor that is not the same bits."""
+    shell: bool = False
+    """Whether the script was asked for."""
 
     @property
     def ran(self) -> bool:
         return bool(self.checks)
-
-    @property
-    def holds(self) -> bool:
-        return all(check.holds is not False for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -73,30 +69,38 @@ def replay(arguments: ReplayOptions) -> Replay:
     the way.
     """
     target, at_hand = open_checkpoint(arguments.checkpoint), AtHand(arguments.folder)
-    recorded = Hashed(target, target.digests())
+    return run_again(Hashed(target, target.digests()), at_hand, arguments)
+
+
+def run_again(
+    recorded: Hashed, at_hand: AtHand, arguments: ReplayOptions | VerifyOptions
+) -> Replay:
+    """Run the history of a checkpoint from files at hand, and compare."""
+    target, folder = recorded.checkpoint, at_hand.folder
     runs = plan_replay(target, at_hand, fetch=arguments.fetch)
-    text = _script(target, runs, at_hand.folder, fetch=arguments.fetch)
     versions = _versions([run.entry for run in runs])
-    result = Replay(
-        target.path, tuple(shlex.join(command_line(run.entry)) for run in runs), text, versions
+    planned = Replay(
+        target.path,
+        (),
+        tuple(shlex.join(command_line(run.entry)) for run in runs),
+        _script(target, runs, folder, fetch=arguments.fetch),
+        versions,
+        shell=arguments.shell,
     )
     if arguments.dry_run:
-        return result
+        return planned
     with _workplace(arguments.out) as root:
         for artifact, source in _beginnings(runs):
             _bring(source, root / artifact.place)
-        steps = [_run_again(run, root, at_hand.folder, arguments) for run in runs]
+        steps = [_run_again(run, root, folder, arguments) for run in runs]
         made = open_checkpoint(root / runs[-1].output.place)
-        again = Hashed(made, made.digests())
-        differences = _differences(recorded, again)
+        differences = _differences(recorded, Hashed(made, made.digests()))
         weights = _weights(recorded, differences, arguments.tolerance)
         manifest = _manifests(target, made, versions)
     if arguments.tolerance:
         # What differs on the way is judged by what comes of it.
-        steps = [check if check.holds else Check(check.name, None, check.detail) for check in steps]
-    return Replay(
-        target.path, result.commands, text, versions, (*steps, weights, manifest), differences
-    )
+        steps = [check if check.holds else replace(check, holds=None) for check in steps]
+    return replace(planned, checks=(*steps, weights, manifest), differences=differences)
 
 
 @contextlib.contextmanager
@@ -139,7 +143,9 @@ def _script(target: Checkpoint, runs: Sequence[Rerun], folder: Path, *, fetch: b
     return script(title, lines)
 
 
-def _run_again(run: Rerun, root: Path, folder: Path, arguments: ReplayOptions) -> Check:
+def _run_again(
+    run: Rerun, root: Path, folder: Path, arguments: ReplayOptions | VerifyOptions
+) -> Check:
     """Run one step, and say whether it wrote what it wrote the first time."""
     place = root / run.output.place
     place.parent.mkdir(exist_ok=True)

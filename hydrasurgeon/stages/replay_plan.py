@@ -20,9 +20,9 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
 from hydrasurgeon.files.history import changes_weights, lineage
 from hydrasurgeon.files.manifest import Input, Step
+from hydrasurgeon.options.base import FRESH
 from hydrasurgeon.options.commands import Command, recalled
 from hydrasurgeon.stages.ancestry import AtHand, Hashed
-from hydrasurgeon.tuning.start import FRESH
 
 MAX_NAME = 200
 """Bytes of a file's name: file systems allow 255, and a file that is being written has a longer

@@ -48,6 +48,11 @@ class Served:
     stop: BaseException | None
     """The signal that ended it."""
 
+    def require(self) -> None:
+        """End as the signal would have ended it."""
+        if self.stop is not None:
+            raise self.stop
+
 
 @stage(ServeOptions)
 def serve(arguments: ServeOptions) -> Served:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
+from hydrasurgeon.checkpoints.checks import Check, Checked, checks_alone, read_through
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
 from hydrasurgeon.errors import Disagreement, UsageError
 from hydrasurgeon.files.foreign import open_regular
@@ -14,8 +14,9 @@ from hydrasurgeon.files.manifest import Manifest, sidecar
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.measuring import VerifyOptions
+from hydrasurgeon.options.trusting import VerifyOptions
 from hydrasurgeon.stages.ancestry import AtHand, Hashed
+from hydrasurgeon.stages.replay import Replay, run_again
 
 if TYPE_CHECKING:
     from model_signing.hashing import PathLike
@@ -26,24 +27,19 @@ FORMAT = "hydrasurgeon.verify/1"
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Checked):
     """What was checked, and how each check came out."""
 
-    path: Path
-    manifest: Manifest | None
+    manifest: Manifest | None = None
     """None where there are several, and they disagree."""
-    weights_sha256: str | None
+    weights_sha256: str | None = None
     """As the tensors hash, whatever the manifest says."""
-    checks: tuple[Check, ...]
     note: str | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing was found that does not hold; what could not be checked does not count."""
-        return all(check.holds is not False for check in self.checks)
+    again: Replay | None = None
+    """What was run again, or would be."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        report = {
             "format": FORMAT,
             "path": str(self.path),
             "kind": None if self.manifest is None else self.manifest.kind,
@@ -51,19 +47,23 @@ class Verification:
             "holds": self.holds,
             "checks": [asdict(check) for check in self.checks],
         }
+        if self.again is not None:
+            report["again"] = self.again.to_json()
+        return report
 
 
 @stage(VerifyOptions)
 def verify(arguments: VerifyOptions) -> Verification:
-    """Check a checkpoint against itself; with `parents` against what it was made from too."""
-    checkpoint = arguments.checkpoint
+    """Check a checkpoint against itself; with `parents` against what it was made from too, with
+    `again` against what its history makes now.
+    """
     at_hand = None if arguments.parents is None else AtHand(arguments.parents)
+    folder = None if arguments.again is None else AtHand(arguments.again)
     try:
-        opened = open_checkpoint(checkpoint, arch=arguments.arch)
+        opened = open_checkpoint(arguments.checkpoint, arch=arguments.arch)
     except Disagreement as error:  # every other command refuses it; here it is what was asked
-        return Verification(
-            Path(checkpoint), None, None, (Check("manifest", False, error.message),)
-        )
+        check = Check("manifest", False, error.message)
+        return Verification(Path(arguments.checkpoint), (check,))
     checks: list[Check] = []
     if arguments.signature is not None and arguments.public_key is not None:
         checks.append(_signature(opened, Path(arguments.signature), Path(arguments.public_key)))
@@ -78,13 +78,17 @@ def verify(arguments: VerifyOptions) -> Verification:
         plain = undecided(opened)
         digests = {name: contents.digests[name] for name in plain.tensors}
         checks += ancestry(Hashed(plain, digests), at_hand, inputs)
-    return Verification(
+    result = Verification(
         opened.path,
+        tuple(checks),
         opened.manifest,
         weights_sha256(opened.tensors, contents.digests),
-        tuple(checks),
         opened.note,
     )
+    if folder is None or not result.holds:
+        return result
+    again = run_again(Hashed(opened, contents.digests), folder, arguments)
+    return replace(result, checks=(*checks, *again.checks), again=again)
 
 
 def _signature(checkpoint: Checkpoint, signature: Path, public_key: Path) -> Check:

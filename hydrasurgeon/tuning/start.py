@@ -33,6 +33,7 @@ from hydrasurgeon.files.manifest import (
     Step,
     Tower,
 )
+from hydrasurgeon.options.base import FRESH
 from hydrasurgeon.runtime.tensors import plan_tensors
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.heads import Kept
     from hydrasurgeon.tuning.recipes import Recipe
 
-FRESH = "init:"
-"""`init:timm:NAME,key=value…` stands for random weights, drawn from the seed."""
 MANY = 100_000
 """Images for which ImageNet's recipe is meant."""
 

@@ -98,7 +98,7 @@ def test_light_commands_import_nothing_heavy(tiny: MAKE, bare: MAKE, tmp_path: P
     lines = (
         "--help",
         "prune --help",
-        "schema",
+        "inspect --schema",
         "inspect vit",
         "inspect bare",
         "verify vit",
@@ -108,7 +108,7 @@ def test_light_commands_import_nothing_heavy(tiny: MAKE, bare: MAKE, tmp_path: P
     )
     assert first_heavy(lines, tmp_path) == ""
     assert (tmp_path / "h.safetensors").is_file()
-    again = ("schema", "prune --method random --keep 2 vit -o c")
+    again = ("inspect --schema", "prune --method random --keep 2 vit -o c")
     assert first_heavy(again, tmp_path, ("numpy",)).startswith(again[1])
 
 
@@ -123,7 +123,6 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(
         "finetune": "-o t",
         "build": "--val data.npz -o b",
         "score": "",
-        "probe": "",
     }
     mistakes = {
         **{f"{name} intnt --data data.npz {more}": 3 for name, more in rest.items()},
@@ -142,13 +141,13 @@ def test_a_misspelt_checkpoint_is_found_by_its_near_name(
 ) -> None:
     tiny("intent.safetensors")
     for typed in ("intnt", "intent.safetensor", "./intnt", "intnt#0"):
-        code, _, err = shell(f"compare {typed} intent")
+        code, _, err = shell(f"inspect {typed} intent")
         assert code == 3
         assert (
             f"{typed.partition('#')[0]}: no such checkpoint (did you mean intent.safetensors?)"
             in err
         )
-    assert "did you mean" not in shell("compare other intent")[2]
+    assert "did you mean" not in shell("inspect other intent")[2]
 
 
 def test_an_epoch_is_told_when_it_ends(

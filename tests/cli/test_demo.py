@@ -26,7 +26,6 @@ GUIDES = (
     "decision",
     "cascade",
     "shift",
-    "probe",
     "trust",
     "serving",
     "in-production",

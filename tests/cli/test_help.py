@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from hydrasurgeon.cli import help as pages
 from hydrasurgeon.cli.app import app, run
-from hydrasurgeon.cli.commands import COMMANDS, Command
+from hydrasurgeon.commands import COMMANDS, GROUPS, NAMED, Command
 
+WITH_OPTIONS = [command for command in COMMANDS if command.record]
 NAMES = [command.name for command in app.registered_commands if command.name]
 
 
@@ -26,13 +27,13 @@ def test_every_command_is_in_a_group_by_a_whole_sentence() -> None:
     lines = page(width=300).splitlines()
     assert max(map(len, lines)) <= pages.WIDEST
     text = " ".join(" ".join(lines).split())
-    for command in COMMANDS:
-        sentence = pages.sentence(command.record.__doc__ or "")
+    for command in WITH_OPTIONS:
+        sentence = pages.sentence(command.options.__doc__ or "")
         assert sentence.endswith((".", ")."))
-        assert f"{command.name} {sentence}" in text
-    order = [text.index(f"{title}:") for title in pages.COMMANDS]
+        assert (f"{command.name} {sentence}" in text) is not command.hidden
+    order = [text.index(f"{title}:") for title in GROUPS]
     assert order == sorted(order)
-    assert {*NAMES} <= {name for names in pages.COMMANDS.values() for name in names}
+    assert {*NAMES} == {*NAMED}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,15 +42,15 @@ def test_a_page_fits_the_terminal(name: str, width: int) -> None:
     body, _, examples = page(name, width=width).partition("Examples:\n")
     assert max(map(len, body.splitlines())) <= width
     assert examples.splitlines() == [
-        f"  hydrasurgeon {name} {line}".rstrip() for line in pages.EXAMPLES[name]
+        f"  hydrasurgeon {name} {line}".rstrip() for line in NAMED[name].examples
     ]
-    assert len(pages.EXAMPLES[name]) == 2
+    assert len(NAMED[name].examples) == 2
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", WITH_OPTIONS, ids=lambda command: command.name)
 def test_what_is_required_or_in_the_examples_comes_first(command: Command) -> None:
-    words = {word for line in pages.EXAMPLES[command.name] for word in line.split()}
-    for title, lines in pages.sections(command.name, command.record).items():
+    words = {word for line in command.examples for word in line.split()}
+    for title, lines in pages.sections(command).items():
         if title in ("How it runs", "What is written", pages.ARGUMENTS):
             continue
         ranks = [
@@ -97,8 +98,8 @@ def test_the_examples_run(
             folder = tmp_path / name / f"class{i % 3}"
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(each).save(folder / f"{i}.png")
-    for name, lines in pages.EXAMPLES.items():
-        for line in lines:
-            if name not in ("demo", "schema", "serve", "monitor"):
+    for name, command in NAMED.items():
+        for line in command.examples:
+            if name not in ("demo", "serve", "monitor"):
                 few = ["--limit", "48"] if name == "build" else []
                 assert run([name, *shlex.split(line), *few]) == 0, f"{name} {line}"

@@ -10,33 +10,35 @@ from typer.testing import CliRunner
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import app
-from hydrasurgeon.cli.commands import COMMANDS, Command
+from hydrasurgeon.commands import COMMANDS, Command
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import Options, about, words
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions
 
+WITH_OPTIONS = [command for command in COMMANDS if command.record]
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+
+@pytest.mark.parametrize("command", WITH_OPTIONS, ids=lambda command: command.name)
 def test_help_is_made_of_the_record(command: Command) -> None:
     printed = CliRunner().invoke(app, [command.name, "--help"], env={"COLUMNS": "400"}).output
     text = " ".join(printed.split())
-    for name, field in command.record.model_fields.items():
+    for name, field in command.options.model_fields.items():
         said = about(field)
         if said and not said.get("argument"):
             flag = said["flags"][0] if said["flags"] else f"--{name.replace('_', '-')}"
             assert flag.split("/")[0] in text
             assert " ".join(str(field.description).split()) in text
-    first, *_ = (command.record.__doc__ or "").split("\n\n")
+    first, *_ = (command.options.__doc__ or "").split("\n\n")
     assert " ".join(first.split()) in text
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", WITH_OPTIONS, ids=lambda command: command.name)
 def test_a_stage_takes_what_the_command_takes(command: Command) -> None:
-    signature = inspect.signature(imported(f"hydrasurgeon.stages.{command.stage}"))
-    fields = {field.alias or name for name, field in command.record.model_fields.items()}
-    assert fields - {"shell"} <= {*signature.parameters}
+    signature = inspect.signature(imported(command.place))
+    fields = {field.alias or name for name, field in command.options.model_fields.items()}
+    assert fields <= {*signature.parameters}
 
 
 def test_the_signature_says_what_is_required_and_what_is_assumed() -> None:
@@ -61,7 +63,7 @@ def test_a_misspelt_keyword_is_no_option() -> None:
             "--mlp mean: expected average or separate",
         ),
         (FuseOptions, {"members": ["a"]}, "--out is required"),
-        (FuseOptions, {"members": ["a"], "out": "x", "limit": 3}, "--limit requires --check"),
+        (FuseOptions, {"members": ["a"], "out": "x", "limit": 3}, "--limit requires --check."),
         (
             FuseOptions,
             {"members": ["a"], "out": "x", "tolerance": -1},
@@ -77,7 +79,7 @@ def test_a_misspelt_keyword_is_no_option() -> None:
         (
             CalibrateOptions,
             {"checkpoint": "a", "data": "d", "out": "o", "delta": 0.1},
-            "--delta requires --risk",
+            "--delta requires --risk.",
         ),
         (
             CalibrateOptions,
@@ -89,7 +91,7 @@ def test_a_misspelt_keyword_is_no_option() -> None:
                 "max_drop": 1,
                 "budget": 1,
             },
-            "--max-drop conflicts with --budget",
+            "--max-drop conflicts with --budget.",
         ),
         (
             FinetuneOptions,

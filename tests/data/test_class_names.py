@@ -153,9 +153,6 @@ def test_every_stage_teaches_and_heeds_names(tiny: MAKE, tmp_path: Path) -> None
         lambda: hs.finetune(tuned.path, data=train, val=renamed, out=out),
         lambda: hs.calibrate(tuned.path, data=renamed, out=out),
         lambda: hs.fuse([tuned.path, calibrated.path], out=out, check=renamed),
-        lambda: hs.probe(
-            tuned.path, method="taylor", keep=2, data=renamed, corrupt=["gaussian_noise:1"]
-        ),
         lambda: hs.build(tuned.path, data=train, val=renamed, budget="macs=2", out=out),
         lambda: opened_trial(
             tuned.manifest.model, renamed, ExportOptions(checkpoint="t", check=renamed)

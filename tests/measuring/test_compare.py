@@ -122,13 +122,13 @@ def test_different_architectures(tiny: MAKE, bare: MAKE) -> None:
 
 def test_on_the_command_line(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (str(p) for p in pair)
-    assert run(["compare", a, b]) == 0
+    assert run(["inspect", a, b]) == 0
     out = capsys.readouterr().out
     assert "A■■B" in out
     assert "··B·" in out
-    assert run(["compare", a, b, "--json"]) == 0
+    assert run(["inspect", a, b, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["format"] == "hydrasurgeon.compare/1"
     assert found["layers"]["vision"][2]["removed"]["jaccard"] is None
     assert found["kept"]["common"] == 6
-    assert run(["compare", a, "nothing"]) == 3
+    assert run(["inspect", a, "nothing"]) == 3

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_families
 import torch
+from probing.probe import probe
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, WORDS
 from tiny_members import KEPTS, member, tune
@@ -19,7 +20,6 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, HydraError
 from hydrasurgeon.stages.monitor import monitor
-from hydrasurgeon.stages.probe import probe
 
 BERT = FAMILIES["BERT"]
 

@@ -325,11 +325,8 @@ MISTAKES = (
     Mistake("No class names", "eval clip --data data.npz", 2, clip),
     Mistake("No model card to write into", "eval vit --data data.npz --card", 2),
     Mistake("A device that does not exist", "eval vit --data data.npz --device tpu", 2),
-    Mistake(
-        "Two kinds of noisy data", "probe vit --data data.npz --corrupt fog --shift data.npz", 2
-    ),
     Mistake("A picture in an unknown format", "bench vit --plot p.pdf", 2),
-    Mistake("A hydra where one selection is expected", "compare hydra a", 2),
+    Mistake("A hydra where one selection is expected", "inspect hydra a", 2),
     Mistake("Eight bits without data to check them on", "export vit --int8", 2),
     Mistake("A padded hydra", "export hydra --format padded", 2),
     Mistake(
@@ -337,7 +334,7 @@ MISTAKES = (
     ),
     Mistake("A reference without a report", "eval vit a --data data.npz --reference a", 2),
     Mistake("No such checkpoint", "inspect gone", 3),
-    Mistake("A replay from a directory that is not there", "replay hydra --from gone", 3),
+    Mistake("A replay from a directory that is not there", "verify hydra --again gone", 3),
     Mistake(
         "Not a checkpoint",
         "inspect notes",

@@ -1,4 +1,4 @@
-"""docs/guide/probe.md: whether Proposition 1 holds, from benchmarks/results/probe.json."""
+"""examples/paper/probing/README.md: whether Proposition 1 holds, from benchmarks/results/probe.json."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def insights(results: dict[str, Any]) -> list[tuple[str, str, bool, str]]:
     ]
     changes = [change for kinds in results["separation"].values() for change in _changes(kinds)]
     more = sum(all(part > 0 for part in change) for change in changes)
-    where = "([probe](../guide/probe.md))"
+    where = "([probing](../../examples/paper/probing/README.md))"
     return [
         (
             "3.2, B.1",

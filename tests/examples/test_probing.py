@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from probing.curvature import Weights, curvature, loss_of, means_by_head
+from probing.probe import probe
+from probing.report import ProbeReport
+from probing.separation import Moments, distances, head_moments, plane
 from tiny_families import ONE_CLASS, Family, thoroughly
 from torch import Tensor
 from torch.func import functional_call
@@ -20,9 +24,6 @@ from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.heads import Head, all_heads
-from hydrasurgeon.probing.curvature import Weights, curvature, loss_of, means_by_head
-from hydrasurgeon.probing.report import ProbeReport
-from hydrasurgeon.probing.separation import Moments, distances, head_moments, plane
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.runtime.classifier import live_module
 
@@ -268,7 +269,7 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     else:
         pixels = np.random.default_rng(1).integers(0, 256, (10, 28, 28, 3), dtype=np.uint8)
         np.savez(foreign, images=pixels)
-    report = hs.probe(
+    report = probe(
         folder,
         data=spec,
         ood=[f"far={foreign}"],
@@ -314,7 +315,7 @@ def test_a_member_and_the_same_bytes(tiny: MAKE, images: SPEC, tmp_path: Path) -
     }
     outputs = []
     for name in ("a", "b"):
-        hs.probe(member, **options, json=tmp_path / f"{name}.json", plot=tmp_path / f"{name}.png")
+        probe(member, **options, json=tmp_path / f"{name}.json", plot=tmp_path / f"{name}.png")
         outputs.append([(tmp_path / f"{name}.{s}").read_bytes() for s in ("json", "png")])
     assert outputs[0] == outputs[1]
     report = json.loads(outputs[0][0])
@@ -342,12 +343,12 @@ def test_which_heads_matter(tiny: MAKE, images: SPEC) -> None:
         "draws": 1,
         "corrupt": ["fog:3"],
     }
-    report = hs.probe(path, method="circuit", objective="acc", remove=2, **options)
+    report = probe(path, method="circuit", objective="acc", remove=2, **options)
     assert report.pictured.least[:4] == tuple(order)
     assert set(report.proposition.removed) == set(order[:2])
     assert report.proposition.method == "circuit-acc"
     assert not set(report.pictured.most) & set(order)
-    by_default = hs.probe(path, data=spec, draws=1)
+    by_default = probe(path, data=spec, draws=1)
     assert len(by_default.proposition.removed) == 3  # one of four in each layer
     # As `prune` does it: the layers one after another.
     member = hs.prune(path, method="taylor", keep=3, data=spec)
@@ -362,14 +363,14 @@ def test_which_heads_matter(tiny: MAKE, images: SPEC) -> None:
 def test_noisy_data_of_ones_own(tiny: MAKE, images: SPEC) -> None:
     """The same data as noisy data: nothing differs, to the last draw."""
     path, spec = tiny(), images()
-    report = hs.probe(path, data=spec, shift=spec, draws=2, dtype="float64", method="random")
+    report = probe(path, data=spec, shift=spec, draws=2, dtype="float64", method="random")
     hessian = report.proposition.hessian
     assert (hessian.mean, hessian.along, hessian.positive_weights) == (0, 0, 0)
     assert report.proposition.losses.gap == 0
     assert report.proposition.gradient.noisy == report.proposition.gradient.clean
     (note,) = [note for note in report.notes if "no noise" in note]
     assert note.endswith("which shows nothing of Proposition 1")
-    other = hs.probe(path, data=spec, shift=images("other.npz", seed=3), draws=2, method="random")
+    other = probe(path, data=spec, shift=images("other.npz", seed=3), draws=2, method="random")
     assert not [note for note in other.notes if "no noise" in note]
 
 
@@ -381,7 +382,7 @@ def test_what_cannot_be_probed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     ]
     hydra = hs.fuse(members, out=tmp_path / "h.safetensors").path
     with pytest.raises(SurgeryError, match="is a hydra of 2 members"):
-        hs.probe(hydra, data=spec)
+        probe(hydra, data=spec)
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({}, UsageError, "--data is required"),
         ({"data": images("bare.npz", labels=False)}, DataError, "has no labels"),
@@ -395,4 +396,4 @@ def test_what_cannot_be_probed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     ]
     for options, error, message in wrong:
         with pytest.raises(error, match=message):
-            hs.probe(path, **options)
+            probe(path, **options)

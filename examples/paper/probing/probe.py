@@ -19,8 +19,8 @@ from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.heads import Head, Kept, all_heads, count, removal_order
 from hydrasurgeon.measuring.sets import check_once, kind_read, parse_ood, portable_entry
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.measuring import ProbeOptions
-from hydrasurgeon.probing.report import ProbeReport
+from probing.options import ProbeOptions
+from probing.report import ProbeReport
 
 SPARED = 3
 """Without a number, one head of so many goes: the paper keeps 8 of 12."""
@@ -46,7 +46,7 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     gone = sorted(set(all_heads(opened.manifest.kept)) - set(all_heads(kept)))
     if not gone:
         raise SurgeryError("probe: no head would go", hint="Give --keep K or --remove N.")
-    from hydrasurgeon.probing.looking import draw_probe, look
+    from probing.looking import draw_probe, look
 
     report, planes = look(
         opened,

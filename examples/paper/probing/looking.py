@@ -20,8 +20,10 @@ from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Head
 from hydrasurgeon.measuring.sets import in_samples, parse_ood
-from hydrasurgeon.options.measuring import ProbeOptions
-from hydrasurgeon.probing.curvature import (
+from hydrasurgeon.problems import problem_of
+from hydrasurgeon.runtime.classifier import live_module
+from hydrasurgeon.runtime.tensors import device_of, dtype_of
+from probing.curvature import (
     Curvature,
     Weights,
     curvature,
@@ -29,7 +31,8 @@ from hydrasurgeon.probing.curvature import (
     loss_of,
     means_by_head,
 )
-from hydrasurgeon.probing.report import (
+from probing.options import ProbeOptions
+from probing.report import (
     Gradient,
     Hessian,
     Losses,
@@ -39,10 +42,7 @@ from hydrasurgeon.probing.report import (
     Proposition,
     Separation,
 )
-from hydrasurgeon.probing.separation import Doubles, Moments, distances, head_moments, plane
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.runtime.classifier import live_module
-from hydrasurgeon.runtime.tensors import device_of, dtype_of
+from probing.separation import Doubles, Moments, distances, head_moments, plane
 
 AT_ONCE = 16
 """Samples in one pass, if nobody says: the graph of a gradient is large."""

@@ -1,0 +1,227 @@
+"""The commands: what each is called, where its options, its work and its view are, two examples.
+
+Places are named, not imported: no help page needs torch, and no history the command line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from hydrasurgeon.lookup import imported
+
+if TYPE_CHECKING:
+    from hydrasurgeon.options.base import Options
+
+MAKE, MEASURE, USE, TRUST, MORE = GROUPS = (
+    "Make a hydra",
+    "Measure",
+    "Use",
+    "Trust",
+    "More",
+)
+"""The groups of commands, in the order in which they are listed."""
+
+
+class Command(NamedTuple):
+    """One command."""
+
+    name: str
+    group: str
+    examples: tuple[str, ...]
+    """As they are typed behind its name; those of all commands run in one folder, in this order."""
+    record: str = ""
+    """Its options, `module:class` in hydrasurgeon.options; empty where the command line alone has
+    it.
+    """
+    stage: str = ""
+    """What does the work, `module:function` in hydrasurgeon.stages."""
+    view: str = ""
+    """The function in hydrasurgeon.render that shows the result."""
+    again: str | None = None
+    """For a command that history records: what compares its output with its inputs, a function in
+    hydrasurgeon.stages; empty where nothing can be compared.
+    """
+    in_python: bool = True
+    """Whether the stage is one of the package's public functions."""
+    hidden: bool = False
+    """Whether it is an old name, which help does not list."""
+
+    @property
+    def options(self) -> type[Options]:
+        record: type[Options] = imported(f"hydrasurgeon.options.{self.record}")
+        return record
+
+    @property
+    def place(self) -> str:
+        return f"hydrasurgeon.stages.{self.stage}"
+
+    @property
+    def function(self) -> str:
+        """What the stage is called in Python."""
+        return self.stage.partition(":")[2]
+
+
+COMMANDS = (
+    Command(
+        "build",
+        MAKE,
+        (
+            "vit --data train/ --val val/ --budget macs=1.5 -o hydra.safetensors",
+            "vit --data train/ --val val/ --ood others/ --criteria taylor,fisher --candidates 16 "
+            "-o hydra2.safetensors",
+        ),
+        record="making:BuildOptions",
+        stage="build:build",
+        view="built",
+    ),
+    Command(
+        "score",
+        MAKE,
+        (
+            "vit --method taylor --data val/",
+            "vit --method circuit --objective acc --search attribution --data val/ --limit 500 "
+            "-o scored.safetensors",
+        ),
+        record="making:ScoreOptions",
+        stage="score:score",
+        view="scored",
+        again="",
+    ),
+    Command(
+        "prune",
+        MAKE,
+        (
+            "vit --method taylor --keep 8 -o m1.safetensors",
+            "vit --method taylor --sample 36/72 --seed 1 --compensate lstsq --data val/ "
+            "-o m2.safetensors",
+        ),
+        record="making:PruneOptions",
+        stage="prune:prune",
+        view="pruned",
+        again="ancestry:pruned",
+    ),
+    Command(
+        "finetune",
+        MAKE,
+        (
+            "m1 --data train/ --val val/ --freeze mlp -o t1.safetensors",
+            "m2 --data train/ --teacher vit --recipe teach --freeze mlp -o t2.safetensors",
+        ),
+        record="making:FinetuneOptions",
+        stage="finetune:finetune",
+        view="finetuned",
+        again="ancestry:tuned",
+    ),
+    Command(
+        "fuse",
+        MAKE,
+        (
+            "t1 t2 -o pair.safetensors",
+            "m1 m2 --mlp separate --check val/ -o pair2.safetensors",
+        ),
+        record="making:FuseOptions",
+        stage="fuse:fuse",
+        view="fused",
+        again="ancestry:fused",
+    ),
+    Command(
+        "calibrate",
+        MAKE,
+        (
+            "pair --data val/ -o ready.safetensors",
+            "pair --data val/ --fit-data train/ --ood others/ --cascade -o ready2.safetensors",
+        ),
+        record="deciding:CalibrateOptions",
+        stage="calibrate:calibrate",
+        view="calibrated",
+        again="",
+    ),
+    Command(
+        "eval",
+        MEASURE,
+        (
+            "vit pair --data test/ --ood far:others=others/",
+            "vit pair --data test/ --ci 0.95 --html report.html",
+        ),
+        record="measuring:EvaluateOptions",
+        stage="evaluate:evaluate",
+        view="evaluated",
+    ),
+    Command(
+        "bench",
+        MEASURE,
+        ("pair --backbone vit --batch 1,16", "pair --vs t1 t2 --data test/"),
+        record="measuring:BenchOptions",
+        stage="bench:bench",
+        view="benched",
+    ),
+    Command(
+        "predict",
+        USE,
+        ("ready --data test/ -o answers.jsonl", "ready --data test/ --limit 3"),
+        record="deciding:PredictOptions",
+        stage="predict:predict",
+        view="predicted",
+    ),
+    Command(
+        "serve",
+        USE,
+        ("ready", "ready --host 0.0.0.0 --port 80 --cascade --answers answers.jsonl"),
+        record="deciding:ServeOptions",
+        stage="serve:serve",
+        view="served",
+        in_python=False,
+    ),
+    Command(
+        "monitor",
+        USE,
+        ("answers.jsonl --against ready", "answers.jsonl --against ready --json"),
+        record="deciding:MonitorOptions",
+        stage="monitor:monitor",
+        view="monitored",
+        in_python=False,
+    ),
+    Command(
+        "export",
+        USE,
+        ("pair -o pair.onnx", "m1 --format padded -o whole/"),
+        record="measuring:ExportOptions",
+        stage="export:export",
+        view="exported",
+        again="ancestry:exported",
+        in_python=False,
+    ),
+    Command(
+        "inspect",
+        TRUST,
+        ("pair", "m1 m2"),
+        record="trusting:InspectOptions",
+        stage="inspect:inspect",
+        view="inspected",
+        in_python=False,
+    ),
+    Command(
+        "verify",
+        TRUST,
+        ("pair --parents .", "m1 --again . --dry-run"),
+        record="trusting:VerifyOptions",
+        stage="verify:verify",
+        view="verified",
+    ),
+    Command(
+        "replay",
+        TRUST,
+        ("m1 --from . --dry-run", "m1 --from . -o again/"),
+        record="trusting:ReplayOptions",
+        stage="replay:replay",
+        view="replayed",
+        hidden=True,
+    ),
+    Command("demo", MORE, ("", "-o somewhere/"), in_python=False),
+    Command("help", MORE, ("", "prune"), in_python=False),
+)
+"""All commands, in the order in which they are listed."""
+NAMED = {command.name: command for command in COMMANDS}
+"""By name."""
+RECORDED = {command.name: command for command in COMMANDS if command.again is not None}
+"""Those that make checkpoints, which history records and a replay runs."""
