@@ -5,12 +5,9 @@ Places are named, not imported: no help page needs torch, and no history the com
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from hydrasurgeon.lookup import imported
-
-if TYPE_CHECKING:
-    from hydrasurgeon.options.base import Options
 
 MAKE, MEASURE, USE, TRUST, MORE = GROUPS = (
     "Make a hydra",
@@ -47,9 +44,9 @@ class Command(NamedTuple):
     """Whether it is an old name, which help does not list."""
 
     @property
-    def options(self) -> type[Options]:
-        record: type[Options] = imported(f"hydrasurgeon.options.{self.record}")
-        return record
+    def options(self) -> Any:
+        """The class of its options."""
+        return imported(f"hydrasurgeon.options.{self.record}")
 
     @property
     def place(self) -> str:
