@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,6 +26,14 @@ def imported(place: str) -> Any:
     """What stands at `module:attribute`; the module is imported now."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
+
+
+@cache
+def plugins(group: str) -> dict[str, Any]:
+    """What other packages add to a table: name → the object behind their entry point of the group
+    `hydrasurgeon.GROUP`, imported now.
+    """
+    return {point.name: point.load() for point in entry_points(group=f"hydrasurgeon.{group}")}
 
 
 def whole_number(text: str) -> int | None:

@@ -26,7 +26,7 @@ from hydrasurgeon.building.table import Entry
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
-from hydrasurgeon.criteria import WITHOUT_DATA, score_key
+from hydrasurgeon.criteria import criterion, score_key
 from hydrasurgeon.data import Samples, first_batch, moved
 from hydrasurgeon.data.corruptions import Perturbed
 from hydrasurgeon.errors import UsageError
@@ -267,7 +267,7 @@ def _scoring(opened: Single, key: str, options: BuildOptions) -> Command:
     words: dict[str, Any] = {"method": key}
     if len(kept) > 1:
         words["tower"] = read_tower(kept)
-    if key not in WITHOUT_DATA:
+    if criterion(key).needs_data:
         words |= reading(options)
     if key.startswith("circuit-"):
         words["search"] = options.search

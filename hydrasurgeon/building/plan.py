@@ -13,7 +13,7 @@ import torch
 
 from hydrasurgeon.building.cost import Budget
 from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.criteria import WITHOUT_DATA
+from hydrasurgeon.criteria import criterion
 from hydrasurgeon.data import Samples, first_batch, moved
 from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.making import BuildOptions
@@ -128,7 +128,7 @@ def steps_of(
 
 def _scoring(key: str, options: BuildOptions, scored: int, heads: int) -> float:
     """Forward passes of one score."""
-    if key in WITHOUT_DATA:
+    if not criterion(key).needs_data:
         return 0.0
     if not key.startswith("circuit-"):
         return GRADIENT * scored

@@ -117,6 +117,10 @@ class Checkpoint(Generic[Kind]):
             check_members(manifest, members, self.path)
         return digests
 
+    def check_weights(self) -> None:
+        """Refuse weights that are not the manifest's."""
+        self.digests()
+
     def check(self, digests: Mapping[str, str]) -> str:
         actual = weights_sha256(self.tensors, digests)
         if self.recorded and actual != self.manifest.weights_sha256:

@@ -145,7 +145,7 @@ def _write(
     final: list[ManifestT] = []
 
     def metadata(sha256: str | None) -> dict[str, str]:
-        final.append(manifest(sha256 or UNKNOWN))
+        final.append(manifest(sha256 or UNKNOWN).sealed())
         header = {HEADER_KEY: final[-1].to_header()}
         if files:
             check_names(files, family=family_of(final[-1].model), where="the companions")

@@ -1,5 +1,5 @@
 """Criteria by name; each is imported when it is first used. Adding one is a file here and a line
-below.
+below; other packages add theirs by entry points of the group `hydrasurgeon.criteria`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import FITTED, OF_CIRCUITS
 from hydrasurgeon.files.manifest import OF_NEURONS
 from hydrasurgeon.heads import Layers
-from hydrasurgeon.lookup import did_you_mean, imported
+from hydrasurgeon.lookup import did_you_mean, imported, plugins
 
 NEURONS = "hydrasurgeon.criteria.neurons"
 CRITERIA = {
@@ -45,8 +45,6 @@ SEARCHES = {
 """Name → where the search of a circuit stands."""
 OBJECTIVES = ("acc", "ood", "avg")
 """What a circuit can keep."""
-WITHOUT_DATA = {name for name, each in CRITERIA.items() if not each.needs_data}
-"""Methods that need no data."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,9 @@ def neurons_key(method: str | None) -> ScoreKey:
 def criterion(key: ScoreKey | str, *, option: str = "--method") -> Criterion:
     """The criterion behind a key, or the text of one."""
     key = ScoreKey.parse(key) if isinstance(key, str) else key
+    if key.method not in CRITERIA:
+        for name, added in plugins("criteria").items():
+            CRITERIA.setdefault(name, added)
     names = [name for name, each in CRITERIA.items() if each.neurons or key.part == "heads"]
     if key.method not in names:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Model families by name; each is imported when it is first used.
 
-A family from outside takes part after `register(MyFamily())`, which must run before its checkpoints
-are opened.
+A family of another package takes part by an entry point of the group `hydrasurgeon.families` that
+leads to its class, or after `register(MyFamily())`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.lookup import imported
+from hydrasurgeon.lookup import imported, plugins
 
 if TYPE_CHECKING:
     from hydrasurgeon.families.base import Bare, Family
@@ -35,7 +35,7 @@ FAMILIES = {
     "open_clip": ("hydrasurgeon.families.open_clip.family:OpenCLIP",),
 }
 
-_OUTSIDE: dict[str, Family] = {}
+_REGISTERED: dict[str, Family] = {}
 """Families of other packages, by name, as they were registered."""
 
 
@@ -45,8 +45,19 @@ def register(family: Family) -> None:
 
     if family.name in FAMILIES:
         raise ValueError(f"a family named {family.name} is part of hydrasurgeon")
-    _OUTSIDE[family.name] = family
+    _REGISTERED[family.name] = family
     FAMILY_NAMES.append(family.name)
+
+
+@cache
+def _plugged(name: str) -> Family:
+    family: Family = plugins("families")[name]()
+    return family
+
+
+def _outside() -> dict[str, Family]:
+    """Families of other packages."""
+    return {**{name: _plugged(name) for name in plugins("families")}, **_REGISTERED}
 
 
 @cache
@@ -57,19 +68,19 @@ def _made(place: str) -> Family:
 
 def _sharing(name: str) -> list[Family]:
     """The families of one name, the general one first."""
-    if name in _OUTSIDE:
-        return [_OUTSIDE[name]]
-    if name not in FAMILIES:
-        supported = ", ".join((*FAMILIES, *_OUTSIDE))
+    if name in FAMILIES:
+        return [_made(place) for place in FAMILIES[name]]
+    if name not in _outside():
+        supported = ", ".join((*FAMILIES, *_outside()))
         raise CheckpointError(
             f"model family {name!r} is not supported", hint=f"Supported: {supported}."
         )
-    return [_made(place) for place in FAMILIES[name]]
+    return [_outside()[name]]
 
 
 def families() -> Iterator[Family]:
     """All of them, by name."""
-    for name in (*FAMILIES, *_OUTSIDE):
+    for name in (*FAMILIES, *_outside()):
         yield from _sharing(name)
 
 

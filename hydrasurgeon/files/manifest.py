@@ -26,6 +26,7 @@ from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.decided import Decision, Record
 from hydrasurgeon.files.foreign import must, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
+from hydrasurgeon.lookup import plugins
 
 FORMAT = "hydrasurgeon.manifest/1"
 """How a manifest says that it is one, and of which version."""
@@ -70,8 +71,11 @@ def _printable(text: str) -> str:
 
 
 def _family(name: object) -> str:
-    *others, last = map(repr, FAMILY_NAMES)
-    must((name in FAMILY_NAMES, f"Input should be {', '.join(others)} or {last}"))
+    known = [*FAMILY_NAMES]
+    if name not in known:
+        known += plugins("families")
+    *others, last = map(repr, known)
+    must((name in known, f"Input should be {', '.join(others)} or {last}"))
     return str(name)
 
 
@@ -327,6 +331,10 @@ class _Manifest(Record):
         """sha256 of everything that the manifest says, in whatever layout."""
         text = json.dumps(self._unsealed(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def sealed(self) -> Self:
+        """The manifest as it reads once it was written."""
+        return self.model_copy(update={"record_sha256": self.record_hash()})
 
     def _plain(self) -> dict[str, Any]:
         return {**self._unsealed(), "record_sha256": self.record_hash()}

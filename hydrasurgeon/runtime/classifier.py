@@ -160,7 +160,7 @@ def load(
     opened = with_class_names(
         open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
     )
-    opened.digests()
+    opened.check_weights()
     return as_classifier(opened, device=device, dtype=dtype)
 
 

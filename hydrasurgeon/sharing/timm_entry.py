@@ -85,7 +85,7 @@ def hydrasurgeon_vit(
             hint='Use timm.create_model("local-dir:DIR").',
         )
     opened = open_checkpoint(where if os.path.exists(where) else f"timm:{where}")
-    opened.digests()
+    opened.check_weights()
     made = as_classifier(opened, device="cpu").train()
     model = opened.manifest.model
     recorded = {*model.config.get("model_args", {}), "backbone"}

@@ -269,7 +269,7 @@ def _entries(options: BenchOptions) -> list[_Entry]:
     paths = [path for group in groups for path in group]
     opened = open_all(paths, arch=options.arch)
     for checkpoint in opened:
-        checkpoint.digests()
+        checkpoint.check_weights()
     every = iter(by_path(opened, paths))
     single, members, rest = ([next(every) for _ in group] for group in groups)
     entries = [_Entry(name_of([each]), "single", (each,)) for each in single]

@@ -86,7 +86,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         named=source.family.named_classes,
     )
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
-    source.digests()
+    source.check_weights()
     opened = undecided(source)
     digests = opened.digests()
     sets = _opened_data(opened, arguments)

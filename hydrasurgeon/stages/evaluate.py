@@ -133,7 +133,7 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
     """What the rows of models will be called, once each is known to be sound."""
     check_cascades(opened if arguments.cascade else ())
     for checkpoint in opened:
-        checkpoint.digests()
+        checkpoint.check_weights()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
     names = [name_of(job, passes=arguments.mc_dropout) for job in jobs]
     return [each for name in names for each in (name, name + FULL)] if arguments.cascade else names

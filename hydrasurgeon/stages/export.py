@@ -93,7 +93,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         raise SurgeryError(
             f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."
         )
-    opened.digests()
+    opened.check_weights()
     from hydrasurgeon.problems import problem_of
 
     if arguments.check is not None:
@@ -147,7 +147,7 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
     out = Path(arguments.out or opened.home.with_name(f"{opened.home.stem}.onnx"))
     paths = [real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest")]
     claim(*paths, option="-o", force=arguments.force, inputs=arguments.sources)
-    opened.digests()
+    opened.check_weights()
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing.onnx import OPSET, two_graphs
@@ -168,7 +168,7 @@ def _padded(opened: Checkpoint, arguments: ExportOptions) -> Export:
     """All heads again, those that are gone as zeros."""
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-padded')}/"
     path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    opened.digests()
+    opened.check_weights()
     from hydrasurgeon.sharing.padded import padded
 
     planned, manifest, difference = padded(opened, arguments.member)

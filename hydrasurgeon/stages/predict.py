@@ -140,7 +140,7 @@ class _Model:
         opened = open_checkpoint(checkpoint, arch=arguments.arch)
         opened = classifying(opened, arguments, None if data == "-" else data)
         need_classes(opened.manifest, opened.path)
-        opened.digests()
+        opened.check_weights()
         check_cascades([opened] if arguments.cascade else [])
         self.arguments = arguments
         self.batch = batch_size_of(arguments.batch_size)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import named_by
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
-from hydrasurgeon.criteria import WITHOUT_DATA, ScoreKey, chooser, criterion, neurons_key, score_key
+from hydrasurgeon.criteria import ScoreKey, chooser, criterion, neurons_key, score_key
 from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.neurons import choose_neurons
 from hydrasurgeon.criteria.scoring import check_keep, compute
@@ -139,11 +139,7 @@ def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples |
             f"{named[0]} requires --method.", hint="Give --method taylor, or --mask FILE."
         )
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
-    scored = (
-        data is not None
-        and method is not None
-        and ScoreKey.parse(method).method not in WITHOUT_DATA
-    )
+    scored = data is not None and method is not None and criterion(method).needs_data
     samples = None
     if data is not None and (scored or arguments.repair is not None):
         from hydrasurgeon.data import open_data
@@ -167,7 +163,7 @@ def _computed(
 ) -> Score:
     """Scores that the checkpoint does not carry, or new ones."""
     criterion(key)  # a misspelt name is the first thing to say
-    if arguments.data is None and key.method not in WITHOUT_DATA:
+    if arguments.data is None and criterion(key).needs_data:
         needs = "--data D --ood O" if key.objective in ("ood", "avg") else "--data D"
         raise UsageError(
             f"{opened.path}: has no {key} scores",

@@ -61,7 +61,7 @@ def serve(arguments: ServeOptions) -> Served:
     opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
     need_classes(opened.manifest, opened.path)
     check_cascades([opened] if arguments.cascade else [])
-    opened.digests()
+    opened.check_weights()
     place = None if arguments.answers is None else _place(arguments.answers, arguments.sources)
     with _bound(arguments) as listener, _kept(place) as kept:
         from hydrasurgeon.serving.connections import BACKLOG, server_of

@@ -113,7 +113,7 @@ FULL = {"vision": ((0, 1, 2),) * LAYERS}
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The family is known for one test, and a directory of it is there."""
-    monkeypatch.setattr(families, "_OUTSIDE", {})
+    monkeypatch.setattr(families, "_REGISTERED", {})
     monkeypatch.setattr(manifest, "FAMILY_NAMES", list(manifest.FAMILY_NAMES))
     families.register(RowsFamily())
     folder = tmp_path / "source"

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
-from hydrasurgeon.criteria import WITHOUT_DATA, chooser, criterion, score_key
+from hydrasurgeon.criteria import chooser, criterion, score_key
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
@@ -38,7 +38,7 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
             arguments.json_, option="--json", force=arguments.force, inputs=arguments.sources
         )
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
-    opened.digests()
+    opened.check_weights()
     opened = classifying(opened, arguments, arguments.data)
     arguments = _with_amount(opened.manifest, arguments)
     key, score = _scores(opened, arguments)
@@ -120,7 +120,8 @@ def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
         )
     from hydrasurgeon.data import open_data
 
-    scoring = arguments.but(ood=(), data=None if key.method in WITHOUT_DATA else arguments.data)
+    needed = arguments.data if criterion(key).needs_data else None
+    scoring = arguments.but(ood=(), data=needed)
     samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed)
     return str(key), compute(opened, key, scoring, arguments, samples, output=opened.path)
 

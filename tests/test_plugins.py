@@ -1,0 +1,75 @@
+"""Other packages' criteria and families, by entry points, as pip installs them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import hydrasurgeon as hs
+from hydrasurgeon import criteria, families, lookup
+from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.files.manifest import parse_manifest
+
+MODULE = """
+from hydrasurgeon.criteria.base import Criterion
+from hydrasurgeon.families.timm_vit.family import TimmViT
+
+def score(subject):
+    kept = subject.checkpoint.manifest.kept
+    return {(tower, layer): [float(head == layer) for head in row]
+            for tower, rows in kept.items() for layer, row in enumerate(rows)}
+
+diagonal = Criterion("their_package:score", needs_data=False)
+
+class Family(TimmViT):
+    name = "theirs"
+"""
+POINTS = """
+[hydrasurgeon.criteria]
+diagonal = their_package:diagonal
+[hydrasurgeon.families]
+theirs = their_package:Family
+"""
+
+
+@pytest.fixture(autouse=True)
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    site = tmp_path / "site"
+    about = site / "their_package-1.dist-info"
+    about.mkdir(parents=True)
+    (site / "their_package.py").write_text(MODULE)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(POINTS)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(criteria, "CRITERIA", {**criteria.CRITERIA})
+    lookup.plugins.cache_clear()
+    yield
+    lookup.plugins.cache_clear()
+    families._plugged.cache_clear()
+    sys.modules.pop("their_package", None)
+
+
+def test_a_criterion(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path = tiny()
+    kept = hs.prune(path, method="diagonal", keep=1, out=tmp_path / "m").manifest.kept
+    assert kept == {"vision": ((0,), (1,), (2,))}
+    assert run(["prune", str(path), "--method", "diagnal", "--keep", "1"]) == 2
+
+
+def test_a_misspelt_criterion_is_told_the_near_one(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["prune", str(tiny()), "--method", "diagnal", "--keep", "1"]) == 2
+    assert "did you mean diagonal?" in capsys.readouterr().err
+
+
+def test_a_family(tiny: Callable[..., Path]) -> None:
+    manifest = open_checkpoint(tiny()).manifest
+    model = manifest.model.model_copy(update={"family": "theirs"})
+    theirs = parse_manifest(rewritten(manifest, model=model).to_json(), "test")
+    assert families.family_of(theirs.model).name == "theirs"
+    assert "theirs" in [family.name for family in families.families()]
