@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.statistics.bootstrap import Interval
+
+Interval = tuple[float, float]
+"""The ends of a bootstrap interval; statistics' own would import torch."""
 
 
 class _Record(BaseModel):
