@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from hydrasurgeon.files.manifest import Tower
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
-from hydrasurgeon.runtime.features import classifiers, reading
+from hydrasurgeon.runtime.features import WithFeatures, classifiers
 
 CIRCUITS = ("circuit-acc", "circuit-ood", "circuit-avg")
 FROZEN = "mlp,embedding"
@@ -87,10 +86,8 @@ class Workshop:
         """One pass over decoded inputs, in the order of the samples."""
         parts: dict[str, list[Tensor]] = {}
         batches = self.place.batches(source, model)
-        with (
-            torch.autocast("cpu", torch.bfloat16, enabled=self.task.mixed),
-            reading(model) if features else nullcontext() as read,
-        ):
+        read = WithFeatures(model) if features else None
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.task.mixed):
             for batch in batches:
                 logits, seen = (model(batch.inputs), None) if read is None else read(batch.inputs)
                 for key, tensor in (

@@ -23,8 +23,8 @@ from pages.readme import with_outputs  # noqa: E402
 SECTIONS = [
     ("your-model", "## A folder", text_folder),
     ("your-model", "## A file", pictures),
-    ("text-pairs", "## A whole run", pair_folder),
-    ("decoders", "## A whole run", partial(text_folder, family="Qwen3")),
+    ("text-pairs", "## A complete example", pair_folder),
+    ("decoders", "## A complete example", partial(text_folder, family="Qwen3")),
 ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = {
-    "price": "price",
+    "price": "cost",
     "accuracy": "accuracy ↑",
     "nll": "NLL ↓",
     "ece": "ECE ↓",
@@ -94,11 +94,10 @@ def _seeds(task: dict[str, Any]) -> Seeds:
     return list(task["seeds"].values())
 
 
-def distilled(row: str) -> str:
-    """A row's name in the words of the docs; result files have older ones."""
-    return row.replace("taught by its own whole", "distilled from its own unpruned model").replace(
-        "taught", "distilled"
-    )
+def distilled(text: str) -> str:
+    """Names of rows in the words of the docs; result files have older ones."""
+    text = text.replace("taught by its own whole", "distilled from its own unpruned model")
+    return text.replace("taught", "distilled")
 
 
 def alike(task: dict[str, Any], rows: Sequence[str]) -> Seeds:
@@ -128,21 +127,30 @@ def reached(goal: Goal, metric: str, difference: float, error: float) -> bool:
 
 
 def page(results: dict[str, Any]) -> str:
-    """The whole page."""
+    """The page."""
     tables = [_table(name, task) for name, task in results.items()]
-    return "\n\n".join([HEAD, _goals(results), _steps(results), *tables]) + "\n"
+    return distilled("\n\n".join([HEAD, _goals(results), _steps(results), *tables])) + "\n"
 
 
-HEAD = """# What every price is worth
+HEAD = """# Quality at every cost
 
 Written by `tools/render_docs.py` from `benchmarks/results/front.json`, the result of `benchmarks/front.py`.
 
-A price is the number of multiply-adds of one answer, as a multiple of the whole model's. A *half* and a *third* keep some heads and neurons of each layer, chosen by taylor on 960
-training samples, with W_O and W_2 repaired by least squares; nothing else is trained, unless a row says *taught* (by the three whole models, `finetune --teacher`; a
-hydra's members each by the model that they were cut from) or *tuned* (on labels, for as many steps). The *single* model is the first of three trainings; the Deep Ensemble is all three;
-a hydra of three has a part of each, and no trunk; the *mean of three* is one model of their mean weights (`fuse --mean`; Fashion-MNIST's begin from different random weights and have none); a hydra of *branches* has three thinned second halves of the single model behind its first half, which stays as it is, each taught by one whole model; *behind a mean trunk* each of the three models has its own thinned second half behind the mean of their first halves; the *larger* model has half as many layers again (Fashion-MNIST only: the others begin from weights of one size), and what it is *cut to* is a price, times the single model's. Every row is a checkpoint that `calibrate` gave a temperature and an OOD score on validation data; training keeps the epoch
-that validation data like best; what is tuned without teachers counts as its start where that is better on them, both calibrated. A *cascade* is a hydra whose other
-members run only where its first is unsure, fitted by `calibrate --cascade --max-drop 0.5`; its price is the mean over test data. AUROC is the mean of near and far OOD data by that score. Test data and the OOD data reported choose nothing.
+The cost of a model is the number of multiply-adds of one answer, as a multiple of the unpruned model's.
+
+- The *single* model is the first of three trainings, the *Deep Ensemble* is all three, and the *mean of three* is one model of their mean weights (`fuse --mean`). Fashion-MNIST's
+  models start from different random weights and have no useful mean.
+- A *half* and a *third* keep some heads and neurons of each layer, chosen by taylor on 960 training samples, with W_O and W_2 repaired by least squares. Nothing else is trained,
+  unless a row says *distilled* (from the three unpruned models, `finetune --teacher`; each member of a hydra from the model that it was cut from) or *tuned* (on labels, for as many
+  steps).
+- A *hydra of three* has a part of each model, and no trunk. A hydra of *branches* has three pruned second halves of the single model behind its first half, which is left as it is, each
+  distilled from one unpruned model. *Behind a mean trunk*, each of the three models has its own pruned second half behind the mean of their first halves.
+- The *larger* model has half as many layers again (Fashion-MNIST only: the others start from weights of one size). It is *cut to* a multiple of the single model's cost.
+- A *cascade* is a hydra whose other members run only where its first is unsure, fitted by `calibrate --cascade --max-drop 0.5`. Its cost is the mean over test data.
+
+Every row is a checkpoint to which `calibrate` gave a temperature and an OOD score on validation data. Training keeps the epoch with the lowest validation NLL; a model tuned without teachers
+counts as its start where that is better on validation data, both calibrated. AUROC is the mean over near and far OOD data by that score. Neither the test data nor the OOD data reported were used to choose
+anything.
 
 | task | model | trained on | for | near OOD | far OOD |
 |---|---|---|---|---|---|
@@ -151,10 +159,10 @@ members run only where its first is unsure, fitted by `calibrate --cascade --max
 | cifar | DINOv2-small at 56 pixels | 12,000 images of six classes of CIFAR-10 | at most 2 epochs | the other four classes | digits, shapes of animals |
 | fashion | the demo's ViT, from random weights | 47,000 images of eight classes of Fashion-MNIST | 9 epochs | the other two classes | digits |
 
-What is tuned or taught is trained for 4, 2, 1 and 2 epochs more. Not all of these trainings were carried on until nothing improves: the single model *tuned as long* shows what was left; on
-cifar and one seed each of clinc and movies it *is* the single model, since validation data did not like it tuned on.
+Distillation and further tuning take 4, 2, 1 and 2 more epochs. Not all trainings were continued until nothing improved: the single model *tuned as long* shows what was left. On
+cifar, and for one seed each of clinc and movies, it *is* the single model, because further tuning made it worse on validation data.
 
-![Price against NLL, accuracy and AUROC](../front.svg)
+![Cost against NLL, accuracy and AUROC](../front.svg)
 """
 
 
@@ -166,7 +174,7 @@ def _goals(results: dict[str, Any]) -> str:
         "Differences are positive where the row is better, in points (NLL and ECE: as they are), ± their standard error over resampled test"
         " data (and over seeds, where there are several).",
         "",
-        f"| price | row | against | {' | '.join(results)} |",
+        f"| cost | row | against | {' | '.join(results)} |",
         f"|---|---|---|{'---|' * len(results)}",
     ]
     for goal in GOALS:
@@ -209,8 +217,11 @@ STEPS = {
     "repaired: least squares": ("half", "half, not repaired"),
     "the same, both taught": ("half, taught", "half, not repaired, taught"),
     "taught": ("half, taught", "half"),
-    "by teachers, not by labels alone": ("half, taught", "half, tuned without a teacher"),
-    "by three teachers, not its own whole alone": ("half, taught", "half, taught by its own whole"),
+    "from teachers, not from labels alone": ("half, taught", "half, tuned without a teacher"),
+    "from three teachers, not its own unpruned model alone": (
+        "half, taught",
+        "half, taught by its own whole",
+    ),
     "tokens masked; images not mixed": ("half, taught", "half, taught on other inputs"),
     "as long, not twice as long": ("half, taught", "half, taught twice as long"),
     "three halves, not three branches of one model": (
@@ -222,7 +233,7 @@ STEPS = {
         "hydra behind a mean trunk",
     ),
     "the mean of three, not one of them": ("mean of three", "single"),
-    "the mean of three, not one that they taught": ("mean of three", "single, taught"),
+    "the mean of three, not one distilled from them": ("mean of three", "single, taught"),
     "the mean of three, not their ensemble": ("mean of three", "Deep Ensemble"),
     "the mean's half, not the half of one": ("mean of three: half", "half"),
     "the same, each half taught": ("mean of three: half, taught", "half, taught"),
@@ -231,7 +242,7 @@ STEPS = {
         "mean of three",
     ),
     "the same, the branches taught": ("hydra behind a mean trunk, taught", "mean of three"),
-    "a larger model cut to the price of one, not the single model": (
+    "a larger model cut to the cost of one, not the single model": (
         "larger, cut to one",
         "single",
     ),
@@ -239,7 +250,7 @@ STEPS = {
         "larger, cut to three quarters",
         "three quarters",
     ),
-    "a larger model cut to three quarters and taught, not the whole single model taught": (
+    "a larger model cut to three quarters and distilled, not the unpruned single model distilled": (
         "larger, cut to three quarters, taught",
         "single, taught",
     ),
@@ -248,9 +259,9 @@ STEPS = {
 
 
 def _steps(results: dict[str, Any]) -> str:
-    """What each step is worth."""
+    """What each step gains."""
     lines = [
-        "## What each step is worth",
+        "## What each step gains",
         "",
         "How much better the first is, as above. The last ten were no goals: they were measured when the goals had been.",
         "",
@@ -296,7 +307,7 @@ def _cell(seeds: Seeds, row: str, key: str) -> str:
 
 DRAWN = {
     "one model, nothing trained": ("third", "half", "three quarters", "single"),
-    "one model, taught": ("third, taught", "half, taught", "single, taught"),
+    "one model, distilled": ("third, taught", "half, taught", "single, taught"),
     "mean of three, nothing trained": (
         "mean of three: third",
         "mean of three: half",
@@ -307,19 +318,19 @@ DRAWN = {
         "hydra of three: half",
         "Deep Ensemble",
     ),
-    "hydra of three, taught": ("hydra of three: third, taught", "hydra of three: half, taught"),
+    "hydra of three, distilled": ("hydra of three: third, taught", "hydra of three: half, taught"),
     "hydra of halves as a cascade": (
         "cascade of hydra of three: half",
         "cascade of hydra of three: half, taught",
     ),
 }
-"""Lines of the picture, through their rows from the cheapest on; they end at the whole model and the Deep Ensemble."""
+"""Lines of the picture, through their rows from the cheapest on; they end at the unpruned model and the Deep Ensemble."""
 COLOURS = ("#1b6ca8", "#0b8a5c", "#b8a000", "#c7762b", "#a3338b", "#5c5c5c")
 """One a line."""
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Price against NLL, accuracy and AUROC, a column of panels for each task."""
+    """Cost against NLL, accuracy and AUROC, a column of panels for each task."""
     from hydrasurgeon.files.plots import figure, save_figure
 
     metrics = {"accuracy": "accuracy", "nll": "NLL (lower is better)", "auroc": "AUROC of OOD data"}
@@ -329,7 +340,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         for metric, panel in zip(metrics, panels, strict=True):
             _panel(panel, alike(task, [row for rows in DRAWN.values() for row in rows]), metric)
         panels[0].set_title(name)
-        panels[-1].set_xlabel("multiply-adds, whole models")
+        panels[-1].set_xlabel("cost (multiply-adds)")
     for label, panel in zip(metrics.values(), grid[:, 0], strict=True):
         panel.set_ylabel(label)
     drawn.legend(

@@ -22,7 +22,7 @@ def passage(results: dict[str, Any]) -> str:
     lines = [
         (
             "| model | removed by | ∇L_noisyᵀ δθ (clean) | mean diagonal difference | heads above 0 | δθᵀ(H_noisy −"
-            " H_clean)δθ | gap, whole → without |"
+            " H_clean)δθ | gap, unpruned → pruned |"
         ),
         "|---|---|---:|---:|---:|---:|---:|",
     ]
@@ -128,17 +128,19 @@ def _separation(rows: dict[str, Any]) -> list[str]:
             " found on textures; last layer, 1,000 test samples):"
         ),
         "",
-        "| model | OOD set | Euclidean, whole → circuit | Mahalanobis | AUROC (msp) |",
+        "| model | OOD set | Euclidean, unpruned → circuit | Mahalanobis | AUROC (msp) |",
         "|---|---|---:|---:|---:|",
     ]
     changes = [change for kinds in rows.values() for change in _changes(kinds)]
     for name, kinds in rows.items():
-        for foreign in (key for key in kinds["dense"] if key not in ("auroc", "accuracy")):
-            whole, part = kinds["dense"][foreign], kinds["circuit"][foreign]
-            auroc = [kinds[kind]["auroc"][foreign] for kind in ("dense", "circuit")]
-            pairs = [f"{whole[key]:.2f} → {part[key]:.2f}" for key in ("euclidean", "mahalanobis")]
+        for ood in (key for key in kinds["dense"] if key not in ("auroc", "accuracy")):
+            unpruned, part = kinds["dense"][ood], kinds["circuit"][ood]
+            auroc = [kinds[kind]["auroc"][ood] for kind in ("dense", "circuit")]
+            pairs = [
+                f"{unpruned[key]:.2f} → {part[key]:.2f}" for key in ("euclidean", "mahalanobis")
+            ]
             lines.append(
-                f"| {name} | {foreign} | {pairs[0]} | {pairs[1]} | {auroc[0]:.3f} → {auroc[1]:.3f} |"
+                f"| {name} | {ood} | {pairs[0]} | {pairs[1]} | {auroc[0]:.3f} → {auroc[1]:.3f} |"
             )
     more = [sum(change[at] > 0 for change in changes) for at in (0, 1)]
     means = [mean(change[at] for change in changes) for at in (0, 1)]

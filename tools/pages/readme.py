@@ -111,8 +111,8 @@ def hydra_svg(manifest: dict[str, Any]) -> str:
 
 
 FRONT = (
-    "<!-- worth: tools/render_docs.py writes it from benchmarks/results/front.json -->",
-    "<!-- end of worth -->",
+    "<!-- results: tools/render_docs.py writes it from benchmarks/results/front.json -->",
+    "<!-- end of results -->",
 )
 """Around the README's table."""
 TASKS = {"clinc": "CLINC150", "cifar": "CIFAR-10"}

@@ -119,10 +119,10 @@ def tuning(results: dict[str, Any]) -> list[str]:
         "## Tuning a hydra",
         "",
         f"A text encoder of MiniLM's sizes with random weights, {results['texts']:,} texts, two epochs; members behind three",
-        "shared layers of six, whose other layers are whole or keep 8 of 12 heads and half the neurons;",
+        "shared layers of six, whose other layers are unpruned or keep 8 of 12 heads and half the neurons;",
         f"{about['cpu']}, {about['cores']} cores, torch {about['torch']}; whole processes in turn, medians of {results['runs']} runs.",
         "",
-        *table(["", "seconds", "of one whole model", "peak memory MB"], rows),
+        *table(["", "seconds", "of one unpruned model", "peak memory MB"], rows),
     ]
 
 

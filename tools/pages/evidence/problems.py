@@ -54,7 +54,7 @@ def problems(results: dict[str, Any]) -> str:
         " behind the first half (*hydra*, three members).",
         "Uncalibrated rows detect OOD data by msp, calibrated ones by the score that `calibrate` chose on perturbed validation"
         " data. Training, scores and answers are in bfloat16.",
-        "A cascade's price is what its answers on the test data cost on average (`calibrate --cascade --max-drop 0.5`).",
+        "A cascade's cost is the average over the test data (`calibrate --cascade --max-drop 0.5`).",
         "The training data are few, for minutes of one core: compare the rows of a table, not a table with what others reach.",
     ]
     for name, (heading, about, more) in TASKS.items():
@@ -87,10 +87,10 @@ def _table(seeds: dict[str, Any], more: tuple[str, ...]) -> list[str]:
         of_seeds = [run[name] for run in runs]
         values = [[each["id"].get(metric) for each in of_seeds] for metric in (*USUAL, *more)]
         values += [[each["ood"][at]["auroc"] for each in of_seeds] for at in range(2)]
-        prices = [
+        costs = [
             (each["cost"].get("expected_macs") or each["cost"]["macs"]) / base for each in of_seeds
         ]
-        rows.append([name, str(len(runs)), f"{statistics.mean(prices):.2f}", *map(_spread, values)])
+        rows.append([name, str(len(runs)), f"{statistics.mean(costs):.2f}", *map(_spread, values)])
     head = [
         "",
         "seeds",

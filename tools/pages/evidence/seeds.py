@@ -1,4 +1,4 @@
-"""Rows of benchmarks/results/quality.json beside one another, paired by seed."""
+"""Rows of benchmarks/results/quality.json compared with one another, paired by seed."""
 
 from __future__ import annotations
 
