@@ -120,8 +120,8 @@ def _words(data: str | Samples, where: str) -> Sequence[str]:
     from hydrasurgeon.data.labels import are_codes
 
     samples = open_data(data) if isinstance(data, str) else data
-    names, why = samples.classes, None
-    if names is None or samples.numbers is not None:
+    column, names, why = samples.written, samples.classes, None
+    if column is None or names is None or column.numbers is not None:
         why = "the data has none"
     elif are_codes(names):
         why = f"the data calls them {names[0]}, …, which are no words"

@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -71,8 +71,10 @@ class Column:
     note: str | None = None
 
     @property
-    def positions(self) -> NDArray[np.int64]:
-        """The numbers themselves, where they are positions of classes."""
+    def positions(self) -> Labels:
+        """The numbers themselves, where single ones were written."""
+        if self.numbers is None or self.labels.ndim == 2:
+            return self.labels
         return np.array(self.numbers, dtype=np.int64)[self.labels]
 
     def named(self, names: Sequence[str]) -> Column:
@@ -96,8 +98,8 @@ def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
         if value is None or value == "":
             raise DataError(f"{spec}: row {row} has no label", hint=ONE_EACH)
     if texts and not all(map(NUMBER.fullmatch, values)) and not all(map(MANY.fullmatch, values)):
-        names = class_names(spec, sorted(set(values)))
-        return Column(_index(names, values), names, note=_look_like_lists(spec, names))
+        column = named(spec, values)
+        return replace(column, note=_look_like_lists(spec, column.names or ()))
     if texts and all(map(INTEGER.fullmatch, values)):
         return numbered(spec, values)
     if texts and all(map(NUMBER.fullmatch, values)):
@@ -119,6 +121,12 @@ def numbered(spec: str, values: Sequence[Any] | NDArray[Any]) -> Column | None:
         return None
     names = class_names(spec, [str(value) for value in distinct])
     return Column(_index(distinct, written), names, numbers)
+
+
+def named(spec: str, values: Sequence[str], names: Sequence[str] | None = None) -> Column:
+    """Names of classes, in their order as text; perhaps more than are in use."""
+    names = class_names(spec, sorted(set(values)) if names is None else names)
+    return Column(_index(names, values), names)
 
 
 def _index(distinct: Sequence[Any], values: Sequence[Any]) -> NDArray[np.int64]:
@@ -265,18 +273,19 @@ ONE_OUTPUT: tuple[ProblemName, ...] = ("one_logit",)
 """Problems that have one output, without a name."""
 
 
-def matched(
-    spec: str, column: Column, model: Model
-) -> tuple[Labels, tuple[str, ...] | None, str | None]:
+def matched(spec: str, column: Column, model: Model) -> Column:
     """The data's labels → the model's; the names that classes have now, and which order was
     assumed.
 
     DataError where the model has no such labels. Names are the model's, or the data's where the
     model has none.
     """
+    if column.names is None and column.labels.dtype.kind == "i":  # fitted before
+        numbers = tuple(range(model.num_classes))
+        column = Column(column.labels, tuple(map(str, numbers)), numbers, "positions", column.note)
     labels, names, note = READ[model.problem](spec, column, model)
     notes = [text for text in (column.note, note) if text]
-    return labels, names, "; ".join(notes) or None
+    return Column(labels, names, note="; ".join(notes) or None)
 
 
 def _of_classes(
@@ -423,7 +432,7 @@ def _of_one_logit(
         )
     if column.numbers is not None:
         labels = np.array(column.numbers, dtype=np.float64)[labels]
-    elif column.names is not None:
+    elif column.names is not None and labels.dtype.kind == "i":
         for row, label in enumerate(labels):
             name = column.names[label]
             if name not in YES:

@@ -126,11 +126,11 @@ def read_torchvision(spec: str, rest: str, columns: Columns) -> Samples:
         column = column.named(class_names(spec, words))
     images = getattr(loaded, "data", None)
     if images is None or len(images) != len(loaded):
-        return Rows(spec, loaded, "image").labelled(column)
+        return Rows(spec, loaded, "image", column)
     array = np.asarray(images)
     if array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[-1] not in (1, 3):
         array = array.transpose(0, 2, 3, 1)
-    return Arrays(spec, pixels(spec, array)).labelled(column)
+    return Arrays(spec, pixels(spec, array), column)
 
 
 def _loaded(spec: str, make: Any, split: str) -> Any:

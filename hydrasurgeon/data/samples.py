@@ -12,14 +12,14 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from hydrasurgeon.data.images import MAX_BYTES, decode, plain
-from hydrasurgeon.data.labels import UNLABELLED, Column, Labels, matched, numbered
+from hydrasurgeon.data.labels import UNLABELLED, Column, Labels, matched
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import read_bytes
 from hydrasurgeon.files.manifest import Inputs, Model
@@ -55,8 +55,8 @@ class Samples(ABC):
     kind: Literal["image", "text", "pair"] = "image"
     inputs: Inputs = "text"
     """Of texts: whether they come one by one, or in pairs."""
-    classes: tuple[str, ...] | None = None
-    labels: Labels | None = None
+    written: Column | None = None
+    """Labels as the data holds them, or those of the model that they were fitted to."""
     columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
     """What a table holds of each sample beside it, where whoever opened it wanted that."""
     found: tuple[str, ...] = ()
@@ -65,35 +65,22 @@ class Samples(ABC):
     """Those of them that hold texts, images and groups."""
     grouping: Sequence[Any] | None = None
     """The column of a table that says which query each sample belongs to."""
-    numbers: tuple[int, ...] | None = None
-    """The numbers that `classes` were written as: each may be a name or a position."""
-    read_as: str | None = None
-    """What `--labels` says of them."""
-    note: str | None = None
-    """Which order of classes was assumed, where names did not say."""
 
-    def __init__(
-        self, spec: str, labels: Labels | None = None, classes: Sequence[str] | None = None
-    ) -> None:
-        self.spec, self.labels = spec, labels
-        self.classes = None if classes is None else tuple(classes)
-
-    def labelled(self, column: Column | None) -> Self:
-        """The same samples, with these labels."""
-        if column is not None:
-            self.labels, self.classes, self.numbers = column.labels, column.names, column.numbers
-            self.read_as, self.note = column.reading, column.note
-        return self
+    def __init__(self, spec: str, written: Column | None = None) -> None:
+        self.spec, self.written = spec, written
 
     @property
-    def written(self) -> Column | None:
-        """The labels as the data holds them."""
-        if self.labels is None:
-            return None
-        if self.classes is None and self.labels.dtype.kind != "f":
-            column = numbered(self.spec, self.labels)
-            return None if column is None else replace(column, reading="positions")
-        return Column(self.labels, self.classes, self.numbers, self.read_as, self.note)
+    def labels(self) -> Labels | None:
+        return None if self.written is None else self.written.labels
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return None if self.written is None else self.written.names
+
+    @property
+    def note(self) -> str | None:
+        """Which order of classes was assumed, where names did not say."""
+        return None if self.written is None else self.written.note
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -153,10 +140,8 @@ class Samples(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Spec, rows and a hash of exactly the samples in use, wherever they lie."""
         total = hashlib.sha256(b"".join(self.digests))
-        labels = self.labels
-        if labels is not None and labels.ndim == 1 and self.numbers is not None:
-            labels = Column(labels, self.classes, self.numbers).positions
-        if labels is not None:
+        if self.written is not None:
+            labels = self.written.positions
             kind = "<i8" if labels.dtype.kind == "i" else "<f8"
             total.update(np.ascontiguousarray(labels, dtype=kind).tobytes())
         return {"spec": self.spec, "rows": len(self), "sha256": total.hexdigest()}
@@ -176,14 +161,8 @@ class Samples(ABC):
 class Arrays(Samples):
     """Images in one array, N×H×W or N×H×W×C."""
 
-    def __init__(
-        self,
-        spec: str,
-        images: NDArray[np.uint8],
-        labels: Labels | None = None,
-        classes: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(spec, labels, classes)
+    def __init__(self, spec: str, images: NDArray[np.uint8], written: Column | None = None) -> None:
+        super().__init__(spec, written)
         self.images = images
 
     def __len__(self) -> int:
@@ -200,14 +179,8 @@ class Arrays(Samples):
 class Files(Samples):
     """Image files."""
 
-    def __init__(
-        self,
-        spec: str,
-        paths: Sequence[Path],
-        labels: Labels | None = None,
-        classes: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(spec, labels, classes)
+    def __init__(self, spec: str, paths: Sequence[Path], written: Column | None = None) -> None:
+        super().__init__(spec, written)
         self.paths = list(paths)
 
     def __len__(self) -> int:
@@ -239,11 +212,10 @@ class Rows(Samples):
         spec: str,
         column: Any,
         kind: Literal["image", "text"],
-        labels: Labels | None = None,
-        classes: Sequence[str] | None = None,
+        written: Column | None = None,
         root: Path | None = None,
     ) -> None:
-        super().__init__(spec, labels, classes)
+        super().__init__(spec, written)
         self.column, self.kind, self.root = column, kind, root
 
     def __len__(self) -> int:
@@ -301,7 +273,7 @@ class TextPairs(Samples):
     kind, inputs = "text", "text_pair"
 
     def __init__(self, first: Samples, second: Rows, column: str = "text_pair") -> None:
-        super().__init__(first.spec, first.labels, first.classes)
+        super().__init__(first.spec, first.written)
         self.first, self.second = first, second
         second.called = f"second text ({column})"
 
@@ -324,16 +296,15 @@ class Subset(Samples):
     """
 
     def __init__(
-        self, parent: Samples, labels: Labels | None, index: NDArray[np.int64] | None = None
+        self,
+        parent: Samples,
+        written: Column | None,
+        index: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> None:
-        super().__init__(parent.spec, labels, parent.classes)
-        self.parent, self.kind, self.columns = parent, parent.kind, parent.columns
-        self.found, self.used = parent.found, parent.used
-        self.inputs = parent.inputs
-        self.numbers, self.read_as, self.note = parent.numbers, parent.read_as, parent.note
-        self.index: Sequence[int] | NDArray[np.int64] = (
-            range(len(parent)) if index is None else index
-        )
+        super().__init__(parent.spec, written)
+        self.parent, self.index = parent, range(len(parent)) if index is None else index
+        self.kind, self.inputs = parent.kind, parent.inputs
+        self.columns, self.found, self.used = parent.columns, parent.found, parent.used
 
     def __len__(self) -> int:
         return len(self.index)
@@ -360,19 +331,16 @@ class Joined(Samples):
     """The samples of one set behind those of another; those of the second have no labels."""
 
     def __init__(self, first: Samples, second: Samples) -> None:
-        labels = (
-            first.labels
-            if first.labels is not None
-            else np.full(len(first), UNLABELLED, dtype=np.int64)
-        )
-        nothing = np.full((len(second), *labels.shape[1:]), UNLABELLED, dtype=labels.dtype)
-        labels = np.concatenate([labels, nothing])
-        super().__init__(f"{first.spec} and {second.spec}", labels, first.classes)
-        self.first, self.second, self.kind, self.inputs = first, second, first.kind, first.inputs
         if (first.kind, first.inputs) != (second.kind, second.inputs):
             raise DataError(
                 f"{second.spec}: holds {second.contents}, {first.spec} {first.contents}"
             )
+        column = first.written or Column(np.full(len(first), UNLABELLED, dtype=np.int64))
+        shape = (len(second), *column.labels.shape[1:])
+        nothing = np.full(shape, UNLABELLED, dtype=column.labels.dtype)
+        column = replace(column, labels=np.concatenate([column.labels, nothing]))
+        super().__init__(f"{first.spec} and {second.spec}", column)
+        self.first, self.second, self.kind, self.inputs = first, second, first.kind, first.inputs
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
@@ -398,7 +366,10 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
     if limit < 1:
         raise DataError(f"--limit {limit}: must be at least 1")
     chosen = np.sort(np.random.default_rng(seed).permutation(len(samples))[:limit])
-    return Subset(samples, samples.labels[chosen] if samples.labels is not None else None, chosen)
+    column = samples.written
+    if column is not None:
+        column = replace(column, labels=column.labels[chosen])
+    return Subset(samples, column, chosen)
 
 
 def fit_classes(samples: Samples, model: Model) -> Samples:
@@ -420,10 +391,7 @@ def fit_classes(samples: Samples, model: Model) -> Samples:
         if len(others) == 1:
             hint = f"Is it --label-column {others[0]}?"
         raise DataError(f"{samples.spec}: has no labels{columns}", hint=hint)
-    labels, classes, note = matched(samples.spec, column, model)
-    fitted = Subset(samples, None)
-    fitted.labelled(Column(labels, classes, note=note))
-    return fitted
+    return Subset(samples, matched(samples.spec, column, model))
 
 
 def reading(model: Model, samples: Samples) -> Model:

@@ -7,6 +7,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
@@ -16,10 +17,11 @@ from PIL import Image
 
 from hydrasurgeon.data.images import MAX_BYTES, decode, pixels
 from hydrasurgeon.data.labels import (
-    Labels,
+    Column,
     array_labels,
     class_names,
     is_label_array,
+    named,
     numbered,
 )
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
@@ -48,15 +50,8 @@ class Zipped(Samples):
     have.
     """
 
-    def __init__(
-        self,
-        spec: str,
-        path: Path,
-        names: Sequence[str],
-        labels: Labels | None,
-        classes: Sequence[str] | None,
-    ) -> None:
-        super().__init__(spec, labels, classes)
+    def __init__(self, spec: str, path: Path, names: Sequence[str], written: Column | None) -> None:
+        super().__init__(spec, written)
         self.path, self.names = path, list(names)
         self._opened: tuple[int, IO[bytes], zipfile.ZipFile] | None = None
 
@@ -111,16 +106,8 @@ def read_zip(spec: str, path: Path) -> Samples:
         depth += 1  # a folder that all lie in says nothing
     folders = [each[depth] for each in parts if len(each) > depth + 1]
     if len(folders) < len(images) or len({*folders}) < 2:
-        return Zipped(spec, path, images, None, None)
-    classes = class_names(spec, sorted({*folders}))
-    number = {name: i for i, name in enumerate(classes)}
-    return Zipped(
-        spec,
-        path,
-        images,
-        np.array([number[folder] for folder in folders], dtype=np.int64),
-        classes,
-    )
+        return Zipped(spec, path, images, None)
+    return Zipped(spec, path, images, named(spec, folders))
 
 
 def _is_plain(name: str) -> bool:
@@ -161,8 +148,8 @@ def open_data(
         carried: Columns of a table that go along if they are there.
         model: The samples must be labelled, and their labels become the numbers of its classes.
     """
-    place, named = DataSpec.parse(spec)
-    paths, columns = located(place), Columns(named, carried, limit)
+    place, roles = DataSpec.parse(spec)
+    paths, columns = located(place), Columns(roles, carried, limit)
     if not paths:
         scheme, _, rest = place.partition(":")
         samples = SCHEMES[scheme](place, rest, columns)
@@ -182,7 +169,8 @@ def open_data(
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
     samples.spec = portable(spec)
-    samples.read_as = named.get(LABELS, samples.read_as)
+    if LABELS in roles and samples.written is not None:
+        samples.written = replace(samples.written, reading=roles[LABELS])
     samples = limited(samples, limit, seed)
     return samples if model is None else fit_classes(samples, model)
 
@@ -227,10 +215,9 @@ def _folder(spec: str, path: Path) -> Samples:
         names = [p.name for p in entries if p.is_dir() and not p.name.startswith(".")]
         if not names:
             return Files(spec, [p for p in entries if ending(p) in PICTURES])
-        classes = class_names(spec, names)
-        images = [(file, i) for i, name in enumerate(classes) for file in _images_in(path / name)]
-    numbers = np.array([label for _, label in images], dtype=np.int64)
-    return Files(spec, [file for file, _ in images], numbers, classes)
+        images = [(file, name) for name in names for file in _images_in(path / name)]
+    written = named(spec, [name for _, name in images], names)
+    return Files(spec, [file for file, _ in images], written)
 
 
 def _images_in(folder: Path) -> list[Path]:
@@ -265,7 +252,7 @@ def _image_list(spec: str, path: Path) -> Samples:
         names.append(name)
         labels.append(int(label[0]))
     root = _root(spec, path, names[0]) if names else path
-    return Files(spec, [root / name for name in names]).labelled(numbered(spec, labels))
+    return Files(spec, [root / name for name in names], numbered(spec, labels))
 
 
 def _root(spec: str, path: Path, name: str) -> Path:
@@ -335,8 +322,8 @@ def _arrays(spec: str, file: IO[bytes]) -> Arrays:
             f"{spec}: labels must be {len(images)} integers, and classes a list of names"
         )
     names = None if classes is None else class_names(spec, classes.tolist())
-    samples = Arrays(spec, images)
-    return samples if labels is None else samples.labelled(array_labels(spec, labels, names))
+    written = None if labels is None else array_labels(spec, labels, names)
+    return Arrays(spec, images, written)
 
 
 READERS = {".npz": _npz, ".txt": _image_list, ".zip": read_zip}

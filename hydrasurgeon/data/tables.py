@@ -294,7 +294,7 @@ def rows(table: Table, columns: Columns) -> Samples:
         column = labels_of(table.spec, table.columns[labels])
         if column is not None and labels in table.classes:
             column = column.named(table.classes[labels])
-        made.labelled(column)
+        made.written = column
     made.grouping = None if group is None else table.columns[group]
     made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}
     return made

@@ -30,26 +30,21 @@ def _roles(value: Any) -> Any:
     """ROLE=NAME texts as a mapping."""
     if value is None:
         return None
-    entries = value.items() if isinstance(value, Mapping) else _pairs(str(value))
+    entries = value
+    if not isinstance(value, Mapping):
+        entries = dict(entry.partition("=")[::2] for entry in str(value).split(","))
     columns = {}
-    for role, name in entries:
+    for role, name in entries.items():
         role, name = str(role).strip(), str(name).strip()
         role = "label" if role == LABELS else role
-        hint = f"Write ROLE=NAME,ROLE=NAME; roles are {', '.join(ROLES)}."
-        if role not in ROLES:
+        if role not in ROLES or not name:
             near = did_you_mean(role, ROLES)
             raise UsageError(
-                f"--columns {role}={name}: {role} is no role of a column{near}", hint=hint
+                f"--columns {role}={name}: expected ROLE=NAME{near}",
+                hint=f"Roles are {', '.join(ROLES)}.",
             )
-        if not name:
-            raise UsageError(f"--columns {role}={name}: names none", hint=hint)
         columns[role] = name
     return columns
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    pairs = [entry.partition("=") for entry in text.split(",")]
-    return [(role, name) for role, _, name in pairs]
 
 
 class DataSpec(NamedTuple):

@@ -24,6 +24,7 @@ from hydrasurgeon.data.corruptions.pictures import (
     zoomed,
 )
 from hydrasurgeon.data.corruptions.samples import NAMES, SEVERITIES, scribbled
+from hydrasurgeon.data.labels import Column
 from hydrasurgeon.data.samples import Arrays, Rows
 from hydrasurgeon.errors import DataError, UsageError
 
@@ -146,7 +147,7 @@ def test_one_pixel_and_black(name: str) -> None:
 
 def images(rows: int = 12) -> Arrays:
     pixels = np.random.default_rng(0).integers(0, 256, (rows, 28, 28, 3), dtype=np.uint8)
-    return Arrays("d.npz", pixels, np.arange(rows) % 3)
+    return Arrays("d.npz", pixels, Column(np.arange(rows) % 3))
 
 
 class AsTensor:

@@ -220,7 +220,8 @@ def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
     samples = open_data(str(tmp_path / "d.jsonl"))
     assert samples.labels is not None
     assert samples.labels.tolist() == list(range(12))
-    assert samples.numbers == tuple(range(12))
+    assert samples.written is not None
+    assert samples.written.numbers == tuple(range(12))
 
 
 @pytest.mark.parametrize("suffix", ["npz", "txt", "jsonl"])

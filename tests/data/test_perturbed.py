@@ -6,12 +6,15 @@ import numpy as np
 from PIL import Image
 
 from hydrasurgeon.data.corruptions import Perturbed
+from hydrasurgeon.data.labels import Column
 from hydrasurgeon.data.samples import Arrays, Rows
 
 
 def test_images_keep_their_tiles() -> None:
     pixels = np.repeat(np.repeat(np.arange(9, dtype=np.uint8).reshape(3, 3), 4, 0), 4, 1)
-    parent = Arrays("d", np.stack([pixels, pixels, np.full_like(pixels, 7)]), np.array([0, 1, 1]))
+    parent = Arrays(
+        "d", np.stack([pixels, pixels, np.full_like(pixels, 7)]), Column(np.array([0, 1, 1]))
+    )
     spoiled = Perturbed(parent, seed=1)
     assert len(spoiled) == 3
     assert spoiled.labels is None

@@ -104,8 +104,8 @@ def test_columns_of_each_data_set() -> None:
         {"text": "q", "label": "l", "text_pair": "p", "group": "id"},
     )
     for wrong, says in {
-        "txt=q": r"--columns txt=q: txt is no role of a column \(did you mean text\?\)",
-        "text": "--columns text=: names none",
+        "txt=q": r"--columns txt=q: expected ROLE=NAME \(did you mean text\?\)",
+        "text": "--columns text=: expected ROLE=NAME",
     }.items():
         with pytest.raises(UsageError, match=says):
             CalibrateOptions.of("m", data="v.csv", columns=wrong, out="o")

@@ -91,7 +91,7 @@ class Corrupted(Subset):
             )
         kinds = [f"{each.name}:{each.severity}" for each in corruptions]
         shown = kinds[0] if len(kinds) == 1 else f"{len(kinds)} corruptions of it"
-        super().__init__(parent, parent.labels)
+        super().__init__(parent, parent.written)
         self.spec, self.corruptions, self.seed = f"{parent.spec}, {shown}", corruptions, seed
 
     def read(self, i: int) -> Decoded:
