@@ -4,14 +4,14 @@ against cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, cat
 
 from hydrasurgeon.measuring.answers import Answered
-from hydrasurgeon.measuring.bootstrap import HIGHER
+from hydrasurgeon.measuring.bootstrap import HIGHER, Difference
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.report.columns import ARROWS, OOD, QUALITY, short, shown_name
 from hydrasurgeon.report.svg import (
@@ -67,7 +67,7 @@ def reliability(rows: Drawn) -> list[str]:
             f"{count} answers of confidence {sure:.2f}, of which {right:.2f} are right."
         )
         chart = Chart.of(f"Reliability of {name}", says, x=(0, 1), y=(0, 1))
-        chart.axes("confidence, %", "right, %", percent="xy")
+        chart.axes("confidence, %", "right, %", "xy")
         most = max(count for *_, count in bins)
         for sure, right, count in bins:
             place = min(int(sure * 15 + 1e-9), 14)
@@ -101,7 +101,7 @@ def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
         chart = Chart.of(
             f"OOD scores of {name}", says, x=(low, high), y=(0, 1.05 * max(map(max, shares)))
         )
-        chart.axes(f"OOD score, {row.used}", "samples, %", percent="y")
+        chart.axes(f"OOD score, {row.used}", "samples, %", "y")
         step = (high - low) / len(shares[0])
         for at, share in enumerate(shares[0]):
             if share:
@@ -165,7 +165,7 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
     charts = []
     for title in dict.fromkeys(each.name for _, _, row in rows for each in row.foreign):
         chart = Chart.of(f"ROC, {title}", "", x=(0, 1), y=(0, 1))
-        chart.axes("in-distribution samples flagged, %", "OOD samples flagged, %", percent="xy")
+        chart.axes("in-distribution samples flagged, %", "OOD samples flagged, %", "xy")
         chart.ideal()
         areas = []
         for at, name, row in rows:
@@ -187,7 +187,7 @@ def risk_coverage(rows: Drawn, results: Sequence[Result]) -> str:
     ]
     top = max(risk for _, _, points in drawn for share, risk in points if share >= FIRST)
     chart = Chart.of("Risk over coverage", "", x=(0, 1), y=(0, max(top * 1.08, 0.001)))
-    chart.axes("answered, %", "wrong among them, %", percent="xy")
+    chart.axes("answered, %", "wrong among them, %", "xy")
     summaries = []
     for at, name, points in drawn:
         area = results[at].id.aurc
@@ -200,88 +200,85 @@ def risk_coverage(rows: Drawn, results: Sequence[Result]) -> str:
 
 def severities(results: Sequence[Result]) -> list[str]:
     """Accuracy and Brier by severity, a mean over the shifts of each; 0 is the set itself."""
+    if not any(r.shift_average and r.shift_average.severities for r in results):
+        return []
     charts = []
     for title, key, percent in (("Accuracy", "accuracy", "y"), ("Brier score", "brier", "")):
         lines = []
-        for at, result in enumerate(results):
-            levels = {} if result.shift_average is None else result.shift_average.severities
-            points = [
-                (float(severity), float(getattr(level, key))) for severity, level in levels.items()
-            ]
-            lines.append((at, shown_name(result), [(0.0, float(getattr(result.id, key))), *points]))
-        last = max(x for _, _, points in lines for x, _ in points)
-        if not last:
-            return []
-        every = [value for _, _, points in lines for _, value in points]
-        room = 0.06 * (max(every) - min(every) or 0.1)
-        top = max(every) + room
-        limits = (max(min(every) - room, 0.0), min(top, 1.0) if percent else top)
-        chart = Chart.of(f"{title} by severity", "", x=(0, last), y=limits)
-        chart.axes(
-            "severity of the shift", f"{title.lower()}{', %' if percent else ''}", percent=percent
-        )
-        for at, name, points in lines:
+        for result in results:
+            points = [(0.0, float(getattr(result.id, key)))]
+            if result.shift_average is not None:
+                levels = result.shift_average.severities
+                points += [(float(at), float(getattr(levels[at], key))) for at in levels]
+            lines.append((shown_name(result), points))
+        last = max(x for _, points in lines for x, _ in points)
+        values = [value for _, points in lines for _, value in points]
+        room = 0.06 * (max(values) - min(values) or 0.1)
+        low, high = _within(min(values) - room, max(values) + room, percent)
+        says = [f"{name} from {ends[0][1]:.3f} to {ends[-1][1]:.3f}" for name, ends in lines]
+        title = f"{title} by severity"
+        chart = Chart.of(title, f"{'; '.join(says)}.", x=(0, last), y=(low, high))
+        chart.axes("severity of the shift", _unit(title.split(" by")[0].lower(), percent), percent)
+        for at, (name, points) in enumerate(lines):
             chart.line(points, at, name)
             for severity, value in points:
                 chart.point(severity, value, at, f"{name}\nseverity {severity:.0f}: {value:.3f}")
-        ends = (
-            f"{name} from {points[0][1]:.3f} to {points[-1][1]:.3f}" for _, name, points in lines
-        )
-        chart.says = f"{'; '.join(ends)}."
-        charts.append(figure(f"{title} by severity", chart.svg()))
+        charts.append(figure(title, chart.svg()))
     return charts
+
+
+def _within(low: float, high: float, percent: str) -> tuple[float, float]:
+    """No fraction lies beyond 100 %, and nothing here below 0."""
+    return max(low, 0.0), min(high, 1.0) if percent else high
+
+
+def _unit(label: str, percent: str) -> str:
+    return f"{label}, %" if percent else label
 
 
 def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
     """A chart for each of a few metrics: what is got for how many multiply-adds."""
-    spent = {
-        at: macs for at, r in enumerate(results) if r.cost is not None and (macs := macs_of(r.cost))
-    }
-    if len(spent) < 2:
+    costs = {at: macs_of(r.cost) for at, r in enumerate(results) if r.cost is not None}
+    costs = {at: macs for at, macs in costs.items() if macs}
+    if len(costs) < 2:
         return []
-    unit, label = spent.get(reference, 1e6), "multiply-adds, M"
-    if reference in spent:
+    unit, label = 1e6, "multiply-adds, M"
+    if reference in costs:
+        unit = costs[reference]
         label = f"multiply-adds, times those of {shown_name(results[reference])}"
-        label = label if len(label) < 48 else "multiply-adds, times the reference's"
-    chosen: list[tuple[str, str, str, Callable[[Result], float | None]]] = [
-        (
-            m.name if m.key != "accuracy" else "Accuracy",
-            m.better,
-            "y" if m.key == "accuracy" else "",
-            of,
-        )
-        for m in (QUALITY[0], QUALITY[2], QUALITY[3])
-        for of in [lambda r, m=m: m.of(r.id)]
-    ]
-    chosen.append(("OOD AUROC", "higher", "y", lambda r: OOD[0].of(r.ood_average.get("all"))))
+        if len(label) >= 48:
+            label = "multiply-adds, times the reference's"
+    inside = [result.id for result in results]
+    ood = [result.ood_average.get("all") for result in results]
     charts = []
-    for title, better, percent, of in chosen:
-        points = [
-            (macs / unit, value, at)
-            for at, macs in spent.items()
-            if (value := of(results[at])) is not None
-        ]
+    for title, metric, records, percent in (
+        ("Accuracy", QUALITY[0], inside, "y"),
+        ("NLL", QUALITY[2], inside, ""),
+        ("ECE", QUALITY[3], inside, ""),
+        ("OOD AUROC", OOD[0], ood, "y"),
+    ):
+        points = []
+        for at, macs in costs.items():
+            value = metric.of(records[at])
+            if value is not None:
+                tip = f"{shown_name(results[at])}\n{title} {value:.3f} for {macs / unit:.2f}"
+                points.append((macs / unit, value, at, tip))
         if len(points) < 2:
             continue
-        low, high = min(y for _, y, _ in points), max(y for _, y, _ in points)
-        room = 0.16 * (high - low or max(abs(high), 0.01))
-        # No fraction lies beyond 100 %, and nothing here below 0.
-        low, high = max(low - room, 0.0), min(high + room, 1.0) if percent else high + room
-        right = max(x for x, _, _ in points)
+        across, values = [x for x, *_ in points], [value for _, value, *_ in points]
+        room = 0.16 * (max(values) - min(values) or max(abs(max(values)), 0.01))
         # A dot at next to no cost would lie upon the ticks.
-        left = -0.06 * right if min(x for x, _, _ in points) < 0.06 * right else 0.0
-        values = "; ".join(f"{shown_name(results[at])}: {x:.2f}, {y:.3f}" for x, y, at in points)
+        left = -0.06 * max(across) if min(across) < 0.06 * max(across) else 0.0
+        says = [f"{shown_name(results[at])}: {x:.2f}, {value:.3f}" for x, value, at, _ in points]
         chart = Chart.of(
-            f"{title} against cost", f"{values}.", x=(left, right * 1.08), y=(low, high)
+            f"{title} against cost",
+            f"{'; '.join(says)}.",
+            x=(left, max(across) * 1.08),
+            y=_within(min(values) - room, max(values) + room, percent),
         )
-        chart.axes(label, f"{title}{', %' if percent else ''}", percent=percent)
-        chart.numbered(
-            [
-                (x, y, at, f"{shown_name(results[at])}\n{title} {y:.3f} for {x:.2f}")
-                for x, y, at in points
-            ]
-        )
-        charts.append(figure(f"{title}{ARROWS[better]} against cost", chart.svg()))
+        chart.axes(label, _unit(title, percent), percent)
+        chart.numbered(points)
+        charts.append(figure(f"{title}{ARROWS[metric.better]} against cost", chart.svg()))
     return charts
 
 
@@ -289,57 +286,57 @@ def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list
     """A chart for each metric: every row's difference from the reference on one axis, better to the
     right.
     """
-    charts = []
     metrics = dict.fromkeys(d.metric for _, verdict in verdicts for d in verdict.differences)
-    for metric in metrics:
-        rows = [(at, v.name, d) for at, v in verdicts for d in v.differences if d.metric == metric]
-        ends = [0.0, *(end for _, _, d in rows for end in (d.low, d.high))]
-        room = 0.05 * (max(ends) - min(ends)) or 0.001
-        low, high = min(ends) - room, max(ends) + room
-        height = DIFFERENCE * len(rows) + 8
-        better = metric in HIGHER
+    return [
+        _differences(
+            metric,
+            [(at, v.name, d) for at, v in verdicts for d in v.differences if d.metric == metric],
+            reference,
+        )
+        for metric in metrics
+    ]
+
+
+def _differences(metric: str, rows: Sequence[tuple[int, str, Difference]], reference: str) -> str:
+    ends = [0.0, *(end for _, _, d in rows for end in (d.low, d.high))]
+    room = 0.05 * (max(ends) - min(ends)) or 0.001
+    low, high = min(ends) - room, max(ends) + room
+    height = DIFFERENCE * len(rows) + 8
+    x, better = Scale(low, high, 34, WIDTH - 10), "higher"
+    if metric not in HIGHER:
         # Less is better to the right too, where less is better.
-        x = Scale(*((low, high) if better else (high, low)), 34, WIDTH - 10)
-        pieces = []
-        for value, text in ticks_of(Scale(low, high, 0, 1), percent=False):
-            place = number(x(value))
-            pieces.append(f'<line class="grid" x1="{place}" x2="{place}" y1="2" y2="{height}"/>')
-            pieces.append(
-                f'<text class="tick" x="{place}" y="{height + 14}" text-anchor="middle">{text}</text>'
-            )
-        zero = number(x(0))
-        pieces.append(f'<line class="zero" x1="{zero}" x2="{zero}" y1="2" y2="{height}"/>')
-        for line, (at, name, d) in enumerate(rows):
-            y = DIFFERENCE * line + 4 + DIFFERENCE // 2
-            left, right, middle = (number(x(value)) for value in (d.low, d.high, d.value))
-            tip = (
-                f"{name}\n{NAMES[metric]} {d.value:+.4f}, between {d.low:+.4f} and "
-                f"{d.high:+.4f}: {HEADS[d.judgement].lower()}"
-            )
-            pieces.append(f'<circle class="dot {colour(at)}" cx="12" cy="{y}" r="{RADIUS}"/>')
-            pieces.append(
-                f'<text class="in-dot" x="12" y="{y}" dy=".34em" text-anchor="middle">{at + 1}</text>'
-            )
-            pieces.append(
-                f'<g class="mark {d.judgement}" data-tip="{text_of(tip)}"><line x1="{left}" x2="{right}" y1="{y}"'
-                f' y2="{y}"/><circle cx="{middle}" cy="{y}" r="4"/></g>'
-            )
-        foot = height + 30
-        pieces.append(f'<text class="tick" x="34" y="{foot}">← worse</text>')
-        pieces.append(
-            f'<text class="tick" x="{WIDTH - 10}" y="{foot}" text-anchor="end">better →</text>'
-        )
-        says = "; ".join(
-            f"{name} {d.value:+.4f} between {d.low:+.4f} and {d.high:+.4f}, "
-            f"{HEADS[d.judgement].lower()}"
-            for _, name, d in rows
-        )
-        title = f"{NAMES[metric]}{ARROWS['higher' if better else 'lower']}"
-        content = drawing(
-            f"{title} less that of {reference}", f"{says}.", WIDTH, foot + 4, "".join(pieces)
-        )
-        charts.append(figure(f"Δ {title}", content))
-    return charts
+        x, better = Scale(high, low, 34, WIDTH - 10), "lower"
+
+    def label(text: str, at: str, y: float, anchor: str) -> str:
+        return f'<text class="tick" x="{at}" y="{y}" text-anchor="{anchor}">{text}</text>'
+
+    def upright(kind: str, at: str) -> str:
+        return f'<line class="{kind}" x1="{at}" x2="{at}" y1="2" y2="{height}"/>'
+
+    pieces, says = [], []
+    for value, text in ticks_of(Scale(low, high, 0, 1), percent=False):
+        place = number(x(value))
+        pieces += [upright("grid", place), label(text, place, height + 14, "middle")]
+    pieces.append(upright("zero", number(x(0))))
+    for line, (at, name, d) in enumerate(rows):
+        y, judgement = DIFFERENCE * line + 4 + DIFFERENCE // 2, HEADS[d.judgement].lower()
+        left, right, middle = (number(x(value)) for value in (d.low, d.high, d.value))
+        interval = f"{d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}: {judgement}"
+        says.append(f"{name} {interval}")
+        tip = text_of(f"{name}\n{NAMES[metric]} {interval}")
+        pieces += [
+            f'<circle class="dot {colour(at)}" cx="12" cy="{y}" r="{RADIUS}"/>',
+            f'<text class="in-dot" x="12" y="{y}" dy=".34em" text-anchor="middle">{at + 1}</text>',
+            f'<g class="mark {d.judgement}" data-tip="{tip}"><line x1="{left}" x2="{right}" y1="{y}"'
+            f' y2="{y}"/><circle cx="{middle}" cy="{y}" r="4"/></g>',
+        ]
+    foot = height + 30
+    pieces.append(label("← worse", "34", foot, "start"))
+    pieces.append(label("better →", str(WIDTH - 10), foot, "end"))
+    title = f"{NAMES[metric]}{ARROWS[better]}"
+    name = f"{title} less that of {reference}"
+    content = drawing(name, f"{'; '.join(says)}.", WIDTH, foot + 4, "".join(pieces))
+    return figure(f"Δ {title}", content)
 
 
 def bins_of_confidence(

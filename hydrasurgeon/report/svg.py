@@ -109,7 +109,7 @@ class Chart:
         across = Scale(*x, LEFT, WIDTH - RIGHT)
         return cls(title, says, across, Scale(*y, HEIGHT - BOTTOM, TOP))
 
-    def axes(self, x_label: str, y_label: str, *, percent: str = "") -> None:
+    def axes(self, x_label: str, y_label: str, percent: str = "") -> None:
         """Grid, ticks and what the axes are; `percent` names those of shares, "x", "y" or "xy"."""
         steps = ticks_of(self.y, percent="y" in percent)
         # Many digits move the plot to the right, lest they lie upon the label.
