@@ -160,12 +160,6 @@ def as_single(checkpoint: Checkpoint) -> Single:
     return cast(Single, checkpoint)
 
 
-def open_all(specs: Sequence[str | Path], *, arch: str | None) -> list[Checkpoint]:
-    """Several checkpoints; `--arch` is that of those which do not say what they are."""
-    several = len(specs) > 1
-    return [open_checkpoint(spec, arch=arch, arch_of_bare=several) for spec in specs]
-
-
 def open_checkpoint(
     spec: str | Path, *, arch: str | None = None, arch_of_bare: bool = False
 ) -> Checkpoint:

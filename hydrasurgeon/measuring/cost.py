@@ -131,12 +131,15 @@ def without_padding(model: nn.Module) -> Iterator[None]:
             hydra.mode = mode
 
 
-def cost_of(models: Iterable[nn.Module], inputs: Any) -> Cost:
-    """The cost of running these models one after another: one for a hydra, M for a Deep Ensemble.
+def cost_of(engines: Iterable[Any], inputs: Any) -> Cost | None:
+    """The cost of running these models one after another: one for a hydra, M for a Deep Ensemble;
+    None for a graph without the model that it was captured from.
 
     Their time is measured once the models that they stand beside are there too.
     """
-    models = list(models)
+    models = [getattr(engine, "live", engine) for engine in engines]
+    if None in models:
+        return None
     return Cost(
         params=sum(parameters(model) for model in models),
         macs=sum(macs(model, inputs) for model in models),
@@ -305,7 +308,7 @@ def _copied(model: nn.Module) -> int:
 
 
 def _peak_of_pass(model: nn.Module, inputs: Any) -> int:
-    if next(model.parameters()).is_cuda:
+    if any(parameter.is_cuda for parameter in model.parameters()):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Samples, first_batch, moved
+from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import collected, logits_of
-from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.dropout import sampled
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.probabilities import yes_or_no
@@ -57,12 +57,13 @@ class How:
     """Samples that could not be read, as they are met."""
     passes: int | None = None
     """Passes of MC Dropout; None for one pass without dropout."""
+    engine: str = "torch"
 
     def load(self, checkpoint: Checkpoint) -> Any:
         device, dtype = self.run.device, self.run.dtype
         if self.passes is not None:
             return sampled(checkpoint, self.passes, seed=self.run.seed, device=device, dtype=dtype)
-        return as_classifier(checkpoint, device=device, dtype=dtype, lean=True)
+        return engine_of(checkpoint, engine=self.engine, device=device, dtype=dtype)
 
     def logits(self, models: Sequence[Any], samples: Any) -> tuple[Any, Any]:
         return logits_of(models, samples, self.run, skipped=self.skipped)
@@ -81,9 +82,11 @@ class How:
 
     def first(self, model: Any, samples: Any, count: int = TIMED) -> Any:
         """The first samples as a batch of this model's; no more than it is run on at a time."""
-        size, weight = min(self.run.batch_size or TIMED, count), next(model.parameters())
+        size = min(self.run.batch_size or TIMED, count)
         few = first_batch(samples, model.transform, size, skip_bad=self.run.skip_bad)
-        return moved(few, weight.device, weight.dtype)
+        for weight in model.parameters():
+            return moved(few, weight.device, weight.dtype)
+        return few
 
 
 def predicted(

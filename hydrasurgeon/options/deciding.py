@@ -19,6 +19,7 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
+from hydrasurgeon.options.engines import Engines
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     OUT,
@@ -220,7 +221,7 @@ class CalibrateOptions(Answering, Output):
         return super(CalibrateOptions, filled).recorded()
 
 
-class PredictOptions(Answering, Force):
+class PredictOptions(Engines, Answering, Force):
     """Answer for every sample: label, prediction set, uncertainty, OOD score, or that the model
     abstains.
     """
@@ -297,7 +298,7 @@ class PredictOptions(Answering, Force):
         return self.but(each=line)
 
 
-class ServeOptions(Checkpoint, ClassNames, Bare):
+class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
     """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
     /openapi.json.
 

@@ -19,6 +19,7 @@ from hydrasurgeon.options.base import (
     option,
 )
 from hydrasurgeon.options.columns import Columns
+from hydrasurgeon.options.engines import Engines
 from hydrasurgeon.options.shared import (
     DATA,
     Bare,
@@ -35,7 +36,7 @@ REPORT = "Write the report as JSON; - is stdout."
 """Help of --json where it takes a file."""
 
 
-class EvaluateOptions(Bare, Run, Force):
+class EvaluateOptions(Engines, Bare, Run, Force):
     """Compare accuracy, calibration, OOD detection, diversity and cost in one table.
 
     Of several data sets the first is the one that OOD sets, shifts, temperature and cost belong to.
@@ -52,8 +53,9 @@ class EvaluateOptions(Bare, Run, Force):
     conflicts: ClassVar = (
         *(
             ("cascade", name)
-            for name in ("ensemble", "mc_dropout", "no_decision", "temperature", "card")
+            for name in ("ensemble", "mc_dropout", "no_decision", "temperature", "card", "engine")
         ),
+        ("engine", "mc_dropout"),
         *(("cascade", name) for name in ("predictions", "predictions_in")),
         ("card", "ensemble"),
         ("card", "predictions_in"),
@@ -185,11 +187,11 @@ class EvaluateOptions(Bare, Run, Force):
     )
 
 
-class BenchOptions(Bare, Device, Columns, Force):
+class BenchOptions(Engines, Bare, Device, Columns, Force):
     """Measure latency, throughput, memory and multiply-adds on this machine, all models in turn."""
 
     requires: ClassVar = {"cascade": ("data",)}
-    conflicts: ClassVar = (("cascade", "compile"),)
+    conflicts: ClassVar = (("cascade", "compile"), ("engine", "cascade"), ("engine", "compile"))
 
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,

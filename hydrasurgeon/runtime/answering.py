@@ -50,11 +50,22 @@ class Engine(ABC):
     def members(self) -> int:
         """How many members answer."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how it runs, once it has run."""
+        return ()
+
     @abstractmethod
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
         """What the members that ran say of a batch, in float32 on the CPU; all in one part, or with
         `cascade` in two.
         """
+
+    def check(self, logits: Tensor) -> None:
+        """Refuse NaN and infinity: nothing of them means anything."""
+        if not logits.isfinite().all():
+            hint = "The model overflows: use --dtype float32, or start from a sound one."
+            raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
 
     def in_steps(self, cascade: bool | None) -> bool:
         """Whether it answers by its cascade: where it has one, unless that is declined."""
@@ -204,8 +215,8 @@ def fed(
 ) -> Iterator[Batch]:
     """Batches, with progress; moved to where a module is, and to what it computes in."""
     for done, batch in enumerate(batches, 1):
-        if module is not None:
-            weight = next(module.parameters())
+        weight = None if module is None else next(module.parameters(), None)
+        if weight is not None:
             batch = replace(batch, inputs=moved(batch.inputs, weight.device, weight.dtype))
         yield batch
         run.tick(name or batches.samples.spec, done, len(batches))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, overload
 
 import torch
@@ -44,13 +45,15 @@ Table = Any
 class Classifier(LiveModel, Engine):
     """A live model that answers with probabilities and decisions: the engine `torch`."""
 
+    files: Mapping[str, str] = MappingProxyType({})
+    """Texts that live data needs, such as a tokenizer's."""
+
     @property
     def facts(self) -> Model:
         return self.manifest.model
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of how it runs, once it has run."""
         why = getattr(self.module, "why_apart", "")
         if not why:
             return ()
@@ -113,9 +116,8 @@ class Classifier(LiveModel, Engine):
         inputs = moved(inputs, weight.device, weight.dtype)
         parts = self._parts(inputs, cascade, WithFeatures(self) if features else None)
         parts = [part.on_cpu() for part in parts]
-        if not all(part.logits.isfinite().all() for part in parts):
-            hint = "The model overflows: use --dtype float32, or start from a sound one."
-            raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
+        for part in parts:
+            self.check(part.logits)
         return parts
 
     def _parts(self, inputs: Any, cascade: bool, read: WithFeatures | None) -> list[Said]:
@@ -182,6 +184,7 @@ def as_classifier(
     model = Classifier(
         module, manifest, transform, name=checkpoint.name, state=state_in(checkpoint)
     )
+    model.files = checkpoint.files
     return model.to(device=target, dtype=precision).eval()
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from hydrasurgeon.engines.program import Exported, Run, exported, silent
 from hydrasurgeon.errors import MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.sharing.program import Exported, Run, exported, silent
 
 Facts = Mapping[str, str]
 ABOUT = "hydrasurgeon.json"

@@ -19,10 +19,10 @@ from hydrasurgeon.statistics.metrics import accuracy, auroc, ece
 
 if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
+    from hydrasurgeon.engines.program import Exported
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.options.measuring import ExportOptions
     from hydrasurgeon.runtime.classifier import Classifier
-    from hydrasurgeon.sharing.program import Exported
 
 Answer = Callable[[Any], tuple[Tensor, Tensor | None]]
 """Inputs of a batch → probabilities, and OOD scores where a decision state says how."""

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_all
+from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Batches, Samples, open_data
+from hydrasurgeon.engines import check_engine, engine_of, open_models
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
@@ -24,13 +25,11 @@ from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cascades.run import FULL
 from hydrasurgeon.measuring.cost import (
     InTurn,
+    cost_of,
     interleaved,
     machine,
-    macs,
-    parameters,
     peak_bytes,
     step_macs,
-    tokens_of,
 )
 from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import check_cascades
@@ -38,9 +37,8 @@ from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.runtime.answering import fed
+from hydrasurgeon.runtime.answering import Engine, fed
 from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
-from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -71,8 +69,9 @@ class Point(BaseModel, frozen=True, extra="forbid"):
 class Contender(BaseModel, frozen=True, extra="forbid"):
     name: str
     kind: str
-    params: int
-    macs: int
+    params: int | None
+    """None, as `macs`, for an exported graph, which is not a model that can be counted in."""
+    macs: int | None
     macs_ratio: float | None
     tokens: int | None = None
     """Length of the random texts, the longest that the model reads; None for images."""
@@ -94,20 +93,19 @@ class _Entry:
     name: str
     kind: str
     checkpoints: tuple[Checkpoint, ...]
-    params: int = 0
-    macs: int = 0
+    params: int | None = None
+    macs: int | None = None
     tokens: int | None = None
     points: list[Point] = field(default_factory=list)
 
-    def loaded(self, dtype: str, one: Any, device: str) -> Any:
+    def loaded(self, dtype: str, one: Any, device: str, engine: str) -> Any:
         """The contender as one module; its size is measured the first time."""
         models: list[Any] = [
-            as_classifier(c, device=device, dtype=dtype, lean=True) for c in self.checkpoints
+            engine_of(c, engine=engine, device=device, dtype=dtype) for c in self.checkpoints
         ]
-        if not self.params:
-            self.params = sum(parameters(m) for m in models)
-            self.macs = sum(macs(m, one) for m in models)
-            self.tokens = tokens_of(one)
+        cost = cost_of(models, one)
+        if self.params is None and cost is not None:
+            self.params, self.macs, self.tokens = cost.params, cost.macs, cost.tokens
         if self.kind == CASCADE:
             return Cascading(models[0])
         return models[0] if len(models) == 1 else InTurn(models)
@@ -126,6 +124,8 @@ def bench(options: BenchOptions) -> Benched:
         raise UsageError(
             f"--dtype {options.dtype}: not known", hint=f"Use any of {', '.join(DTYPES)}."
         )
+    for dtype in dtypes:
+        check_engine(options, dtype)
     picture = report = None
     if options.plot is not None:
         picture = check_plot(Path(options.plot), force=options.force, inputs=options.sources)
@@ -151,7 +151,7 @@ def bench(options: BenchOptions) -> Benched:
         },
         results=tuple(
             Contender(
-                macs_ratio=None if single is None else each.macs / single,
+                macs_ratio=each.macs / single if single and each.macs is not None else None,
                 **{name: value for name, value in vars(each).items() if name != "checkpoints"},
             )
             for each in entries
@@ -181,7 +181,9 @@ def _measure(
     notes: list[str] = []
     for i, dtype in enumerate(dtypes):
         example = partial(family_of(model).example, model, device=device, dtype=dtype_of(dtype))
-        models = [entry.loaded(dtype, example(1), options.device) for entry in entries]
+        models = [
+            entry.loaded(dtype, example(1), options.device, options.engine) for entry in entries
+        ]
         for j, count in enumerate(batches):
             inputs = [example(count)] if samples is None else _real(samples, models[0], count)
             if samples is not None:
@@ -192,7 +194,7 @@ def _measure(
                     f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
                 )
         ran = [part for model in models for part in model.modules()]
-        notes += [note for part in ran if isinstance(part, Classifier) for note in part.notes]
+        notes += [note for part in ran if isinstance(part, Engine) for note in part.notes]
     return notes
 
 
@@ -206,10 +208,10 @@ def _real(samples: Samples, model: Any, count: int) -> list[Any]:
             f"{samples.spec}: has {len(samples)} samples, a batch of {count} is to be timed",
             hint="Give a smaller --batch.",
         )
-    single = next(part for part in model.modules() if isinstance(part, Classifier))
+    engine = next(part for part in model.modules() if isinstance(part, Engine))
     places = range(whole * count)
-    batches = Batches(samples, single.transform, batch_size=count, order=places, workers=0)
-    return [batch.inputs for batch in fed(batches, Run(), module=single)]
+    batches = Batches(samples, engine.transform, batch_size=count, order=places, workers=0)
+    return [batch.inputs for batch in fed(batches, Run(), module=model)]
 
 
 def _expect_macs(entries: Sequence[_Entry], models: Sequence[Any], batches: Sequence[Any]) -> None:
@@ -267,7 +269,7 @@ def _entries(options: BenchOptions) -> list[_Entry]:
         options.checkpoints,
     ]
     paths = [path for group in groups for path in group]
-    opened = open_all(paths, arch=options.arch)
+    opened = open_models(paths, arch=options.arch)
     for checkpoint in opened:
         checkpoint.check_weights()
     every = iter(by_path(opened, paths))

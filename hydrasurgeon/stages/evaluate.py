@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_all
+from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data.batches import batch_size_of
+from hydrasurgeon.engines import check_engine, open_models
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
@@ -80,11 +81,12 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
     _check(labelled, arguments)
+    check_engine(arguments, arguments.dtype)
     outputs = _outputs(arguments)
     # None where it is to be fitted.
     temperature = None if arguments.temperature == "fit" else arguments.temperature or 1.0
     files = of_files(arguments, temperature)
-    opened = by_path(open_all(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
+    opened = by_path(open_models(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
     corruptions_in(arguments.corrupt, arguments.shift, opened)
     plain = uncalibrated(opened, arguments)
     twin = plain if plain is not None and arguments.val is not None else None

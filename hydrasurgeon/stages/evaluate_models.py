@@ -232,7 +232,7 @@ def of_models(
         check_same_classes(named)
         samples = open_sets(named[0], each.spec, (), (), None, limit, seed).id
         further.append((each.name, samples, named))
-    how, timed = How(arguments, passes=arguments.mc_dropout), SideBySide()
+    how, timed = How(arguments, passes=arguments.mc_dropout, engine=arguments.engine), SideBySide()
     table = _Table(
         arguments,
         temperature,

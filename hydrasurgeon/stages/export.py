@@ -76,7 +76,7 @@ def _check(arguments: ExportOptions) -> None:
         if wanted and arguments.format not in of:
             raise UsageError(f"{option} requires --format {' or '.join(of)}")
     if arguments.format == "onnx":
-        from hydrasurgeon.sharing.onnx import quiet
+        from hydrasurgeon.engines.onnx import quiet
 
         quiet()
         # onnxscript is what torch writes with; onnxruntime proves what it wrote.
@@ -102,9 +102,9 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         from hydrasurgeon.sharing.pt2 import check_compiler
 
         check_compiler()
+    from hydrasurgeon.engines.onnx import OPSET, to_int8, to_onnx
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing import trial
-    from hydrasurgeon.sharing.onnx import OPSET, to_int8, to_onnx
     from hydrasurgeon.sharing.pt2 import to_pt2
 
     about, check = opened.manifest.model, arguments.check
@@ -148,9 +148,9 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
     paths = [real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest")]
     claim(*paths, option="-o", force=arguments.force, inputs=arguments.sources)
     opened.check_weights()
+    from hydrasurgeon.engines.onnx import OPSET, two_graphs
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.sharing.onnx import OPSET, two_graphs
 
     problem_of(opened.manifest.model).need("a cascade in graphs", opened.name)
     made = two_graphs(as_classifier(opened, device="cpu"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.engines import check_engine, engine_of, open_any
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file
 from hydrasurgeon.files.rows import line, writing
@@ -134,18 +134,18 @@ class _Model:
 
     def __init__(self, arguments: PredictOptions) -> None:
         from hydrasurgeon.data.batches import batch_size_of
-        from hydrasurgeon.runtime.classifier import as_classifier
 
         checkpoint, data = arguments.needed()
-        opened = open_checkpoint(checkpoint, arch=arguments.arch)
+        check_engine(arguments, arguments.dtype)
+        opened = open_any(checkpoint, arch=arguments.arch)
         opened = classifying(opened, arguments, None if data == "-" else data)
         need_classes(opened.manifest, opened.path)
         opened.check_weights()
         check_cascades([opened] if arguments.cascade else [])
         self.arguments = arguments
         self.batch = batch_size_of(arguments.batch_size)
-        self.model = as_classifier(
-            opened, device=arguments.device, dtype=arguments.dtype, lean=True
+        self.model = engine_of(
+            opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
         )
         keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
         # The name of an answer's own field is taken: what the data calls so is told apart.

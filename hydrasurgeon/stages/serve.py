@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.engines import check_engine, engine_of, open_any
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.files.rows import Appended
@@ -58,7 +58,8 @@ class Served:
 def serve(arguments: ServeOptions) -> Served:
     """Answer requests until a signal comes."""
     need(*PACKAGES, purpose="serve", extra="serve")
-    opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
+    check_engine(arguments, arguments.dtype)
+    opened = classifying(open_any(arguments.checkpoint, arch=arguments.arch), arguments)
     need_classes(opened.manifest, opened.path)
     check_cascades([opened] if arguments.cascade else [])
     opened.check_weights()
@@ -91,11 +92,12 @@ def _app(
     from torch.utils.data import default_collate
 
     from hydrasurgeon.data.batches import batch_size_of
-    from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
     from hydrasurgeon.serving.inputs import Bodies
 
-    model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
+    model = engine_of(
+        opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
+    )
     counts, collate = Counts(), getattr(model.transform, "collate", default_collate)
 
     def answer(samples: list[Any]) -> list[dict[str, Any]]:

@@ -20,10 +20,10 @@ from tiny_members import KEPTS, member, tune
 import hydrasurgeon as hs
 from hydrasurgeon.decision.cascaded import own_score
 from hydrasurgeon.decision.state import State
+from hydrasurgeon.engines.onnx import two_graphs
+from hydrasurgeon.engines.program import Exported
 from hydrasurgeon.errors import CheckpointError, OutputError, SurgeryError
 from hydrasurgeon.files.decided import Gate
-from hydrasurgeon.sharing.onnx import two_graphs
-from hydrasurgeon.sharing.program import Exported
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, pytest.mark.slow]

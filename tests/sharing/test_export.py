@@ -119,7 +119,7 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @exports
 def test_a_wrong_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES["timm ViT"].write(tmp_path / "v")
-    monkeypatch.setattr("hydrasurgeon.sharing.program.TOLERANCE", -1.0)
+    monkeypatch.setattr("hydrasurgeon.engines.program.TOLERANCE", -1.0)
     with pytest.raises(CheckFailed, match="differ from torch"):
         export(tmp_path / "v", out=tmp_path / "v.onnx")
     assert not (tmp_path / "v.onnx").exists()

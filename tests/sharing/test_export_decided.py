@@ -21,9 +21,10 @@ from torch import nn
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.decision.state import State
+from hydrasurgeon.engines import onnx as sharing
+from hydrasurgeon.engines.program import decided
 from hydrasurgeon.files.decided import SCORES
-from hydrasurgeon.sharing import onnx as sharing
-from hydrasurgeon.sharing.program import decided
+from hydrasurgeon.files.manifest import parse_manifest
 from hydrasurgeon.stages.export import export
 
 WIDTH, CLASSES = 8, 5
@@ -167,5 +168,10 @@ def test_without_a_state_the_file_says_nothing_of_one(tmp_path: Path) -> None:
         probs, hs.load(pruned, device="cpu").predict(inputs).numpy(), rtol=0, atol=1e-5
     )
     told = {each.key: each.value for each in onnx.load(made.path).metadata_props}
-    sha256 = open_checkpoint(pruned).manifest.weights_sha256
-    assert told == {"hydrasurgeon.labels": "null", "hydrasurgeon.weights_sha256": sha256}
+    manifest = open_checkpoint(pruned).manifest
+    assert parse_manifest(told.pop("hydrasurgeon.manifest"), "it") == manifest
+    assert told == {
+        "hydrasurgeon.labels": "null",
+        "hydrasurgeon.weights_sha256": manifest.weights_sha256,
+        "hydrasurgeon.files": "{}",
+    }

@@ -16,9 +16,9 @@ from tiny_families import CLASSES, FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
+from hydrasurgeon.engines.onnx import in_onnxruntime
+from hydrasurgeon.engines.program import Exported
 from hydrasurgeon.sharing import trial
-from hydrasurgeon.sharing.onnx import in_onnxruntime
-from hydrasurgeon.sharing.program import Exported
 from hydrasurgeon.stages.export import export
 from hydrasurgeon.statistics.metrics import accuracy, auroc, ece
 

@@ -36,6 +36,8 @@ DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
 """Outputs of a model with a decision state: calibrated probabilities, their entropy, and whether
 the score is above its threshold.
 """
+READ = ("logits", "features")
+"""Outputs of a graph that an engine runs: what a decision state decides by."""
 METADATA = "hydrasurgeon."
 """How the keys begin under which a file tells labels, thresholds and weights."""
 TORCH = (2, 9)
@@ -67,16 +69,19 @@ ARITHMETIC = {
 class _Graph(nn.Module):
     """Pictures in, `OUTPUTS` out, or `DECIDED` where there is a decision state."""
 
-    def __init__(self, model: Classifier, read: WithFeatures | None) -> None:
+    def __init__(self, model: Classifier, read: WithFeatures | None, plain: bool) -> None:
         super().__init__()
         self.model = model
         self._read = read
+        self._plain = plain
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
         return self.answers(pixel_values)
 
     def answers(self, inputs: Any) -> tuple[Tensor, ...]:
         logits, features = logits_and_features(self._read, self._logits, inputs)
+        if self._plain:
+            return (logits,) if features is None else (logits, features)
         if self.model.state is None:
             return logits, self.model.problem.probs(logits).mean(dim=1)
         return logits, *decided(self.model.state, logits, features)
@@ -157,14 +162,17 @@ runs it.
 """
 
 
-def exported(model: Classifier, write: Writer, runtime: str) -> Exported:
+def exported(model: Classifier, write: Writer, runtime: str, *, plain: bool = False) -> Exported:
     """A file with a dynamic batch (and text length), once `runtime` has given torch's outputs with
-    it.
+    it; if `plain` it does not decide, but gives what decisions are taken by.
     """
     inputs = sample(model, batch=BATCH, length=LENGTH)
-    text, outputs = "input_ids" in inputs, OUTPUTS if model.state is None else DECIDED
+    text = "input_ids" in inputs
+    outputs: tuple[str, ...] = OUTPUTS if model.state is None else DECIDED
     with settled(model) as read:
-        graph = (_Texts if text else _Graph)(model, read).eval()
+        if plain:
+            outputs = READ[:1] if read is None else READ
+        graph = (_Texts if text else _Graph)(model, read, plain).eval()
         axes = dict.fromkeys((0, 1) if text else (0,), torch.export.Dim.DYNAMIC)
         content, run = write(
             captured(graph, (*inputs.values(),), (axes,) * len(inputs)),
@@ -281,7 +289,12 @@ def about(model: Classifier) -> dict[str, str]:
     numbers.
     """
     manifest = model.manifest
-    facts = {"labels": json.dumps(manifest.model.labels), "weights_sha256": manifest.weights_sha256}
+    facts = {
+        "labels": json.dumps(manifest.model.labels),
+        "weights_sha256": manifest.weights_sha256,
+        "manifest": manifest.model_dump_json(),
+        "files": json.dumps(dict(model.files), sort_keys=True, separators=(",", ":")),
+    }
     if manifest.decision is not None:
         # Without the AUROCs that chose the score: what acts is the score and its threshold.
         facts["decision"] = manifest.decision.model_dump_json(
@@ -316,7 +329,7 @@ def _differences(model: Classifier, graph: nn.Module, run: Run, outputs: Sequenc
             if value.dtype != torch.bool
         ]
         # Not against torch's: rounding may decide about a score next to the threshold.
-        if model.state is not None:
+        if model.state is not None and "ood_score" in answers:
             flagged = answers["ood_score"] > model.state.record.ood.threshold
             if not torch.equal(answers["unfamiliar"], flagged):
                 worst.append(torch.tensor(float("inf"), dtype=torch.float64))

@@ -19,12 +19,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Stack
 from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
-from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.runtime.cascaded import cascade_in
-from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.runtime.features import WithFeatures
-from hydrasurgeon.runtime.hydra import Started
-from hydrasurgeon.sharing.program import (
+from hydrasurgeon.engines.program import (
     BATCH,
     CHECKED,
     DECIDED,
@@ -44,6 +39,11 @@ from hydrasurgeon.sharing.program import (
     settled,
     silent,
 )
+from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.runtime.cascaded import cascade_in
+from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.features import WithFeatures
+from hydrasurgeon.runtime.hydra import Started
 
 OPSET = 18
 """The version of ONNX's operators that is written: the oldest that torch's exporter has."""
@@ -53,9 +53,9 @@ their maker unless this is set when it is first imported.
 """
 
 
-def to_onnx(model: Classifier) -> Exported:
+def to_onnx(model: Classifier, *, plain: bool = False) -> Exported:
     """An ONNX model with a dynamic batch (and text length), proven to give torch's outputs."""
-    return exported(model, written, "onnxruntime")
+    return exported(model, written, "onnxruntime", plain=plain)
 
 
 def written(
@@ -118,10 +118,19 @@ def quiet() -> None:
 
 def in_onnxruntime(content: bytes, outputs: Sequence[str]) -> Run:
     """The file, ready to run on the processor."""
+    return wanted(session_of(content), outputs)
+
+
+def session_of(file: bytes | str) -> Any:
+    """onnxruntime's session of a file, or of its content, on the processor."""
     quiet()
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+
+def wanted(session: Any, outputs: Sequence[str]) -> Run:
+    """What runs a session for these outputs."""
 
     def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
         fed = {name: tensor.numpy() for name, tensor in inputs.items()}

@@ -1,0 +1,67 @@
+"""What computes answers: `torch`, or `onnx`, where onnxruntime runs the model's graph.
+
+An engine is one verb (`runtime.answering.Engine.ask`): a batch of inputs → what the members say. The
+decision state then means the same, whatever computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.lookup import need
+from hydrasurgeon.options.engines import ENDING, Engines
+
+if TYPE_CHECKING:
+    from hydrasurgeon.runtime.answering import Engine
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+"""What makes graphs, and runs them."""
+
+
+def open_any(spec: str | Path, **options: Any) -> Checkpoint:
+    """Any checkpoint, or a graph that `export` wrote."""
+    if not str(spec).endswith(ENDING):
+        return open_checkpoint(spec, **options)
+    need("onnxruntime", purpose=str(spec))
+    from hydrasurgeon.engines.graph import open_graph
+
+    if options.get("arch") is not None:
+        raise UsageError(f"--arch {options['arch']}: {spec} says what it is")
+    return open_graph(Path(spec))
+
+
+def open_models(specs: Sequence[str | Path], *, arch: str | None) -> list[Checkpoint]:
+    """Several checkpoints; `--arch` is that of those which do not say what they are."""
+    if len(specs) < 2:
+        return [open_any(spec, arch=arch) for spec in specs]
+    said = [None if str(spec).endswith(ENDING) else arch for spec in specs]
+    return [
+        open_any(spec, arch=of_bare, arch_of_bare=True)
+        for spec, of_bare in zip(specs, said, strict=True)
+    ]
+
+
+def check_engine(options: Engines, dtype: str) -> None:
+    """What an engine needs and cannot do, before any work."""
+    if options.engine == "torch":
+        return
+    need(*PACKAGES, purpose="--engine onnx")
+    if dtype != "float32":
+        raise UsageError(f"--engine onnx conflicts with --dtype {dtype}", hint="Leave it out.")
+
+
+def engine_of(
+    checkpoint: Checkpoint, *, engine: str = "torch", device: str = "auto", dtype: str = "float32"
+) -> Engine:
+    """What answers for an opened checkpoint."""
+    if engine == "torch" and checkpoint.path.suffix != ENDING:
+        from hydrasurgeon.runtime.classifier import as_classifier
+
+        return as_classifier(checkpoint, device=device, dtype=dtype, lean=True)
+    from hydrasurgeon.engines.graph import in_onnxruntime
+
+    return in_onnxruntime(checkpoint)
