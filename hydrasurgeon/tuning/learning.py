@@ -209,7 +209,7 @@ def open_teacher(
             hint="Give teachers that were tuned from the same checkpoint.",
         )
     return as_classifier(opened, device=own_device(device)).requires_grad_(False), opened.record(
-        opened.check_weights()
+        opened.digests()
     )
 
 
