@@ -284,7 +284,17 @@ class Sizes:
         return min(fits)[1]
 
     def ladder(self, budgets: Sequence[Budget]) -> list[Size]:
-        """The sizes of which one, two or three fill a budget; the unpruned model is none of them."""
+        """The sizes of which one, two or three fill a budget, the unpruned model not among them;
+        a budget that no size is within is refused.
+        """
+        for budget in budgets:
+            if budget.most < 1 and self.filling(budget) is None:
+                least = self.cost(Size(1, 0.01), budget.unit)
+                raise UsageError(
+                    f"--budget {budget}: a model with one head a layer costs "
+                    f"{budget.unit}={least:.2g}",
+                    hint="Allow more than that.",
+                )
         costs = {budget for budget in budgets if budget.most < 1}
         shares = {
             Budget(budget.unit, budget.most / count)
@@ -295,19 +305,7 @@ class Sizes:
             near = any(cost.most <= share.most < NEAR * cost.most for cost in costs)
             if SMALLEST <= share.most < 1 and not near:
                 costs.add(share)
-        sizes = {self.filling(cost) for cost in costs}
-        return sorted(size for size in sizes if size is not None)
-
-    def check(self, budgets: Iterable[Budget]) -> None:
-        """Refuse a budget that no size is within."""
-        for budget in budgets:
-            if budget.most < 1 and self.filling(budget) is None:
-                least = self.cost(Size(1, 0.01), budget.unit)
-                what = (
-                    f"--budget {budget}: a model with one head a layer costs "
-                    f"{budget.unit}={least:.2g}"
-                )
-                raise UsageError(what, hint="Allow more than that.")
+        return sorted({size for cost in costs if (size := self.filling(cost))})
 
 
 def stored(checkpoint: Checkpoint) -> int:

@@ -75,13 +75,12 @@ class Front:
         self.pools = (whole, *halves)
 
     def _rivals(self) -> list[Choice]:
-        """What needs no surgery, besides the model itself."""
-        models, mean = self.search.unpruned, self.search.mean
-        rivals = []
-        if mean is not None:
-            rivals.append(Choice.of(mean, name=f"mean of {len(models)}"))
-        if len(models) > 1:
-            rivals.append(Choice.of(*models, name=f"ensemble of {len(models)}"))
+        """What needs no surgery, besides the model itself: the mean of several, and their ensemble."""
+        count = len(self.options.paths)
+        models, means = self.search.unpruned[:count], self.search.unpruned[count:]
+        rivals = [Choice.of(mean, name=f"mean of {count}") for mean in means]
+        if count > 1:
+            rivals.append(Choice.of(*models, name=f"ensemble of {count}"))
         return rivals
 
     def rungs(self, budgets: Sequence[Budget]) -> list[Rung]:
@@ -180,7 +179,7 @@ def claim_front(options: BuildOptions) -> Path:
         return out
     if not out.is_dir() or not _is_front(out):
         hint = "Move it away, or give another -o."
-        raise OutputError(f"{out}: holds what is no front", hint=hint)
+        raise OutputError(f"{out}: holds files that are not a front's", hint=hint)
     if not options.force:
         hint = "Give --force to replace it, or another -o."
         raise OutputError(f"{out}: already exists", hint=hint)

@@ -93,16 +93,8 @@ class Search:
 
     @property
     def unpruned(self) -> list[Member]:
-        """The models that were given, as they are."""
-        others = [each for each in self.cuts if each.size is None and not each.making]
-        return [self.backbone, *(each for each in others if each.model < len(self.options.paths))]
-
-    @property
-    def mean(self) -> Member | None:
-        """The mean of several models, where they have one."""
-        number = len(self.options.paths)
-        means = [each for each in self.cuts if each.model == number and not each.making]
-        return next(iter(means), None)
+        """The models that were given, as they are; and their mean, where they have one."""
+        return [self.backbone, *(each for each in self.cuts if not each.making)]
 
     def read(self, member: Member) -> Answers:
         return self.cache.read(member)
@@ -162,7 +154,6 @@ def searched(
     maker, wanted, count = None, list[Size](), 0
     if laddered(options, budgets):
         sizes = Sizes(cost_model, opened)
-        sizes.check(budgets)
         wanted = sizes.ladder(budgets)
         maker = Cuts(models, sizes, options, averaged=averaged)
         count = len(maker.numbers)
@@ -181,8 +172,7 @@ def searched(
     workshop = Workshop(options, State(options.work / "build.json", identity), progress)
     workshop.open()
     commands = _scored(models, keys, maker, workshop, plan, identity["weights"])
-    first = next(iter(commands))
-    backbone = classifying(open_single(first), options, options.val)
+    backbone = classifying(open_single(next(iter(commands))), options, options.val)
     scores = {key: open_single(scored(key, options)).manifest.scores[key] for key in keys}
     pruned = Pruned(backbone, scores, options)
     label = "backbone"

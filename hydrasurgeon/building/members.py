@@ -319,9 +319,7 @@ class Cuts:
 
     def distilled(self, member: Member, teachers: Sequence[str]) -> Member:
         """The same, distilled from these, or from the model that it was cut out of."""
-        options, recipe = self.options, self.options.tune
-        if recipe == "auto":
-            recipe = DISTIL
+        options, recipe = self.options, recipe_of(self.options)
         words: dict[str, Any] = {
             "recipe": recipe,
             "data": options.data,
@@ -333,7 +331,7 @@ class Cuts:
             "batch_size": None,
         }
         about = {name: str(value) for name, value in words.items()}
-        about["recipe"] = recipe_text(str(recipe))
+        about["recipe"] = repr(load_recipe(recipe, {}))  # all that it says, whatever its name
         name = f"{member.file.stem}-distilled-{content_hash(about, '')[:8]}.safetensors"
         file = member.file.with_name(name)
         return replace(
@@ -363,9 +361,11 @@ class Cuts:
         ]
 
 
-def recipe_text(recipe: str, fields: Mapping[str, str] | None = None) -> str:
-    """All that a recipe says, whatever its name."""
-    return repr(load_recipe(recipe, fields or {}))
+def recipe_of(options: BuildOptions) -> str:
+    """The recipe by which members are distilled."""
+    if options.tune == "auto":
+        return DISTIL
+    return str(options.tune)
 
 
 def read_tower(kept: Kept) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from hydrasurgeon.building.cost import Budget
+from hydrasurgeon.building.members import recipe_of
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.criteria import criterion
 from hydrasurgeon.data import Samples, first_batch, moved
@@ -107,9 +108,10 @@ def steps_of(
     heads = sum(tower.heads * tower.layers for tower in opened.manifest.towers.values())
     steps = [Step(key, f"scores by {key}", _scoring(key, options, scored, heads)) for key in keys]
     if models:
-        name = f"scores of heads and neurons, {counted(models, 'model')}"
-        if models > len(options.checkpoints):
-            name = f"scores of heads and neurons, {counted(models - 1, 'model')} and their mean"
+        given = len(options.checkpoints)
+        name = f"scores of heads and neurons, {counted(given, 'model')}"
+        if models > given:
+            name += " and their mean"
         steps.append(Step("models", name, 2 * models * GRADIENT * scored))
     tried = 1
     if keys:
@@ -123,7 +125,7 @@ def steps_of(
     if options.tune is not None:
         steps.append(_tuning(options, data, seen, len(budgets)))
     made = len(budgets) * (data + seen) * float(options.calibrate)
-    return [*steps, Step("made", "what is chosen is made", made)]
+    return [*steps, Step("made", "make what is chosen", made)]
 
 
 def _scoring(key: str, options: BuildOptions, scored: int, heads: int) -> float:
@@ -139,20 +141,17 @@ def _scoring(key: str, options: BuildOptions, scored: int, heads: int) -> float:
 
 
 def _tuning(options: BuildOptions, data: int, seen: int, budgets: int) -> Step:
-    """What training takes where as many members are chosen as there are budgets, or models."""
-    recipe = options.tune
-    if recipe == "auto":
-        recipe = "teach"
-    fields = load_recipe(str(recipe), {})
-    rows = data * (fields.epochs or 1)
-    if fields.steps:
-        rows = fields.steps * fields.batch_size * fields.accumulate
-    members = max(budgets, len(options.checkpoints))
-    name, trained = counted(members, "member") + " tuned", members
+    """What distilling takes where as many members are chosen as there are budgets, or models."""
+    recipe = load_recipe(recipe_of(options), {})
+    rows = data * (recipe.epochs or 1)
+    if recipe.steps:
+        rows = recipe.steps * recipe.batch_size * recipe.accumulate
+    count = max(budgets, len(options.checkpoints))
+    name = f"{counted(count, 'member')} distilled"
     if options.teachers and options.teachers.isdigit():
-        trained += int(options.teachers)
+        count += int(options.teachers)
         name += f", {counted(int(options.teachers), 'teacher')} trained first"
-    return Step("tuned", name, trained * ((GRADIENT + 1) * rows + seen))
+    return Step("tuned", name, count * ((GRADIENT + 1) * rows + seen))
 
 
 def seconds_of_a_pass(opened: Single, val: Samples, options: BuildOptions) -> float:

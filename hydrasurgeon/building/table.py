@@ -4,7 +4,7 @@ chosen, shown and recorded.
 Each half of the samples judges what the other half chose: the members, the temperature of their
 mean, and the OOD score that a decision state would use, which is the one that tells OOD data from
 validation data best on the half that chooses. Scores of the two halves are joined as ranks within
-their half, so that AUROC is that of each half.
+their half, so that AUROC is about the mean of the halves'.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from hydrasurgeon.building import built
 from hydrasurgeon.building.cost import Budget, parse_budgets
 from hydrasurgeon.building.front import claim_front
 from hydrasurgeon.building.making import WITH_OOD, check_enough, keys_of, laddered
+from hydrasurgeon.building.members import recipe_of
 from hydrasurgeon.building.table import Row
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
@@ -141,7 +142,7 @@ def _check(options: BuildOptions, budgets: Sequence[Budget]) -> None:
         wanting.insert(0, f"--objective {options.goal}")
     if wanting and not options.ood:
         hint = "Give --ood D, or --objective acc or nll, and circuit-acc among --criteria."
-        raise UsageError(f"{wanting[0]}: requires OOD data", hint=hint)
+        raise UsageError(f"{wanting[0]} requires OOD data", hint=hint)
     if not keys and options.candidates != BuildOptions.model_fields["candidates"].default:
         raise UsageError(
             "--candidates requires --criteria for several models",
@@ -149,8 +150,8 @@ def _check(options: BuildOptions, budgets: Sequence[Budget]) -> None:
         )
     if not laddered(options, budgets):
         check_enough(options.wanted, options.candidates + 1)
-    if options.tune not in (None, "auto"):
-        load_recipe(str(options.tune), {})
+    if options.tune is not None:
+        load_recipe(recipe_of(options), {})
 
 
 def _outputs(options: BuildOptions, *, several: bool) -> tuple[Path, Path | None]:

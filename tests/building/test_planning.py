@@ -8,13 +8,13 @@ from hydrasurgeon.building.plan import Plan, Step, counted, in_words
 
 
 def test_the_stages_are_told_with_the_time_of_all() -> None:
-    steps = [Step("taylor", "scores by taylor", 30), Step("made", "what is chosen is made", 1200)]
+    steps = [Step("taylor", "scores by taylor", 30), Step("made", "make what is chosen", 1200)]
     said: list[tuple[str, int, int]] = []
     plan = Plan(steps, 0.5, lambda *told: said.append(told))
     assert plan.lines == (
         "2 stages, about 10 min in all on this machine",
         "1. scores by taylor: 30 forward passes",
-        "2. what is chosen is made: 1,200 forward passes",
+        "2. make what is chosen: 1,200 forward passes",
     )
     plan.begin("made")
     plan.tick("demo:val", 1, 4)
