@@ -56,7 +56,9 @@ def by_length(samples: Samples) -> list[int] | None:
 
 def batch_size_of(count: int | None) -> int:
     """Samples in one pass: as many as were asked for, or as suit the device."""
-    return count if count is not None else 256 if torch.cuda.is_available() else 64
+    if count is not None:
+        return count
+    return 256 if torch.cuda.is_available() else 64
 
 
 class Batches:
@@ -96,9 +98,11 @@ class Batches:
             # A missing text is reported before anything runs, not hours later.
             for i in sorted(map(int, order)):
                 samples.read(i)
-        if workers is None:  # a tokenizer is faster than the way to another process
-            few = samples.kind == "text" or len(order) < FEW
-            workers = 0 if few else max(1, min(os.cpu_count() or 1, 8) - 1)
+        if workers is None:
+            workers = max(1, min(os.cpu_count() or 1, 8) - 1)
+            # A tokenizer is faster than the way to another process.
+            if samples.kind == "text" or len(order) < FEW:
+                workers = 0
         self._loader: DataLoader[Any] = DataLoader(
             _Prepared(samples, transform, skip_bad, augment_seed),
             batch_size=batch_size_of(batch_size),
@@ -152,20 +156,12 @@ def unreadable(samples: Samples) -> DataError:
     )
 
 
+@dataclass
 class _Prepared(Dataset[Any]):
-    def __init__(
-        self,
-        samples: Samples,
-        transform: Callable[[Any], Any],
-        skip_bad: bool,
-        augment_seed: int | None,
-    ) -> None:
-        self.samples, self.transform, self.skip_bad, self.augment_seed = (
-            samples,
-            transform,
-            skip_bad,
-            augment_seed,
-        )
+    samples: Samples
+    transform: Callable[[Any], Any]
+    skip_bad: bool
+    augment_seed: int | None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -208,5 +204,7 @@ def _collated(
     if not good:
         return None, failures
     index = torch.tensor([i for i, _, _ in good])
-    labels = torch.from_numpy(np.stack([label for _, label, _ in good])) if labelled else None
+    labels = None
+    if labelled:
+        labels = torch.from_numpy(np.stack([label for _, label, _ in good]))
     return Batch(collate([inputs for _, _, inputs in good]), labels, index), failures

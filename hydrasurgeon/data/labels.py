@@ -27,6 +27,11 @@ Labels = NDArray[Any]
 label].
 """
 
+Fit = tuple[Labels, tuple[str, ...] | None, str | None]
+"""Labels of a model (or positions among its classes), the names that its classes have now, and which
+order was assumed.
+"""
+
 UNLABELLED = -1
 """In place of the class of a sample that has none."""
 INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -258,13 +263,14 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
             f"{spec}: some labels are -1, which may be a class or stand for no label",
             hint="Say --labels names where it is a class, else leave these rows out.",
         )
-    counted = numbers == tuple(range(len(numbers)))
-    if column.reading == "positions" or (column.reading is None and counted):
-        count = max(numbers, default=-1) + 1
-        if min(numbers, default=0) < 0 or count > MAX_CLASSES:
-            raise DataError(f"{spec}: labels {min(numbers)} to {count - 1} are no positions")
-        return count, None
-    return len(numbers), column.names
+    are_positions = column.reading == "positions"
+    if column.reading is None:
+        are_positions = numbers == tuple(range(len(numbers)))
+    if not are_positions:
+        return len(numbers), column.names
+    if numbers and not 0 <= numbers[0] <= numbers[-1] < MAX_CLASSES:
+        raise DataError(f"{spec}: labels {numbers[0]} to {numbers[-1]} are no positions")
+    return max(numbers, default=-1) + 1, None
 
 
 OF_DTYPES: dict[str, ProblemName] = {"i": "single_label", "f": "one_logit"}
@@ -280,7 +286,8 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     DataError where the model has no such labels. Names are the model's, or the data's where the
     model has none.
     """
-    if column.names is None and column.labels.dtype.kind == "i":  # fitted before
+    is_float = column.labels.ndim == 1 and column.labels.dtype.kind == "f"
+    if column.names is None and not is_float:  # fitted before
         numbers = tuple(range(model.num_classes))
         column = Column(column.labels, tuple(map(str, numbers)), numbers, "positions", column.note)
     labels, names, note = READ[model.problem](spec, column, model)
@@ -288,9 +295,7 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     return Column(labels, names, note="; ".join(notes) or None)
 
 
-def _of_classes(
-    spec: str, column: Column, model: Model
-) -> tuple[Labels, tuple[str, ...] | None, str | None]:
+def _of_classes(spec: str, column: Column, model: Model) -> Fit:
     """One of several classes."""
     labels = column.labels
     if labels.ndim == 2:
@@ -319,14 +324,12 @@ def _of_floats(spec: str, labels: Labels, model: Model) -> Column:
     if -1 not in places:
         names = tuple((model.labels or ())[place] for place in places)
         return Column(np.searchsorted(values, labels), names)
-    row = np.flatnonzero(labels != np.floor(labels))[:1].sum()
+    row = int(np.argmax(labels != np.floor(labels)))
     hint = f"{ONE_EACH} For others, train a model of that kind: --set classifier=fresh."
     raise DataError(f"{spec}: row {row} has the label {float(labels[row])}", hint=hint)
 
 
-def positions_of(
-    spec: str, column: Column, model: Model
-) -> tuple[NDArray[np.int64], tuple[str, ...] | None, str | None]:
+def positions_of(spec: str, column: Column, model: Model) -> Fit:
     """For each class of the data its position among the model's, or -1; the classes' names, and
     which order was assumed.
     """
@@ -359,9 +362,7 @@ def _are_positions(spec: str, column: Column, model: Model) -> bool:
     )
 
 
-def _by_position(
-    spec: str, column: Column, model: Model
-) -> tuple[NDArray[np.int64], tuple[str, ...] | None, str | None]:
+def _by_position(spec: str, column: Column, model: Model) -> Fit:
     numbers, count, labels = column.numbers or (), model.num_classes, model.labels
     positions = np.full(len(numbers), -1, dtype=np.int64)
     for at in _used(column):
@@ -381,9 +382,7 @@ def _by_position(
     return positions, labels, note
 
 
-def _by_order(
-    spec: str, column: Column, model: Model
-) -> tuple[NDArray[np.int64], tuple[str, ...] | None, str | None]:
+def _by_order(spec: str, column: Column, model: Model) -> Fit:
     """The data's classes one by one as the model's."""
     names, count, labels = column.names or (), model.num_classes, model.labels
     if len(names) != count:
@@ -421,9 +420,7 @@ def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
     return as_text if column.reading == "sorted" else by_number
 
 
-def _of_one_logit(
-    spec: str, column: Column, model: Model
-) -> tuple[Labels, tuple[str, ...] | None, str | None]:
+def _of_one_logit(spec: str, column: Column, model: Model) -> Fit:
     """How true yes is, from 0 to 1."""
     labels = column.labels
     if labels.ndim == 2:
@@ -446,9 +443,7 @@ def _of_one_logit(
     return labels.astype(np.float64), model.labels, None
 
 
-def _of_many_labels(
-    spec: str, column: Column, model: Model
-) -> tuple[Labels, tuple[str, ...] | None, str | None]:
+def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
     """A 1 for each of the model's labels that holds."""
     holds = column.labels
     if holds.ndim != 2 and model.is_zero_shot:  # pictures of one thing each

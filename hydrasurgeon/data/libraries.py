@@ -13,7 +13,7 @@ from hydrasurgeon.data.labels import class_names, numbered
 from hydrasurgeon.data.samples import Arrays, Rows, Samples
 from hydrasurgeon.data.tables import Columns, Table, classes_of, rows
 from hydrasurgeon.errors import DataError, reason
-from hydrasurgeon.lookup import nearest
+from hydrasurgeon.lookup import did_you_mean
 
 
 def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
@@ -37,8 +37,10 @@ def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
         )
     parts = name.split("/")
     # Two parts may be an organisation and a name, or a name and a config.
-    attempts = [("/".join(parts[:2]), parts[2] if len(parts) > 2 else None)]
-    attempts += [(parts[0], parts[1])] if len(parts) == 2 else []
+    repo, config = "/".join(parts[:2]), "/".join(parts[2:3]) or None
+    attempts = [(repo, config)]
+    if len(parts) == 2:
+        attempts.append((parts[0], parts[1]))
     failures = []
     for repo, config in attempts:
         _check_name(spec, repo)
@@ -100,21 +102,16 @@ def read_torchvision(spec: str, rest: str, columns: Columns) -> Samples:
     name, _, split = rest.partition(":")
     by_name = {each.lower(): each for each in datasets.__all__}
     if name.lower() not in by_name:
-        near = nearest(name, datasets.__all__, most=3)
-        raise DataError(
-            f"{spec}: torchvision has no data set {name}",
-            hint=f"Did you mean {', '.join(near)}?" if near else None,
-        )
+        near = did_you_mean(name, datasets.__all__)
+        raise DataError(f"{spec}: torchvision has no data set {name}{near}")
     loaded = _loaded(spec, getattr(datasets, by_name[name.lower()]), split or "test")
-    targets = next(
-        (
-            getattr(loaded, name)
-            for name in ("targets", "labels", "_labels")
-            if hasattr(loaded, name)
-        ),
-        None,
-    )
-    numbers = np.asarray([loaded[i][1] for i in range(len(loaded))] if targets is None else targets)
+    for name in ("targets", "labels", "_labels"):
+        if hasattr(loaded, name):
+            targets = getattr(loaded, name)
+            break
+    else:
+        targets = [loaded[i][1] for i in range(len(loaded))]
+    numbers = np.asarray(targets)
     if numbers.dtype.kind not in "iu" or numbers.shape != (len(loaded),):
         raise DataError(
             f"{spec}: its targets are not one class for each picture",

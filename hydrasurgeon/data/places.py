@@ -37,8 +37,10 @@ ENDINGS = (*TABLES, *PICTURES, ".npz", ".zip", ".txt")
 
 def ending(path: Path) -> str:
     """What a file's name ends in, as it is listed in ENDINGS; of a packed one both."""
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    return "".join(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:])
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        return "".join(suffixes[-2:])
+    return "".join(suffixes[-1:])
 
 
 def located(spec: str) -> list[Path]:
@@ -55,11 +57,10 @@ def located(spec: str) -> list[Path]:
         matches = [Path(name) for name in sorted(glob.glob(spec))]
         if matches:
             return matches
-        raise DataError(
-            f"{spec}: no file is called so", hint="* stands for any characters of a name."
-        )
-    what, hint = ("file", None) if ending(path) in ENDINGS else ("data", f"Data is {KINDS}.")
-    raise DataError(f"{spec}: no such {what}{_near(path)}", hint=hint)
+        raise DataError(f"{spec}: no file matches", hint="* stands for any characters of a name.")
+    if ending(path) in ENDINGS:
+        raise DataError(f"{spec}: no such file{_near(path)}")
+    raise DataError(f"{spec}: no such data{_near(path)}", hint=f"Data is {KINDS}.")
 
 
 def is_there(path: Path) -> bool:

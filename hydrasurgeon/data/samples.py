@@ -98,7 +98,9 @@ class Samples(ABC):
     @property
     def contents(self) -> str:
         """What it holds, in words."""
-        return f"{self.kind}s" if self.kind != "text" else READS[self.inputs]
+        if self.kind == "text":
+            return READS[self.inputs]
+        return f"{self.kind}s"
 
     @cached_property
     def groups(self) -> tuple[str, ...] | None:
@@ -170,7 +172,9 @@ class Arrays(Samples):
 
     def read(self, i: int) -> Image.Image:
         image = self.images[i]
-        return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image)
+        if image.ndim == 3 and image.shape[-1] == 1:
+            image = image[..., 0]
+        return Image.fromarray(image)
 
     def content(self, i: int) -> bytes:
         return np.ascontiguousarray(self.images[i]).tobytes()
@@ -234,7 +238,8 @@ class Rows(Samples):
             return self._text(i).encode()
         value = self._value(i)
         if isinstance(value, Mapping):
-            value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+            content = value.get("bytes")
+            value = value.get("path") if content is None else content
         if isinstance(value, str | Path) and str(value):
             return read_bytes((self.root or Path()) / value, most=MAX_BYTES, error=DataError)
         if isinstance(value, bytes):
@@ -318,7 +323,9 @@ class Subset(Samples):
     @cached_property
     def groups(self) -> tuple[str, ...] | None:
         groups = self.parent.groups
-        return None if groups is None else tuple(groups[i] for i in self.index)
+        if groups is None:
+            return None
+        return tuple(groups[i] for i in self.index)
 
     def read(self, i: int) -> Decoded:
         return self.parent.read(int(self.index[i]))
@@ -346,7 +353,9 @@ class Joined(Samples):
         return len(self.first) + len(self.second)
 
     def _at(self, i: int) -> tuple[Samples, int]:
-        return (self.first, i) if i < len(self.first) else (self.second, i - len(self.first))
+        if i < len(self.first):
+            return self.first, i
+        return self.second, i - len(self.first)
 
     def read(self, i: int) -> Decoded:
         samples, at = self._at(i)

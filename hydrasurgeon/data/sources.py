@@ -154,18 +154,17 @@ def open_data(
         scheme, _, rest = place.partition(":")
         samples = SCHEMES[scheme](place, rest, columns)
     elif all(ending(path) in TABLES for path in paths):
-        samples = rows(
-            joined(spec, [read_table(spec, path, columns) for path in paths], columns), columns
-        )
+        tables = [read_table(spec, path, columns) for path in paths]
+        samples = rows(joined(spec, tables, columns), columns)
     elif all(ending(path) in PICTURES for path in paths):
         samples = Files(spec, paths)
-    elif len(paths) == 1:
-        samples = (
-            _folder(spec, *paths) if paths[0].is_dir() else READERS[ending(paths[0])](spec, *paths)
-        )
-    else:
+    elif len(paths) > 1:
         hint = f"Found {paths[0]} and {paths[-1]}."
         raise DataError(f"{spec}: several files must all be tables, or all images", hint=hint)
+    elif paths[0].is_dir():
+        samples = _folder(spec, paths[0])
+    else:
+        samples = READERS[ending(paths[0])](spec, paths[0])
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
     samples.spec = portable(spec)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, cast
 
 from hydrasurgeon.data.labels import class_names, labels_of
 from hydrasurgeon.data.places import ending
@@ -88,7 +88,8 @@ class Columns:
     @property
     def images(self) -> tuple[str, ...]:
         """Columns that may hold images, or paths of them."""
-        return (self.named["image"],) if "image" in self.named else IMAGES
+        image = self.named.get("image")
+        return IMAGES if image is None else (image,)
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,9 @@ def _values(spec: str, name: str, column: Any) -> Sequence[Any]:
 
 def listed(names: Sequence[str]) -> str:
     """The columns that a table has."""
-    shown = ", ".join(name[:40] for name in names[:20]) or "none"
-    return f"found: {shown}{', …' if len(names) > 20 else ''}"
+    shown = [name[:40] for name in names[:20]]
+    more = ["…"] if len(names) > len(shown) else []
+    return f"found: {', '.join([*shown, *more]) or 'none'}"
 
 
 def read_table(spec: str, path: Path, columns: Columns) -> Table:
@@ -264,26 +266,26 @@ def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
 
 def _rooted(table: Table, name: str, wanted: Columns) -> Sequence[Any]:
     """A column; paths in it as they are seen from here."""
-    values = table.columns[name]
-    if name not in wanted.images or table.root is None:
+    values, root = table.columns[name], table.root
+    if name not in wanted.images or root is None:
         return values
-    return [
-        str(table.root / value) if isinstance(value, str) and value else value for value in values
-    ]
+    # An absolute path, or a row without one, stays what it is.
+    return [str(root / value) if isinstance(value, str) and value else value for value in values]
 
 
 def rows(table: Table, columns: Columns) -> Samples:
     """Images, texts or pairs of texts, with labels and groups where there are columns of them."""
     if not table.names:
         raise DataError(f"{table.spec}: holds no samples")
-    image = (
-        None
-        if {"text", "text_pair"} & columns.named.keys()
-        else table.column("image", columns, IMAGES)
-    )
-    first, second = (image, None) if image is not None else _texts(table, columns)
-    kind: Literal["image", "text"] = "text" if image is None else "image"
-    made: Samples = Rows(table.spec, table.columns[first], kind, root=table.root)
+    image = second = None
+    if not {"text", "text_pair"} & columns.named.keys():
+        image = table.column("image", columns, IMAGES)
+    if image is not None:
+        first = image
+        made: Samples = Rows(table.spec, table.columns[first], "image", root=table.root)
+    else:
+        first, second = _texts(table, columns)
+        made = Rows(table.spec, table.columns[first], "text")
     if second is not None:
         made = TextPairs(made, Rows(table.spec, table.columns[second], "text"), second)
     labels = table.column("label", columns, LABELS)
@@ -295,7 +297,8 @@ def rows(table: Table, columns: Columns) -> Samples:
         if column is not None and labels in table.classes:
             column = column.named(table.classes[labels])
         made.written = column
-    made.grouping = None if group is None else table.columns[group]
+    if group is not None:
+        made.grouping = table.columns[group]
     made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}
     return made
 
@@ -304,9 +307,10 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
     """The column of texts, and the one of second texts where they come in pairs."""
     first = table.column("text", columns, TEXTS)
     # A column of texts that was named stands alone, unless the other one was named too.
-    second = table.column(SECOND, columns, () if "text" in columns.named else (SECOND,))
+    alone = "text" in columns.named
+    second = table.column(SECOND, columns, () if alone else (SECOND,))
     several = [name for name in table.names if name in PAIRS or name == first]
-    if second is None and "text" not in columns.named and len(several) > 1:
+    if second is None and not alone and len(several) > 1:
         raise DataError(
             f"{table.spec}: columns {', '.join(several)} hold more than one text for each row",
             hint=f"Name both, --columns text={several[0]},text_pair={several[1]}, or the one that "
@@ -314,9 +318,7 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
             "--text-column NAME.",
         )
     if first is None:
-        raise table.needs(
-            "a column image or text" if second is None else f"a column text beside {second}"
-        )
+        raise table.needs("a column image or text")
     return first, second
 
 
@@ -350,23 +352,21 @@ def _json(source: Source) -> Table:
     content = source.content()
     if source.most is not None and content.count(b",") + content.count(b"[") > MAX_VALUES:
         raise source.too_large()
-    content = parse_json(content, spec, most=MAX_WHOLE, error=DataError)
-    columns: Mapping[str, list[Any]]
-    if (
-        isinstance(content, dict)
-        and content
-        and all(isinstance(values, list) for values in content.values())
-    ):
-        if len({len(values) for values in content.values()}) > 1:
+    value = parse_json(content, spec, most=MAX_WHOLE, error=DataError)
+    if isinstance(value, dict) and value and all(map(_is_list, value.values())):
+        if len({len(values) for values in value.values()}) > 1:
             raise DataError(f"{spec}: its columns are not equally long")
-        columns = {name: values for name, values in content.items() if name in wanted}
-        return source.table(content, columns)
-    if not isinstance(content, list) or not all(isinstance(record, dict) for record in content):
+        return source.table(value, {name: value[name] for name in wanted & value.keys()})
+    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
         hint = 'Such as [{"text": …, "label": …}, …] or {"text": […], "label": […]}.'
         raise DataError(f"{spec}: is no list of records, and no record of columns", hint=hint)
-    names = dict.fromkeys(name for record in content for name in record)
-    columns = {name: [record.get(name) for record in content] for name in names if name in wanted}
+    names = dict.fromkeys(name for record in value for name in record)
+    columns = {name: [record.get(name) for record in value] for name in wanted & names.keys()}
     return source.table(names, columns)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
 
 
 def _csv(source: Source, *, between: str = ",") -> Table:

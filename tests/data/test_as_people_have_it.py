@@ -191,7 +191,7 @@ def test_messages_name_what_is_there(there: Path) -> None:
         "other.csv#review#label": "--label-column label: other.csv#review#label has no such column (found: review",
         "*r*.csv": "its files have other columns (found: review, stars; found: text, stars)",
         "o*.*": "several files must all be tables, or all images",
-        "x*.csv": "no file is called so",
+        "x*.csv": "no file matches",
     }.items():
         with pytest.raises(DataError) as caught:
             open_data(spec)

@@ -217,3 +217,15 @@ def test_its_own_answers_are_all_right(tmp_path: Path) -> None:
         set=fresh,
     )
     assert own.manifest.model.labels == tuple(sorted(set(labels)))
+
+
+@pytest.mark.parametrize("shape", ["ints", "many ints"])
+@pytest.mark.parametrize("names", [None, STARS])
+def test_what_was_fitted_stays(tmp_path: Path, shape: str, names: tuple[str, ...] | None) -> None:
+    to = model(names, many=shape == "many ints")
+    once = fit_classes(open_data(table(tmp_path, ["4", "1"], shape)), to)
+    again = fit_classes(once, to)
+    assert once.labels is not None
+    assert again.labels is not None
+    assert again.labels.tolist() == once.labels.tolist()
+    assert again.classes == once.classes
