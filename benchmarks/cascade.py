@@ -1,6 +1,6 @@
 """What cascades lose and cost: quality on three real tasks, and time on this machine.
 
-Quality, three seeds each, of the models in benchmarks/answers.py and benchmarks/trunk.py (data sets stand there too):
+Quality, three seeds each, of the models in benchmarks/decision_models.py and benchmarks/trunk.py (data sets stand there too):
 
     fashion-mnist   the demo's three independently trained ViTs, three tuned members of each, no trunk
     trunk           the demo's backbone, three tuned members that share half of the layers
@@ -33,11 +33,11 @@ from typing import Any
 
 import torch
 import trunk
-from answers import DEMO, SEEDS, TASKS, Answers, Source, drawn
-from answers import images as image_sets
 from decision import evidence
+from decision_models import DEMO, SEEDS, TASKS, Answers, Source, drawn
+from decision_models import images as image_sets
+from harness import machine
 from safetensors.torch import load_file, save_file
-from surgery import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -203,9 +203,9 @@ def measured(
     labels = test.labels
     assert labels is not None
     parts, _ = in_steps(state, cascade, test.logits, test.features)
-    probs = torch.cat([step_state(state, cascade, p.members).probs(p.logits) for p in parts])
+    probs = torch.cat([step_state(state, cascade, p.members).answers(p.logits) for p in parts])
     truth = torch.cat([labels[p.rows] for p in parts])
-    full = state.probs(test.logits)
+    full = state.answers(test.logits)
     found["nll"] = [
         float(-p.gather(1, t[:, None]).log().mean()) for p, t in ((probs, truth), (full, labels))
     ]

@@ -4,7 +4,7 @@ of the heads by taylor.
 Scores come from one data set, calibration inputs (unlabelled, a random subset for each seed) from another, and
 the figures from a third. Recovered is the share of what pruning cost that the repair gives back. Writes
 benchmarks/results/compensation.json, under the model's name; other models' entries stay. A task of
-benchmarks/answers.py brings its model and its sets, near
+benchmarks/decision_models.py brings its model and its sets, near
 and far ones among them (shared data and models, a folder for what is made on the way); `--most` bounds its test and
 OOD sets.
 
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surgery import machine
+from harness import machine
 
 import hydrasurgeon as hs
 
@@ -144,7 +144,7 @@ def task(arguments: argparse.Namespace) -> tuple[str, Sets]:
         return arguments.checkpoint, Sets(
             arguments.score_data, arguments.calibration, arguments.test, foreign
         )
-    from answers import TASKS, dinov2_model, images, minilm_model, texts
+    from decision_models import TASKS, dinov2_model, images, minilm_model, texts
 
     cache, shared = Path(arguments.cache) / arguments.task, Path(arguments.shared)
     cache.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """What decision states are worth: every OOD score on three real tasks, single models and hydras, and whether promises
 are kept.
 
-The tasks, their models and data stand in benchmarks/answers.py. For each of three seeds (which part of the training
+The tasks, their models and data stand in benchmarks/decision_models.py. For each of three seeds (which part of the training
 data OOD
 scores are fitted on, which half of the validation data fits, the training or the classifier, and the draws of members)
 the figures are of test data and of OOD data that chose nothing. `auto` chooses by perturbed validation
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from answers import SEEDS, TASKS, Answers, Task, share
-from surgery import machine
+from decision_models import SEEDS, TASKS, Answers, Task, share
+from harness import machine
 from torch import Tensor
 
 from hydrasurgeon.decision.fitting import fit_state, halves

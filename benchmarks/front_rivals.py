@@ -7,9 +7,11 @@ repairs nothing. A shallow model is the first layers of a whole one, with its cl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
+from front_models import PRICES, SCORED, Place
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
@@ -22,11 +24,6 @@ from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.heads import NEURONS
 from hydrasurgeon.runtime.classifier import live_module
 from hydrasurgeon.runtime.tensors import plan_tensors
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from front import Place
 
 IMPORTANCES = {"magnitude": "GroupMagnitudeImportance", "taylor": "GroupTaylorImportance"}
 """Our name of a criterion → Torch-Pruning's."""
@@ -50,8 +47,6 @@ def rivals(sizes: tuple[str, ...] = ("half", "third")) -> dict[str, Callable[[Pl
 
 def torch_pruned(place: Place, size: str, how: str) -> Path:
     """A part whose heads and neurons Torch-Pruning chose: its choice goes through our scissors, as scores of one and nought."""
-    from front import PRICES
-
     out = place.file(f"{size} torch-pruning {how}")
     if out.exists():
         return out
@@ -157,8 +152,6 @@ def _first(block: Any) -> torch.nn.Linear:
 
 def _scored(place: Place, opened: Any) -> Iterator[Any]:
     """The samples that our own parts are scored on."""
-    from front import SCORED
-
     model = opened.manifest.model
     transform = family_of(model).transform(model, files=opened.files)
     yield from Batches(open_data(place.data("train"), limit=SCORED), transform, batch_size=64)
@@ -166,8 +159,6 @@ def _scored(place: Place, opened: Any) -> Iterator[Any]:
 
 def shallow(place: Place, size: str) -> Path:
     """The first layers of a whole model, its norm and its classifier."""
-    from front import PRICES
-
     out = place.file(f"{size} first layers")
     if out.exists():
         return out

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from surgery import machine
+from harness import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.options.shared import Dtype

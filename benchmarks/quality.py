@@ -8,7 +8,7 @@ is added to benchmarks/results/quality.json as it comes, so that a run may be st
 and weights of the two
 tasks of pretrained models; fashion-mnist runs without them, on the demo's own data, with fewer OOD sets and the
 demo's Deep Ensemble. Its
-rivals of benchmarks/rivals_trained.py want torch-uncertainty, one of the development packages (`pip install
+rivals of benchmarks/quality_rivals_trained.py want torch-uncertainty, one of the development packages (`pip install
 torch-uncertainty`), or are left out.
 
     python benchmarks/quality.py fashion-mnist [--piece "Deep Ensemble"] [--seeds 1,2,3] [--shared ../shared] [--cache
@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from answers import Answers
+from decision_models import Answers
+from harness import machine
 from quality_ablations import ABLATIONS
+from quality_rivals_trained import Absent
 from quality_rows import ROWS
 from quality_tasks import TASKS, Place, Task
 from quality_workshop import Row, Workshop
-from rivals_trained import Absent
-from surgery import machine
 from torch import Tensor
 
 from hydrasurgeon.decision.fitting import fit_state
@@ -155,7 +155,7 @@ def changing(task: str) -> Iterator[dict[str, Any]]:
 
 def record(task: str, kind: str, name: str, seed: int, result: dict[str, Any]) -> None:
     with changing(task) as about:
-        about["machine"] = machine() | {"torch": torch.__version__.partition("+")[0]}
+        about["machine"] = machine()
         about.setdefault(kind, {}).setdefault(name, {})[str(seed)] = result
     shown = result["calibrated"]
     print(

@@ -9,10 +9,10 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 
-from answers import Answers, together
+from decision_models import Answers, together
+from quality_rivals import Laplace, duo
+from quality_rivals_trained import RIVALS, multiply_adds, rival
 from quality_workshop import CIRCUITS, Row, Workshop
-from rivals import Laplace, duo
-from rivals_trained import RIVALS, multiply_adds, rival
 from safetensors.torch import load_file, save_file
 
 import hydrasurgeon as hs

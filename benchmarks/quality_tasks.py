@@ -19,9 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import answers
+import decision_models
 import numpy as np
-from answers import DEMO, Source
+from decision_models import DEMO, Source
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batch, Batches, by_length
@@ -121,7 +121,7 @@ class Place:
     def batches(self, name: str, model: Classifier) -> list[Batch]:
         """A set's inputs, decoded once: all models of a task read alike."""
         if name not in self.decoded:
-            samples = answers.opened(self.sources[name], model)
+            samples = decision_models.opened(self.sources[name], model)
             order = by_length(samples)
             self.decoded[name] = list(Batches(samples, model.transform, batch_size=50, order=order))
         return self.decoded[name]
@@ -178,7 +178,7 @@ def fashion_data(place: Place) -> dict[str, str]:
     }
     animals = place.shared / "data" / "animal-shapes.npz"
     if animals.exists():
-        specs["animals"] = small_npz(place, "animals", str(animals), answers.ANIMALS)
+        specs["animals"] = small_npz(place, "animals", str(animals), decision_models.ANIMALS)
     return specs
 
 
@@ -303,7 +303,7 @@ def minilm_data(place: Place) -> dict[str, str]:
         "test": (_lines(shared / "movie-test.jsonl"), SMALL["test"]),
         "products": (_lines(shared / "amazon.jsonl"), SMALL["near"]),
         "newspaper": (_lines(shared / "nyt.jsonl"), SMALL["far"]),
-        "docstrings": ([{"text": text} for text in answers.docstrings()], SMALL["choose"]),
+        "docstrings": ([{"text": text} for text in decision_models.docstrings()], SMALL["choose"]),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, (rows, count) in sources.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from answers import Answers, together
+from decision_models import Answers, together
 from quality_tasks import Place, Task
 from safetensors.torch import load_file, save_file
 from torch import Tensor

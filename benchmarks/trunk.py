@@ -16,10 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from harness import machine
 
 import hydrasurgeon as hs
-from hydrasurgeon.measuring.cost import machine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "trunk.json"
@@ -113,7 +112,7 @@ def main() -> None:
                 )
                 print(points[-1], flush=True)
     RESULTS.parent.mkdir(exist_ok=True)
-    report = {"machine": machine(torch.device("cpu")), "seeds": seeds, "points": points}
+    report = {"machine": machine(), "seeds": seeds, "points": points}
     RESULTS.write_text(json.dumps(report, indent=1) + "\n")
 
 

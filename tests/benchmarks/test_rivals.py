@@ -1,4 +1,4 @@
-"""The rivals in benchmarks/rivals.py, against their definitions by autograd."""
+"""The rivals in benchmarks/quality_rivals.py, against their definitions by autograd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture
 def rivals(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("rivals")
+    return importlib.import_module("quality_rivals")
 
 
 def test_laplace_is_the_inverse_hessian_of_a_linear_classifier(rivals: Any) -> None:

@@ -1,4 +1,4 @@
-"""The rivals in benchmarks/rivals_trained.py: what they cost, what is kept of them, and that their members are what the
+"""The rivals in benchmarks/quality_rivals_trained.py: what they cost, what is kept of them, and that their members are what the
 methods say."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [
 @pytest.fixture
 def rivals(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("rivals_trained")
+    return importlib.import_module("quality_rivals_trained")
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def passage(results: dict[str, Any]) -> str:
         "",
         (
             f"{' and '.join(map(str, samples))} validation samples, noise: all seventy-five corruptions in turn. The"
-            " standard errors are over draws, not over which samples these are. Measured by `benchmarks/probe.py` on"
+            " standard errors are over draws, not over which samples these are. Measured by `benchmarks/proposition_one.py` on"
             f" {about['cpu']}, torch {about['torch']}."
         ),
     ]

@@ -19,7 +19,7 @@ def decision(results: dict[str, Any]) -> list[str]:
             "AUROC of every OOD score, means over three seeds, on test data and on OOD data that chose nothing."
             " Which models and data"
         ),
-        "these are stands in `benchmarks/answers.py`.",
+        "these are stands in `benchmarks/decision_models.py`.",
     ]
     scores = list(dict.fromkeys(score for each in every for score in each.scores))
     for at in range(0, len(every), 2):

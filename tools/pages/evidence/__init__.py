@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def page(results: dict[str, Any], looked: dict[str, Any] | None = None) -> str:
-    """The page: the goal, the claims, each task's tables; `looked` is what benchmarks/probe.py found."""
+    """The page: the goal, the claims, each task's tables; `looked` is what benchmarks/proposition_one.py found."""
     lines = [
         "# Evidence",
         "",
@@ -117,7 +117,7 @@ def _trained() -> list[str]:
         ),
         (
             "mixing members: in torch-uncertainty 0.13 their layer norm and self-attention do."
-            " `benchmarks/rivals_trained.py`."
+            " `benchmarks/quality_rivals_trained.py`."
         ),
     ]
 

@@ -9,7 +9,7 @@ from pages.evidence.seeds import SEEDS, gain, listed, verdict
 from pages.probe import insights
 
 TRAINED = ("Packed-Ensemble", "MIMO", "BatchEnsemble")
-"""Rivals that benchmarks/rivals_trained.py makes of torch-uncertainty's layers."""
+"""Rivals that benchmarks/quality_rivals_trained.py makes of torch-uncertainty's layers."""
 
 
 @dataclass(frozen=True)

@@ -3,56 +3,28 @@
 Both sides of each comparison run in turn in one session; figures are ratios of medians. Writes
 benchmarks/results/surgery.json, from which tools/render_docs.py makes docs/reference/benchmarks.md.
 
-    python benchmarks/surgery.py [--runs 5] [--folder DIR] [--only start_up|surgery]
+    python benchmarks/surgery_speed.py [--runs 5] [--folder DIR] [--only start_up|surgery]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from harness import hydrasurgeon, machine, processes
 
 RESULTS = Path(__file__).parent / "results" / "surgery.json"
 TORCH = [sys.executable, "-c", "import torch"]
 
 
-def measure(*commands: list[str], runs: int, cwd: Path) -> list[tuple[float, float]]:
-    """Median seconds and peak megabytes of each command, run in turn."""
-    times: list[list[float]] = [[] for _ in commands]
-    peaks: list[list[float]] = [[] for _ in commands]
-    for run in range(runs + 1):
-        for i, command in enumerate(commands):
-            start = time.perf_counter()
-            process = subprocess.Popen(
-                command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-            seconds = time.perf_counter() - start
-            if status:
-                raise SystemExit(
-                    f"{command}: {process.stderr.read().decode() if process.stderr else ''}"
-                )
-            if run:  # the first fills the caches
-                times[i].append(seconds)
-                peaks[i].append(usage.ru_maxrss / 1024)
-    return [(statistics.median(t), max(p)) for t, p in zip(times, peaks, strict=True)]
-
-
-def hydrasurgeon(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "hydrasurgeon", *arguments]
-
-
 def start_up(runs: int, cwd: Path) -> dict[str, float]:
     small = str(Path(__file__).parents[1] / "hydrasurgeon" / "demo" / "backbone.safetensors")
-    torch, helps, inspects = measure(
+    torch, helps, inspects = processes(
         TORCH, hydrasurgeon("--help"), hydrasurgeon("inspect", small), runs=runs, cwd=cwd
     )
     return {
@@ -124,7 +96,7 @@ def surgery(runs: int, folder: Path) -> dict[str, dict[str, float]]:
         copies = " && ".join(
             f"cp {p.name} copy.bin" for p in [*reads, folder / f"{output}.safetensors"]
         )
-        ours, copy, torch = measure(command, ["sh", "-c", copies], TORCH, runs=runs, cwd=folder)
+        ours, copy, torch = processes(command, ["sh", "-c", copies], TORCH, runs=runs, cwd=folder)
         budget = 2 * copy[0] + torch[0]
         found[name] = {
             "seconds": ours[0],
@@ -138,21 +110,6 @@ def surgery(runs: int, folder: Path) -> dict[str, dict[str, float]]:
             "bytes_written": (folder / f"{output}.safetensors").stat().st_size,
         }
     return found
-
-
-def machine() -> dict[str, object]:
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        model = next(
-            (
-                x.split(":")[1].strip()
-                for x in cpuinfo.read_text().splitlines()
-                if x.startswith("model name")
-            ),
-            model,
-        )
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 Three members of random weights, two thirds of the heads, over widths and batch sizes; both ways and the single model
 are timed in turn. `hydra.FULL` is chosen from the result: benchmarks/results/modes-<cpu|cuda>.json.
 
-    python benchmarks/modes.py [--dtype float32] [--batch 1,4,16,64] [--runs 9]
+    python benchmarks/stacked_or_apart.py [--dtype float32] [--batch 1,4,16,64] [--runs 9]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fused import RESULTS, members, random_backbone
+from hydra_speed import RESULTS, members, random_backbone
 
 import hydrasurgeon as hs
 from hydrasurgeon.families import family_of

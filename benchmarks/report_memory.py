@@ -1,7 +1,7 @@
 """All metrics of stored predictions of 50,000 samples, 1,000 classes and 3 members, and the report of them: seconds and
 memory.
 
-    python benchmarks/report.py            about three minutes and 3 GB of memory; run it alone
+    python benchmarks/report_memory.py            about three minutes and 3 GB of memory; run it alone
 
 Each figure is of a process of its own that imports everything anew: `eval --predictions-in F --json`, and the same with
 `--html`

@@ -5,7 +5,7 @@ do,
 every tensor by two threads; and by sha256sum. Writes benchmarks/results/verify.json, from which tools/render_docs.py
 makes docs/reference/benchmarks.md.
 
-    python benchmarks/verify.py [--runs 9] [--folder DIR]
+    python benchmarks/verify_speed.py [--runs 9] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
-from surgery import hydrasurgeon, machine, make_vit, measure
+from harness import hydrasurgeon, machine, processes
+from surgery_speed import make_vit
 
 RESULTS = Path(__file__).parent / "results" / "verify.json"
 BUDGET = 1.5
@@ -52,7 +52,7 @@ def make(folder: Path) -> None:
 
 def measured(name: str, runs: int, folder: Path) -> dict[str, float]:
     file = f"{name}.safetensors"
-    ours, plain, threaded, sha256sum = measure(
+    ours, plain, threaded, sha256sum = processes(
         hydrasurgeon("verify", name, "--quiet"),
         [sys.executable, "-c", PLAIN, file],
         [sys.executable, "-c", THREADED, file],
@@ -85,7 +85,7 @@ def main() -> None:
     try:
         make(folder)
         results = {
-            "machine": machine() | {"torch": version("torch")},
+            "machine": machine(),
             "runs": arguments.runs,
             "budget": BUDGET,
             "results": {

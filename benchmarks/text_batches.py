@@ -5,16 +5,14 @@ All loops run in turn in one process over the same texts, and must agree in what
 medians. The model is all-MiniLM-L6-v2 with a random classifier (a small random BERT where that package is missing).
 Writes benchmarks/results/text.json, from which tools/render_docs.py makes docs/reference/benchmarks.md.
 
-    python benchmarks/text.py [--data texts.jsonl] [--texts 192] [--runs 5]
+    python benchmarks/text_batches.py [--data texts.jsonl] [--texts 192] [--runs 5]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -22,14 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness import in_turn, machine
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_single
-from hydrasurgeon.criteria import taylor
+from hydrasurgeon.criteria import ScoreKey, taylor
 from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.data import by_length, open_data
-from hydrasurgeon.measuring.cost import machine
 from hydrasurgeon.options.shared import Run, Scoring
 from hydrasurgeon.runtime.answering import logits_of
 
@@ -139,13 +137,13 @@ class Plain:
         return torch.stack(found).detach().view(-1, 3, heads).mean(dim=1)
 
 
-def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callable[[], Any]]:
+def ours(folder: Path, samples: Any, batch: int) -> dict[str, Callable[[], Any]]:
     opened = open_single(folder)
     layers = range(opened.manifest.towers["text"].layers)
     run = Run(limit=len(samples), device="cpu", batch_size=batch)
-    subject = Subject(opened, run, "taylor", Scoring(), folder, ("text",), frozenset(layers)).fed(
-        data, ()
-    )
+    subject = Subject(
+        opened, run, ScoreKey("taylor"), Scoring(), folder, ("text",), frozenset(layers)
+    ).fed(samples, ())
     loaded = hs.load(folder, device="cpu")
 
     def score() -> torch.Tensor:
@@ -165,13 +163,7 @@ def measure(loops: dict[str, Callable[[], torch.Tensor]], runs: int) -> dict[str
     for name, found in results.items():
         scale = float(results[OURS].abs().max())
         torch.testing.assert_close(found, results[OURS], rtol=0, atol=1e-4 * scale, msg=name)
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    for _ in range(runs):
-        for name, loop in loops.items():
-            start = time.perf_counter()
-            loop()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return in_turn(loops, runs)
 
 
 def tokens(plain: Plain, order: list[int]) -> dict[str, float]:
@@ -196,7 +188,7 @@ def main() -> None:
         data = arguments.data or str(corpus(Path(folder), arguments.texts))
         samples = open_data(data, limit=arguments.texts)
         plain = Plain(Path(folder), samples, arguments.batch)
-        mine = ours(Path(folder), data, samples, arguments.batch)
+        mine = ours(Path(folder), samples, arguments.batch)
         as_is, by_size = list(range(len(samples))), by_length(samples)
         assert by_size is not None
         results = {}
@@ -214,7 +206,7 @@ def main() -> None:
             }
         lengths = {"sorted": tokens(plain, by_size), "unsorted": tokens(plain, as_is)}
     found = {
-        "machine": machine(torch.device("cpu")),
+        "machine": machine() | {"threads": torch.get_num_threads()},
         "model": name,
         "runs": arguments.runs,
         "batch": arguments.batch,

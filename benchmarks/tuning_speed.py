@@ -3,7 +3,7 @@
 A text encoder of MiniLM's sizes with random weights; three members that share half of its layers as they are, and in the others keep 8 of 12 heads
 and half the neurons; or all of them. Writes benchmarks/results/tuning.json, from which tools/render_docs.py makes docs/reference/benchmarks.md.
 
-    python benchmarks/tuning.py [--runs 3]
+    python benchmarks/tuning_speed.py [--runs 3]
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import argparse
 import json
 import subprocess
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from surgery import hydrasurgeon, machine, measure
+from harness import hydrasurgeon, machine, processes
 
 RESULTS = Path(__file__).parent / "results" / "tuning.json"
 TEXTS, WORDS, CLASSES = 800, 20, 4
@@ -119,14 +118,14 @@ def main() -> None:
             hydrasurgeon("finetune", file, *STEPS, *more, "-o", "tuned")
             for file, more in SIDES.values()
         ]
-        measured = dict(zip(SIDES, measure(*commands, runs=runs, cwd=folder), strict=True))
+        measured = dict(zip(SIDES, processes(*commands, runs=runs, cwd=folder), strict=True))
     first = measured["one whole model"][0]
     rows = {
         name: {"seconds": seconds, "ratio": seconds / first, "peak_mb": peak}
         for name, (seconds, peak) in measured.items()
     }
     results = {
-        "machine": machine() | {"torch": version("torch")},
+        "machine": machine(),
         "runs": runs,
         "texts": TEXTS,
         "results": rows,

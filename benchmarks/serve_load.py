@@ -5,7 +5,7 @@ that they keep, as fast as answers come. Before and after, for a tenth of the ti
 pictures one by one without a server: decode, decide, make the row. Writes benchmarks/results/serve.json, from which
 tools/render_docs.py makes a passage of docs/guide/serving.md.
 
-    python benchmarks/serve.py hydra-demo/hydra [--seconds 300] [--clients 64]
+    python benchmarks/serve_load.py hydra-demo/hydra [--seconds 300] [--clients 64]
 """
 
 from __future__ import annotations
@@ -223,10 +223,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--pictures", type=int, default=500)
     arguments = parser.parse_args()
-    import torch
+
+    from harness import machine
 
     import hydrasurgeon as hs
-    from hydrasurgeon.measuring.cost import machine
 
     with tempfile.TemporaryDirectory() as name:
         ready, threshold = calibrated(arguments.checkpoint, Path(name))
@@ -240,7 +240,7 @@ def main() -> None:
         )
         after = sequential(ready, requests, arguments.seconds / 10)
     results = {
-        "machine": machine(torch.device("cpu")),
+        "machine": machine(),
         "load_average": [round(each, 1) for each in os.getloadavg()],
         "clients": arguments.clients,
         "seconds": arguments.seconds,

@@ -3,7 +3,7 @@
 Random weights of real shapes; all contenders are timed in turn in one process, figures are ratios of medians.
 Writes benchmarks/results/fused-<cpu|cuda>.json, from which tools/render_docs.py makes docs/reference/benchmarks.md.
 
-    python benchmarks/fused.py [--arch vit_base_patch16_224,bert-base] [--batch 1,4,16,64] [--dtype float32,bfloat16]
+    python benchmarks/hydra_speed.py [--arch vit_base_patch16_224,bert-base] [--batch 1,4,16,64] [--dtype float32,bfloat16]
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 
 Writes benchmarks/results/probe.json, piece by piece; a piece that stands there is not made again.
 
-    python benchmarks/probe.py [--shared ../shared] [--cache FOLDER]
+    python benchmarks/proposition_one.py [--shared ../shared] [--cache FOLDER]
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from answers import DEMO, _dinov2_probe, images
-from surgery import machine
+from decision_models import DEMO, _dinov2_probe, images
+from harness import machine
 
 import hydrasurgeon as hs
 
@@ -147,7 +146,7 @@ def main() -> None:
 
     def keep(part: str, name: str, rows: dict[str, Any]) -> None:
         result.setdefault(part, {})[name] = rows
-        result["machine"] = {**machine(), "torch": torch.__version__}
+        result["machine"] = machine()
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
     for name in DEMOS:

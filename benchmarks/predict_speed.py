@@ -8,7 +8,7 @@ weights, and writes a row of id, label and probability for each; the labels must
 runs and
 their median. Writes benchmarks/results/predict.json, from which tools/render_docs.py makes docs/reference/benchmarks.md.
 
-    python benchmarks/predict.py [--pictures 512] [--runs 4]
+    python benchmarks/predict_speed.py [--pictures 512] [--runs 4]
 """
 
 from __future__ import annotations
@@ -165,13 +165,12 @@ def main() -> None:
                 {side: [round(t, 1) for t in each[-1]] for side, each in times.items()}, flush=True
             )
         agree(folder)
-    import torch
 
-    from hydrasurgeon.measuring.cost import machine
+    from harness import machine
 
     pairs = list(zip(times["plain"][1:], times["ours"][1:], strict=True))
     results = {
-        "machine": machine(torch.device("cpu")),
+        "machine": machine(),
         "model": ARCH,
         "pictures": arguments.pictures,
         "batch": BATCH,
