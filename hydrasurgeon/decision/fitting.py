@@ -210,7 +210,7 @@ def _ood(
         kind: None for kind in problem.scores if kind != "mi" or held.logits.shape[1] > 1
     }
     for kind in FITTED:
-        if evidence is None or kind in leaves_out:
+        if evidence is None or kind in leaves_out or kind not in problem.features:
             continue
         try:
             candidates[kind] = _fit(kind, evidence, held)

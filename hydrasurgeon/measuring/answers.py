@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import Conformal
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Conditions
@@ -102,6 +103,10 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
     # Without OOD data there is nothing to detect by a score; a fitted one still says which samples
     # are unfamiliar.
     kinds = reading.ood_scores if predictions.ood else ()
+    if predictions.ood and not kinds:
+        raise UsageError(
+            f"--ood: {predictions.name} has no OOD score", hint="Run calibrate on it first."
+        )
     of_id = kinds or reading.ood_scores[: reading.threshold is not None]
     return Answered(
         answers(predictions.logits, predictions.labels, reading, predictions.groups),

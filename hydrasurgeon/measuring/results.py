@@ -36,11 +36,13 @@ class _Record(BaseModel):
 
 
 class SetAverage(_Record):
-    accuracy: float
-    brier: float
-    nll: float
-    ece: float
-    aece: float
+    """Of the measures, those that a kind of problem has."""
+
+    accuracy: float | None = None
+    brier: float | None = None
+    nll: float | None = None
+    ece: float | None = None
+    aece: float | None = None
 
 
 class IdResult(SetAverage):
@@ -129,8 +131,8 @@ class ShiftAverage(_Record):
 
 
 class Diversity(_Record):
-    mi: float
-    disagreement: float
+    mi: float | None = None
+    disagreement: float | None = None
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]

@@ -68,11 +68,12 @@ def ood_scores(
 ) -> tuple[str, ...]:
     """The scores that were asked for, the one in use first."""
     recorded = None if state is None else state.record.ood.score
+    usual = [recorded] if recorded else [*problem.scores[:1]]
     if wanted is None:
-        return (recorded or "msp",)
+        return tuple(usual)
     kinds = wanted.split(",")
     if wanted == "all":
-        kinds = [recorded or "msp", *problem.scores]
+        kinds = [*usual, *problem.scores]
     for kind in kinds:
         if kind in FITTED and kind != recorded:
             raise UsageError(
@@ -212,11 +213,9 @@ def summary(inside: Judged, reading: Reading) -> IdResult:
 def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
     """A row on the data set called `first`, joined by results on others."""
     sets = (SetResult(name=first, **row.result.id.model_dump()), *others)
+    measured = [name for name in SetAverage.model_fields if getattr(sets[0], name) is not None]
     mean = SetAverage(
-        **{
-            name: sum(getattr(each, name) for each in sets) / len(sets)
-            for name in SetAverage.model_fields
-        }
+        **{name: sum(getattr(each, name) for each in sets) / len(sets) for name in measured}
     )
     return row.but(sets=sets, sets_average=mean)
 

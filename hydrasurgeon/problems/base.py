@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -260,14 +260,18 @@ class Problem(ABC):
     name: ClassVar[ProblemName]
     scores: ClassVar[Sequence[str]]
     """OOD scores of the logits that it has."""
+    features: ClassVar[Collection[str]] = ()
+    """OOD scores that it can have fitted to features."""
     several: ClassVar[bool] = False
-    """Whether a sample has several answers; OOD scores are then not fitted to features."""
+    """Whether a sample has several answers."""
     gates: ClassVar[Sequence[GateScore]] = ()
     """Scores of one member by which a cascade can stop."""
     labels_between: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     """Between which numbers labels lie that are no class numbers."""
     says_yes: ClassVar[bool] = False
     """Whether each logit says yes or no by its sigmoid."""
+    doubt: ClassVar[str] = "total"
+    """The column that says how unsure an answer is."""
     ranks: ClassVar[bool] = False
     """Whether the samples of a group have ranks."""
     columns: ClassVar[Mapping[str, str]]
@@ -342,15 +346,19 @@ class Problem(ABC):
         """[choice, member, class] where classes are chosen between; of many labels each is a
         choice of its own.
         """
-        raise NotImplementedError
+        raise self._without_classes
 
     def truth(self, labels: Tensor) -> Int[Tensor, "*any"]:
         """The number of the class that each choice should have made."""
-        raise NotImplementedError
+        raise self._without_classes
 
     def temperature(self, logits: Float[Tensor, "sample member klass"], labels: Tensor) -> float:
         """The one that fits labelled samples best."""
-        raise NotImplementedError
+        raise self._without_classes
+
+    @property
+    def _without_classes(self) -> SurgeryError:
+        return SurgeryError(f"this is for models that choose one class, and not {self.name}")
 
     def outputs(self, outputs: Outputs) -> Outputs:
         """Logits and labels as decisions take them."""
@@ -396,13 +404,13 @@ class Problem(ABC):
 
     def alone(self, outputs: Outputs) -> dict[str, Any]:
         """Constants of members that answer rows of their own, as fields of a `Cascade`."""
-        raise NotImplementedError
+        raise self._without_classes
 
     def marked(self, prediction: Any, outputs: Outputs) -> tuple[Tensor, Scores, Scores | None]:
         """For a cascade: which answers are right, how sure they are, and of many labels half of
         how many are answered wrongly or missed.
         """
-        raise NotImplementedError
+        raise self._without_classes
 
     def check(self, promise: CalibrateOptions, name: str) -> None:  # noqa: B027
         """Refuse options of `calibrate` that have no meaning; every kind may have all."""
@@ -414,6 +422,10 @@ class Problem(ABC):
     @abstractmethod
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         """By which of these a row of `predict` is counted, and how unsure it is."""
+
+    def named(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """What `serve` counts a row by."""
+        return ()
 
     def least_sure(self, classes: int) -> float:
         """How unsure an answer can be."""

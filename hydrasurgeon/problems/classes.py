@@ -7,7 +7,7 @@ z: `choices` makes them so, and what is measured of classes then holds for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, one_hot
 
-from hydrasurgeon.files.decided import LOGITS, Decision, GateScore, Penalty
+from hydrasurgeon.files.decided import FITTED, LOGITS, Decision, GateScore, Penalty
 from hydrasurgeon.files.manifest import ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import unfit
@@ -223,6 +223,7 @@ class Classes(Problem):
 
     name: ClassVar[ProblemName] = "single_label"
     scores = (*LOGITS,)
+    features: ClassVar[Collection[str]] = FITTED
     gates: ClassVar[Sequence[GateScore]] = ("msp", "entropy", "ood")
     columns: ClassVar = {
         "label": "text",
@@ -422,6 +423,9 @@ class Classes(Problem):
 
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         return str(row["label"]), float(row["total"])
+
+    def named(self, row: Mapping[str, Any]) -> Sequence[str]:
+        return [str(row["label"])]
 
     def least_sure(self, classes: int) -> float:
         """No distribution over the classes is less certain than the uniform one."""

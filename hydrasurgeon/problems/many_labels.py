@@ -96,6 +96,7 @@ class ManyLabels(YesNo):
     name: ClassVar[ProblemName] = "multi_label"
     scores = OF_LABELS
     several = True
+    features = ()
     columns: ClassVar = {**dict.fromkeys(("labels", "top", "set"), "json"), **DOUBTS}
     ranks = False
     lacks: ClassVar = {
@@ -125,6 +126,9 @@ class ManyLabels(YesNo):
             return str(row["top1"]), float(row["total"])
         top = json.loads(row["top"]) if isinstance(row["top"], str) else row["top"]
         return str(top[0][0]), float(row["total"])
+
+    def named(self, row: Mapping[str, Any]) -> Sequence[str]:
+        return [str(name) for name, _ in row["labels"]]
 
     def least_sure(self, classes: int) -> float:
         return classes * math.log(2)

@@ -128,6 +128,9 @@ class YesNo(Classes):
     def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
         return YES_NO
 
+    def named(self, row: Mapping[str, Any]) -> Sequence[str]:
+        return [row["answer"]]
+
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         return YES_NO[float(row["logit"]) > 0], float(row["total"])
 

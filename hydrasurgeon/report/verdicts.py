@@ -219,13 +219,8 @@ def _clause(verdict: Verdict) -> str:
 
 def figures(result: Result) -> str:
     """The reference's own figures in a sentence."""
-    i = result.id
-    quality = [
-        f"Accuracy {i.accuracy:.3f}",
-        f"Brier score {i.brier:.3f}",
-        f"NLL {i.nll:.3f}",
-        f"ECE {i.ece:.3f}",
-    ]
+    names = {"accuracy": "Accuracy", "brier": "Brier score", "nll": "NLL", "ece": "ECE"}
+    quality = [f"{name} {getattr(result.id, key):.3f}" for key, name in names.items()]
     if "all" in result.ood_average:
         quality.append(f"OOD AUROC {result.ood_average['all'].auroc:.3f}")
     return f"{listed(quality)}."

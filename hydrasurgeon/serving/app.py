@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
@@ -20,6 +20,9 @@ from starlette.exceptions import HTTPException as Refused
 from starlette.requests import ClientDisconnect
 
 from hydrasurgeon.serving.inputs import FORM, JSON, PATIENCE, SECOND, Bodies, Full, inputs_of
+
+if TYPE_CHECKING:
+    from hydrasurgeon.problems.base import Problem
 
 Row = dict[str, Any]
 """An answer, as `predict` writes it."""
@@ -112,17 +115,16 @@ class Counts:
             Counter, "predicted", "Most probable classes, or labels that hold.", "label"
         )
 
-    def add(self, rows: Sequence[dict[str, Any]], members: int) -> None:
+    def add(self, rows: Sequence[dict[str, Any]], members: int, problem: Problem) -> None:
         """Count the answers of one pass of a model with so many members."""
         self.batches.observe(len(rows))
         self.inputs.inc(len(rows))
         for row in rows:
             self.abstained.inc(row["answer"] == "abstain")
             self.unfamiliar.inc(bool(row["unfamiliar"]))
-            self.went_on.inc(row["members_run"] == members)
-            self.uncertainty.observe(row["total"])
-            held = row.get("labels", [[row.get("label", row["answer"])]])
-            for name, *_ in held:
+            self.went_on.inc(row.get("members_run", members) == members)
+            self.uncertainty.observe(row[problem.doubt])
+            for name in problem.named(row):
                 self.predicted.labels(name).inc()
 
     def text(self) -> bytes:

@@ -208,8 +208,8 @@ def leaderboard_entry(result: Result, data: DataRecord) -> dict[str, Any] | None
     (https://huggingface.co/docs/hub/eval-results), so calibration and OOD detection stay in the
     card. The hub shows it where the data set is registered as a benchmark.
     """
-    match = SPEC.fullmatch(data.spec)
-    if match is None:
+    match, accuracy = SPEC.fullmatch(data.spec), result.id.accuracy
+    if match is None or accuracy is None:
         return None
     notes = (
         f"accuracy in %, {data.rows} samples of {match['split']}, sha256 {data.sha256}; "
@@ -218,7 +218,7 @@ def leaderboard_entry(result: Result, data: DataRecord) -> dict[str, Any] | None
     )
     return {
         "dataset": {"id": match["id"], "task_id": match["config"] or "default"},
-        "value": round(100 * result.id.accuracy, 4),
+        "value": round(100 * accuracy, 4),
         "notes": notes,
     }
 

@@ -251,7 +251,7 @@ def _fit(
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
-    features = (auto and not problem.several) or arguments.ood_score in FITTED
+    features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
 
     def outputs(samples: Samples) -> Outputs:
         read = collected([model], samples, arguments, features=features, skipped=skipped)
@@ -280,7 +280,7 @@ def _fit(
         classifiers=linear,
         evidence=evidence,
         foreign=foreign,
-        leaves_out=() if opened.family.named_classes else ZERO_SHOT,
+        leaves_out=[] if opened.family.named_classes else [*ZERO_SHOT],
         problem=problem,
         chosen_by=chosen_by,
         seed=arguments.seed,

@@ -32,6 +32,7 @@ from hydrasurgeon.measuring.sets import (
 )
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
+from hydrasurgeon.problems import problem_of
 from hydrasurgeon.report.examples import Examples, examples_of
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
@@ -134,7 +135,10 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
 def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str]:
     """What the rows of models will be called, once each is known to be sound."""
     check_cascades(opened if arguments.cascade else ())
+    wanted = {"--html": arguments.html, "--shift": arguments.shift, "--corrupt": arguments.corrupt}
     for checkpoint in opened:
+        for option in (name for name, given in wanted.items() if given):
+            problem_of(checkpoint.manifest.model).need(option, checkpoint.name)
         checkpoint.check_weights()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
     names = [name_of(job, passes=arguments.mc_dropout) for job in jobs]

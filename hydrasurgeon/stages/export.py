@@ -98,6 +98,8 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
 
     if arguments.check is not None:
         problem_of(opened.manifest.model).need("--check", opened.name)
+    if opened.manifest.decision is not None:
+        problem_of(opened.manifest.model).need("a decision state in a graph", opened.name)
     if arguments.aot:
         from hydrasurgeon.sharing.pt2 import check_compiler
 

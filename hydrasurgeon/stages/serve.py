@@ -114,7 +114,7 @@ def _app(
 
     def counted(samples: list[Any]) -> list[dict[str, Any]]:
         rows = answer(samples)
-        counts.add(rows, model.members)
+        counts.add(rows, model.members, model.problem)
         if kept is not None:
             counts.answers_lost.inc(kept.add(rows))
         return rows
