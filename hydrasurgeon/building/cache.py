@@ -43,7 +43,6 @@ from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.runtime.tensors import to_tensor
-from hydrasurgeon.statistics.probabilities import yes_or_no
 from hydrasurgeon.statistics.scores.fitted import fit
 from hydrasurgeon.surgery.repair import repaired_tensors
 
@@ -270,7 +269,7 @@ class Cache:
         """
         problem = problem_of(self.backbone.manifest.model)
         run = self.options.but(progress=None)
-        linear = [(yes_or_no(each.weight.T).T, yes_or_no(each.bias)) for each in classifiers(model)]
+        linear = [problem.classifier(each.weight, each.bias) for each in classifiers(model)]
         train = problem.outputs(collected([model], self.train, run, features=True))
         evidence = evidence_of(train, linear, self.options.seed)
         sets = [problem.outputs(each) for each in outputs]

@@ -20,7 +20,7 @@ from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.metrics import DIGITS
-from hydrasurgeon.statistics.probabilities import Labels, Scores
+from hydrasurgeon.statistics.probabilities import Labels, Scores, yes_or_no
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score, scores_of
 from hydrasurgeon.statistics.scores.on_logits import score_of
 
@@ -337,6 +337,10 @@ class Problem(ABC):
         """How unfamiliar samples look by a score of the logits; equal up to rounding is equal."""
         check_score(kind, self.scores)
         return score_of(kind, self.read(logits), temperature).round(decimals=DIGITS)
+
+    def classifier(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """A classifier's weight and bias as OOD scores take them; one logit's are of no and yes."""
+        return yes_or_no(weight.T).T, yes_or_no(bias)
 
     def width(self, logits: Float[Tensor, "sample member klass"]) -> int:
         """How many classes a choice is between."""

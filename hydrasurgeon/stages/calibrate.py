@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.measuring.cascades.fit import MacsOf
     from hydrasurgeon.problems.base import Outputs
     from hydrasurgeon.runtime.classifier import Classifier
-    from hydrasurgeon.runtime.features import Linear
     from hydrasurgeon.statistics.scores.evidence import Evidence
 
 
@@ -268,7 +267,11 @@ def _fit(
     chosen_by: Chooser = "option"
     if auto:
         chosen_by = "ood" if ood else "perturbed"
-    linear = [_chosen(each) for each in classifiers(model)] if features else []
+    linear = (
+        [problem.classifier(each.weight, each.bias) for each in classifiers(model)]
+        if features
+        else []
+    )
     evidence = None
     if features and sets["--fit-data"]:
         evidence = _gathered(model, linear, sets["--fit-data"][0], arguments, skipped)
@@ -296,13 +299,6 @@ def _fit(
         )
         state = with_seen(state, val.logits, val.features)
     return state, (*filter(None, few_ood), *notes)
-
-
-def _chosen(linear: Linear) -> tuple[Tensor, Tensor]:
-    """A classifier's weight and bias; one logit's as those of no and yes."""
-    from hydrasurgeon.statistics.probabilities import yes_or_no
-
-    return yes_or_no(linear.weight.T).T, yes_or_no(linear.bias)
 
 
 def _costs(model: Classifier, samples: Samples, arguments: CalibrateOptions) -> MacsOf:
