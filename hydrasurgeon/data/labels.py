@@ -51,6 +51,7 @@ YES = ("no", "yes")
 """Names that the labels 0 and 1 of one logit may have."""
 ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike."
 FRACTIONS = "Labels of a model with one logit are 1 for yes, 0 for no, or a fraction between."
+NUMBERS = "Labels of a model of numbers are numbers, one for each row."
 LISTS = 'Labels of a model with many labels are lists of names, such as ["red", "round"]; [] where none holds.'
 OTHER_CLASSES = (
     "Use the data set the model was trained for, make it a classifier of these classes "
@@ -275,7 +276,7 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
 
 OF_DTYPES: dict[str, ProblemName] = {"i": "single_label", "f": "one_logit"}
 """Kind of numbers that labels are → the problem that they are taken for."""
-ONE_OUTPUT: tuple[ProblemName, ...] = ("one_logit",)
+ONE_OUTPUT: tuple[ProblemName, ...] = ("one_logit", "number")
 """Problems that have one output, without a name."""
 
 
@@ -463,11 +464,28 @@ def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
     return matrix, names, note
 
 
+def _of_numbers(
+    spec: str, column: Column, model: Model
+) -> tuple[Labels, tuple[str, ...] | None, str | None]:
+    """Numbers as they are."""
+    labels = column.labels
+    if labels.ndim == 2 or (column.names is not None and column.numbers is None):
+        what = "a list of labels" if labels.ndim == 2 else f"the label {_shown(column.names)}"
+        raise DataError(f"{spec}: row 0 has {what}, where a number is due", hint=NUMBERS)
+    if column.numbers is not None:
+        labels = np.array(column.numbers, dtype=np.float64)[labels]
+    broken = np.flatnonzero(~np.isfinite(labels))
+    if len(broken):
+        raise DataError(f"{spec}: row {broken[0]} has the label {labels[broken[0]]}", hint=NUMBERS)
+    return labels.astype(np.float64), model.labels, None
+
+
 Match = Callable[[str, Column, Model], tuple[Labels, tuple[str, ...] | None, str | None]]
 READ: dict[str, Match] = {
     "single_label": _of_classes,
     "one_logit": _of_one_logit,
     "multi_label": _of_many_labels,
+    "number": _of_numbers,
 }
 """Kind of problem → how labels are fitted to a model of it."""
 

@@ -97,7 +97,7 @@ Neurons = tuple[
     Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_WIDTH)], ...], Field(min_length=1)], ...
 ]
 """For each layer, the neurons of its MLP that stay."""
-ProblemName = Literal["single_label", "one_logit", "multi_label"]
+ProblemName = Literal["single_label", "one_logit", "multi_label", "number"]
 """What logits mean: one of several classes; yes or no, by one logit; any number of labels, a logit
 each.
 """
@@ -154,6 +154,10 @@ class Model(Record):
             (
                 self.problem != "one_logit" or self.num_classes == 1,
                 f"one_logit: has {self.num_classes} classes",
+            ),
+            (
+                self.problem != "number" or self.num_classes in (1, 2),
+                f"number: has {self.num_classes} outputs, a value and perhaps a variance",
             ),
         )
         return self

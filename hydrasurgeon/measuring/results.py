@@ -72,6 +72,11 @@ class IdResult(SetAverage):
     map: float | None = None
     exact_match: float | None = None
     """Of many labels."""
+    rmse: float | None = None
+    mae: float | None = None
+    r2: float | None = None
+    width: float | None = None
+    """Of numbers; the mean width of the intervals between `low` and `high`."""
     ci: dict[str, Interval] | None = None
 
 

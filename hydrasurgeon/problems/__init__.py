@@ -8,9 +8,12 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.problems.classes import Classes
 from hydrasurgeon.problems.many_labels import ManyLabels
+from hydrasurgeon.problems.number import Numbers
 from hydrasurgeon.problems.yes_no import YesNo
 
-PROBLEMS: dict[str, Problem] = {each.name: each for each in (Classes(), YesNo(), ManyLabels())}
+PROBLEMS: dict[str, Problem] = {
+    each.name: each for each in (Classes(), YesNo(), ManyLabels(), Numbers())
+}
 """Every kind of problem, by the name that manifests have for it."""
 SINGLE = PROBLEMS["single_label"]
 """The usual one."""

@@ -129,6 +129,16 @@ ANSWERS = (
             "The fraction of samples that can be answered with at most 5 % of the answers wrong."
         ),
     ),
+    Metric("rmse", "RMSE", "lower", "RMSE", meaning="Root of the mean squared error of numbers."),
+    Metric("mae", "MAE", "lower", "MAE", meaning="Mean absolute error of numbers."),
+    Metric("r2", "R²", "higher", "R²", meaning="The fraction of the variance that is explained."),
+    Metric(
+        "width",
+        "interval width",
+        "",
+        "width",
+        meaning="From the lower to the upper bound, on average.",
+    ),
     Metric(
         "coverage",
         "set coverage",

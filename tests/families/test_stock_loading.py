@@ -220,7 +220,6 @@ def test_one_logit_is_what_its_own_library_says(
         ),
         ({"architectures": ["BertForMultipleChoice"]}, "made for multiple choice"),
         ({"architectures": ["BertForNextSentencePrediction"]}, "made for next sentence prediction"),
-        ({"problem_type": "regression"}, "made for regression"),
     ],
 )
 def test_models_for_other_tasks(change: dict[str, Any], message: str, tmp_path: Path) -> None:

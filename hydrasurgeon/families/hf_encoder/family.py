@@ -53,7 +53,7 @@ from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, known, parse
 from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.decided import CHOSEN
-from hydrasurgeon.files.manifest import Manifest, Model, Tower
+from hydrasurgeon.files.manifest import Manifest, Model, ProblemName, Tower
 from hydrasurgeon.heads import NEURONS, Layers
 from hydrasurgeon.lookup import imported, nearest
 
@@ -101,8 +101,15 @@ ACTS = {"temperature", "bias", "joint", "ood"}
 PROBLEM_TYPES = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
+    "number": "regression",
 }
 """Kinds of problem as config.json calls them; for one logit it has no word that means yes or no."""
+
+TOLD: dict[str | None, ProblemName] = {
+    "multi_label_classification": "multi_label",
+    "regression": "number",
+}
+"""Those that the number of outputs does not tell."""
 
 USAGE = """
 from transformers import {auto}, pipeline
@@ -164,8 +171,8 @@ class HFEncoder(Family):
             preprocess=prepared,
             pooling=pooling,
             **(
-                {"problem": "multi_label"}
-                if facts.problem_type == PROBLEM_TYPES["multi_label"] and classes
+                {"problem": TOLD[facts.problem_type]}
+                if classes and facts.problem_type in TOLD
                 else {}
             ),
         )
@@ -252,12 +259,6 @@ class HFEncoder(Family):
             words = re.sub("(?<=[a-z])(?=[A-Z])", " ", task[1]).lower()
             what = f"{names[0][:80]} is made for {words[:80]}, which is not supported"
             error, hint = CheckpointError, WHOLE
-        elif facts.problem_type == "regression":
-            what = "is made for regression, which is not supported"
-            error, hint = (
-                CheckpointError,
-                f"{WHOLE} If its logit says yes, take problem_type out of config.json.",
-            )
         else:
             return
         raise error(f"{where}: {what}", hint=hint)
@@ -585,7 +586,7 @@ def _decides(manifest: Manifest) -> bool:
     """Whether the modelling file decides; thresholds of many labels stay in heads.json, for our own
     commands.
     """
-    return manifest.decision is not None and manifest.model.problem != "multi_label"
+    return manifest.decision is not None and manifest.model.problem not in TOLD.values()
 
 
 def _classes(

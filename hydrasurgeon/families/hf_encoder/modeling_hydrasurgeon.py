@@ -208,7 +208,9 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
     def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
         named.pop("return_dict", None)
         each = self.member_logits(*inputs, **named).float()
-        if says_yes(self.config):
+        if self.config.problem_type == "regression":
+            logits = each.mean(dim=1)
+        elif says_yes(self.config):
             logits = log_odds(each)
         else:
             probs = each.softmax(dim=-1).mean(dim=1)
@@ -279,7 +281,9 @@ def log_odds(each: Tensor) -> Tensor:
 
 
 def loss_of(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
-    """Of logarithms of probabilities, or of log-odds."""
+    """Of logarithms of probabilities, of log-odds, or of numbers."""
+    if config.problem_type == "regression":
+        return nn.functional.mse_loss(logits[:, 0], labels.to(logits.dtype).reshape(-1))
     if says_yes(config):
         target = labels.to(logits.dtype).reshape(logits.shape)
         return nn.functional.binary_cross_entropy_with_logits(logits, target)
