@@ -133,7 +133,7 @@ class Counts:
 
 
 TYPES = {
-    "text": {"type": ["string", "integer"]},
+    "text": {"type": ["string", "number"]},
     "number": {"type": ["number", "null"]},
     "flag": {"type": ["boolean", "null"]},
     "whole": {"type": "integer"},
