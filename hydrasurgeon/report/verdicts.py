@@ -46,6 +46,14 @@ HEADS = {
     "unknown": "Not compared",
 }
 """The word above a verdict."""
+JUDGEMENTS = {
+    "better": "better",
+    "mixed": "better in some metrics and worse in others",
+    "equal": "not distinguishable",
+    "worse": "worse",
+    "unknown": "not compared",
+}
+"""The same in the headline."""
 
 
 @dataclass(frozen=True)
@@ -187,30 +195,22 @@ def headline(verdicts: Sequence[Verdict], reference: str) -> str:
     """One sentence over all rows; what is cheaper and no worse comes first."""
     if not verdicts:
         return f"The quality of {short(reference)}"
-    clauses: dict[str, bool] = {}
-    for word in HEADS:
+    first: list[str] = []
+    others: list[str] = []
+    for word, judgement in JUDGEMENTS.items():
         of_word = [v for v in verdicts if v.word == word]
+        clauses = [(_clause(v), v.pays) for v in of_word]
         if len(of_word) > NAMED:
-            clauses[f"{len(of_word)} models {SEVERAL[word]}"] = any(v.pays for v in of_word)
-        else:
-            clauses |= {_clause(v): v.pays for v in of_word}
-    first = sorted(clauses, key=lambda clause: not clauses[clause])
-    return f"Compared with {short(reference)}: {'; '.join(first)}"
-
-
-SEVERAL = {
-    "better": "are better",
-    "mixed": "are better in some metrics and worse in others",
-    "equal": "are not distinguishable",
-    "worse": "are worse",
-    "unknown": "are not compared",
-}
-"""What is said of several models at once."""
+            pays = any(v.pays for v in of_word)
+            clauses = [(f"{len(of_word)} models are {judgement}", pays)]
+        for clause, pays in clauses:
+            (first if pays else others).append(clause)
+    return f"Compared with {short(reference)}: {'; '.join(first + others)}"
 
 
 def _clause(verdict: Verdict) -> str:
     """half gives the same answer in 97 % of cases at 0.71 × the cost."""
-    judgement = SEVERAL[verdict.word].replace("are", "is", 1)
+    judgement = f"is {JUDGEMENTS[verdict.word]}"
     if verdict.word == "equal" and verdict.same >= ALIKE:
         judgement = f"gives the same answer in {100 * verdict.same:.0f} % of cases"
     cost = "" if verdict.ratio is None else f" at {times(verdict.ratio, 'cost')}"
