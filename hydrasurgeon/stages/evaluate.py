@@ -277,10 +277,10 @@ def _settings(
         data = portable_entry(labelled[0].spec)
     elif labelled:
         data = [f"{each.name}={portable_entry(each.spec)}" for each in labelled]
-    temperature = arguments.temperature
+    temperature: object = arguments.temperature
     if temperature is None:
         temperature = "decision" if decided else 1.0
-    settings = {
+    settings: dict[str, Any] = {
         "data": data,
         "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift],
