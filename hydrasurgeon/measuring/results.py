@@ -220,47 +220,42 @@ class Conditions:
 def unlike(model: Conditions, reference: Conditions) -> dict[str, str]:
     """What the two do not have in common: {"training": "trained 148 steps, the reference 111"}."""
     phrases = {}
-    mine, theirs = model.provenance or Provenance(), reference.provenance or Provenance()
-    both = model.provenance is not None and reference.provenance is not None
-    if both and mine.steps != theirs.steps:
-        phrases["training"] = (
-            f"trained {_steps(mine)}, the reference {_steps(theirs, short=bool(mine.steps))}"
-        )
-    if both and {each.sha256 for each in mine.trained_on} != {
-        each.sha256 for each in theirs.trained_on
-    }:
-        phrases["training data"] = (
-            f"trained on {_named(mine.trained_on)}, the reference on {_named(theirs.trained_on)}"
-        )
-    if model.ood_score != reference.ood_score and None not in (
-        model.ood_score,
-        reference.ood_score,
-    ):
+    mine, theirs = model.provenance, reference.provenance
+    if mine is not None and theirs is not None:
+        if mine.steps != theirs.steps:
+            other = _steps(theirs)
+            if mine.steps and theirs.steps:
+                other = f"{theirs.steps:,}"
+            phrases["training"] = f"trained {_steps(mine)}, the reference {other}"
+        hashes = [{data.sha256 for data in each.trained_on} for each in (mine, theirs)]
+        if hashes[0] != hashes[1]:
+            phrases["training data"] = (
+                f"trained on {_named(mine.trained_on)}, the reference on "
+                f"{_named(theirs.trained_on)}"
+            )
+    if model.ood_score and reference.ood_score and model.ood_score != reference.ood_score:
         phrases["OOD score"] = (
             f"OOD by {visible(model.ood_score)}, the reference by {visible(reference.ood_score)}"
         )
-    ours, others = mine.calibrated_on, theirs.calibrated_on
-    if model.calibrated != reference.calibrated:
-        phrases["calibration"] = (
-            "calibrated, the reference not"
-            if model.calibrated
-            else "not calibrated, the reference is"
-        )
-    elif ours is not None and others is not None and ours.sha256 != others.sha256:
-        phrases["calibration data"] = (
-            f"calibrated on {_named([ours])}, the reference on {_named([others])}"
-        )
+    if model.calibrated and not reference.calibrated:
+        phrases["calibration"] = "calibrated, the reference not"
+    elif reference.calibrated and not model.calibrated:
+        phrases["calibration"] = "not calibrated, the reference is"
+    elif mine is not None and theirs is not None:
+        ours, others = mine.calibrated_on, theirs.calibrated_on
+        if ours is not None and others is not None and ours.sha256 != others.sha256:
+            phrases["calibration data"] = (
+                f"calibrated on {_named([ours])}, the reference on {_named([others])}"
+            )
     return phrases
 
 
-def _steps(provenance: Provenance, *, short: bool = False) -> str:
+def _steps(provenance: Provenance) -> str:
+    if provenance.steps is None:
+        return "an unknown number of steps"
     if not provenance.steps:
-        return "an unknown number of steps" if provenance.steps is None else "no steps on record"
-    return (
-        f"{provenance.steps:,}"
-        if short
-        else f"{provenance.steps:,} step{'' if provenance.steps == 1 else 's'}"
-    )
+        return "no steps on record"
+    return f"{provenance.steps:,} step{'' if provenance.steps == 1 else 's'}"
 
 
 def _named(data: Sequence[DataRecord]) -> str:
