@@ -49,9 +49,9 @@ def check_engine(options: Engines, dtype: str) -> None:
     """What an engine needs and cannot do, before any work."""
     if options.engine == "torch":
         return
-    need(*PACKAGES, purpose="--engine onnx")
     if dtype != "float32":
         raise UsageError(f"--engine onnx conflicts with --dtype {dtype}", hint="Leave it out.")
+    need(*PACKAGES, purpose="--engine onnx")
 
 
 def engine_of(

@@ -223,9 +223,6 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
     json_: PathLike | None = option(
         None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT
     )
-    plot: PathLike | None = option(
-        None, metavar="F", group=WRITTEN, help="A picture of it, as .png or .svg."
-    )
 
 
 class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):

@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,7 +19,6 @@ from hydrasurgeon.engines import check_engine, engine_of, open_models
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
-from hydrasurgeon.files.plots import check_plot, figure, save_figure
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cascades.run import FULL
 from hydrasurgeon.measuring.cost import (
@@ -126,9 +124,7 @@ def bench(options: BenchOptions) -> Benched:
         )
     for dtype in dtypes:
         check_engine(options, dtype)
-    picture = report = None
-    if options.plot is not None:
-        picture = check_plot(Path(options.plot), force=options.force, inputs=options.sources)
+    report = None
     if options.json_ is not None:
         report = output_file(
             options.json_, option="--json", force=options.force, inputs=options.sources
@@ -160,8 +156,6 @@ def bench(options: BenchOptions) -> Benched:
     )
     if report is not None:
         write_text(report, json.dumps(benched.model_dump(), indent=1) + "\n")
-    if picture is not None:
-        _plot(benched, picture)
     return benched
 
 
@@ -315,25 +309,3 @@ def _compiled(name: str, model: Any, inputs: Any, notes: list[str]) -> Any:
         notes.append(f"{name}: torch.compile failed ({type(error).__name__}); measured without it")
         return model
     return compiled
-
-
-def _plot(benched: Benched, path: Path) -> None:
-    """Latency over batch size, one line for each contender and dtype."""
-    drawn = figure()
-    axes = drawn.subplots()
-    for each in benched.results:
-        for dtype in benched.settings["dtype"]:
-            points = [p for p in each.points if p.dtype == dtype]
-            times = [p.latency_ms if p.ratio is None else p.ratio for p in points]
-            axes.plot(
-                [p.batch for p in points],
-                times,
-                marker="o",
-                label=f"{each.name} ({each.kind}), {dtype}",
-            )
-    compared = any(contender.kind == "single" for contender in benched.results)
-    axes.set(xlabel="batch size", ylabel="time / single model" if compared else "ms")
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize="small")
-    save_figure(drawn, path)

@@ -84,7 +84,6 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         "eval vit --data d.npz --json old.json",
         "eval vit --data d.npz --predictions old.safetensors",
         "bench vit --json old.json",
-        "bench vit --plot old.png",
         pytest.param("export vit -o old.onnx", marks=onnx_writes),
         "prune vit --method random --keep 2 -o old.safetensors",
         "score vit --data d.npz -o old",

@@ -227,6 +227,8 @@ def tuned(folder: Path) -> None:
         )
 
 
+BUILD = "build vit --data data.npz --val data.npz --budget macs=1.5 -o x --plot"
+
 MISTAKES = (
     Mistake(
         "Averaged MLPs change the answers",
@@ -325,7 +327,8 @@ MISTAKES = (
     Mistake("No class names", "eval clip --data data.npz", 2, clip),
     Mistake("No model card to write into", "eval vit --data data.npz --card", 2),
     Mistake("A device that does not exist", "eval vit --data data.npz --device tpu", 2),
-    Mistake("A picture in an unknown format", "bench vit --plot p.pdf", 2),
+    Mistake("onnxruntime in half precision", "bench vit --engine onnx --dtype bfloat16", 2),
+    Mistake("A picture in an unknown format", f"{BUILD} p.pdf", 2),
     Mistake("A hydra where one selection is expected", "inspect hydra a", 2),
     Mistake("Eight bits without data to check them on", "export vit --int8", 2),
     Mistake("A padded hydra", "export hydra --format padded", 2),
@@ -524,7 +527,7 @@ MISTAKES = (
         "ONNX without its packages", "export vit", 6, without=("onnx", "onnxscript", "onnxruntime")
     ),
     Mistake("A server without its packages", "serve vit", 6, without=("fastapi", "uvicorn")),
-    Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
+    Mistake("A picture without matplotlib", f"{BUILD} p.svg", 6, without=("matplotlib",)),
 )
 
 
