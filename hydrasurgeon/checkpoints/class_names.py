@@ -19,17 +19,13 @@ FROM_DATA = "data"
 """--classes data: the names that the data set has, whatever the checkpoint records."""
 
 
-def with_class_names(
-    checkpoint: CheckpointT,
-    *,
-    classes: str | None = None,
-    templates: Sequence[str] = (),
-    data: str | Samples | None = None,
+def classifying(
+    checkpoint: CheckpointT, options: ClassNames, data: str | Samples | None = None
 ) -> CheckpointT:
-    """The checkpoint as a classifier of `classes`, else of what it records, else of what the data
-    calls them.
+    """The checkpoint as a classifier of the classes that the options name, else of those that it
+    records, else of the data's.
     """
-    model = checkpoint.manifest.model
+    model, classes, templates = checkpoint.manifest.model, options.classes, options.template
     if not checkpoint.family.named_classes:
         if classes is None and not templates:
             return checkpoint
@@ -57,17 +53,6 @@ def with_class_names(
     # What was fitted to other classes knows nothing of these.
     plain = undecided(checkpoint)
     return replace(plain, manifest=rewritten(plain.manifest, model=changed))
-
-
-def classifying(
-    checkpoint: CheckpointT, options: ClassNames, data: str | Samples | None = None
-) -> CheckpointT:
-    """The checkpoint as a classifier of the classes that the options name, else of its own, else of
-    the data's.
-    """
-    return with_class_names(
-        checkpoint, classes=options.classes, templates=options.template, data=data
-    )
 
 
 def need_classes(manifest: Manifest, name: object) -> None:

@@ -135,13 +135,20 @@ def _lines(path: Path, option: str) -> list[str]:
 def read_labels(text: str) -> tuple[str, ...]:
     """`a,b,c`, or a file with one name a line (or a JSON list)."""
     # A list may be longer than any name of a file, at which Path's own methods raise.
-    path, from_file = Path(text), os.path.isfile(text)
-    lines = _lines(path, "--classes") if from_file else [part.strip() for part in text.split(",")]
-    # The usual list for ImageNet has two names twice: what stands in a file is meant.
-    twice = set() if from_file else {name for name in lines if lines.count(name) > 1}
-    if len(lines) < 2 or not all(lines) or twice:
-        why = f"{min(twice)!r} is there twice" if twice else "there must be at least two names"
-        why = "no such file" if not from_file and path.suffix in (".txt", ".json") else why
+    if os.path.isfile(text):
+        # The usual list for ImageNet has two names twice: what stands in a file is meant.
+        lines, twice = _lines(Path(text), "--classes"), []
+    else:
+        lines = [part.strip() for part in text.split(",")]
+        twice = [name for name in lines if lines.count(name) > 1]
+        if text.endswith((".txt", ".json")):
+            raise UsageError(f"--classes {text}: no such file")
+    why = None
+    if len(lines) < 2 or not all(lines):
+        why = "there must be at least two names"
+    elif twice:
+        why = f"{min(twice)!r} is there twice"
+    if why is not None:
         raise UsageError(f"--classes {text}: {why}", hint="Write cat,dog,… or name a file.")
     return tuple(lines)
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hydrasurgeon.checkpoints.class_names import with_class_names
+from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.files.foreign import code, is_name, portable, visible
 from hydrasurgeon.files.manifest import DataRecord, Manifest
+from hydrasurgeon.options.shared import ClassNames
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -39,10 +40,8 @@ class LabelledSet:
         self, checkpoints: Sequence[Checkpoint], templates: Sequence[str]
     ) -> list[Checkpoint]:
         """The checkpoints as classifiers of its classes, where they learn them by name."""
-        return [
-            with_class_names(c, classes=self.classes, templates=templates, data=self.spec)
-            for c in checkpoints
-        ]
+        names = ClassNames(classes=self.classes, template=tuple(templates))
+        return [classifying(checkpoint, names, self.spec) for checkpoint in checkpoints]
 
 
 Further = tuple[str, Any, list[Checkpoint]]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from hydrasurgeon.checkpoints.class_names import need_classes, with_class_names
+from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.data import is_prepared, moved
@@ -23,7 +23,7 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import FITTED, Decision, stored_name
 from hydrasurgeon.files.manifest import HydraManifest, Model
 from hydrasurgeon.files.tensors import Tensors
-from hydrasurgeon.options.shared import Run
+from hydrasurgeon.options.shared import ClassNames, Run
 from hydrasurgeon.problems import SINGLE, problem_of
 from hydrasurgeon.problems.base import Prediction, Problem, joined
 from hydrasurgeon.problems.printed import Answers
@@ -159,9 +159,8 @@ def load(
     >>> hs.load("backbone").members
     1
     """
-    opened = with_class_names(
-        open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
-    )
+    names = ClassNames(classes=classes, template=template)
+    opened = classifying(open_checkpoint(checkpoint, arch=arch), names)
     opened.check_weights()
     return as_classifier(opened, device=device, dtype=dtype)
 
