@@ -176,9 +176,10 @@ class _Model:
 
         at, quiet = 0, self.arguments.but(progress=None)
         while texts := [line.rstrip("\n") for line in islice(sys.stdin, self.batch * AHEAD)]:
-            samples: Samples = Rows("stdin", texts, "text")
+            where = "stdin" if at == 0 else f"stdin from row {at} on"
+            samples: Samples = Rows(where, texts, "text")
             if self.model.facts.inputs == "text_pair":
-                samples = text_pairs("stdin", [line.partition("\t")[::2] for line in texts])
+                samples = text_pairs(where, [line.partition("\t")[::2] for line in texts])
             for rows in self._over(samples, range(len(texts)), quiet):
                 yield [{**row, "id": row["id"] + at} for row in rows]
             at += len(texts)

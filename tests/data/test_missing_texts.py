@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -104,3 +105,11 @@ def test_a_text_without_tokens(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="has no tokens"):
             read.collate(texts)
     assert read.collate(["good"])["input_ids"].tolist() == [[0]]
+
+
+def test_a_blank_line_of_stdin(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["good film"] * 40
+    lines[20] = ""
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    with pytest.raises(DataError, match=r"stdin from row 16 on: row 4 has no text"):
+        hs.predict(bert, data="-", batch_size=1)
