@@ -108,6 +108,10 @@ def _checkpoint(inspection: Inspection) -> None:
             f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim "
             f"{tower.dim}"
         )
+    pooling = manifest.model.pooling
+    if pooling is not None:
+        length = ", to length 1" if pooling.normalize else ""
+        show(f"  pooled as its sentence embedder does: {pooling.mode}{length}")
     if manifest.kind == "hydra":
         for i, member in enumerate(manifest.members):
             show(f"  member {i}: {count(member.kept)} heads, from {member.sha256[:12]}")

@@ -438,9 +438,6 @@ def _training(
     if recipe.objective == "pairs":
         loss = contrast = Contrast(subject.module)
         transform, moves = contrast.transform(transform), contrast.among(moves)
-    label = f"training by {arguments.recipe}"
-    if material.epochs > LONGEST:
-        label += f" ({material.epochs:,} epochs)"
 
     def batches(seed: int, epoch: int, rank: int, world: int, skip: int) -> Batches:
         order = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
@@ -461,7 +458,7 @@ def _training(
         loss,
         validation,
         pace=pace,
-        label=label,
+        label=f"training by {arguments.recipe}",
         problem=problem,
     )
     unaugmented = samples.kind == "text" or recipe.augment == type(recipe.augment)()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, SurgeryError
-from hydrasurgeon.families.settings import Settings, Size, known, parse
 from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import Pooling
 
@@ -25,10 +23,6 @@ OLD_MODES = {
 """Switches that stood in the place of its words before version 6."""
 MAX_BYTES = 1 << 20
 """Of each of the three files."""
-
-
-class Limits(Settings):
-    max_seq_length: Size | None = None
 
 
 def pooling_of(described: Mapping[str, str], where: str) -> Pooling | None:
@@ -71,5 +65,6 @@ def _mode(described: Mapping[str, str], where: str) -> str:
 def longest(described: Mapping[str, str], where: str) -> int | None:
     """How many tokens of a text are read, where that is said."""
     at = f"{where}: {LIMITS}"
-    raw: Any = parse_json(described.get(LIMITS, "{}"), at, most=MAX_BYTES)
-    return parse(Limits, known(Limits, raw), at).max_seq_length
+    record = parse_json(described.get(LIMITS, "{}"), at, most=MAX_BYTES)
+    limit = record.get("max_seq_length") if isinstance(record, dict) else None
+    return limit if type(limit) is int and limit > 0 else None
