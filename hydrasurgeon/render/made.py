@@ -132,7 +132,8 @@ def finetuned(result: Finetuned) -> None:
 
 
 def _on_val(entry: Mapping[str, float]) -> str:
-    return f"accuracy {entry['val_accuracy']:.4f}, nll {entry['val_nll']:.4f}"
+    names = [key for key in entry if key.startswith("val_")]
+    return ", ".join(f"{name.removeprefix('val_')} {entry[name]:.4f}" for name in names)
 
 
 def _fused(result: Fused) -> dict[str, Any]:

@@ -177,8 +177,7 @@ def train(
 
 def _line(entry: Mapping[str, float]) -> str:
     """An epoch's figures, in a line for people."""
-    names = {"loss": "loss", "val_accuracy": "val accuracy", "val_nll": "val nll"}
-    figures = [f"{name} {entry[key]:.4f}" for key, name in names.items() if key in entry]
+    figures = [f"{key.replace('_', ' ')} {entry[key]:.4f}" for key in entry if key != "epoch"]
     return f"epoch {entry['epoch']:g}: {', '.join(figures)}"
 
 

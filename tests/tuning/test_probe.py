@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_families import FAMILIES, TEXT, tokenizer, transformers_model
+from tiny_families import FAMILIES, TEXT, WORDS, tokenizer, transformers_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import first_batch, open_data
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.runtime.features import WithFeatures
@@ -183,3 +186,17 @@ def test_a_fit_needs_labels(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
             out=tmp_path / "t",
         )
     assert not (tmp_path / "t.safetensors").exists()
+
+
+def test_a_number_is_fitted_and_shown_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A problem without an accuracy."""
+    transformers_model("BertModel", TEXT).save_pretrained(tmp_path / "bert")
+    tokenizer(tmp_path / "bert")
+    rows = [{"text": f"film {word}", "label": at + 0.5} for at, word in enumerate(WORDS[:6] * 4)]
+    (tmp_path / "n.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["finetune", str(tmp_path / "bert"), "--data", str(tmp_path / "n.jsonl")]
+    words += ["--val", str(tmp_path / "n.jsonl"), "--recipe", "probe", "--set", "problem=number"]
+    assert run([*words, "--device", "cpu", "-o", str(tmp_path / "p")]) == 0
+    assert re.search(r"val nll \d+\.\d{4}\n", capsys.readouterr().out)
