@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import hydrasurgeon as hs
 from hydrasurgeon import criteria, families, lookup
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.files import decided
 from hydrasurgeon.files.manifest import parse_manifest
+from hydrasurgeon.problems import PROBLEMS, SINGLE, problem_of
 
 MODULE = """
 from hydrasurgeon.criteria.base import Criterion
 from hydrasurgeon.families.timm_vit.family import TimmViT
+from hydrasurgeon.files.decided import OnLogits
+from hydrasurgeon.problems.classes import Classes
 
 def score(subject):
     kept = subject.checkpoint.manifest.kept
@@ -27,12 +32,27 @@ diagonal = Criterion("their_package:score", needs_data=False)
 
 class Family(TimmViT):
     name = "theirs"
+
+def score_purity(probs):
+    return probs.square().sum(dim=-1).neg()
+
+purity = OnLogits("probabilities", home="their_package")
+
+class Sharp(Classes):
+    name = "sharp"
+
+    def losses(self, logits, labels, **how):
+        return 2 * super().losses(logits, labels, **how)
 """
 POINTS = """
 [hydrasurgeon.criteria]
 diagonal = their_package:diagonal
 [hydrasurgeon.families]
 theirs = their_package:Family
+[hydrasurgeon.scores]
+purity = their_package:purity
+[hydrasurgeon.problems]
+sharp = their_package:Sharp
 """
 
 
@@ -50,6 +70,8 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
     lookup.plugins.cache_clear()
     families._plugged.cache_clear()
+    decided.LOGITS.pop("purity", None)
+    PROBLEMS.pop("sharp", None)
     sys.modules.pop("their_package", None)
 
 
@@ -73,3 +95,22 @@ def test_a_family(tiny: Callable[..., Path]) -> None:
     theirs = parse_manifest(rewritten(manifest, model=model).to_json(), "test")
     assert families.family_of(theirs.model).name == "theirs"
     assert "theirs" in [family.name for family in families.families()]
+
+
+def test_a_score(tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path) -> None:
+    data = images()
+    path = hs.calibrate(tiny(), data=data, ood_score="purity", out=tmp_path / "c").path
+    del decided.LOGITS["purity"]  # as in another process
+    model = hs.load(path, device="cpu", dtype="float64")
+    inputs = torch.randn(3, 1, 28, 28, dtype=torch.float64)
+    squares = model.predict(inputs).double().square().sum(dim=-1)
+    torch.testing.assert_close(model.decide(inputs).ood_score.double(), -squares, atol=1e-5, rtol=0)
+
+
+def test_a_problem(tiny: Callable[..., Path]) -> None:
+    manifest = open_checkpoint(tiny()).manifest
+    model = manifest.model.model_copy(update={"problem": "sharp"})
+    sharp = parse_manifest(rewritten(manifest, model=model).to_json(), "test")
+    logits, labels = torch.randn(4, 5), torch.arange(4)
+    losses = problem_of(sharp.model).losses(logits, labels)
+    torch.testing.assert_close(losses, 2 * SINGLE.losses(logits, labels))

@@ -41,12 +41,12 @@ _REGISTERED: dict[str, Family] = {}
 
 def register(family: Family) -> None:
     """Make a family of another package known, under a name of its own."""
-    from hydrasurgeon.files.manifest import FAMILY_NAMES
+    from hydrasurgeon.files.manifest import NAMES
 
     if family.name in FAMILIES:
         raise ValueError(f"a family named {family.name} is part of hydrasurgeon")
     _REGISTERED[family.name] = family
-    FAMILY_NAMES.append(family.name)
+    NAMES["families"].append(family.name)
 
 
 @cache

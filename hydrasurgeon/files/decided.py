@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from hydrasurgeon.files.foreign import must
+from hydrasurgeon.lookup import plugins
 
 PREFIX = "hydrasurgeon.decision."
 """What the names of a decision state's tensors begin with."""
@@ -40,18 +41,29 @@ ROUNDING = 1e-9
 GAUSSIAN = {"centre": "width", "factor": "width width", "means": "classes width"}
 """What distances to class means need: whitened class means."""
 FITTED: dict[str, tuple[str, Mapping[str, str]]] = {
-    "mds": ("on_features:mds", GAUSSIAN),
-    "rmds": ("on_features:rmds", {**GAUSSIAN, "background": "width width"}),
-    "maha++": ("on_features:directions", GAUSSIAN),
-    "vim": ("on_features:vim", {"origin": "width", "rest": "width size", "alpha": ""}),
-    "residual": ("on_features:residual", {"origin": "width", "rest": "width size"}),
-    "knn": ("on_features:knn", {"bank": "size width"}),
-    "nci": ("on_features:nci", {"mean": "width", "weight": "classes width"}),
-    "mcm": ("on_features:mcm", {"classes": "classes width"}),
+    "mds": ("hydrasurgeon.statistics.scores.on_features:mds", GAUSSIAN),
+    "rmds": (
+        "hydrasurgeon.statistics.scores.on_features:rmds",
+        {**GAUSSIAN, "background": "width width"},
+    ),
+    "maha++": ("hydrasurgeon.statistics.scores.on_features:directions", GAUSSIAN),
+    "vim": (
+        "hydrasurgeon.statistics.scores.on_features:vim",
+        {"origin": "width", "rest": "width size", "alpha": ""},
+    ),
+    "residual": (
+        "hydrasurgeon.statistics.scores.on_features:residual",
+        {"origin": "width", "rest": "width size"},
+    ),
+    "knn": ("hydrasurgeon.statistics.scores.on_features:knn", {"bank": "size width"}),
+    "nci": (
+        "hydrasurgeon.statistics.scores.on_features:nci",
+        {"mean": "width", "weight": "classes width"},
+    ),
+    "mcm": ("hydrasurgeon.statistics.scores.on_features:mcm", {"classes": "classes width"}),
 }
-"""Scores that are fitted on features: `module:name` of `fit_name` and `score_name` in
-statistics/scores, and the tensors of one member's fit with their dimensions; a new one is a file
-there and a line here.
+"""Scores that are fitted on features: `module:name` of `fit_name` and `score_name`, and the tensors
+of one member's fit with their dimensions; a new one is a file in statistics/scores and a line here.
 """
 ZERO_SHOT = ("mcm",)
 """Fitted scores that are for zero-shot classifiers alone."""
@@ -60,8 +72,8 @@ OF_CLASSIFIERS = ("vim", "residual", "nci")
 
 
 class OnLogits(NamedTuple):
-    """A score that is a function of logits alone: `score_NAME` in `scores/on_logits.py`, higher =
-    more unfamiliar, of `terms_…` averaged over the members.
+    """A score that is a function of logits alone: `score_NAME`, higher = more unfamiliar, of
+    `terms_…` averaged over the members.
     """
 
     terms: Literal["probabilities", "informed", "energy", "logits"]
@@ -73,6 +85,8 @@ class OnLogits(NamedTuple):
     """By how much `familiar_NAME`, its order turned round, moves at most when each logit moves by
     1; None where circuits cannot be searched by it.
     """
+    home: str = "hydrasurgeon.statistics.scores.on_logits"
+    """The module that has `score_NAME`."""
 
 
 LOGITS: dict[str, OnLogits] = {
@@ -92,8 +106,17 @@ SCORES = (*LOGITS, *FITTED)
 """Every OOD score."""
 
 
+def scores_known(name: str) -> tuple[str, ...]:
+    """All OOD scores, with those of other packages where the one that is asked for is none of ours."""
+    if name not in (*LOGITS, *FITTED):
+        for other, row in plugins("scores").items():
+            table: dict[str, Any] = LOGITS if isinstance(row, OnLogits) else FITTED
+            table[other] = row
+    return (*LOGITS, *FITTED)
+
+
 def _score(name: str) -> str:
-    must((name in SCORES, f"{name[:40]}: no such OOD score"))
+    must((name in scores_known(name), f"{name[:40]}: no such OOD score"))
     return name
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -51,8 +52,12 @@ MAX_CLASSES = 1 << 24
 LONG_LIST = re.compile(r"\[(?:\s*\d+,){16,}\s*\d+\s*\]")
 """Whole numbers one below the other."""
 
-FAMILY_NAMES = ["timm", "transformers", "open_clip"]
-"""The families that a model may be of: the format's own, and those that `families.register` adds.
+NAMES = {
+    "families": ["timm", "transformers", "open_clip"],
+    "problems": ["single_label", "one_logit", "multi_label", "number"],
+}
+"""The families that a model may be of, the format's own and those that `families.register` adds;
+and the kinds of problems. Those of plugins come on top.
 """
 
 
@@ -70,17 +75,19 @@ def _printable(text: str) -> str:
     return text
 
 
-def _family(name: object) -> str:
-    known = [*FAMILY_NAMES]
+def _one_of(group: str, name: object) -> str:
+    known = [*NAMES[group]]
     if name not in known:
-        known += plugins("families")
+        known += plugins(group)
     *others, last = map(repr, known)
     must((name in known, f"Input should be {', '.join(others)} or {last}"))
     return str(name)
 
 
 FamilyName = Annotated[
-    str, PlainValidator(_family), WithJsonSchema({"enum": list(FAMILY_NAMES), "type": "string"})
+    str,
+    PlainValidator(partial(_one_of, "families")),
+    WithJsonSchema({"enum": [*NAMES["families"]], "type": "string"}),
 ]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
@@ -97,7 +104,11 @@ Neurons = tuple[
     Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_WIDTH)], ...], Field(min_length=1)], ...
 ]
 """For each layer, the neurons of its MLP that stay."""
-ProblemName = Literal["single_label", "one_logit", "multi_label", "number"]
+ProblemName = Annotated[
+    str,
+    PlainValidator(partial(_one_of, "problems")),
+    WithJsonSchema({"enum": [*NAMES["problems"]], "type": "string"}),
+]
 """What logits mean: one of several classes; yes or no, by one logit; any number of labels, a logit
 each.
 """

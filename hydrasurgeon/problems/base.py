@@ -258,7 +258,7 @@ class Problem(ABC):
     """How the outputs of a model are read, and what its labels are."""
 
     name: ClassVar[ProblemName]
-    scores: ClassVar[Sequence[str]]
+    scores: ClassVar[Collection[str]]
     """OOD scores of the logits that it has."""
     features: ClassVar[Collection[str]] = ()
     """OOD scores that it can have fitted to features."""

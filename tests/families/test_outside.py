@@ -114,7 +114,7 @@ FULL = {"vision": ((0, 1, 2),) * LAYERS}
 def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The family is known for one test, and a directory of it is there."""
     monkeypatch.setattr(families, "_REGISTERED", {})
-    monkeypatch.setattr(manifest, "FAMILY_NAMES", list(manifest.FAMILY_NAMES))
+    monkeypatch.setitem(manifest.NAMES, "families", [*manifest.NAMES["families"]])
     families.register(RowsFamily())
     folder = tmp_path / "source"
     folder.mkdir()

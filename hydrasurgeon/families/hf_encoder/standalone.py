@@ -8,14 +8,14 @@ import ast
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
+from inspect import getsource
 
-from hydrasurgeon.files.decided import FITTED, LOGITS
+from hydrasurgeon.files.decided import FITTED, LOGITS, OnLogits
 
 PACKAGE = "hydrasurgeon."
 """What the modules whose text is taken begin with."""
-SCORES = "hydrasurgeon.statistics.scores."
-"""Where fitted scores are computed."""
 TABLES = {"stored_scores", "logit_scores"}
 """What makes the tables of scores in the template; the text spells them out."""
 
@@ -50,12 +50,12 @@ def _tables(texts: _Texts) -> str:
     rows, of_logits = list[str](), list[str]()
     for kind, (home, parts) in FITTED.items():
         module, _, name = home.partition(":")
-        texts.take(SCORES + module, f"score_{name}")
+        texts.take(module, f"score_{name}")
         rows.append(f'    "{kind}": ({(*parts,)!r}, score_{name}),')
     for kind, row in LOGITS.items():
         names = f"terms_{row.terms}", f"score_{kind.replace('-', '_')}"
-        for name in names:
-            texts.take(f"{SCORES}on_logits", name)
+        for name, home in zip(names, (OnLogits("logits").home, row.home), strict=True):
+            texts.take(home, name)
         of_logits.append(f'    "{kind}": ({", ".join(names)}),')
     return "\n".join(["FITTED = {", *rows, "}", "LOGITS = {", *of_logits, "}"])
 
@@ -91,8 +91,7 @@ class _Texts:
 @cache
 def _parsed(module: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, str]]:
     """The lines of a module, its definitions by name, and the modules that it has other names from."""
-    path = files("hydrasurgeon").joinpath(*module.removeprefix(PACKAGE).split("."))
-    text = path.with_name(f"{path.name}.py").read_text(encoding="utf-8")  # type: ignore[attr-defined]
+    text = getsource(import_module(module))
     definitions: dict[str, ast.stmt] = {}
     imported: dict[str, str] = {}
     for node in ast.parse(text).body:

@@ -7,7 +7,7 @@ fitting
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 
@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided import FITTED, LOGITS, SCORES, Standard
+from hydrasurgeon.files.decided import FITTED, LOGITS, Standard, scores_known
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.statistics.probabilities import Scores, in_pieces
 from hydrasurgeon.statistics.scores.evidence import Evidence, Fit
@@ -34,7 +34,7 @@ Scoring = Callable[[Fit, Tensor, Tensor], Scores]
 def functions_of(kind: str) -> tuple[Callable[[Evidence], tuple[Fit, list[str]]], Scoring]:
     """How a score is fitted to one member, with what is to be said of it; and its scoring."""
     place, _, name = FITTED[kind][0].partition(":")
-    module = import_module(f"hydrasurgeon.statistics.scores.{place}")
+    module = import_module(place)
     return getattr(module, f"fit_{name}"), getattr(module, f"score_{name}")
 
 
@@ -43,8 +43,9 @@ def stored_scores() -> dict[str, tuple[tuple[str, ...], Scoring]]:
     return {kind: ((*parts,), functions_of(kind)[1]) for kind, (_, parts) in FITTED.items()}
 
 
-def check_score(kind: str, among: Sequence[str] = SCORES) -> None:
+def check_score(kind: str, among: Collection[str] | None = None) -> None:
     """Refuse a name that no score has."""
+    among = scores_known(kind) if among is None else among
     if kind not in among:
         what = f"--ood-score {kind}: not known{did_you_mean(kind, among)}"
         raise UsageError(what, hint=f"Available: {', '.join(among)}.")

@@ -26,13 +26,14 @@ the others have gradients that are shares.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.files.decided import LOGITS
+from hydrasurgeon.lookup import imported
 from hydrasurgeon.statistics.probabilities import Logits, Scores, entropy, tempered
 
 Many = Float[Tensor, "*any klass"]
@@ -136,26 +137,26 @@ def _log_surprise(log_p: Many, against: Many) -> Many:
     return torch.where(certain, against, (-log_p.clamp(max=-1e-200)).log())
 
 
-def _function(prefix: str, name: str) -> Callable[..., Tensor]:
-    function: Callable[..., Tensor] = globals()[f"{prefix}_{name.replace('-', '_')}"]
+def _function(prefix: str, name: str, home: str = __name__) -> Callable[..., Tensor]:
+    function: Callable[..., Tensor] = imported(f"{home}:{prefix}_{name.replace('-', '_')}")
     return function
 
 
+@cache
+def functions(kind: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """A score's terms of one member's logits at a temperature, and the score of their means."""
+    row = LOGITS[kind]
+    return _function("terms", row.terms), _function("score", kind, row.home)
+
+
 def logit_scores() -> dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]]:
-    """Score → its terms of one member's logits at a temperature, and the score of their means."""
-    return {
-        kind: (_function("terms", row.terms), _function("score", kind))
-        for kind, row in LOGITS.items()
-    }
-
-
-FUNCTIONS = logit_scores()
-"""What the table's names stand for."""
+    """Score → its functions."""
+    return {kind: functions(kind) for kind in LOGITS}
 
 
 def score_of(kind: str, logits: Logits | Choices, temperature: float = 1.0) -> Scores:
     """A score of logits [sample, member, class], or of many labels' choices."""
-    terms, score = FUNCTIONS[kind]
+    terms, score = functions(kind)
     means = terms(logits.double(), temperature).mean(dim=1)
     if LOGITS[kind].terms == "probabilities":
         means = tempered(means, temperature)
