@@ -238,7 +238,6 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     format: Literal["onnx", "pt2", "padded"] = option(
         "onnx", recorded=True, help="onnx, pt2 or padded."
     )
-    aot: bool = option(False, help="pt2: compiled for this machine (AOTInductor).")
     cascade: bool = option(False, help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
     member: int | None = option(
         None, metavar="I", recorded=True, help="padded: which member of a hydra, from 0."

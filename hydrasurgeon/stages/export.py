@@ -67,7 +67,6 @@ def export(arguments: ExportOptions) -> Export:
 def _check(arguments: ExportOptions) -> None:
     """Options that belong to one format, and the packages that it needs."""
     for option, wanted, of in (
-        ("--aot", arguments.aot, ("pt2",)),
         ("--member", arguments.member is not None, ("padded",)),
         ("--int8", arguments.int8, ("onnx",)),
         ("--cascade", arguments.cascade, ("onnx",)),
@@ -100,10 +99,6 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         problem_of(opened.manifest.model).need("--check", opened.name)
     if opened.manifest.decision is not None:
         problem_of(opened.manifest.model).need("a decision state in a graph", opened.name)
-    if arguments.aot:
-        from hydrasurgeon.sharing.pt2 import check_compiler
-
-        check_compiler()
     from hydrasurgeon.engines.onnx import OPSET, to_int8, to_onnx
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing import trial
@@ -114,7 +109,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     opened = opened if tried is None else with_inputs(opened, tried.samples)
     model = as_classifier(opened, device="cpu")
     pt2 = arguments.format == "pt2"
-    made = to_pt2(model, aot=arguments.aot) if pt2 else to_onnx(model)
+    made = to_pt2(model) if pt2 else to_onnx(model)
     quantised = checked = differences = None
     notes: tuple[str, ...] = ()
     if tried is not None and tried.samples.note is not None:

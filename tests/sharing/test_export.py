@@ -14,7 +14,7 @@ from tiny_families import FAMILIES, KINDS, QUICK, Family
 from tiny_members import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.errors import CheckFailed, MissingDependency
+from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.stages.export import export
 
 # Whose blocks or positions differ; the others are like one of them.
@@ -91,29 +91,6 @@ def test_batches_of_any_size(tmp_path: Path) -> None:
         _, probs = torch.export.load(made.path).module()(inputs)
     expected = hs.load(hydra, device="cpu").predict(inputs)
     torch.testing.assert_close(probs, expected, rtol=0, atol=1e-6)
-
-
-@exports
-@pytest.mark.slow
-def test_a_compiled_package_agrees(tmp_path: Path) -> None:
-    from torch._inductor import aoti_load_package
-
-    pruned, _ = made_of(FAMILIES["timm ViT"], tmp_path)
-    made = export(pruned, format="pt2", aot=True, out=tmp_path / "m.pt2")
-    package = aoti_load_package(str(made.path))
-    assert "hydrasurgeon.weights_sha256" in package.get_metadata()
-    inputs = FAMILIES["timm ViT"].inputs(rows=5)
-    expected = hs.load(pruned, device="cpu").predict(inputs)
-    torch.testing.assert_close(package(inputs)[1], expected, rtol=0, atol=1e-5)
-
-
-def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    FAMILIES["timm ViT"].write(tmp_path / "v")
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(MissingDependency, match="there is no no-such-compiler") as refused:
-        export(tmp_path / "v", format="pt2", aot=True, out=tmp_path / "v.pt2")
-    assert refused.value.exit_code == 6
-    assert not (tmp_path / "v.pt2").exists()
 
 
 @exports
