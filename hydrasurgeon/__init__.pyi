@@ -286,7 +286,6 @@ def bench(
     compile: bool = ...,
     runs: int = ...,
     json: str | Path | None = ...,
-    plot: str | Path | None = ...,
     engine: Literal['torch', 'onnx'] = ...,
     arch: str | None = ...,
     seed: int = ...,
