@@ -57,7 +57,7 @@ def measured(checkpoint: str | Path, sets: Sets) -> dict[str, float]:
     groups: dict[str, float] = {
         group: average.auroc for group, average in found.ood_average.items() if group != "all"
     }
-    return {"accuracy": found.id.accuracy, "nll": found.id.nll} | groups
+    return {"accuracy": found.id.accuracy or 0.0, "nll": found.id.nll or 0.0} | groups
 
 
 def recovered(

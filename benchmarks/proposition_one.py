@@ -130,7 +130,7 @@ def separation(name: str, folder: Path) -> dict[str, Any]:
         )
         result = evaluated.report.results[0]
         rows[kind]["auroc"] = {each.name: round(each.auroc, 4) for each in result.ood}
-        rows[kind]["accuracy"] = round(result.id.accuracy, 4)
+        rows[kind]["accuracy"] = round(result.id.accuracy or 0.0, 4)
     print(name, rows, flush=True)
     return rows
 

@@ -148,8 +148,8 @@ class Workshop:
             seed=self.seed,
             device="cpu",
             force=True,
-            **keywords,
-        )  # type: ignore[arg-type]
+            **keywords,  # type: ignore[arg-type]
+        )
         print(f"{self.place.name} {self.seed}: scored {out.stem}", flush=True)
         return out
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, EVAL_RESULTS, model_card
 from hydrasurgeon.checkpoints.folder import check_names
@@ -145,7 +146,7 @@ def _write(
     final: list[ManifestT] = []
 
     def metadata(sha256: str | None) -> dict[str, str]:
-        final.append(manifest(sha256 or UNKNOWN).sealed())
+        final.append(cast(ManifestT, manifest(sha256 or UNKNOWN).sealed()))
         header = {HEADER_KEY: final[-1].to_header()}
         if files:
             check_names(files, family=family_of(final[-1].model), where="the companions")

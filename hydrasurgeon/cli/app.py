@@ -96,7 +96,7 @@ def run(arguments: list[str]) -> int:
         return 130
     except TyperException as error:
         if not arguments:  # the whole help
-            error.show()
+            error.show()  # type: ignore[attr-defined]
         else:
             render.failed(_misused(command, error))
         return UsageError.exit_code

@@ -103,7 +103,9 @@ class Pages(TyperGroup):
         for group in commands.GROUPS:
             rows = [
                 (f"{command.name:9}", sentence(command.help or ""))
-                for command in sorted(listed, key=lambda command: [*groups].index(command.name))
+                for command in sorted(
+                    listed, key=lambda command: [*groups].index(str(command.name))
+                )
                 if groups[str(command.name)] == group
             ]
             with formatter.section(group):

@@ -68,7 +68,7 @@ def ood_scores(
 ) -> tuple[str, ...]:
     """The scores that were asked for, the one in use first."""
     recorded = None if state is None else state.record.ood.score
-    usual = [recorded] if recorded else [*problem.scores[:1]]
+    usual = [recorded] if recorded else [*problem.scores][:1]
     if wanted is None:
         return tuple(usual)
     kinds = wanted.split(",")

@@ -222,7 +222,7 @@ class Classes(Problem):
     """One of several classes."""
 
     name: ClassVar[ProblemName] = "single_label"
-    scores = LOGITS.keys()
+    scores: ClassVar[Collection[str]] = LOGITS.keys()
     features: ClassVar[Collection[str]] = FITTED
     gates: ClassVar[Sequence[GateScore]] = ("msp", "entropy", "ood")
     columns: ClassVar = {

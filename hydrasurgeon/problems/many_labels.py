@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -94,7 +94,7 @@ class ManyLabels(YesNo):
     """For each label a choice of its own."""
 
     name: ClassVar[ProblemName] = "multi_label"
-    scores = OF_LABELS
+    scores: ClassVar[Collection[str]] = OF_LABELS
     several = True
     features = ()
     columns: ClassVar = {**dict.fromkeys(("labels", "top", "set"), "json"), **DOUBTS}

@@ -6,6 +6,7 @@ What surgery does is done again, tensor by tensor, and compared bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -202,8 +203,11 @@ def _model(link: Link) -> Check:
             value, before = mine.get(fact), theirs.get(fact)
             if value == before or fact in free:
                 continue
-            if fact == "preprocess.max_length" and entry.command == "finetune" and value < before:
-                continue
+            if fact == "preprocess.max_length" and entry.command == "finetune":
+                # A recipe may read less of a text, never more.
+                before_or_any = math.inf if before is None else before
+                if value is not None and value < before_or_any:
+                    continue
             detail = f"{fact} is {str(value)[:60]}, in {parent.checkpoint.name} {str(before)[:60]}"
             return Check(name, False, detail)
     return Check(name, True, "names, configuration and preprocessing as before")

@@ -39,7 +39,7 @@ class Verification(Checked):
     """What was run again, or would be."""
 
     def to_json(self) -> dict[str, Any]:
-        report = {
+        report: dict[str, Any] = {
             "format": FORMAT,
             "path": str(self.path),
             "kind": None if self.manifest is None else self.manifest.kind,

@@ -85,7 +85,7 @@ def probe(
 
         def nll(fits: Sequence[Fit]) -> float:
             pairs = zip(val_parts, fits, strict=True)
-            logits = sum(part @ weight.T + bias for part, (weight, bias) in pairs) / len(fits)
+            logits = torch.stack([part @ weight.T + bias for part, (weight, bias) in pairs]).mean(0)
             return float(problem.losses(logits, val_labels).mean())
 
         best = min((usual, *(fitted(penalty) for penalty in PENALTIES)), key=nll)

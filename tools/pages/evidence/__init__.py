@@ -152,9 +152,9 @@ def _scores(rows: Rows) -> list[str]:
         chosen = {seed: cell for seed, cell in cells.items() if "chosen_score" in cell}
         if chosen:
             values = [
-                _spread(chosen, lambda c, m=m: c["chosen_score"][f"auroc_{m}"])
+                _spread(chosen, lambda c, m=m: c["chosen_score"][f"auroc_{m}"])  # type: ignore[misc]
                 for m in ("near", "far", "mean")
-            ]  # type: ignore[misc]
+            ]
             msp = _spread(chosen, lambda cell: cell["calibrated"]["auroc_mean"])
             kinds = ", ".join(cell["chosen_score"]["kind"] for cell in chosen.values())
             lines.append(f"| {' | '.join([name, *values, msp, kinds])} |")
@@ -224,9 +224,9 @@ def _short(tasks: dict[str, Any]) -> list[str]:
             cells = rows[name]
             macs = statistics.mean(cell["macs"] for cell in cells.values())
             values = [
-                _spread(cells, lambda c, m=m: c["calibrated"][m])
+                _spread(cells, lambda c, m=m: c["calibrated"][m])  # type: ignore[misc]
                 for m in ("accuracy", "nll", "auroc_mean")
-            ]  # type: ignore[misc]
+            ]
             chosen = _spread(
                 cells, lambda cell: cell[CHOSEN]["auroc_mean"] if CHOSEN in cell else None
             )
@@ -314,8 +314,8 @@ def _shifts(name: str, rows: Rows) -> list[str]:
             "shift_brier",
         ]
         lines.append(
-            f"| {' | '.join([row, *(_spread(cells, lambda c, m=m: c[m]) for m in measures)])} |"
-        )  # type: ignore[misc]
+            f"| {' | '.join([row, *(_spread(cells, lambda c, m=m: c[m]) for m in measures)])} |"  # type: ignore[misc]
+        )
     return lines
 
 
@@ -341,8 +341,8 @@ def _ablations(rows: Rows) -> list[str]:
         measures = ("accuracy", "nll", "ece", "auroc_mean", "fpr95_mean")
         plain = [_spread(cells, lambda c, m=m: c["plain"][m]) for m in measures]  # type: ignore[misc]
         spread = [
-            _spread(cells, lambda c, m=m: c[m])
+            _spread(cells, lambda c, m=m: c[m])  # type: ignore[misc]
             for m in ("mi", "disagreement", "ood_mi", "ood_disagreement")
-        ]  # type: ignore[misc]
+        ]
         lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *plain, *spread])} |")
     return lines
