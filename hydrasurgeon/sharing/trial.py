@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from hydrasurgeon.data import Batches, Samples, by_length, open_data
+from hydrasurgeon.data import Batch, Batches, Samples, by_length, open_data
 from hydrasurgeon.data.samples import limited
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.measuring.sets import check_once, parse_ood
+from hydrasurgeon.runtime.answering import gathered
 from hydrasurgeon.statistics.metrics import accuracy, auroc, ece
 
 if TYPE_CHECKING:
@@ -167,20 +167,21 @@ def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> di
 def answers(
     run: Answer, model: Classifier, samples: Samples, who: str, batch_size: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after
-    sample; CheckFailed for NaN.
+    """Probabilities, OOD scores (1 − max p without a decision state) and labels, in the order of the
+    samples; CheckFailed for NaN.
     """
-    probs, scores, labels = [], [], []
-    for batch in Batches(samples, model.transform, batch_size=batch_size, order=by_length(samples)):
-        p, score = run(batch.inputs)
-        p = p.double()
-        probs.append(p)
-        scores.append(1 - p.amax(dim=-1) if score is None else score)
-        if batch.labels is not None:
-            labels.append(batch.labels)
-    together = torch.cat(probs), torch.cat(scores)
+    batches = Batches(samples, model.transform, batch_size=batch_size, order=by_length(samples))
+
+    def read(batch: Batch) -> dict[str, Tensor | None]:
+        probs, scores = run(batch.inputs)
+        probs = probs.double()
+        if scores is None:
+            scores = 1 - probs.amax(dim=-1)
+        return {"probs": probs, "scores": scores, "labels": batch.labels}
+
+    whole = gathered(samples, ((batch.index, read(batch)) for batch in batches))
     # A metric of NaN may be a number: the AUROC of foreign answers that are NaN is 1.
-    bad = int((together[0].isnan().any(dim=-1) | together[1].isnan()).sum())
+    bad = int((whole["probs"].isnan().any(dim=-1) | whole["scores"].isnan()).sum())
     if bad:
         raise CheckFailed(
             (
@@ -192,4 +193,4 @@ def answers(
                 "another --format."
             ),
         )
-    return *together, torch.cat(labels) if labels else None
+    return whole["probs"], whole["scores"], whole.get("labels")
