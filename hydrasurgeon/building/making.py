@@ -167,10 +167,11 @@ def searched(
     progress = None
     if options.progress is not None:
         progress = plan.tick
-        for line in plan.lines:
-            options.progress(line, 0, 0)
     workshop = Workshop(options, State(options.work / "build.json", identity), progress)
     workshop.open()
+    if options.progress is not None:
+        for line in plan.lines:
+            options.progress(line, 0, 0)
     commands = _scored(models, keys, maker, workshop, plan, identity["weights"])
     backbone = classifying(open_single(next(iter(commands))), options, options.val)
     scores = {key: open_single(scored(key, options)).manifest.scores[key] for key in keys}

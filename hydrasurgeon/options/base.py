@@ -263,8 +263,10 @@ class Options(BaseModel):
             for name, field in fields.items()
             if field.is_required()
         }
+        # Histories list defaults too: what was left at its default was not given.
+        given = {name: value for name, value in args.items() if value != fields[name].default}
         try:
-            return cls(**{**places, **args})
+            return cls(**{**places, **given})
         except ValidationError as error:
             raise ValueError(cls.wrong(error)) from None
 

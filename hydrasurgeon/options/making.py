@@ -301,6 +301,13 @@ class FuseOptions(ClassNames, Run, Output):
     )
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
 
+    def recorded(self) -> dict[str, Any]:
+        """What history keeps: of MLPs nothing where the mean is written."""
+        kept = super().recorded()
+        if self.mean:
+            del kept["mlp"]
+        return kept
+
 
 class BuildOptions(ClassNames, Bare, Run, Force):
     """Make the best classifier within a budget: the checkpoint itself, a smaller one, the mean of

@@ -18,6 +18,7 @@ from tiny_families import FAMILIES, TEXT, tokenizer
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.options.shared import Run, Scoring
@@ -184,7 +185,11 @@ def test_minilm(tmp_path: Path) -> None:
     assert torch.equal(inputs["input_ids"], told["input_ids"])
     with torch.no_grad():
         expected = stock(**told)
-        torch.testing.assert_close(model(inputs)[:, 0], expected.pooler_output, rtol=0, atol=1e-5)
+        # A sentence embedder: its own pooling is the mean of real tokens, to length 1.
+        weight = told["attention_mask"][..., None].float()
+        mean = (expected.last_hidden_state * weight).sum(dim=1) / weight.sum(dim=1)
+        embedded = torch.nn.functional.normalize(mean, dim=-1)
+        torch.testing.assert_close(model(inputs)[:, 0], embedded, rtol=0, atol=1e-5)
         anatomy = family_named("transformers").anatomy(model.module)
         stack = anatomy.embed(inputs)
         hidden = stack.hidden
@@ -208,7 +213,8 @@ def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
     for method in ("taylor", "circuit-acc", "cahp"):
         run = Run(device="cpu", batch_size=2)
         subject = Subject(opened, run, method, Scoring(), tmp_path, ("text",), frozenset())
-        subject = subject.fed(str(tmp_path / "texts.jsonl"), (), in_turn=criterion(method).in_turn)
+        samples = open_data(str(tmp_path / "texts.jsonl"))
+        subject = subject.fed(samples, (), in_turn=criterion(method).in_turn)
         batches = list(subject.batches("x"))
         found[method] = [inputs["input_ids"].shape[1] - 2 for inputs, _ in batches]
         labels = torch.cat([truth for _, truth in batches]).tolist()

@@ -138,12 +138,14 @@ def comparison() -> Comparison:
 
 SHOWS: dict[str, Callable[[], object]] = {
     "inspect": lambda: render.inspected(
-        Inspection(Path(EVIL), manifest(), 1, 1, 1, (EVIL,), True, EVIL), json=False
+        Inspection(Path(EVIL), manifest(), 1, 1, 1, (EVIL,), True, EVIL), json=False, quiet=False
     ),
     "inspect hydra": lambda: render.inspected(
-        Inspection(Path(EVIL), manifest("hydra"), 1, 2, 1, ("F32",), True, None), json=False
+        Inspection(Path(EVIL), manifest("hydra"), 1, 2, 1, ("F32",), True, None),
+        json=False,
+        quiet=False,
     ),
-    "compare": lambda: render.compared(comparison(), json=False),
+    "compare": lambda: render.inspected(comparison(), json=False, quiet=False),
     "score, values": lambda: render.scored(scored(), json=False, quiet=False),
     "score, order": lambda: render.scored(scored(ORDER), json=False, quiet=False),
     "prune": lambda: render.pruned(

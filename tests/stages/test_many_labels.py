@@ -311,7 +311,11 @@ def test_calibrated_label_by_label(learnt: Path, tmp_path: Path) -> None:
         assert [value for _, value in row["top"]] == pytest.approx(
             [value for _, value in pairs], abs=1e-5
         )
-        assert row["set"] == [name for name, value in pairs if value >= limit - 1e-9]
+        # The limit is one sample's probability, which another pass may round the other way.
+        certain = [name for name, value in pairs if value > limit + 1e-6]
+        possible = [name for name, value in pairs if value > limit - 1e-6]
+        assert certain == row["set"][: len(certain)]
+        assert row["set"] == possible[: len(row["set"])]
         held = [n for n, v in pairs if v >= constants.thresholds[NAMES.index(n)]]
         assert [name for name, _ in row["labels"]] == held
         assert row["answer"] == (

@@ -50,6 +50,8 @@ def anatomised(path: Path) -> dict[str, str]:
     manifest = json.loads(header["__metadata__"]["hydrasurgeon"])
     for step in manifest["history"]:
         step["versions"] = {}
+    # It covers the versions too.
+    assert len(manifest.pop("record_sha256")) == 64
     header["__metadata__"]["hydrasurgeon"] = manifest
     text = json.dumps(header, sort_keys=True).encode()
     return {
