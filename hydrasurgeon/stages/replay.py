@@ -100,7 +100,8 @@ def run_again(
     if arguments.tolerance:
         # What differs on the way is judged by what comes of it.
         steps = [check if check.holds else replace(check, holds=None) for check in steps]
-    return replace(planned, checks=(*steps, weights, manifest), differences=differences)
+    checks = (*_taken(runs), *steps, weights, manifest)
+    return replace(planned, checks=checks, differences=differences)
 
 
 @contextlib.contextmanager
@@ -124,6 +125,14 @@ def _beginnings(runs: Sequence[Rerun]) -> list[tuple[Artifact, Checkpoint]]:
     return [
         (each, each.source.checkpoint) for each in read if each.source is not None and each.is_file
     ]
+
+
+def _taken(runs: Sequence[Rerun]) -> Iterator[Check]:
+    """Backbones that were trained or exported, and are not made again."""
+    for _, source in _beginnings(runs):
+        made_by = [step.command for step in lineage(source.manifest.history)]
+        if made_by and made_by[-1] != "init":
+            yield Check(source.name, None, f"taken as it is: its {made_by[-1]} is not run again")
 
 
 def _script(target: Checkpoint, runs: Sequence[Rerun], folder: Path, *, fetch: bool) -> str:

@@ -151,6 +151,9 @@ def test_replay_begins_with_backbones_alone(folder: Path) -> None:
     ).path
     path = member(tuned, FAMILIES["BERT"], KEPTS[0], folder / "cut.safetensors")
     assert len(replay(path, folder=folder, dry_run=True).commands) == 1
+    taken, *again = replay(path, folder=folder).checks
+    assert (taken.name, taken.holds) == (tuned.name, None)
+    assert [check.holds for check in again] == [True, True, True]
     tamper(path, lambda record: record["history"].pop(0), mended=True)
     assert verify(path).holds
     assert outcomes(path, folder)["cut.safetensors, history"] is False
