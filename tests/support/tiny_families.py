@@ -34,7 +34,7 @@ class Family:
     def write(self, folder: Path) -> None:
         """Write one; its weights are drawn once in a process."""
         torch.manual_seed(0)
-        once((self, folder.name), folder, self.make)
+        once((self, folder.name, CLASSES), folder, self.make)
 
     def both(self, rows: Any) -> dict[str, Any]:
         """The same for every tower."""
