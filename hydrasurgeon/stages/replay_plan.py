@@ -18,7 +18,7 @@ from hydrasurgeon.checkpoints.folder import present
 from hydrasurgeon.checkpoints.hub import is_hub_id
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
-from hydrasurgeon.files.history import changes_weights, lineage
+from hydrasurgeon.files.history import changes_weights
 from hydrasurgeon.files.manifest import Input, Step
 from hydrasurgeon.options.base import FRESH
 from hydrasurgeon.options.commands import Command, recalled
@@ -153,12 +153,14 @@ def _beginning(
 ) -> Hashed:
     """What no step of the history wrote: a file at hand, or on the hub."""
     source = at_hand.find(read.sha256, name=read.name, arch=arch)
-    if source is not None and lineage(source.checkpoint.manifest.history):
-        made_by = source.checkpoint.manifest.history[-1].command
-        raise ManifestError(
-            f"{where}: its history has no step that wrote {read.name}, which {made_by} made",
-            hint="A replay begins with backbones, not with what was made on the way.",
-        )
+    history = () if source is None else source.checkpoint.manifest.history
+    for entry in history:
+        # `score` writes the weights that it read.
+        if entry.output == read.sha256 and all(i.sha256 != read.sha256 for i in entry.inputs):
+            raise ManifestError(
+                f"{where}: its history has no step that wrote {read.name}, which {entry.command} made",
+                hint="A replay begins with backbones, not with what was made on the way.",
+            )
     on_hub = is_hub_id(read.name)
     if source is None and on_hub and fetch:
         opened = open_checkpoint(read.name, arch=arch)
