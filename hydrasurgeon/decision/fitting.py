@@ -251,11 +251,20 @@ def _auroc(kind: str, fitted: EnsembleScore | None, held: Outputs, other: Output
 
 
 def fit_alone(
-    val: Outputs, fit: Outputs | None, foreign: Sequence[Outputs], promise: CalibrateOptions
+    val: Outputs,
+    fit: Outputs | None,
+    foreign: Sequence[Outputs],
+    promise: CalibrateOptions,
+    problem: Problem = SINGLE,
 ) -> tuple[State, tuple[str, ...]]:
     """A state of any model, from its predictions on validation data, on what OOD scores are fitted
     on, and on OOD data; and notes.
     """
+    if val.features is None and not problem.scores:
+        raise DataError(
+            f"predictions of a {problem.name} model require features",
+            hint="Its OOD score is fitted to them: give what its last layer reads, or its inputs.",
+        )
     score, linear = promise.ood_score, None if val.features is None else classifiers_of(fit or val)
     lacking = FITTED if val.features is None else OF_CLASSIFIERS if linear is None else ()
     if score in lacking:
@@ -274,7 +283,8 @@ def fit_alone(
     if chosen_by == "default":
         # On average over the tasks of benchmarks/decision.py the best, and nowhere worse than msp
         # by a point.
-        score = next(kind for kind in ("vim", "mds", "msp") if kind not in lacking)
+        usual = (kind for kind in ("vim", "mds", "msp") if kind not in lacking)
+        score = next(kind for kind in usual if kind in (*problem.features, *problem.scores))
         notes.append(f"--ood-score auto chooses by --ood-predictions; without them it is {score}")
     if linear is None and val.features is not None:
         _, members, width = val.features.shape
@@ -289,6 +299,7 @@ def fit_alone(
         evidence=None if fit is None or linear is None else evidence_of(fit, linear, promise.seed),
         foreign=foreign,
         leaves_out=(*ZERO_SHOT, *lacking),
+        problem=problem,
         chosen_by=chosen_by,
         seed=promise.seed,
     )

@@ -16,6 +16,7 @@ from hydrasurgeon.files.manifest import (
     HEADER_KEY,
     MAX_BYTES,
     Name,
+    ProblemName,
     Record,
     Sha256,
     Step,
@@ -33,10 +34,11 @@ class Header(Record):
     """What a decision file says of itself, next to its tensors."""
 
     format: Literal["hydrasurgeon.decision/1"]
-    classes: int = Field(ge=2, le=1 << 24)
+    classes: int = Field(ge=1, le=1 << 24)
     members: int = Field(ge=1, le=MAX_MEMBERS)
     names: tuple[Name, ...] | None = None
     """The classes, where the predictions named them."""
+    problem: ProblemName = "single_label"
     decision: decided.Decision
     weights_sha256: Sha256
     history: tuple[Step, ...]

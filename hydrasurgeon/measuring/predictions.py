@@ -49,6 +49,8 @@ OF_SET = re.compile(r"ood\.(.+?)(?:\.scores\..+|\.logits|\.probabilities)", re.D
 """The name of a tensor of an OOD set."""
 FLOATS = ("F16", "BF16", "F32", "F64")
 """Dtypes of logits and scores."""
+VALUES = "values"
+"""Answers of a model of numbers: [sample] or [sample, member]."""
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 """Dtypes of labels."""
 SMALLEST = 1e-6
@@ -142,10 +144,7 @@ def read_predictions(path: Path) -> Predictions:
     """
     file = _opened(path)
     about = _about(path, file)
-    contents = _Contents(path, file)
-    logits = contents.logits("logits")
-    problem = PROBLEMS[about.problem or usual_problem(logits.shape[-1])]
-    contents = replace(contents, problem=problem)
+    contents, logits = _told(path, file, about)
     groups = dict(about.ood) | {
         name: "far" for name in contents.ood_names() if name not in dict(about.ood)
     }
@@ -170,6 +169,14 @@ def read_predictions(path: Path) -> Predictions:
     )
 
 
+def _told(path: Path, file: TensorFile, about: _About) -> tuple[_Contents, Tensor]:
+    """A file whose kind of problem it says, or its answers tell; and these."""
+    contents = _Contents(path, file)
+    logits = contents.logits("logits")
+    usual = "number" if VALUES in file.infos else usual_problem(logits.shape[-1])
+    return replace(contents, problem=PROBLEMS[about.problem or usual]), logits
+
+
 @dataclass(frozen=True)
 class Given:
     """What any model answered, from a file."""
@@ -181,16 +188,18 @@ class Given:
     """What the samples are called."""
     names: tuple[str, ...] | None = None
     """The classes."""
+    problem: Problem = SINGLE
 
 
 def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> Given:
-    """Logits or probabilities, `features`, `ids` and `names` where there are some, and the labels
+    """Logits, probabilities or `values` of numbers, `features`, `ids` and `names` where there are some, and the labels
     that are wanted; with as many members, classes and features as `like`.
     """
     file = _opened(path)
-    contents, tensors = _Contents(path, file), Tensors([file])
-    logits = contents.logits("logits", like=None if like is None else like.logits)
-    if logits.shape[-1] < 2:
+    (contents, logits), tensors = _told(path, file, _about(path, file)), Tensors([file])
+    if like is not None:
+        contents.check_like("logits", logits, like.logits)
+    if logits.shape[-1] < 2 and contents.problem.scores:
         hint = "Of one logit z make two, 0 and z; of a probability p make two, 1 - p and p."
         raise DataError(
             f"{path}: answers of one class, which leave nothing to choose between", hint=hint
@@ -217,6 +226,7 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
         source,
         contents.listed("ids", len(logits), "rows"),
         None if names is None else tuple(names),
+        contents.problem,
     )
 
 
@@ -225,7 +235,7 @@ def is_predictions(spec: str | Path) -> bool:
     path = Path(spec)
     if path.suffix not in (".safetensors", ".npz") or not path.is_file():
         return False
-    return bool({"logits", "probabilities"} & _opened(path).infos.keys())
+    return bool({"logits", "probabilities", VALUES} & _opened(path).infos.keys())
 
 
 def read_answers(path: Path, samples: Samples) -> tuple[Tensor, Input]:
@@ -357,6 +367,10 @@ class _Contents:
         self, name: str, *, like: Tensor | None = None
     ) -> Float[Tensor, "sample member klass"]:
         """Finite, for one member or several; with as many members and classes as `like`."""
+        if name not in self.file.infos and VALUES in self.file.infos:
+            wanted = "floating-point [sample] or [sample, member]"
+            values = self._finite(VALUES, lambda shape: len(shape) in (1, 2) and all(shape), wanted)
+            return values.reshape(len(values), -1, 1)
         wanted = "floating-point [sample, member, class]"
         stored = self._stored(name)
         logits = self._finite(stored, lambda shape: len(shape) in (2, 3) and all(shape), wanted)
@@ -368,14 +382,19 @@ class _Contents:
                 f"{self.path}: {name} holds probabilities: each row is of 0 to 1 and sums to 1",
                 hint=f"Call it {name.replace('logits', 'probabilities')}, or give logarithms.",
             )
+        if like is not None:
+            self.check_like(stored, logits, like)
+        return logits
+
+    def check_like(self, name: str, logits: Tensor, like: Tensor) -> None:
+        """Refuse answers of other members or classes."""
         _, members, classes = logits.shape
-        if like is not None and logits.shape[1:] != like.shape[1:]:
+        if logits.shape[1:] != like.shape[1:]:
             raise DataError(
-                f"{self.path}: {stored} has {members} members and {classes} classes, logits has "
+                f"{self.path}: {name} has {members} members and {classes} classes, logits has "
                 f"{like.shape[1]} and"
                 f" {like.shape[2]}"
             )
-        return logits
 
     def _stored(self, name: str) -> str:
         """What holds these logits: themselves, or the probabilities they would give."""

@@ -93,6 +93,8 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
         [] if any(each.logits is None for each in sets) else list(predictions.problem.scores)
     )
     available = [*held, *(kind for kind in on_logits if kind not in held)]
+    if wanted is None and not predictions.problem.scores:
+        return tuple(held[:1])
     kinds = (wanted or "msp").split(",")
     if wanted == "all":
         kinds = ["msp", *on_logits, *held] if on_logits else held or ["msp"]

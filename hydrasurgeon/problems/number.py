@@ -309,7 +309,8 @@ def _moments(logits: Float[Tensor, "sample member klass"]) -> tuple[Scores, Scor
     own = torch.ones_like(values)
     if logits.shape[-1] == 2:
         own = logits[..., 1].double().exp()
-    return values.mean(dim=1), values.var(dim=1, correction=0), own.mean(dim=1)
+    mean = values.mean(dim=1)
+    return mean, (values - mean[:, None]).square().mean(dim=1), own.mean(dim=1)
 
 
 def _deviation(

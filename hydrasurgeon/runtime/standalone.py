@@ -15,6 +15,7 @@ from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.decision_file import FORMAT, Header, read_decision_file
 from hydrasurgeon.files.manifest import HEADER_KEY, UNKNOWN, Step
 from hydrasurgeon.files.tensors import write_tensors
+from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Prediction
 from hydrasurgeon.runtime.classifier import state_of
 from hydrasurgeon.runtime.tensors import plan_tensors
@@ -35,7 +36,8 @@ class Decision:
     def load(cls, path: str | Path) -> Decision:
         """The decision in a file that `calibrate --predictions` wrote."""
         read = read_decision_file(Path(path))
-        header, state = read.header, state_of(read.header.decision, read.tensors, read.path)
+        header, problem = read.header, PROBLEMS[read.header.problem]
+        state = state_of(header.decision, read.tensors, read.path, problem)
         return cls(state, header.classes, header.members, read.path.name, header.names)
 
     def save(self, path: Path, entry: Step) -> None:
@@ -47,12 +49,14 @@ class Decision:
                 classes=self.classes,
                 members=self.members,
                 names=self.names,
+                problem=self.state.problem.name,
                 decision=self.state.record,
                 weights_sha256=sha256 or UNKNOWN,
                 history=(entry.wrote(sha256 or UNKNOWN),),
             )
-            unnamed = {"names"} if self.names is None else None
-            return {HEADER_KEY: said.model_dump_json(exclude=unnamed)}
+            fields = Header.model_fields
+            usual = {k for k in ("names", "problem") if getattr(said, k) == fields[k].default}
+            return {HEADER_KEY: said.model_dump_json(exclude=usual)}
 
         with replacing(path) as (part,):
             write_tensors(part, plan_tensors(self.state.tensors()), header)
@@ -82,6 +86,8 @@ class Decision:
     def _checked(self, what: str, values: Any, width: int) -> Tensor:
         """As decisions are taken: float32 on the CPU, [sample, member, width], finite."""
         tensor = torch.as_tensor(values).detach().float().cpu()
+        if width == 1 and tensor.dim() < 3:
+            tensor = tensor[..., None]
         tensor = tensor[:, None] if tensor.dim() == 2 else tensor
         if tensor.shape[1:] != (self.members, width):
             expected = f"expected [sample, {self.members}, {width}]"

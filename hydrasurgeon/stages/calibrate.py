@@ -143,12 +143,13 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
         )
     target = output_file(out, option="-o", force=arguments.force, inputs=arguments.sources)
     first = read_outputs(path, labelled=True)
-    val = first.outputs
+    problem, val = first.problem, first.problem.outputs(first.outputs)
+    problem.check(arguments, path.name)
     _, members, classes = val.logits.shape
     _check_score(arguments, path.name, several=members > 1, named=False)
     fit = [] if arguments.fit_predictions is None else [arguments.fit_predictions]
     others = [
-        (name, read_outputs(Path(name), labelled=name in fit, like=val))
+        (name, read_outputs(Path(name), labelled=name in fit, like=first.outputs))
         for name in (*fit, *arguments.ood_predictions)
     ]
     sources, names = [first.source], first.names
@@ -161,16 +162,16 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
     few = check_count(len(val.logits), arguments)
-    fit_outputs = others[0][1].outputs if fit else None
+    fit_outputs = problem.outputs(others[0][1].outputs) if fit else None
     foreign, few_ood = [], []
     for name, given in others[len(fit) :]:
-        outputs = given.outputs
+        outputs = problem.outputs(given.outputs)
         note = too_few_ood(Path(name).name, len(outputs.logits))
         if note is None:
             foreign.append(outputs)
         else:
             few_ood.append(note)
-    state, notes = fit_alone(val, fit_outputs, foreign, arguments)
+    state, notes = fit_alone(val, fit_outputs, foreign, arguments, problem)
     entry = step(
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )

@@ -219,3 +219,64 @@ def test_teachers_are_followed_to_their_mean(learnt: Path, tmp_path: Path) -> No
     data: Any = table(tmp_path / "few.jsonl", 40, 3)
     how = {"data": data, "teacher": [learnt], "recipe": "text", "set": {"epochs": "1"}}
     hs.finetune(learnt, out=tmp_path / "taught.safetensors", device="cpu", **how)
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+def test_anyones_regressor_gets_intervals(ending: str, tmp_path: Path) -> None:
+    """Predictions of scikit-learn's forests, with the inputs as features."""
+    from safetensors.numpy import save_file
+    from sklearn.ensemble import RandomForestRegressor
+
+    rng = np.random.default_rng(0)
+
+    def drawn(rows: int, name: str, shift: float = 0.0, *, labelled: bool = True) -> Path:
+        x = rng.normal(size=(rows, 3)) + shift
+        y = x[:, 0] + x[:, 1] ** 2 + 0.3 * rng.normal(size=rows)
+        if not forests:
+            forests.extend(
+                RandomForestRegressor(20, min_samples_leaf=5, random_state=at).fit(x, y)
+                for at in range(2)
+            )
+        arrays = {
+            "values": np.stack([forest.predict(x) for forest in forests], axis=1),
+            "features": np.stack([x, x], axis=1),
+        }
+        if labelled:
+            arrays["labels"] = y
+        place = tmp_path / f"{name}.{ending}"
+        if ending == "npz":
+            np.savez(place, **arrays)
+        else:
+            save_file(arrays, place)
+        truth[name] = y
+        return place
+
+    forests: list[Any] = []
+    truth: dict[str, np.ndarray] = {}
+    drawn(400, "train")
+    val, test = drawn(400, "val"), drawn(400, "test", labelled=False)
+    odd = drawn(60, "odd", shift=8.0, labelled=False)
+    out = tmp_path / "decision.safetensors"
+    done = hs.calibrate(predictions=val, ood_predictions=[odd], out=out)
+    assert done.decision.ood.score in ("mds", "maha++", "residual", "knn")
+    rows = list(hs.predict(decision=out, predictions=test))
+    held = [row["low"] <= y <= row["high"] for row, y in zip(rows, truth["test"], strict=True)]
+    assert 0.85 < np.mean(held) < 0.97
+    decision = hs.Decision.load(out)
+    arrays = arrays_of(odd)
+    decided = decision.decide(arrays["values"], arrays["features"])
+    assert decided.unfamiliar.double().mean() > 0.9
+    assert decided.answer[0] == "unfamiliar"
+    found = hs.evaluate(predictions_in=[val]).report.results[0].id
+    expected = arrays_of(val)["values"].mean(axis=1)
+    assert found.mae == pytest.approx(np.abs(expected - truth["val"]).mean())
+    bare = tmp_path / "bare.npz"
+    np.savez(bare, values=expected, labels=truth["val"])
+    with pytest.raises(DataError, match="require features"):
+        hs.calibrate(predictions=bare, out=tmp_path / "d2.safetensors")
+
+
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".npz":
+        return dict(np.load(path))
+    return {name: tensor.numpy() for name, tensor in load_file(path).items()}
