@@ -245,7 +245,7 @@ def test_anyones_regressor_gets_intervals(ending: str, tmp_path: Path) -> None:
             arrays["labels"] = y
         place = tmp_path / f"{name}.{ending}"
         if ending == "npz":
-            np.savez(place, **arrays)
+            np.savez(place, **arrays)  # type: ignore[arg-type]
         else:
             save_file(arrays, place)
         truth[name] = y
