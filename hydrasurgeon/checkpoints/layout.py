@@ -153,9 +153,8 @@ def _hydra_shapes(
     """
     made = (entry for entry in reversed(manifest.history) if entry.command in ("fuse", "finetune"))
     last = next(made, None)
-    fused = (
-        last if last is not None and last.command == "fuse" else None
-    )  # members may be tuned after they are fused
+    # Members may be tuned after they are fused, and behind a mean trunk are not those that were read.
+    fused = last if last and last.command == "fuse" and "mean_trunk" not in last.args else None
     hashes = [member.sha256 for member in manifest.members]
     towers, kepts = manifest.towers, [selection(member, weights) for member in manifest.members]
     shared = expected_shapes(weights, towers, intersect_union(kepts)[1])

@@ -275,19 +275,32 @@ class FuseOptions(ClassNames, Run, Output):
     """
 
     requires: ClassVar = {"limit": ("check",)}
-    conflicts: ClassVar = [("mean", "mlp")]
+    conflicts: ClassVar = [("mean", "mlp"), ("mean", "mean_trunk")]
 
     members: Paths = argument(
         reads=CHECKPOINTS, metavar="M1 M2 ...", help="Members of one backbone, two or more."
     )
-    mlp: Literal["average", "separate"] = option(
-        "average", recorded=True, help="average (the paper's) or separate (exact)."
+    mlp: Literal["average", "separate"] | None = option(
+        None,
+        recorded=True,
+        unset="average, behind a mean trunk separate",
+        help="average (the paper's) or separate (exact).",
     )
     mean: bool = option(
         False,
         recorded=True,
         help=(
             "Write one ordinary model of their mean weights: for several fine-tunings of one start."
+        ),
+    )
+    mean_trunk: int | None = option(
+        None,
+        ge=1,
+        metavar="N",
+        recorded=True,
+        help=(
+            "Give all members the mean of their embeddings and first N layers, stored and computed "
+            "once: for fine-tunings of one start."
         ),
     )
     check: str | None = option(
@@ -301,12 +314,16 @@ class FuseOptions(ClassNames, Run, Output):
     )
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
 
+    @property
+    def mlps(self) -> Literal["average", "separate"]:
+        """What becomes of MLPs that differ."""
+        return self.mlp or ("average" if self.mean_trunk is None else "separate")
+
     def recorded(self) -> dict[str, Any]:
         """What history keeps: of MLPs nothing where the mean is written."""
-        kept = super().recorded()
         if self.mean:
-            del kept["mlp"]
-        return kept
+            return super().recorded()
+        return {"mlp": self.mlps, **super().recorded()}
 
 
 class BuildOptions(ClassNames, Bare, Run, Force):

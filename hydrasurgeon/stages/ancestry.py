@@ -34,6 +34,7 @@ from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.commands import recalled
 from hydrasurgeon.surgery.cut import plan_pruning
 from hydrasurgeon.surgery.fusion import plan_fusion, plan_mean
+from hydrasurgeon.surgery.means import behind_mean_trunk
 from hydrasurgeon.surgery.repair import output_names, repaired_tensors
 
 
@@ -397,6 +398,8 @@ def fused(link: Link) -> Iterator[Check]:
         yield Check(name, False, "keeps other heads or neurons than its members")
         return
     fusion, digests = manifest.fusion, [member.digests for member in members]
+    if link.options.mean_trunk is not None:
+        checkpoints, digests = behind_mean_trunk(checkpoints, digests, link.options.mean_trunk)
     plan = plan_fusion(checkpoints, digests, average_mlp=fusion.mlp == "average")
     if plan.trunk != fusion.trunk:
         yield Check(

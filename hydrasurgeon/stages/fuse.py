@@ -4,7 +4,6 @@ runs both sides.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,15 +29,13 @@ from hydrasurgeon.options.making import FuseOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion, plan_mean
+from hydrasurgeon.surgery.means import FAR, behind_mean_trunk, check_common_start, spread
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hydrasurgeon.data import Samples
 
-# Independent weights lie √(M − 1) of their average's norm from it, 1 for two of them, members that
-# were tuned from one start some hundredths: this lies well between the two.
-FAR = 0.5
 ALIKE = {
     "family": "family",
     "architecture": "arch",
@@ -99,19 +96,22 @@ def fuse(arguments: FuseOptions) -> Fused:
     samples = None if arguments.check is None else _samples(opened[0], arguments.check, arguments)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     digests = [sound_digests(member) for member in opened]
+    members, hashes = opened, digests
+    if arguments.mean_trunk is not None:
+        members, hashes = behind_mean_trunk(opened, digests, arguments.mean_trunk)
     if arguments.mean:
         plan = planned_mean(opened, digests)
     else:
-        plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
+        plan = plan_fusion(members, hashes, average_mlp=arguments.mlps == "average")
+    stored = _hashes(members, hashes)
     written = target.save(
-        plan.planned, _manifest_of(opened, digests, plan, arguments), files=opened[0].files
+        plan.planned, _manifest_of(opened, digests, stored, plan, arguments), files=opened[0].files
     )
     agreement = None if samples is None else _checked(opened, target.path, samples, arguments)
     hub = target.publish(written, opened[0].files)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
-    spread = 0.0 if agreement is not None else plan.spread(plan.spreads)
-    notes += _notes(opened, digests, written, spread)
+    notes += _notes(members, stored, written, compared=agreement is not None)
     return Fused(
         target.path,
         written,
@@ -126,30 +126,8 @@ def fuse(arguments: FuseOptions) -> Fused:
 
 def planned_mean(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> FusionPlan:
     """Refused where the mean would be like none of them."""
-    first = opened[0]
-    for other in opened[1:]:
-        if other.kept != first.kept or any(
-            other.tensors[n].dtype != first.tensors[n].dtype for n in first.weights
-        ):
-            what = f"--mean: {first.name} and {other.name} differ in heads, neurons or dtypes"
-            raise SurgeryError(
-                what, hint="Average whole models of one dtype, and prune their mean."
-            )
-    plan = plan_mean(opened, digests)
-    for part in ("attention", "output", "mlp"):
-        # Norms and biases, which begin alike, lie near in any case.
-        names = {w.name for w in first.weights.values() if w.part == part and len(w.shape) == 2}
-        for planned in plan.planned:
-            if planned.name in names:  # measured by being computed
-                deque(planned.produce(), maxlen=0)
-        spread = plan.spread(names)
-        if spread > FAR:
-            raise SurgeryError(
-                f"--mean: their {part} weights lie {100 * spread:.0f} % of its norm from their "
-                "mean, as those of separate trainings do",
-                hint="Their mean is like none of them: fuse them into a hydra.",
-            )
-    return plan
+    check_common_start(opened, list(opened[0].weights), "--mean")
+    return plan_mean(opened, digests)
 
 
 def with_common_names(members: Sequence[Single]) -> list[Single]:
@@ -180,16 +158,13 @@ def with_common_names(members: Sequence[Single]) -> list[Single]:
 
 
 def _notes(
-    opened: Sequence[Single],
-    digests: Sequence[dict[str, str]],
-    made: Manifest,
-    spread: float,
+    opened: Sequence[Single], hashes: Sequence[str], made: Manifest, *, compared: bool
 ) -> Iterator[str]:
     """What its user should know: equal members, averaged MLPs that nobody compared with the
     members' own, and layers that could have been shared.
     """
     seen: dict[str, str] = {}
-    for member, sha256 in zip(opened, _hashes(opened, digests), strict=True):
+    for member, sha256 in zip(opened, hashes, strict=True):
         if sha256 in seen:
             yield (
                 f"{member.name} has the weights of {seen[sha256]}: it counts twice and adds no "
@@ -198,14 +173,18 @@ def _notes(
         seen.setdefault(sha256, member.name)
     if made.kind != "hydra":
         return
-    if spread:
+    distance = 0.0
+    if made.fusion.mlp == "average" and not compared:
+        weights = opened[0].weights
+        distance = spread(opened, [n for n, weight in weights.items() if weight.part == "mlp"])
+    if distance:
         far = (
             ", as those of separate trainings, whose average is like none of them"
-            if spread > FAR
+            if distance > FAR
             else ""
         )
         yield (
-            f"the hydra runs the average of the members' MLPs, which lie {100 * spread:.1f} % of "
+            f"the hydra runs the average of the members' MLPs, which lie {100 * distance:.1f} % of "
             f"its norm from it{far}:"
             " see what that costs with --check D, or fuse with --mlp separate"
         )
@@ -228,10 +207,13 @@ def _notes(
 def _manifest_of(
     opened: Sequence[Single],
     digests: Sequence[dict[str, str]],
+    hashes: Sequence[str],
     plan: FusionPlan,
     arguments: FuseOptions,
 ) -> Callable[[str], Manifest]:
-    """The manifest, once the hash of the weights is there."""
+    """The manifest, once the hash of the weights is there; `hashes` are of the weights that the
+    members have in the hydra.
+    """
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is
     # recorded.
     entry = step(
@@ -256,11 +238,9 @@ def _manifest_of(
                     kept_neurons=member.manifest.kept_neurons,
                     sha256=hashed,
                 )
-                for member, hashed in zip(opened, _hashes(opened, digests), strict=True)
+                for member, hashed in zip(opened, hashes, strict=True)
             ),
-            fusion=Fusion(
-                mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk
-            ),
+            fusion=Fusion(mlp=arguments.mlps, trunk=plan.trunk),
             weights_sha256=sha256,
             history=history,
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
@@ -19,8 +19,9 @@ import numpy as np
 from hydrasurgeon.checkpoints.layout import PREFIX, shared_layers
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes, rows_of
-from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float
+from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned
 from hydrasurgeon.heads import HeadAxis, Kept, intersect_union, positions
+from hydrasurgeon.surgery.means import averaged, differing
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -34,22 +35,10 @@ class FusionPlan:
     trunk: int
     bytes_members: int
     """Size of the members' own files taken together."""
-    spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """For each written average: mean ‖member − average‖², and ‖average‖²."""
 
     @property
     def bytes_stored(self) -> int:
         return sum(plan.nbytes for plan in self.planned)
-
-    def spread(self, names: Collection[str]) -> float:
-        """How far the members' weights lie from their average, as a share of its norm; 0 where they
-        are equal.
-        """
-        squares = [self.spreads[name] for name in names if name in self.spreads]
-        apart, norm = (sum(column) for column in zip((0.0, 0.0), *squares, strict=True))
-        if not apart:
-            return 0.0
-        return math.sqrt(apart / norm) if norm else math.inf
 
 
 def plan_fusion(
@@ -61,7 +50,7 @@ def plan_fusion(
     kepts: list[Kept] = [member.kept for member in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
-    spreads: dict[str, tuple[float, float]] = {}
+    averages = averaged(first, members, [n for n, w in first.weights.items() if w.part == "mlp"])
     apart: set[str] = set()  # tensors of which members have one of their own
     for name, weight in first.weights.items():
         place = axes.get(name)
@@ -72,7 +61,7 @@ def plan_fusion(
         elif alike and len({d[name] for d in digests}) == 1:
             shared = _copy(first, name, name)
         elif average_mlp and weight.part == "mlp" and alike:
-            shared = _average(members, name, spreads)
+            shared = _copy(averages, name, name)
         elif place is not None and not alike:
             shared = _union(members, name, kepts, union, place)
         if shared is not None:
@@ -81,48 +70,20 @@ def plan_fusion(
         apart.add(name)
         planned += [_copy(member, name, PREFIX.format(i, name)) for i, member in enumerate(members)]
     trunk = shared_layers(first.weights, first.manifest.towers, kepts, apart)
-    return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members), spreads)
+    return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members))
 
 
 def plan_mean(members: Sequence[Single], digests: Sequence[Mapping[str, str]]) -> FusionPlan:
-    """One model of the members' mean weights; how far those of them lie is known once it is
-    written.
-    """
-    planned: list[Planned] = []
-    spreads: dict[str, tuple[float, float]] = {}
-    for name in members[0].weights:
-        equal = len({each[name] for each in digests}) == 1
-        mean = _average(members, name, spreads)
-        planned.append(_copy(members[0], name, name) if equal else mean)
-    return FusionPlan(planned, 0, sum(m.tensors.nbytes for m in members), spreads)
+    """One model of the members' mean weights."""
+    first = members[0]
+    mean = averaged(first, members, differing(first.weights, digests))
+    planned = [_copy(mean, name, name) for name in mean.weights]
+    return FusionPlan(planned, 0, sum(m.tensors.nbytes for m in members))
 
 
 def _copy(member: Single, name: str, stored: str) -> Planned:
     info = member.tensors[name]
     return Planned(stored, info.dtype, info.shape, partial(member.tensors.blocks, name))
-
-
-def _average(
-    members: Sequence[Single], name: str, spreads: dict[str, tuple[float, float]]
-) -> Planned:
-    """Paper section 4.2: the mean of the members' weights; `spreads` gets to know how far they lie."""
-    info = members[0].tensors[name]
-
-    def means() -> Iterator[Raw]:
-        squares = norm = 0.0
-        for parts in zip(*(member.tensors.blocks(name) for member in members), strict=True):
-            total = np.zeros(parts[0].shape, dtype=np.float64)
-            for part in parts:
-                values = as_float(part, info.dtype).astype(np.float64)
-                squares += float(values @ values)
-                total += values
-            total /= len(members)
-            norm += float(total @ total)
-            yield from_float(total, info.dtype)
-        # The mean square less the square of the mean; rounding must not make it negative.
-        spreads[name] = max(0.0, squares / len(members) - norm), norm
-
-    return Planned(name, info.dtype, info.shape, means)
 
 
 def _union(

@@ -32,6 +32,7 @@ def tune(path: Path, out: Path, seed: int) -> Path:
     """A copy whose every tensor moved a little."""
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
+    from hydrasurgeon.files.manifest import Manifest
     from hydrasurgeon.files.tensors import Planned
     from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
@@ -42,13 +43,11 @@ def tune(path: Path, out: Path, seed: int) -> Path:
         tensor = to_tensor(opened.tensors.read(name), info.dtype)
         raw, dtype = to_raw(tensor + 0.05 * torch.randn(tensor.shape, generator=generator))
         planned.append(Planned(name, dtype, info.shape, lambda raw=raw: [raw]))
-    *before, last = opened.manifest.history
-    save(
-        out,
-        planned,
-        lambda sha256: rewritten(
-            opened.manifest, weights_sha256=sha256, history=(*before, last.wrote(sha256))
-        ),
-        files=opened.files,
-    )
+    history = opened.manifest.history
+
+    def manifest(sha256: str) -> Manifest:
+        written = (*history[:-1], *(step.wrote(sha256) for step in history[-1:]))
+        return rewritten(opened.manifest, weights_sha256=sha256, history=written)
+
+    save(out, planned, manifest, files=opened.files)
     return out

@@ -1,0 +1,158 @@
+"""fuse --mean-trunk: leading layers become the mean of the members' own, and the branches behind them stay."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edited import edited
+from safetensors.torch import load_file, save_file
+from tiny_families import ONE_CLASS, Family, thoroughly
+from tiny_members import KEPTS, logits, member, tune
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.stages.replay import replay
+from hydrasurgeon.stages.verify import verify
+
+MAKE = Callable[..., Path]
+
+
+def mean_trunk(opened: Checkpoint, layers: int, states: list[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of embeddings and leading layers of the tower that data runs through, by hand."""
+    tower = next(iter(opened.manifest.towers))
+    inside = {
+        name
+        for name, weight in opened.weights.items()
+        if weight.tower == tower
+        and (weight.part == "embedding" if weight.layer is None else weight.layer < layers)
+    }
+    return {
+        name: torch.stack([state[name].double() for state in states]).mean(dim=0).float()
+        for name in inside
+    }
+
+
+@pytest.mark.parametrize("family", thoroughly(*ONE_CLASS))
+def test_it_answers_as_stock_models_with_the_mean_in_front(family: Family, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    family.write(source)
+    tuned = [tune(source, tmp_path / f"t{i}.safetensors", seed=i) for i in range(3)]
+    made = hs.fuse(tuned, mean_trunk=2, out=tmp_path / "hydra.safetensors")
+    opened, states = open_checkpoint(source), [load_file(path) for path in tuned]
+    front = mean_trunk(opened, 2, states)
+    expected = []
+    for i, state in enumerate(states):
+        folder = tmp_path / f"stock{i}"
+        shutil.copytree(source, folder)
+        weights = next(folder.glob("*.safetensors"))
+        disk = load_file(weights)
+        disk |= {opened.tensors.stored(n): t for n, t in {**state, **front}.items()}
+        save_file(disk, weights, metadata={"format": "pt"})
+        expected.append(family.stock(folder)(family.inputs()).softmax(dim=-1))
+    assert (expected[0] - expected[1]).abs().max() > 1e-3
+    answers = hs.load(made.path, device="cpu").predict(family.inputs())
+    torch.testing.assert_close(answers, torch.stack(expected).mean(dim=0), rtol=0, atol=1e-5)
+    stored = load_file(made.path)
+    assert all(torch.equal(stored[name], tensor) for name, tensor in front.items())
+    assert made.manifest.fusion is not None
+    assert (made.manifest.fusion.mlp, made.manifest.fusion.trunk) == ("separate", 2)
+
+
+@pytest.mark.parametrize("family", thoroughly())
+def test_branches_may_be_pruned(family: Family, tmp_path: Path) -> None:
+    """It is the hydra of the members with the mean in front of them, and `verify` makes it again."""
+    source = tmp_path / "source"
+    family.write(source)
+    cut = [
+        member(source, family, rows, tmp_path / f"p{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
+    parts = [tune(path, tmp_path / f"m{i}.safetensors", seed=i) for i, path in enumerate(cut)]
+    made = hs.fuse(parts, mean_trunk=1, out=tmp_path / "hydra.safetensors")
+    front = mean_trunk(open_checkpoint(source), 1, [load_file(path) for path in parts])
+    inputs = family.inputs(dtype=torch.float64)
+    by_hand = [
+        edited(path, tmp_path / f"hand{i}.safetensors", lambda name, t: front.get(name, t))
+        for i, path in enumerate(parts)
+    ]
+    expected = torch.cat([logits(path, inputs, "float64") for path in by_hand], dim=1)
+    torch.testing.assert_close(logits(made.path, inputs, "float64"), expected, rtol=0, atol=1e-10)
+    checks = {check.name: check.holds for check in verify(made.path, parents=tmp_path).checks}
+    name = f"hydra.safetensors = fuse {', '.join(path.name for path in parts)}"
+    assert checks[name]
+    assert checks["hydra.safetensors, fused = members"]
+    assert all(checks[f"member {i}"] for i in range(3))
+
+
+@pytest.fixture
+def tuned(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> list[Path]:
+    """Three fine-tunings of one start."""
+    start, data = tiny(), images()
+    settings = {"steps": "2", "lr": "1e-3"}
+    places = [tmp_path / f"t{seed}.safetensors" for seed in range(3)]
+    for seed, out in enumerate(places):
+        hs.finetune(start, data=data, recipe="demo", set=settings, seed=seed, out=out)
+    return places
+
+
+def test_its_branches_are_distilled_behind_a_fixed_trunk(tuned: list[Path], tmp_path: Path) -> None:
+    """Each from its own teacher, the trunk's outputs computed once; its file is complete and exports."""
+    data = str(tmp_path / "data.npz")
+    parts = [
+        hs.prune(
+            path,
+            method="random",
+            sample="4/8",
+            layers="1-2",
+            seed=i,
+            out=tmp_path / f"m{i}.safetensors",
+        ).path
+        for i, path in enumerate(tuned)
+    ]
+    hydra = hs.fuse(parts, mean_trunk=1, out=tmp_path / "hydra.safetensors").path
+    taught = hs.finetune(
+        hydra,
+        data=data,
+        teacher=tuned,
+        recipe="demo",
+        set={"steps": "3", "lr": "1e-3"},
+        out=tmp_path / "taught.safetensors",
+    )
+    before, after = load_file(hydra), load_file(taught.path)
+    fixed = {name for name in before if name.startswith(("blocks.0.", "pos_embed", "patch_embed"))}
+    assert fixed
+    assert all(torch.equal(before[name], after[name]) for name in fixed)
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert {name.split(".")[1] for name in moved} == {"0", "1", "2"}  # of every member
+    assert taught.manifest.fusion is not None
+    assert taught.manifest.fusion.trunk == 1
+    assert verify(taught.path, parents=tmp_path).holds
+    run(["export", str(taught.path), "-o", str(tmp_path / "taught.onnx")])
+    assert (tmp_path / "taught.onnx").exists()
+    for path in (*parts, *tuned[1:]):
+        path.unlink()
+    assert replay(hydra, folder=tmp_path).holds
+
+
+def test_no_mean_trunk_of_what_has_nothing_in_common(
+    tiny: MAKE, tuned: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "hydra.safetensors"
+    other = tiny("other.safetensors", seed=1)
+    with pytest.raises(SurgeryError, match=r"--mean-trunk: their attention weights lie \d+ %"):
+        hs.fuse([tuned[0], other], mean_trunk=1, out=out)
+    cut = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
+    with pytest.raises(SurgeryError, match="differ in heads, neurons or dtypes"):
+        hs.fuse([tuned[0], cut], mean_trunk=2, out=out)
+    with pytest.raises(UsageError, match="--mean conflicts with --mean-trunk"):
+        hs.fuse(tuned, mean=True, mean_trunk=1, out=out)
+    assert not out.exists()
+    averaged = hs.fuse(tuned, mean_trunk=1, mlp="average", out=out).manifest
+    assert averaged.fusion is not None
+    assert averaged.fusion.mlp == "average"
