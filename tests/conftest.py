@@ -63,6 +63,15 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as Python can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
 def own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers copies modelling files of directories into a cache of the user's, and keeps what it imported."""
     import transformers.dynamic_module_utils as dynamic

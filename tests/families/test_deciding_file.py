@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.files.decided import SCORES, Joint
 
 HF = thoroughly(*CLASSIFIERS)
-
+THREADS = 8
 
 pytestmark = pytest.mark.usefixtures("own_module_cache")
 
@@ -118,6 +119,34 @@ def test_the_model_of_a_directory_decides(family: Family, kind: str, tmp_path: P
         )
         plain = auto.from_pretrained(folder)
         assert "hydrasurgeon" not in type(plain).__module__
+
+
+@pytest.mark.usefixtures("switching")
+@pytest.mark.parametrize("kind", ["member", "hydra"])
+@pytest.mark.parametrize("family", [FAMILIES[name] for name in ("BERT", "ViT", "Llama")])
+def test_threads_get_the_answers_of_one_thread(family: Family, kind: str, tmp_path: Path) -> None:
+    model = stock(made(tmp_path, family, kind, "mds"), family)
+    rows = [slice(number % 5, number % 5 + 1 + number % 3) for number in range(THREADS)]
+    whole = family.inputs(7)
+    batches = [
+        {key: value[some] for key, value in whole.items()} if family.is_text else whole[some]
+        for some in rows
+    ]
+
+    def scores(number: int) -> torch.Tensor:
+        inputs = batches[number]
+        with torch.inference_mode():
+            answer = model(**inputs) if family.is_text else model(inputs)
+        return answer.ood_score
+
+    alone = [scores(number) for number in range(THREADS)]
+
+    def ask(number: int) -> None:
+        for _ in range(20):
+            torch.testing.assert_close(scores(number), alone[number], rtol=1e-4, atol=1e-4)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        assert [*threads.map(ask, range(THREADS))] == [None] * THREADS
 
 
 def test_in_training_it_is_the_plain_model(tmp_path: Path) -> None:

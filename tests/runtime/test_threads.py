@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,15 +17,6 @@ from hydrasurgeon.files.decided import Gate, Standard
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 THREADS, CALLS, MEMBERS = 8, 40, 2
-
-
-@pytest.fixture
-def switching() -> Iterator[None]:
-    """Threads take turns as often as Python can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def hydra(folder: Path) -> hs.Classifier:

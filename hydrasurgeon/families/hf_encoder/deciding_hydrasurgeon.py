@@ -13,6 +13,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,9 @@ FITTED, LOGITS = stored_scores(), logit_scores()
 terms of a member's logits, and what it makes of their mean.
 """
 
+NOTES: ContextVar[dict[Any, Tensor] | None] = ContextVar("notes", default=None)
+"""What the pass of this thread notes: other threads that share the model have notes of their own."""
+
 
 @dataclass
 class DecidedOutput(ModelOutput):
@@ -62,38 +66,41 @@ class DecidedOutput(ModelOutput):
     """Whether the score is above its threshold."""
 
 
-class Read:
-    """What the classifier of each member was given in the last pass."""
+def note_features(members: Sequence[Any], classes: int) -> list[list[nn.Linear]]:
+    """From now on a pass notes what its classifiers are given, if its caller asks: those of each
+    member.
+    """
+    parts = [readers(member, classes) for member in members]
+    for part in (part for own in parts for part in own):
+        part.register_forward_pre_hook(_note_input)
+    for member in members:
+        base = getattr(member, encoder_name(member))
+        base.register_forward_pre_hook(_note_last_token, with_kwargs=True)
+    return parts
 
-    def __init__(self, members: Sequence[Any], classes: int) -> None:
-        self.parts = [readers(member, classes) for member in members]
-        self.inputs: dict[nn.Module, Tensor] = {}
-        for part in (part for parts in self.parts for part in parts):
-            part.register_forward_pre_hook(self._note)
-        for member in members:
-            base = getattr(member, encoder_name(member))
-            base.register_forward_pre_hook(self._see, with_kwargs=True)
 
-    def _see(self, base: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Where decoders read: they classify every token, and answer by the last that is no
-        padding.
-        """
-        ids = named.get("input_ids", arguments[0] if arguments else None)
-        if ids is not None and ids.dim() == 2:
-            real = (ids != base.config.pad_token_id).int()
-            self.last = (torch.arange(ids.shape[1], device=ids.device) * real).argmax(dim=1)
+def _note_last_token(base: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Where decoders read: they classify every token, and answer by the last that is no padding."""
+    notes = NOTES.get()
+    ids = named.get("input_ids", arguments[0] if arguments else None)
+    if notes is not None and ids is not None and ids.dim() == 2:
+        real = (ids != base.config.pad_token_id).int()
+        notes["last"] = (torch.arange(ids.shape[1], device=ids.device) * real).argmax(dim=1)
 
-    def _note(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+
+def _note_input(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    notes = NOTES.get()
+    if notes is not None:
         features = inputs[0].detach()
-        self.inputs[part] = (
-            features if features.dim() == 2 else features[torch.arange(len(features)), self.last]
-        )
+        if features.dim() == 3:
+            features = features[torch.arange(len(features)), notes["last"]]
+        notes[part] = features
 
-    def taken(self) -> Tensor:
-        """[batch, member, width]; a distilled model's two classifiers side by side."""
-        inputs, self.inputs = self.inputs, {}
-        rows = [torch.cat([inputs[part] for part in parts], dim=-1) for parts in self.parts]
-        return torch.stack(rows, dim=1)
+
+def noted(parts: Sequence[Sequence[nn.Linear]], notes: Mapping[Any, Tensor]) -> Tensor:
+    """[batch, member, width]; a distilled model's two classifiers side by side."""
+    rows = [torch.cat([notes[part] for part in own], dim=-1) for own in parts]
+    return torch.stack(rows, dim=1)
 
 
 def readers(member: Any, classes: int) -> list[nn.Linear]:
@@ -181,6 +188,8 @@ class _Deciding:
     """What `DecidingModel` and `DecidingHydra` have in common."""
 
     decides: Decides | None = None
+    parts: Sequence[Sequence[nn.Linear]] = ()
+    """The classifiers of each member whose inputs the state reads."""
     training: bool
 
     @classmethod
@@ -193,7 +202,7 @@ class _Deciding:
             model.config, len(members), lambda: load_file(str(cached_file(path, STATE, **hub)))
         )
         if model.decides.stored:
-            model.read = Read(members, model.config.num_labels)
+            model.parts = note_features(members, model.config.num_labels)
         return made
 
     def save_pretrained(self, folder: Any, **options: Any) -> None:
@@ -223,13 +232,18 @@ class _Deciding:
         as_tuple = named.pop("return_dict", None) is False
         loss: Tensor | None = None
         about: dict[str, Any] = {}
-        if isinstance(self, HydraModel):
-            logits = self.member_logits(*inputs, **named)
-        else:
-            output = plain(*inputs, **truth, **named)
-            logits, loss = output.logits[:, None], output.get("loss")
-            about = {key: output[key] for key in ("hidden_states", "attentions") if key in output}
-        fields = self.decides(logits, self.read.taken() if self.decides.stored else None)  # type: ignore[attr-defined]
+        notes: dict[Any, Tensor] = {}
+        before = NOTES.set(notes)
+        try:
+            if isinstance(self, HydraModel):
+                logits = self.member_logits(*inputs, **named)
+            else:
+                output = plain(*inputs, **truth, **named)
+                logits, loss = output.logits[:, None], output.get("loss")
+                about = {key: output[key] for key in ("hidden_states", "attentions") if key in output}
+        finally:
+            NOTES.reset(before)
+        fields = self.decides(logits, noted(self.parts, notes) if self.parts else None)
         if isinstance(self, HydraModel) and labels is not None:
             loss = loss_of(self.config, fields["logits"], labels)
         answer = DecidedOutput(loss=loss, **{**about, **fields})
