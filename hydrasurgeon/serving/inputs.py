@@ -64,8 +64,9 @@ class Bodies:
     async def whole(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a request, once all of it has come."""
         body, message = bytearray(), dict[str, Any](more_body=True)
+        deadline = asyncio.get_running_loop().time() + PATIENCE
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout_at(deadline):
                 while message.get("more_body"):
                     message = dict(await request.receive())
                     if message["type"] == "http.disconnect":
@@ -81,7 +82,7 @@ class Bodies:
         finally:
             self.held -= len(body)
             # A client that still sends would not see the answer.
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout_at(deadline):
                 while message.get("more_body"):
                     message = dict(await request.receive())
 

@@ -26,6 +26,15 @@ pytestmark = [
     for name in PACKAGES
 ]
 JSON = "application/json"
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "path": "/v1/predict",
+    "headers": [(b"content-type", JSON.encode())],
+    "query_string": b"",
+    "http_version": "1.1",
+}
+"""A request to predict, of JSON."""
 
 
 @dataclass
@@ -268,15 +277,7 @@ def test_a_slow_body_holds_no_place() -> None:
         async def send(message: dict[str, Any]) -> None:
             pass
 
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/predict",
-            "headers": [(b"content-type", JSON.encode())],
-            "query_string": b"",
-            "http_version": "1.1",
-        }
-        slow = [asyncio.create_task(app(dict(scope), receive, send)) for _ in range(20)]
+        slow = [asyncio.create_task(app({**SCOPE}, receive, send)) for _ in range(20)]
         await asyncio.sleep(0)
         replies = await ask(app, "/v1/predict", b'{"inputs": ["a"]}'), await ask(app, "/ready")
         go.set()
@@ -285,6 +286,38 @@ def test_a_slow_body_holds_no_place() -> None:
 
     answered, ready = conversation(texts(), talk)
     assert (answered.status, ready.status) == (200, 200)
+
+
+def test_a_body_that_does_not_come_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydrasurgeon.serving import inputs
+
+    monkeypatch.setattr(inputs, "PATIENCE", 0.05)
+    waits: list[float] = []
+    timeout_at = asyncio.timeout_at
+
+    def waiting(when: float) -> asyncio.Timeout:
+        waits.append(when)
+        return timeout_at(when)
+
+    monkeypatch.setattr(asyncio, "timeout_at", waiting)
+
+    async def talk(app: Any) -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await app({**SCOPE}, receive, send)
+        return sent
+
+    start, *_ = conversation(texts(), talk)
+    assert start["status"] == 408
+    assert len(waits) == 2
+    assert len({*waits}) == 1
 
 
 def test_bodies_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
