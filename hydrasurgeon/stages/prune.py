@@ -200,8 +200,10 @@ def _chosen(
     }
     notes, decided = [*score.settings.get("notes", ())], score.settings.get("keep")
     confined = score.settings.get("layers")
-    if confined and arguments.layers is None:
-        notes.append(f"the {key} scores are of --layers {confined}, and only those lose heads")
+    layers = max(tower.layers for tower in manifest.towers.values())
+    if arguments.layers is None and isinstance(confined, list) and len(confined) < layers:
+        typed = ",".join(map(str, confined))
+        notes.append(f"the {key} scores are of --layers {typed}, and only those lose heads")
     if arguments.keep is not None and decided not in (None, arguments.keep):
         notes.append(
             f"the {key} scores were computed layer by layer for --keep {decided}, not "

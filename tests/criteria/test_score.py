@@ -172,7 +172,10 @@ def test_pruning_keeps_to_the_layers_that_were_scored(
     for amount in ({"keep": 2}, {"remove": 2}, {"sample": "2/3"}):
         member = hs.prune(path, method="taylor", out=tmp_path / "m", force=True, **amount)
         assert [len(row) for row in member.manifest.kept["vision"]] == [4, 4, 2]
-    assert member.notes == ("the taylor scores are of --layers [2], and only those lose heads",)
+    assert member.notes == ("the taylor scores are of --layers 2, and only those lose heads",)
+    hs.score(path, method="cahp", data=data)
+    everywhere = hs.prune(path, method="cahp", keep="auto", out=tmp_path / "c")
+    assert not any("--layers" in note for note in everywhere.notes)
     neurons = hs.prune(path, neurons=0.5, out=tmp_path / "n").manifest.kept_neurons
     assert neurons is not None
     assert [len(row) for row in neurons["vision"]] == [128, 64, 64]
