@@ -63,7 +63,6 @@ class AtHand:
         *,
         name: str | None = None,
         arch: str | None = None,
-        kind: str | None = None,
     ) -> Hashed | None:
         """The checkpoint with these weights, the one called `name` first; `arch` reads what has no
         manifest.
@@ -71,7 +70,7 @@ class AtHand:
         paths = [self.folder / each for each in entries(self.folder)]
         for path in sorted(paths, key=lambda path: (path.name != name, path)):
             opened = self._opened(path, arch)
-            if opened is None or kind not in (None, opened.manifest.kind):
+            if opened is None:
                 continue
             if opened.recorded and opened.manifest.weights_sha256 != sha256:
                 continue

@@ -28,8 +28,6 @@ MAX_NAME = 200
 """Bytes of a file's name: file systems allow 255, and a file that is being written has a longer
 one.
 """
-MAKES_BACKBONES = ("init", "finetune", "export")
-"""Steps whose result may be a backbone, with which a replay can begin."""
 DATA = ("data", "val", "unlabelled", "fit_data", "ood")
 """Options that name data."""
 FETCHED = ("hf:", "torchvision:")
@@ -78,9 +76,7 @@ class Rerun:
 
 
 def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rerun]:
-    """The steps from the last backbone that is at hand to the target; ManifestError where there is
-    no such way.
-    """
+    """All steps from what none of them made to the target; ManifestError where there is no such way."""
     where, steps = target.name, target.manifest.history
     if not steps:
         raise ManifestError(
@@ -91,17 +87,8 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rer
     runs: list[Rerun] = []
     needed = {every[-1].output}
     for run in reversed(every):
-        if run.output not in needed:
-            continue
-        if (
-            run is not every[-1]
-            and run.entry.command in MAKES_BACKBONES
-            and run.output.sha256 is not None
-        ):
-            run.output.source = at_hand.find(
-                run.output.sha256, name=run.output.name, kind="backbone"
-            )
-        if run.output.source is None and run.entry.command != "init":
+        # What `init` drew is where a history begins.
+        if run.output in needed and run.entry.command != "init":
             _check_inputs(run, where)
             runs.insert(0, run)
             needed |= {*run.inputs}
@@ -156,7 +143,8 @@ def _beginning(
     history = () if source is None else source.checkpoint.manifest.history
     for entry in history:
         # `score` writes the weights that it read.
-        if entry.output == read.sha256 and all(i.sha256 != read.sha256 for i in entry.inputs):
+        wrote = entry.output == read.sha256 and all(i.sha256 != read.sha256 for i in entry.inputs)
+        if wrote and entry.command != "init":
             raise ManifestError(
                 f"{where}: its history has no step that wrote {read.name}, which {entry.command} made",
                 hint="A replay begins with backbones, not with what was made on the way.",

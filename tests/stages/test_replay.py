@@ -243,6 +243,17 @@ def test_two_files_of_one_name(made: Callable[..., Path]) -> None:
     assert result.checks[-1].detail == "identical, and so are the files"
 
 
+def test_a_tuned_backbone_is_made_again(made: Callable[..., Path]) -> None:
+    """Only what no step made is taken from the folder: the file on the way may be a forged one."""
+    folder = made(f"finetune vit {TUNE} -o tuned", "prune --method random --keep 2 tuned -o m")
+    source = only(folder, "vit.safetensors", "tuned.safetensors", "data.npz")
+    result = replay(folder / "m.safetensors", folder=source)
+    assert [command.split()[0] for command in result.commands] == ["finetune", "prune"]
+    assert outcomes(result) == [True] * 4
+    with pytest.raises(CheckpointError, match=r"vit\.safetensors .* with which its history begins"):
+        replay(folder / "m.safetensors", folder=only(folder, "tuned.safetensors", "data.npz"))
+
+
 def test_members_of_several_backbones(tiny: MAKE, made: Callable[..., Path]) -> None:
     folder = made()
     tiny("second.safetensors", seed=1)
