@@ -173,7 +173,7 @@ def searched(
         for line in plan.lines:
             options.progress(line, 0, 0)
     commands = _scored(models, keys, maker, workshop, plan, identity["weights"])
-    backbone = classifying(open_single(next(iter(commands))), options, options.val)
+    backbone = classifying(open_single(next(iter(commands))), options, val)
     scores = {key: open_single(scored(key, options)).manifest.scores[key] for key in keys}
     pruned = Pruned(backbone, scores, options)
     label = "backbone"

@@ -20,7 +20,7 @@ FROM_DATA = "data"
 
 
 def classifying(
-    checkpoint: CheckpointT, options: ClassNames, data: str | Samples | None = None
+    checkpoint: CheckpointT, options: ClassNames, data: Samples | None = None
 ) -> CheckpointT:
     """The checkpoint as a classifier of the classes that the options name, else of those that it
     records, else of the data's.
@@ -99,13 +99,11 @@ def named_by(checkpoint: CheckpointT, options: ClassNames, samples: Samples | No
     return with_data_names(checkpoint, fit_classes(samples, checkpoint.manifest.model))
 
 
-def _words(data: str | Samples, where: str) -> Sequence[str]:
+def _words(data: Samples, where: str) -> Sequence[str]:
     """The data's class names, which a text tower can make something of."""
-    from hydrasurgeon.data import open_data
     from hydrasurgeon.data.labels import are_codes
 
-    samples = open_data(data) if isinstance(data, str) else data
-    column, names, why = samples.written, samples.classes, None
+    column, names, why = data.written, data.classes, None
     if column is None or names is None or column.numbers is not None:
         why = "the data has none"
     elif are_codes(names):

@@ -37,11 +37,11 @@ class LabelledSet:
     classes: str | None
 
     def named(
-        self, checkpoints: Sequence[Checkpoint], templates: Sequence[str]
+        self, checkpoints: Sequence[Checkpoint], templates: Sequence[str], samples: Samples
     ) -> list[Checkpoint]:
         """The checkpoints as classifiers of its classes, where they learn them by name."""
         names = ClassNames(classes=self.classes, template=tuple(templates))
-        return [classifying(checkpoint, names, self.spec) for checkpoint in checkpoints]
+        return [classifying(checkpoint, names, samples) for checkpoint in checkpoints]
 
 
 Further = tuple[str, Any, list[Checkpoint]]
@@ -187,14 +187,14 @@ def check_classes(name: str, classes: int | None, other: str, its_classes: int |
 
 def open_sets(
     checkpoint: Checkpoint,
-    data: str,
+    inside: Samples,
     ood: Sequence[str],
     shift: Sequence[str],
     val: str | None,
     limit: int | None,
     seed: int,
 ) -> DataSets:
-    from hydrasurgeon.data import open_data
+    from hydrasurgeon.data import fit_classes, open_data
 
     model = checkpoint.manifest.model
 
@@ -211,7 +211,7 @@ def open_sets(
         (name, group, open_data(spec, limit=limit, seed=seed)) for group, name, spec in outside
     )
     shifted = tuple((name, severity, labelled(spec)) for name, severity, spec in shifts)
-    return DataSets(labelled(data), foreign, shifted, labelled(val) if val else None)
+    return DataSets(fit_classes(inside, model), foreign, shifted, labelled(val) if val else None)
 
 
 def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:

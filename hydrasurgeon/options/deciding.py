@@ -66,12 +66,11 @@ class Answering(ClassNames, Bare, Run):
         hint = "Or give what any model answered, by --predictions F."
         if self.checkpoint is None:
             raise UsageError("CKPT is required", hint=hint)
-        text = getattr(self, "text", None)
-        if text is not None:
-            return self.checkpoint, f"text:{text}"
-        if self.data is None:
-            raise UsageError("--data is required", hint=hint)
-        return self.checkpoint, self.data
+        if self.data is not None:
+            return self.checkpoint, self.data
+        if getattr(self, "text", ()):
+            return self.checkpoint, "--text"
+        raise UsageError("--data is required", hint=hint)
 
 
 class CalibrateOptions(Answering, Output):
@@ -245,11 +244,14 @@ class PredictOptions(Engines, Answering, Force):
         group=UNLABELLED,
         help="Data, labelled or not; - is stdin, a text in each line, or two with a tab between.",
     )
-    text: str | None = option(
-        None, metavar="TEXT", group=READ, help="Instead of D: one text to answer for."
+    text: Texts = option(
+        (), metavar="TEXT", group=READ, help="Instead of D: a text to answer for; repeatable."
     )
-    text_pair: str | None = option(
-        None, metavar="TEXT", group=READ, help="The second text, of a model that reads pairs."
+    text_pair: Texts = option(
+        (),
+        metavar="TEXT",
+        group=READ,
+        help="The second text, of a model that reads pairs; one for each --text.",
     )
     decision: PathLike | None = option(
         None, metavar="F", group=READ, help="Instead of CKPT: what calibrate --predictions wrote."

@@ -18,7 +18,7 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.criteria import criterion
-from hydrasurgeon.data import Samples, open_data
+from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.decision.fitting import FEWEST_OOD, too_few_ood
 from hydrasurgeon.errors import DataError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
@@ -74,8 +74,9 @@ def build(options: BuildOptions) -> Built:
     budgets = parse_budgets(options.budget)
     _check(options, budgets)
     out, picture = _outputs(options, several=len(budgets) > 1)
-    models = _opened(options)
-    sets, notes = _opened_data(models[0], options)
+    val = open_data(options.val, limit=options.limit, seed=options.seed)
+    models = _opened(options, val)
+    sets, notes = _opened_data(models[0], val, options)
     outcome = built(models, sets, options, budgets, out, picture, averaged=averaged(models))
     if outcome is None:
         return Built(None, options.goal, options.work)
@@ -116,10 +117,10 @@ def averaged(models: Sequence[Single]) -> bool:
     return True
 
 
-def _opened(options: BuildOptions) -> list[Single]:
+def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     """The models, of one architecture and with the same classes."""
     read = [undecided(open_single(path, arch=options.arch)) for path in options.checkpoints]
-    models = with_common_names([classifying(opened, options, options.val) for opened in read])
+    models = with_common_names([classifying(opened, options, val) for opened in read])
     for opened in models:
         need_classes(opened.manifest, opened.path)
         if problem_of(opened.manifest.model).several and options.goal not in ("acc", "nll"):
@@ -176,12 +177,13 @@ def _outputs(options: BuildOptions, *, several: bool) -> tuple[Path, Path | None
 
 
 def _opened_data(
-    opened: Single, options: BuildOptions
+    opened: Single, val: Samples, options: BuildOptions
 ) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and OOD data, all different; and what is odd about them."""
     model = opened.manifest.model
     read = partial(open_data, limit=options.limit, seed=options.seed)
-    data, val = (read(spec, model=model) for spec in (options.data, options.val))
+    val = fit_classes(val, model)
+    data = read(options.data, model=model)
     ood = [read(spec) for spec in options.ood]
     in_turn = [("--val", val), ("--data", data), *(("--ood", samples) for samples in ood)]
     notes = [samples.note for _, samples in in_turn if samples.note is not None]

@@ -68,14 +68,16 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     """
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))
+    from hydrasurgeon.data import fit_classes, open_data
     from hydrasurgeon.decision.fitting import check_count
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.tensors import plan_tensors
 
-    checkpoint, _ = arguments.needed()
-    source = classifying(
-        open_checkpoint(checkpoint, arch=arguments.arch), arguments, arguments.data
-    )
+    checkpoint, data = arguments.needed()
+    read = partial(open_data, limit=arguments.limit, seed=arguments.seed)
+    opened = open_checkpoint(checkpoint, arch=arguments.arch)
+    val = read(data)
+    source = classifying(opened, arguments, val)
     need_classes(source.manifest, source.path)
     problem_of(source.manifest.model).check(arguments, source.name)
     _check_score(
@@ -88,8 +90,10 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     source.check_weights()
     opened = undecided(source)
     digests = opened.digests()
-    sets = _opened_data(opened, arguments)
-    val, data = sets["--data"][0], [samples for each in sets.values() for samples in each]
+    model = opened.manifest.model
+    fit = [] if arguments.fit_data is None else [read(arguments.fit_data, model=model)]
+    val = fit_classes(val, model)
+    sets = {"--data": [val], "--fit-data": fit, "--ood": [read(spec) for spec in arguments.ood]}
     options = [(option, samples) for option, each in sets.items() for samples in each]
     odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
     opened = with_inputs(with_data_names(opened, val), val)
@@ -100,7 +104,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         "calibrate",
         args=arguments.recorded(),
         inputs=[opened.record(digests)],
-        data=[DataRecord(**samples.fingerprint()) for samples in data],
+        data=[DataRecord(**samples.fingerprint()) for _, samples in options],
         seed=arguments.seed,
         uses=("torch", opened.manifest.model.family),
     )
@@ -218,19 +222,6 @@ def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named
             ),
             hint="Give another score.",
         )
-
-
-def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> dict[str, list[Samples]]:
-    """All that is read, by its option."""
-    from hydrasurgeon.data import open_data
-
-    read = partial(open_data, limit=arguments.limit, seed=arguments.seed)
-    fit, model = [] if arguments.fit_data is None else [arguments.fit_data], opened.manifest.model
-    labelled = {"--data": [arguments.needed()[1]], "--fit-data": fit}
-    sets = {
-        option: [read(spec, model=model) for spec in specs] for option, specs in labelled.items()
-    }
-    return sets | {"--ood": [read(spec) for spec in arguments.ood]}
 
 
 def _fit(

@@ -25,7 +25,6 @@ from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_cascades,
-    check_classes,
     corruptions_in,
     labelled_sets,
     portable_entry,
@@ -98,17 +97,12 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     names += [row.name for row in files]
     _check_reference(arguments.reference, names)
     check_paths(assertions, [*names, *([] if twin is None else [twin.name])])
-    if opened and files:
-        first = labelled[0].named(opened, arguments.template)[0]
-        check_classes(
-            first.name, first.manifest.model.num_classes, files[0].name, files[0].answers.classes
-        )
     measured = Measured()
     with contextlib.ExitStack() as stack:
         models = opened if twin is None else stack.enter_context(twin.beside(opened, arguments))
         if models:
             logits = outputs.get("predictions")
-            measured = of_models(models, labelled, arguments, temperature, logits)
+            measured = of_models(models, labelled, arguments, temperature, logits, files)
     rows = with_mce([*measured.rows, *files])
     results = tuple(row.result for row in rows)
     report = Report(

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.data.corruptions import Corrupted
 from hydrasurgeon.decision.fitting import FEWEST_OOD
 from hydrasurgeon.errors import UsageError
@@ -213,14 +214,19 @@ def of_models(
     arguments: EvaluateOptions,
     temperature: float | None,
     predictions: Path | None,
+    files: Sequence[Row],
 ) -> Measured:
     """Every checkpoint, or all of them as one ensemble, on all data sets."""
     first, *others = labelled
-    opened = first.named(plain, arguments.template)
-    check_same_classes(opened)
     limit, seed = arguments.limit, arguments.seed
+    samples = open_data(first.spec, limit=limit, seed=seed)
+    opened = first.named(plain, arguments.template, samples)
+    check_same_classes(opened)
+    for row in files[:1]:
+        classes = opened[0].manifest.model.num_classes
+        check_classes(opened[0].name, classes, row.name, row.answers.classes)
     val = arguments.val if temperature is None else None
-    sets = open_sets(opened[0], first.spec, arguments.ood, arguments.shift, val, limit, seed)
+    sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, val, limit, seed)
     corrupted = [
         (each.name, each.severity, Corrupted(sets.id, each, seed=seed))
         for each in corruptions_in(arguments.corrupt, arguments.shift, opened)
@@ -228,9 +234,10 @@ def of_models(
     with_corrupted = replace(sets, shift=(*sets.shift, *corrupted))
     further: list[Further] = []
     for each in others:
-        named = each.named(plain, arguments.template)
+        samples = open_data(each.spec, limit=limit, seed=seed)
+        named = each.named(plain, arguments.template, samples)
         check_same_classes(named)
-        samples = open_sets(named[0], each.spec, (), (), None, limit, seed).id
+        samples = fit_classes(samples, named[0].manifest.model)
         further.append((each.name, samples, named))
     how, timed = How(arguments, passes=arguments.mc_dropout, engine=arguments.engine), SideBySide()
     table = _Table(

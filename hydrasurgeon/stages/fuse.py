@@ -89,11 +89,15 @@ def fuse(arguments: FuseOptions) -> Fused:
     if len(arguments.members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
     opened = [undecided(open_single(member)) for member in arguments.members]
-    opened = with_common_names(
-        [classifying(member, arguments, arguments.check) for member in opened]
-    )
+    samples = None
+    if arguments.check is not None:
+        from hydrasurgeon.data import fit_classes, open_data
+
+        samples = open_data(arguments.check, limit=arguments.limit, seed=arguments.seed)
+    opened = with_common_names([classifying(member, arguments, samples) for member in opened])
     fusable(opened)
-    samples = None if arguments.check is None else _samples(opened[0], arguments.check, arguments)
+    if samples is not None and samples.labels is not None:
+        samples = fit_classes(samples, opened[0].manifest.model)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     digests = [sound_digests(member) for member in opened]
     members, hashes = opened, digests
@@ -253,16 +257,6 @@ def _hashes(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> list
     return [
         weights_sha256(member.tensors, each) for member, each in zip(opened, digests, strict=True)
     ]
-
-
-def _samples(member: Single, data: str, run: Run) -> Samples:
-    """What the hydra is compared with its members on; its labels, where it has some, must be the
-    members'.
-    """
-    from hydrasurgeon.data import fit_classes, open_data
-
-    samples = open_data(data, limit=run.limit, seed=run.seed)
-    return samples if samples.labels is None else fit_classes(samples, member.manifest.model)
 
 
 def _checked(

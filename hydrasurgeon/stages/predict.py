@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,9 @@ class _Model:
         checkpoint, data = arguments.needed()
         check_engine(arguments, arguments.dtype)
         opened = open_any(checkpoint, arch=arguments.arch)
-        opened = classifying(opened, arguments, None if data == "-" else data)
+        keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
+        self.samples = None if data == "-" else _samples(data, arguments, keep)
+        opened = classifying(opened, arguments, self.samples)
         need_classes(opened.manifest, opened.path)
         opened.check_weights()
         check_cascades([opened] if arguments.cascade else [])
@@ -147,12 +149,10 @@ class _Model:
         self.model = engine_of(
             opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
         )
-        keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
         # The name of an answer's own field is taken: what the data calls so is told apart.
         own = ("id", *self.model.problem.columns)
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
-        self.samples = None if data == "-" else _samples(data, arguments, keep)
         self.notes = tuple(filter(None, (opened.note,)))
         if self.model.state is None:
             self.notes += (without_state(opened.name),)
@@ -297,12 +297,17 @@ def _shard(shard: str | None, count: int, batch: int) -> range:
 def _samples(data: str, arguments: PredictOptions, keep: list[str]) -> Samples:
     """The data, with the columns that are carried over."""
     from hydrasurgeon.data import open_data
+    from hydrasurgeon.data.samples import Rows
     from hydrasurgeon.data.sources import text_pairs
 
-    if arguments.text_pair is not None:
-        return text_pairs(data, [(arguments.text, arguments.text_pair)])
-    carried = (arguments.id_column or ID, *keep)
-    samples = open_data(data, limit=arguments.limit, seed=arguments.seed, carried=carried)
+    samples: Samples
+    if arguments.text_pair:
+        samples = text_pairs(data, [*zip_longest(arguments.text, arguments.text_pair)])
+    elif arguments.text:
+        samples = Rows(data, arguments.text, "text")
+    else:
+        carried = (arguments.id_column or ID, *keep)
+        samples = open_data(data, limit=arguments.limit, seed=arguments.seed, carried=carried)
     wanted = [("--id-column", arguments.id_column), *(("--keep-columns", name) for name in keep)]
     for option, name in wanted:
         if name and name not in samples.columns:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.data import fit_classes, open_data
+from hydrasurgeon.data import fit_classes, open_data, sources
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.measuring import ExportOptions
@@ -107,6 +108,38 @@ def test_clip_takes_other_words_in_the_same_places_only(tmp_path: Path) -> None:
     assert fitted.note is not None
     with pytest.raises(DataError, match="no class an_ant, an_eel"):
         fit_classes(samples, named(("bee", "ant", "cat", "dog", "eel"), **prompts))
+
+
+def test_data_that_names_the_classes_is_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe or a stream cannot be read twice."""
+    family = FAMILIES["CLIP by class names"]
+    family.write(tmp_path / "clip")
+    config = tmp_path / "clip" / "config.json"
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 28, 28, 3), np.uint8)
+    data = str(tmp_path / "data.npz")
+    names = np.array(["good", "bad", "dull"])
+    np.savez(data, images=pixels, labels=np.arange(60) % 3, classes=names)
+    assert "labels" not in config.read_text()
+    opened: list[str] = []
+    located = sources.located
+
+    def noted(place: str) -> list[Path]:
+        opened.append(place)
+        return located(place)
+
+    monkeypatch.setattr(sources, "located", noted)
+    clip, out = tmp_path / "clip", tmp_path / "out"
+    for command in (
+        lambda: hs.calibrate(clip, data=data, ood_score="msp", out=out),
+        lambda: hs.predict(clip, data=data, limit=3),
+        lambda: hs.evaluate([clip, out], data=data),
+        lambda: hs.fuse([clip, clip], check=data, out=tmp_path / "hydra"),
+    ):
+        opened.clear()
+        command()
+        assert opened == [data]
 
 
 def test_a_name_that_the_model_has_twice(tmp_path: Path) -> None:

@@ -241,6 +241,28 @@ def test_lines_of_stdin(
     assert len(found) == 90
 
 
+def test_texts_of_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A row for each; of pairs too."""
+    BERT.write(tmp_path / "source")
+    texts, seconds = ["good film", "bad plot"], ["dull", "very fine"]
+    for pair in ([], seconds):
+        words = [word for text in texts for word in ("--text", text)]
+        words += [word for text in pair for word in ("--text-pair", text)]
+        assert run(["predict", str(tmp_path / "source"), *words, "--quiet"]) == 0
+        found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        model = hs.load(tmp_path / "source", device="cpu")
+        inputs = [*zip(texts, pair, strict=True)] if pair else texts
+        expected = model.predict(model.transform.collate(inputs)).max(dim=1)
+        assert [row["id"] for row in found] == [0, 1]
+        assert [row["label"] for row in found] == expected.indices.tolist()
+        np.testing.assert_allclose(
+            [row["probability"] for row in found], expected.values.numpy(), rtol=0, atol=1e-5
+        )
+    words = ["--text", "good", "--text", "bad", "--text-pair", "dull"]
+    assert run(["predict", str(tmp_path / "source"), *words]) == 5
+    assert "--text: row 1 has no second text" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_columns_of_the_data_come_along(tmp_path: Path, kind: str) -> None:
     """`id` is kept whatever it is, twice the same too; other columns where they are asked for, and none that is not."""

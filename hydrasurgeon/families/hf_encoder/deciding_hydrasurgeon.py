@@ -240,7 +240,9 @@ class _Deciding:
             else:
                 output = plain(*inputs, **truth, **named)
                 logits, loss = output.logits[:, None], output.get("loss")
-                about = {key: output[key] for key in ("hidden_states", "attentions") if key in output}
+                about = {
+                    key: output[key] for key in ("hidden_states", "attentions") if key in output
+                }
         finally:
             NOTES.reset(before)
         fields = self.decides(logits, noted(self.parts, notes) if self.parts else None)
