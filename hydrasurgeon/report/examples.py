@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from hydrasurgeon.data.images import plain
+from hydrasurgeon.data.images import turned
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.report.columns import short
@@ -121,8 +121,8 @@ def _shown(sample: Any) -> tuple[str, str]:
 
 
 def thumbnail(image: Image.Image) -> str:
-    """A small copy as a data URL: pixels alone, without what a camera wrote beside them."""
-    small = plain(image).copy()
+    """A small, upright copy as a data URL: pixels alone, without what a camera wrote beside them."""
+    small = turned(image)
     exact = max(small.size) <= EXACT
     if not exact:
         small.thumbnail((SIDE, SIDE))

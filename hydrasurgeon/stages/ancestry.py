@@ -70,9 +70,7 @@ class AtHand:
         paths = [self.folder / each for each in entries(self.folder)]
         for path in sorted(paths, key=lambda path: (path.name != name, path)):
             opened = self._opened(path, arch)
-            if opened is None:
-                continue
-            if opened.recorded and opened.manifest.weights_sha256 != sha256:
+            if opened is None or (opened.recorded and opened.manifest.weights_sha256 != sha256):
                 continue
             hashed = self._hashed(path, arch)
             if hashed is not None and weights_sha256(opened.tensors, hashed.digests) == sha256:

@@ -223,8 +223,8 @@ def of_models(
     opened = first.named(plain, arguments.template, samples)
     check_same_classes(opened)
     for row in files[:1]:
-        classes = opened[0].manifest.model.num_classes
-        check_classes(opened[0].name, classes, row.name, row.answers.classes)
+        count = opened[0].manifest.model.num_classes
+        check_classes(opened[0].name, count, row.name, row.answers.classes)
     val = arguments.val if temperature is None else None
     sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, val, limit, seed)
     corrupted = [

@@ -296,15 +296,13 @@ def _shard(shard: str | None, count: int, batch: int) -> range:
 
 def _samples(data: str, arguments: PredictOptions, keep: list[str]) -> Samples:
     """The data, with the columns that are carried over."""
-    from hydrasurgeon.data import open_data
-    from hydrasurgeon.data.samples import Rows
-    from hydrasurgeon.data.sources import text_pairs
+    from hydrasurgeon.data.sources import in_memory, open_data
 
-    samples: Samples
+    texts: Sequence[Any] = arguments.text
     if arguments.text_pair:
-        samples = text_pairs(data, [*zip_longest(arguments.text, arguments.text_pair)])
-    elif arguments.text:
-        samples = Rows(data, arguments.text, "text")
+        texts = [*zip_longest(texts, arguments.text_pair)]
+    if texts:
+        samples = in_memory(texts, "text")
     else:
         carried = (arguments.id_column or ID, *keep)
         samples = open_data(data, limit=arguments.limit, seed=arguments.seed, carried=carried)

@@ -209,10 +209,9 @@ def risks(confidence: Scores, correct: Tensor) -> Float[Tensor, " sample"]:
 def smooth_ece(confidence: Scores, correct: Tensor) -> float:
     """SmoothECE, the calibration error without bins (Błasiok, Nakkiran, ICLR 2024).
 
-        smECE_σ = ∫ |Σ_i K_σ(t, f_i) (f_i − y_i)| dt / ∫ Σ_i K_σ(t, f_i) dt        K_σ: Gaussian,
-        reflected at 0 and 1
+        smECE_σ = ∫ |Σ_i K_σ(t, f_i) (f_i − y_i)| dt / ∫ Σ_i K_σ(t, f_i) dt
 
-    at the smallest bandwidth σ with smECE_σ ≤ σ. Discretised as its authors' package does it:
+    K_σ is Gaussian, reflected at 0 and 1, at the smallest bandwidth σ with smECE_σ ≤ σ. Discretised as its authors' package does it:
     samples are spread over the two nearest points of a grid, the grid is convolved, and the
     integral is taken over 200 points or more.
     """

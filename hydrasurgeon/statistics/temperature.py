@@ -1,9 +1,11 @@
 """Calibration by one number, or by two for an ensemble: temperature, and JUCAL (Heiss et al., arXiv
 2602.20153); by two for one logit: Platt (1999).
 
-    temperature   p ∝ (1/M Σ_m softmax(z_m))^(1/T)                       pool, then calibrate joint
-    p = 1/M Σ_m softmax((z̄ + e (z_m − z̄)) / a)             z̄ = 1/M Σ_m z_m Platt         p = σ(ℓ
-    / T),   ℓ = the log-odds of 1/M Σ_m σ(z_m + b T)    of one model σ(z / T + b)
+    temperature   p ∝ (1/M Σ_m softmax(z_m))^(1/T)
+    joint         p = 1/M Σ_m softmax((z̄ + e (z_m − z̄)) / a),   z̄ = 1/M Σ_m z_m
+    Platt         p = σ(ℓ / T),   ℓ = the log-odds of 1/M Σ_m σ(z_m + b T)
+
+Temperature pools first, then calibrates. Platt's, of one model, is σ(z / T + b).
 
 `a` scales the aleatoric part, each member's own doubt; `e` the epistemic part, how far the members
 are apart. Both are chosen by the NLL on labelled data that the members have not seen.

@@ -1,7 +1,7 @@
 """LiT: a text tower learns to meet a locked image tower on image–text pairs (paper D.3).
 
-    L = ½ Σ_i [−ln softmax(s · t_i · vᵀ)_i − ln softmax(s · v_i · tᵀ)_i] / N,    s =
-    exp(logit_scale)
+    L = ½ Σ_i [−ln softmax(s · t_i · vᵀ)_i − ln softmax(s · v_i · tᵀ)_i] / N
+    s = exp(logit_scale)
 
 over the N pairs of a step: all batches that it accumulates, of all processes; for SigLIP, to which
 each image with each text is a decision of its own, −Σ_ij ln σ(±(s · v_i · t_j + b)) / N, with +

@@ -114,7 +114,7 @@ def test_one_picture_is_predicted(
     assert run(["predict", "vit", "--data", "one.png", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["id"] == "one.png"
     assert run(["predict", "vit", "--text", "a fine film"]) == 5
-    assert "--text: holds texts, the model reads images" in capsys.readouterr().err
+    assert "the inputs: holds texts, the model reads images" in capsys.readouterr().err
     assert run(["predict", "vit", "--text", "a", "--data", "one.png"]) == 2
     assert "--text conflicts with --data" in capsys.readouterr().err
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
+from hydrasurgeon.data.images import decode
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.problems.classes import JudgedClasses
@@ -110,6 +111,18 @@ def test_a_thumbnail_is_pixels_alone(tmp_path: Path) -> None:
         if kind == "png":
             assert np.array_equal(np.asarray(small), np.asarray(image))
     assert len(url) < 12_000
+
+
+def test_a_thumbnail_is_upright() -> None:
+    stored = np.zeros((6, 10, 3), np.uint8)
+    stored[0] = 255  # the top row, which a camera held sideways took on the right
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    content = io.BytesIO()
+    Image.fromarray(stored).save(content, "png", exif=exif)
+    url = thumbnail(decode(content.getvalue(), "a picture"))
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))))
+    assert np.array_equal(shown, np.rot90(stored, -1))
 
 
 def test_pictures_on_the_page(

@@ -260,7 +260,7 @@ def test_texts_of_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[
         )
     words = ["--text", "good", "--text", "bad", "--text-pair", "dull"]
     assert run(["predict", str(tmp_path / "source"), *words]) == 5
-    assert "--text: row 1 has no second text" in capfd.readouterr().err
+    assert "the inputs: row 1 has no second text" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])

@@ -5,16 +5,16 @@ tensors, cut at int((H − h) / 2).
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as vision
 
+from hydrasurgeon.data.images import turned
 from hydrasurgeon.families.transforms import converted, train_transform
 
 ON_TENSORS = {
@@ -48,12 +48,7 @@ def _prepared(
 
 
 def _upright(image: Image.Image, *, channels: int, white: bool) -> Image.Image:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            image = ImageOps.exif_transpose(image)
-        except Exception:  # damaged EXIF data raise anything, and say nothing of the picture
-            image = image.copy()
+    image = turned(image)
     if channels == 1:
         return converted(image, mode="L")
     image = converted(image, mode="RGB")

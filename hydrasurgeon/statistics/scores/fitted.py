@@ -1,8 +1,9 @@
 """A score fitted on features, and how the members of an ensemble join: the mean of what each says,
 standardised.
 
-s(x) = 1/M Σ_m (s_m(x) − mean_m) / std_m        mean and deviation over samples held back from
-fitting
+    s(x) = 1/M Σ_m (s_m(x) − mean_m) / std_m
+
+with mean and deviation over samples held back from fitting.
 """
 
 from __future__ import annotations

@@ -1,15 +1,20 @@
 """OOD scores that are fitted on features; higher = more unfamiliar.
 
-    mds       min_c (x − μ_c)ᵀ Σ⁻¹ (x − μ_c)                                 Lee et al., NeurIPS
-    2018 rmds      min_c (x − μ_c)ᵀ Σ⁻¹ (x − μ_c) − (x − μ)ᵀ Σ₀⁻¹ (x − μ)         Ren et al., arXiv
-    2106.09022 maha++    mds of x/|x|                                                   Mueller,
-    Hein, ICML 2025 residual  |Pᵀ (x − o)|            P: the eigenvectors of 1/n Σ (x − o)(x − o)ᵀ
-    behind the first D, o = −W⁺ b vim       α |Pᵀ (x − o)| − logsumexp(z)      α = mean max z / mean
-    |Pᵀ (x − o)|; both Wang et al., CVPR 2022 knn       the distance of x/|x| to its 50th nearest
-    neighbour among features that are kept; Sun et al., ICML 2022 nci       −w_c·(x − μ)/|x − μ|, c
-    the predicted class                    Liu, Qin, CVPR 2025 (without its norm term) mcm       1 −
-    max softmax(cos(x, classes)), at temperature 1             Ming et al., NeurIPS 2022; for CLIP
+    mds        min_c (x − μ_c)ᵀ Σ⁻¹ (x − μ_c)                    Lee et al., NeurIPS 2018
+    rmds       min_c (x − μ_c)ᵀ Σ⁻¹ (x − μ_c) − (x − μ)ᵀ Σ₀⁻¹ (x − μ)
+                                                                 Ren et al., arXiv 2106.09022
+    maha++     mds of x/|x|                                      Mueller, Hein, ICML 2025
+    residual   |Pᵀ (x − o)|                                      Wang et al., CVPR 2022
+    vim        α |Pᵀ (x − o)| − logsumexp(z)                     the same
+    knn        the distance of x/|x| to its 50th nearest neighbour among features that are kept
+                                                                 Sun et al., ICML 2022
+    nci        −w_c·(x − μ)/|x − μ|, c the predicted class, without its norm term
+                                                                 Liu, Qin, CVPR 2025
+    mcm        1 − max softmax(cos(x, classes)), at temperature 1; for CLIP
+                                                                 Ming et al., NeurIPS 2022
 
+P are the eigenvectors of 1/n Σ (x − o)(x − o)ᵀ behind the first D, o = −W⁺ b, and
+α = mean max z / mean |Pᵀ (x − o)|.
 Σ is the covariance about the class means, Σ₀ that about the mean μ. Stored are whitened class
 means: W with Σ⁻¹ = W Wᵀ makes every distance a plain one.
 """
