@@ -58,6 +58,11 @@ class Outputs:
         parts = (self.logits, self.features, self.labels, self.shares)
         return Outputs(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
 
+    def joined(self, other: Outputs) -> Outputs:
+        """These and then the other's."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Outputs(*(None if pair[0] is None else torch.cat(pair) for pair in pairs))  # type: ignore[arg-type]
+
     def among(self, members: Sequence[int]) -> Outputs:
         """The same of some members, in this order."""
         at = list(members)

@@ -41,6 +41,7 @@ from hydrasurgeon.statistics.temperature import (
     CALIBRATED,
     calibrated,
     fit_joint,
+    mean_logs,
     nll_of,
     temperature_of,
     uncertainties,
@@ -366,20 +367,27 @@ class Classes(Problem):
         """
         constants, losses = self._cross_fitted(fitting, certifying)
         answers, others = (self._answers(half, constants) for half in (fitting, certifying))
-        right = torch.cat([answers == fitting.truth, others == certifying.truth])
-        order = unfit.best_order(answers, fitting.truth, fitting.logits.shape[-1])
+        classes = fitting.logits.shape[-1]
+        pairs, counts = (answers * classes + fitting.truth).unique(return_counts=True)
+        order = unfit.best_order(pairs // classes, pairs % classes, counts, classes)
         unfit.check_order(others, certifying.truth, order)
-        unfit.check_fit(
-            losses["joint" if constants.get("joint") else "temperature"],
-            self.guessing(torch.cat([self._told(half) for half in (fitting, certifying)])),
-            float(right.double().mean()),
-            constants["temperature"],
-            separated=bool(right[: len(answers)].all()),
-        )
-        return Calibration(constants, float(right.double().mean()), losses)
+        right = torch.cat([answers == fitting.truth, others == certifying.truth])
+        accuracy = float(right.double().mean())
+        self._check_fit(fitting.joined(certifying), accuracy)
+        return Calibration(constants, accuracy, losses)
 
-    def _told(self, outputs: Outputs) -> Tensor:
-        return outputs.truth if outputs.shares is None else outputs.shares
+    def _check_fit(self, outputs: Outputs, accuracy: float) -> None:
+        """By constants of all rows: those of a half may be far off where it is small."""
+        constants = self.alone(outputs)
+        logs = mean_logs(outputs.logits)
+        unfit.check_fit(
+            self.losses_of(outputs, {"joint": None, **constants})["temperature"],
+            self.guessing(outputs.truth if outputs.shares is None else outputs.shares),
+            accuracy,
+            constants["temperature"],
+            agreement=unfit.agreement(logs, one_hot(outputs.truth, logs.shape[-1])),
+            separated=accuracy == 1,
+        )
 
     def guessing(self, labels: Tensor) -> float:
         """The NLL of answering every sample with the shares of the classes."""

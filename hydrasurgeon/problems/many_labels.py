@@ -182,17 +182,19 @@ class ManyLabels(YesNo):
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         labels = fit_labels(fitting.logits, fitting.truth.bool())
-        truth = certifying.truth.double()
+        count, truth = len(labels.temperatures), certifying.truth.double()
         chances = probs_of(certifying.logits, labels.temperatures)
         losses = {
             name: float(binary_cross_entropy(p.clamp(TINY, 1.0), truth))
             for name, p in (("before", probs_of(certifying.logits)), ("temperature", chances))
         }
-        shares = truth.mean(dim=0)
-        guessing = float(entropy(torch.stack([1 - shares, shares], dim=-1)).mean())
+        found = unfit.correlations(_log_odds(fitting.logits), fitting.truth)
+        pairs = torch.cartesian_prod(torch.arange(count), torch.arange(count)).T
+        order = unfit.best_order(*pairs, found.flatten(), count)
+        unfit.check_columns(_log_odds(certifying.logits), truth, order)
         right = (chances >= _row(labels.thresholds)) == truth.bool()
-        accuracy, coolest = float(right.double().mean()), min(labels.temperatures)
-        unfit.check_fit(losses["temperature"], guessing, accuracy, coolest, separated=True)
+        accuracy = float(right.double().mean())
+        _check_fit(fitting.joined(certifying), accuracy)
         return Calibration({"temperature": 1.0, "labels": labels}, accuracy, losses)
 
     def alone(self, outputs: Outputs) -> dict[str, Any]:
@@ -234,6 +236,28 @@ def _temperatures(constants: Constants) -> Sequence[float] | None:
     if labels is not None:
         return labels.temperatures
     return (constants["temperature"],) if "temperature" in constants else None
+
+
+def _log_odds(choices: Choices) -> Chances:
+    return probs_of(choices).clamp(TINY, 1 - EDGE).logit()
+
+
+def _check_fit(outputs: Outputs, accuracy: float) -> None:
+    """Of the labels that some samples have and others lack, and by constants of all rows."""
+    truth = outputs.truth.double()
+    shares = truth.mean(dim=0)
+    varies = (shares > 0) & (shares < 1)
+    choices, truth, shares = outputs.logits[:, :, varies], truth[:, varies], shares[varies]
+    temperatures = fit_labels(choices, truth.bool()).temperatures
+    chances = probs_of(choices, temperatures).clamp(TINY, 1.0)
+    unfit.check_fit(
+        float(binary_cross_entropy(chances, truth)),
+        float(entropy(torch.stack([1 - shares, shares], dim=-1)).mean()),
+        accuracy,
+        min(temperatures, default=1.0),
+        agreement=unfit.agreement(_log_odds(choices), truth),
+        separated=True,
+    )
 
 
 def _row(values: Sequence[float]) -> Tensor:

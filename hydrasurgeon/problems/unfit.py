@@ -1,10 +1,16 @@
-"""Labels that do not fit what the model answers: `calibrate` refuses them."""
+"""Labels that do not fit what the model answers: `calibrate` refuses them.
+
+How far answers and labels agree is Σ_i a_i·y_i of centred answers a and centred labels y, in standard
+deviations of the same over all orders of the labels: √(Σ (AᵀA ∘ YᵀY) / (n − 1)), exactly. It needs no
+fit, and so few samples suffice.
+"""
 
 from __future__ import annotations
 
 import math
 
 import torch
+from torch import Tensor
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.statistics.probabilities import Labels
@@ -19,20 +25,26 @@ FAR_BETTER = 0.1
 """How much more accurate another order of the classes must be to show that labels do not fit ..."""
 BY_CHANCE = 3.0
 """... and how many standard errors."""
+AGREEMENT = 2.0
+"""Standard deviations by which labels must agree better with the answers than in a random order."""
 ROUNDING = 1e-4
 """Nats by which one loss must lie below another to be a lower one."""
 AT_BOUND = 0.999
 """A temperature this close to its bound, as a share of it, would go further if it could."""
+CONSTANT = 1e-6
+"""Columns with a smaller norm do not vary."""
 
 
-def best_order(predicted: Labels, truth: Labels, classes: int) -> Labels:
-    """Predicted class → the label that it most often stands for, each label once."""
-    pairs, counts = (predicted * classes + truth).unique(return_counts=True)
-    order = torch.full((classes,), -1)
-    for pair in pairs[counts.argsort(descending=True, stable=True)].tolist():
-        answer, label = divmod(pair, classes)
-        if order[answer] < 0 and not (order == label).any():
+def best_order(answers: Labels, labels: Labels, weights: Tensor, classes: int) -> Labels:
+    """Answered class → the label that it stands for, by the largest weights, each label once; -1
+    where there is none.
+    """
+    order, taken = torch.full((classes,), -1), set()
+    for pair in weights.argsort(descending=True, stable=True).tolist():
+        answer, label = int(answers[pair]), int(labels[pair])
+        if order[answer] < 0 and label not in taken:
             order[answer] = label
+            taken.add(label)
     return order
 
 
@@ -49,23 +61,71 @@ def check_order(predicted: Labels, truth: Labels, order: Labels) -> None:
         )
 
 
-def check_fit(
-    loss: float, guessing: float, accuracy: float, temperature: float, *, separated: bool
-) -> None:
-    """Refuse labels of which the answers know no more than the shares of the classes: often those of
-    classes in another order. And logits that no temperature calibrates, unless they are `separated`:
-    where all that fitted was answered rightly, none is low enough.
+def correlations(answers: Tensor, labels: Tensor) -> Tensor:
+    """Of each column of answers with each column of labels; 0 where one does not vary."""
+    return _directions(answers).T @ _directions(labels)
+
+
+def _directions(columns: Tensor) -> Tensor:
+    """Columns, centred and of length 1."""
+    centred = columns.double() - columns.double().mean(dim=0)
+    lengths = centred.norm(dim=0)
+    return torch.where(lengths > CONSTANT, centred / lengths, 0.0)
+
+
+def check_columns(answers: Tensor, labels: Tensor, order: Labels) -> None:
+    """The same of many labels, whose answers are correlated with them: `order` says which column of
+    labels each column of answers stands for.
     """
-    facts = f"accuracy {accuracy:.3f}, calibrated NLL {loss:.4f}, temperature {temperature:.3f}"
-    if loss >= guessing - ROUNDING or temperature > HIGH * AT_BOUND:
+    found = correlations(answers, labels)
+    moved = ((order != torch.arange(len(order))) & (order >= 0)).nonzero()[:, 0]
+    own, other = (float(found[moved, of].sum()) for of in (moved, order[moved]))
+    chance = BY_CHANCE * math.sqrt(2 * len(moved) / (len(labels) - 1))
+    if other - own > max(FAR_BETTER * len(moved), chance):
+        count = len(moved)
         raise DataError(
-            f"the labels do not fit the model's answers: {facts}; guessing by the shares of the "
-            f"classes has NLL {guessing:.4f}",
+            f"the labels do not fit the model's answers: {count} of them are correlated with them by "
+            f"{own / count:.3f} on average, and by {other / count:.3f} in another order",
             hint=ORDER,
         )
-    if temperature < LOW / AT_BOUND and not separated:
+
+
+def agreement(answers: Tensor, labels: Tensor) -> float:
+    """Standard deviations by which they agree better than in a random order of the rows."""
+    a, y = _directions(answers), labels.double() - labels.double().mean(dim=0)
+    spread = float(((a.T @ a) * (y.T @ y)).sum().clamp_min(0).sqrt())
+    if spread == 0:
+        return 0.0
+    return float((a * y).sum()) * math.sqrt(len(a) - 1) / spread
+
+
+def check_fit(
+    loss: float,
+    guessing: float,
+    accuracy: float,
+    temperature: float,
+    *,
+    agreement: float,
+    separated: bool,
+) -> None:
+    """Refuse labels of which the answers know no more than the shares of the classes, or than of
+    shuffled labels: often those of classes in another order. And logits that no temperature
+    calibrates, unless they are `separated`: where all is answered rightly, none is low enough.
+    """
+    facts = (
+        f"accuracy {accuracy:.3f}, calibrated NLL {loss:.4f} (guessing by the shares of the classes: "
+        f"{guessing:.4f}), temperature {temperature:.3f}"
+    )
+    agrees, coolest = agreement >= AGREEMENT, LOW / AT_BOUND
+    if agrees and (temperature > HIGH * AT_BOUND or (temperature < coolest and not separated)):
         raise DataError(
-            f"the logits are too small to be calibrated: {facts}, its lowest",
-            hint="Multiply similarities by the model's scale; probabilities go into "
-            "`probabilities`, not `logits`.",
+            f"the logits are too large or too small to be calibrated: {facts}",
+            hint="Multiply similarities by the model's scale, and divide large logits by theirs; "
+            "probabilities go into `probabilities`, not `logits`.",
+        )
+    if not agrees or loss >= guessing - ROUNDING:
+        raise DataError(
+            f"the labels do not fit the model's answers: {facts}; they agree by {agreement:.1f} "
+            "standard deviations of shuffled labels",
+            hint=ORDER,
         )

@@ -24,8 +24,8 @@ from hydrasurgeon.problems.base import (
 )
 from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
 from hydrasurgeon.statistics.abstain import fit_limits
-from hydrasurgeon.statistics.metrics import YES, ranking
-from hydrasurgeon.statistics.probabilities import TINY, Probs, Scores, entropy, yes_or_no
+from hydrasurgeon.statistics.metrics import ranking
+from hydrasurgeon.statistics.probabilities import TINY, YES, Probs, Scores, entropy, yes_or_no
 from hydrasurgeon.statistics.temperature import nll_of_shares, platt
 
 YES_NO = ("no", "yes")

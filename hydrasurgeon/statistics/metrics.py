@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydrasurgeon.files.decided import LOGITS
-from hydrasurgeon.statistics.probabilities import Labels, Logits, Probs, Scores
+from hydrasurgeon.statistics.probabilities import YES, Labels, Logits, Probs, Scores
 from hydrasurgeon.statistics.probabilities import mean_probs as mean_probs
 from hydrasurgeon.statistics.probabilities import member_probs as member_probs
 from hydrasurgeon.statistics.probabilities import nll as nll
@@ -49,8 +49,6 @@ POINTS, GRID = 200, 2000
 """Points of SmoothECE's integral and of its grid, for wide kernels; narrow ones need 10 and 20 to a
 bandwidth.
 """
-YES = 0.5
-"""What is at least so true counts as yes."""
 NARROWEST = 0.001
 """Bandwidths below this are not looked for."""
 FLOOR = 0.0001

@@ -16,6 +16,8 @@ Labels = Int[Tensor, " sample"]
 Scores = Float[Tensor, " sample"]
 TINY = 1e-300
 """Smallest positive probability: keeps the log finite for a class that got exactly 0."""
+YES = 0.5
+"""What is at least so true counts as yes."""
 
 
 def yes_or_no(logits: Tensor) -> Tensor:

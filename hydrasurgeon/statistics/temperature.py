@@ -8,12 +8,15 @@
 Temperature pools first, then calibrates. Platt's, of one model, is σ(z / T + b).
 
 `a` scales the aleatoric part, each member's own doubt; `e` the epistemic part, how far the members
-are apart. Both are chosen by the NLL on labelled data that the members have not seen.
+are apart. Both are chosen by the NLL on labelled data that the members have not seen. Where all of
+that is answered rightly no constant is low enough: then one more sample is as if of every class alike
+(after Platt's own targets), and so few samples do not make answers sure.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from torch import Tensor
 from hydrasurgeon.files.decided import Joint
 from hydrasurgeon.statistics.probabilities import (
     TINY,
+    YES,
     Labels,
     Logits,
     Probs,
@@ -118,9 +122,12 @@ def fit_temperature(probs: Probs, labels: Labels) -> float:
 
 def temperature_of(logits: Logits, labels: Labels) -> float:
     """`fit_temperature` of what logits make, of which only the logarithms are held."""
-    return _temperature(
-        by_pieces(lambda rows: mean_probs(rows).clamp_min_(TINY).log_(), logits, CALIBRATED), labels
-    )
+    return _temperature(mean_logs(logits), labels)
+
+
+def mean_logs(logits: Logits) -> Probs:
+    """ln of the members' mean probabilities."""
+    return by_pieces(lambda rows: mean_probs(rows).clamp_min_(TINY).log_(), logits, CALIBRATED)
 
 
 def _temperature(logs: Probs, labels: Labels) -> float:
@@ -129,13 +136,16 @@ def _temperature(logs: Probs, labels: Labels) -> float:
     """
     for piece in in_pieces(logs, CALIBRATED):
         piece -= piece.amax(dim=-1, keepdim=True)
-    of_truth = logs.gather(1, labels[:, None])[:, 0]
+    of_truth, doubt = logs.gather(1, labels[:, None])[:, 0], _doubt(logs, labels)
     pieces = logs.split(max(1, ELEMENTS // logs.shape[-1]))
     least = math.log(TINY)
 
     def loss(t: float) -> float:
         norm = torch.cat([(piece / t).exp_().sum(dim=-1) for piece in pieces]).log_()
-        return -float((of_truth / t - norm).clamp_min(least).mean())
+        loss = -(of_truth / t - norm).clamp_min(least).mean()
+        if doubt:
+            loss += doubt * (norm.mean() - logs.mean() / t)
+        return float(loss)
 
     low, high = math.log(LOW), math.log(HIGH)
     golden = (math.sqrt(5) - 1) / 2
@@ -153,6 +163,12 @@ def _temperature(logs: Probs, labels: Labels) -> float:
     return math.exp((low + high) / 2)
 
 
+def _doubt(answers: Tensor, labels: Labels) -> float:
+    """How much the sample of every class counts."""
+    separated = bool((answers.argmax(dim=-1) == labels).all())
+    return separated / len(labels)
+
+
 def fit_joint(logits: Logits, labels: Labels) -> Joint:
     """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from
     several starts.
@@ -161,14 +177,20 @@ def fit_joint(logits: Logits, labels: Labels) -> Joint:
     if len(logits) > count:
         rows = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))[:count]
         logits, labels = logits[rows], labels[rows]
-    tried = ((1.0, 1.0), *(_descend(logits, labels, start) for start in STARTS))
-    aleatoric, epistemic = min(
-        tried, key=lambda pair: nll(jointly(logits, *pair).mean(dim=1), labels)
-    )
+    doubt = _doubt(mean_probs(logits), labels)
+
+    def loss(z: Logits, truth: Labels, constants: Sequence[float] | Tensor) -> Tensor:
+        logs = jointly(z, constants[0], constants[1]).mean(dim=1).clamp_min(TINY).log()
+        return -logs.gather(1, truth[:, None]).mean() - doubt * logs.mean()
+
+    tried = ((1.0, 1.0), *(_descend(logits, labels, start, loss) for start in STARTS))
+    aleatoric, epistemic = min(tried, key=lambda pair: float(loss(logits, labels, pair)))
     return Joint(aleatoric=aleatoric, epistemic=epistemic)
 
 
-def _descend(logits: Logits, labels: Labels, start: tuple[float, float]) -> tuple[float, float]:
+def _descend(
+    logits: Logits, labels: Labels, start: tuple[float, float], loss_of: Callable[..., Tensor]
+) -> tuple[float, float]:
     bounds = math.log(LOW), math.log(HIGH)
     with torch.inference_mode(False), torch.enable_grad():
         z, truth = logits.detach().double().clone(), labels.clone()
@@ -183,8 +205,7 @@ def _descend(logits: Logits, labels: Labels, start: tuple[float, float]) -> tupl
 
         def loss() -> torch.Tensor:
             optimizer.zero_grad()
-            each = jointly(z, *point.clamp(*bounds).exp())
-            value = -each.mean(dim=1).gather(1, truth[:, None]).clamp_min(TINY).log().mean()
+            value = loss_of(z, truth, point.clamp(*bounds).exp())
             value.backward()  # type: ignore[no-untyped-call]
             return value
 
@@ -211,11 +232,19 @@ def _loss(odds: Tensor, shares: Tensor) -> Tensor:
     return torch.nn.functional.binary_cross_entropy_with_logits(odds, shares)
 
 
+def _doubted(odds: Scores, shares: Scores) -> Scores:
+    """Shares, with one sample more of both answers where a threshold tells all of them."""
+    holds = shares >= YES
+    if holds.any() and not holds.all() and odds[holds].min() <= odds[~holds].max():
+        return shares.clone()
+    return (len(shares) * shares + 0.5) / (len(shares) + 1)
+
+
 def platt(logits: Logits, shares: Float[Tensor, " sample"]) -> tuple[float, float]:
     """The temperature in [0.05, 20] and the bias with the smallest NLL, by LBFGS."""
     bounds = math.log(LOW), math.log(HIGH)
     with torch.inference_mode(False), torch.enable_grad():
-        z, truth = logits.detach().double().clone(), shares.double().clone()
+        z, truth = logits.detach().double().clone(), _doubted(log_odds(logits), shares.double())
         point = torch.zeros(2, dtype=torch.float64).requires_grad_()
         optimizer = torch.optim.LBFGS(
             [point],

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from torch.nn.functional import one_hot
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.problems import unfit
+from hydrasurgeon.problems import PROBLEMS, unfit
+from hydrasurgeon.problems.base import Calibration, Outputs
 
-CHECKS = {name: getattr(unfit, name) for name in ("check_fit", "check_order")}
+CHECKS = {name: getattr(unfit, name) for name in ("check_fit", "check_order", "check_columns")}
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +105,7 @@ def test_classes_apart_may_have_the_lowest_temperature(tmp_path: Path) -> None:
     assert done.decision.temperature == pytest.approx(0.05, rel=1e-4)
     assert done.decision.accuracy == 1
     few_wrong = np.where(np.arange(200) % 20 == 0, (labels + 1) % 3, labels)
-    with pytest.raises(DataError, match="too small"):
+    with pytest.raises(DataError, match="too large or too small"):
         hs.calibrate(predictions=predictions(tmp_path, few_wrong, apart, "w"), out=tmp_path / "e")
 
 
@@ -122,3 +126,118 @@ def test_few_ood_samples_choose_nothing(tmp_path: Path) -> None:
     assert any("19 OOD samples choose nothing" in note for note in few.notes)
     assert enough.decision.ood.chosen_by == "ood"
     assert set(enough.decision.ood.auroc) >= {"msp", "entropy"}
+
+
+SEEDS = range(20)
+
+
+def few(kind: str, count: int, seed: int) -> Outputs:
+    """A model that tells something, on few samples: what it answers, and the labels."""
+    random = torch.Generator().manual_seed(1000 * seed + count)
+    classes = {"three": 3, "rare": 2, "one logit": 2, "many labels": 8}[kind]
+    noise = torch.randn(count, classes, generator=random)
+    if kind == "many labels":
+        labels = (torch.rand(count, classes, generator=random) < 0.15).float()
+        logits = 3 * labels - 2 + noise
+        return PROBLEMS["multi_label"].outputs(Outputs(logits[:, None], None, labels))
+    shares = [1 / 3] * 3 if kind == "three" else [0.95, 0.05]
+    drawn = torch.multinomial(torch.tensor(shares), count, replacement=True, generator=random)
+    drawn[:2] = classes - 1
+    labels = drawn[torch.randperm(count, generator=random)]
+    logits = noise + 3 * one_hot(labels, classes)
+    if kind == "three":
+        return Outputs(logits[:, None], None, labels)
+    logits[:, 0] += 1
+    if kind == "rare":
+        return Outputs(logits[:, None], None, labels)
+    odds = logits[:, 1:] - logits[:, :1]
+    return PROBLEMS["one_logit"].outputs(Outputs(odds[:, None], None, labels.double()))
+
+
+KINDS = {
+    "three": "single_label",
+    "rare": "single_label",
+    "one logit": "one_logit",
+    "many labels": "multi_label",
+}
+
+
+def calibrated(kind: str, outputs: Outputs) -> Calibration:
+    cut = len(outputs.logits) // 2
+    problem = PROBLEMS[KINDS[kind]]
+    return problem.calibrated(outputs.at(slice(cut)), outputs.at(slice(cut, None)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [40, 60, 120])
+def test_few_samples_of_a_model_that_tells_something_are_enough(kind: str, count: int) -> None:
+    """Also where one half has no rare class, or is answered rightly throughout: no probability is
+    then so sure that the other half costs far more than it would uncalibrated.
+    """
+    for seed in SEEDS:
+        losses = calibrated(kind, few(kind, count, seed)).losses
+        assert losses["temperature"] < losses["before"] + 0.5, seed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [40, 120])
+def test_few_samples_whose_labels_are_others_are_refused(kind: str, count: int) -> None:
+    for seed in SEEDS:
+        outputs = few(kind, count, seed)
+        if kind == "many labels":
+            other = replace(outputs, labels=outputs.truth.roll(1, dims=1))
+        elif kind == "three":
+            other = replace(outputs, labels=(outputs.truth + 1) % 3)
+        else:
+            shares = None if outputs.shares is None else 1 - outputs.shares
+            other = replace(outputs, labels=1 - outputs.truth, shares=shares)
+        with pytest.raises(DataError, match="do not fit"):
+            calibrated(kind, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shuffled_labels_are_refused_but_for_chance(kind: str) -> None:
+    passed = 0
+    for seed in SEEDS:
+        outputs = few(kind, 120, seed)
+        order = torch.randperm(120, generator=torch.Generator().manual_seed(seed))
+        shares = None if outputs.shares is None else outputs.shares[order]
+        try:
+            calibrated(kind, replace(outputs, labels=outputs.truth[order], shares=shares))
+            passed += 1
+        except DataError:
+            pass
+    assert passed <= 2
+
+
+def test_two_of_many_labels_in_each_others_place() -> None:
+    """Eight labels that know nothing of each other: most fit, and two are swapped."""
+    for seed in SEEDS:
+        outputs = few("many labels", 400, seed)
+        swapped = outputs.truth[:, [1, 0, *range(2, 8)]]
+        with pytest.raises(DataError, match=r"2 of them are correlated with them by -?0\.\d"):
+            calibrated("many labels", replace(outputs, labels=swapped))
+
+
+def test_labels_that_go_together_in_another_order() -> None:
+    """Where labels are alike, those of another column tell something too."""
+    for seed in SEEDS:
+        random = torch.Generator().manual_seed(seed)
+        common = torch.randn(400, 1, generator=random)
+        own = torch.randn(400, 5, generator=random)
+        labels = (common + own > 1).float()
+        logits = 2 * (common + own) - 2 + torch.randn(400, 5, generator=random)
+        outputs = PROBLEMS["multi_label"].outputs(Outputs(logits[:, None], None, labels))
+        calibrated("many labels", outputs)
+        with pytest.raises(DataError, match="in another order"):
+            calibrated("many labels", replace(outputs, labels=labels.roll(1, dims=1)))
+
+
+def test_logits_beyond_the_highest_temperature(tmp_path: Path) -> None:
+    """Of another scale: it is not the labels that do not fit."""
+    random = np.random.default_rng(0)
+    labels = np.arange(200) % 3
+    logits = random.normal(size=(200, 3)) + 1.5 * np.eye(3)[labels]
+    path = predictions(tmp_path, labels, logits * 100)
+    with pytest.raises(DataError, match="too large or too small to be calibrated"):
+        hs.calibrate(predictions=path, out=tmp_path / "d")

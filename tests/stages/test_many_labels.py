@@ -282,8 +282,13 @@ def test_calibrated_label_by_label(learnt: Path, tmp_path: Path) -> None:
     for label in range(3):
         inverse = torch.linspace(0.05, 20, 40_000, dtype=torch.float64)
         logits, truth = z[fitting, label, None], y[fitting, label, None].double()
+        # Where all is answered rightly, one more sample is as if of both.
+        doubt = float(bool(((logits > 0) == truth.bool()).all())) / 150
         losses = [
-            (truth * s * logits - (s * logits).logaddexp(torch.zeros(1))).mean(dim=0)
+            (
+                (truth + doubt / 2) * s * logits
+                - (1 + doubt) * (s * logits).logaddexp(torch.zeros(1))
+            ).mean(dim=0)
             for s in inverse.split(500)
         ]
         best = 1 / float(inverse[torch.cat(losses).argmax()])
@@ -302,8 +307,8 @@ def test_calibrated_label_by_label(learnt: Path, tmp_path: Path) -> None:
         return float(((some < at) & truth).sum(dim=1).div(truth.sum(dim=1)).mean())
 
     limit = 1 - done.decision.conformal.threshold
-    assert n / (n + 1) * missed(limit) + 1 / (n + 1) <= 0.2 + 1e-9
-    assert n / (n + 1) * missed(limit + 1e-9) + 1 / (n + 1) > 0.2
+    assert n / (n + 1) * missed(limit - 1e-7) + 1 / (n + 1) <= 0.2 + 1e-9
+    assert n / (n + 1) * missed(limit + 1e-7) + 1 / (n + 1) > 0.2
     rows = hs.predict(out, data=data, device="cpu")
     for row, chances in zip(rows, p.tolist(), strict=True):
         pairs = sorted(zip(NAMES, chances, strict=True), key=lambda pair: -pair[1])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-CHECKS = ("check_fit", "check_order")
+CHECKS = ("check_fit", "check_order", "check_columns")
 
 
 @contextmanager
