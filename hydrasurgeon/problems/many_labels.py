@@ -189,8 +189,8 @@ class ManyLabels(YesNo):
             for name, p in (("before", probs_of(certifying.logits)), ("temperature", chances))
         }
         found = unfit.correlations(_log_odds(fitting.logits), fitting.truth)
-        pairs = torch.cartesian_prod(torch.arange(count), torch.arange(count)).T
-        order = unfit.best_order(*pairs, found.flatten(), count)
+        answered, stands_for = torch.cartesian_prod(torch.arange(count), torch.arange(count)).T
+        order = unfit.best_order(answered, stands_for, found.flatten(), count)
         unfit.check_columns(_log_odds(certifying.logits), truth, order)
         right = (chances >= _row(labels.thresholds)) == truth.bool()
         accuracy = float(right.double().mean())
