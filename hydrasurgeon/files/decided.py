@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -143,7 +144,7 @@ def _silent_of(*names: str) -> Any:
         return {
             name: value
             for name, value in handler(self).items()
-            if name not in names or value is not None
+            if name not in names or value not in (None, ())
         }
 
     return model_serializer(mode="wrap")(said)
@@ -416,7 +417,7 @@ class Seen(Record):
     uncertainty: float = Field(ge=0)
     """Mean total uncertainty, in nats."""
     predicted: tuple[Tally, ...]
-    """How often each class was the most probable."""
+    """How often each class was the most probable; of numbers, how many lie in each range."""
 
     @model_validator(mode="after")
     def _whole(self) -> Seen:
@@ -456,11 +457,18 @@ class Decision(Record):
     """Validation samples that fitted."""
     certified: Rows
     """Others, on which the thresholds were taken."""
+    levels: tuple[float, ...] = Field(default=(), max_length=100)
+    """Of numbers, between which of them answers are counted; absent from others."""
     cascade: Cascade | None = None
     """How to answer most inputs by few members; absent without it."""
     seen: Seen | None = None
     """What it answered on all validation samples; absent from states of older versions."""
-    _silent = _silent_of("accuracy", "cascade", "seen", "bias", "limits", "labels")
+    _silent = _silent_of("accuracy", "cascade", "seen", "bias", "limits", "labels", "levels")
+
+    def counts(self, classes: int) -> bool:
+        """Whether what was seen was counted by so many classes, or between the levels."""
+        ranges = len(self.levels) + 1 if self.levels else classes
+        return self.seen is None or len(self.seen.predicted) == ranges
 
     @property
     def temperatures(self) -> tuple[float, ...] | None:
@@ -476,6 +484,12 @@ class Decision(Record):
             "conformal": sets.method,
             "id_flagged": self.ood.id_flagged,
         }
+
+    @field_validator("levels")
+    @classmethod
+    def _rising(cls, levels: tuple[float, ...]) -> tuple[float, ...]:
+        must((levels == tuple(sorted({*levels})), "levels: are not in rising order"))
+        return levels
 
     @model_validator(mode="after")
     def _same_promises(self) -> Decision:

@@ -442,7 +442,6 @@ def _check_decision(
     """The state is of these members, and a step says what it was fitted to."""
     standards, cascade = len(decision.ood.members), decision.cascade
     order = members if cascade is None else len(cascade.order)
-    counts = classes if decision.seen is None else len(decision.seen.predicted)
     each = decision.labels
     alike = each is None or len(each.temperatures) == len(each.thresholds) == classes
     made = [entry for entry in history if entry.command == "calibrate"]
@@ -452,7 +451,7 @@ def _check_decision(
             f"decision: an OOD score of {standards} members, there are {members}",
         ),
         (order == members, f"decision: a cascade of {order} members, there are {members}"),
-        (counts == classes, f"decision: counts of {counts} classes, there are {classes}"),
+        (decision.counts(classes), f"decision: counts of other than {classes} classes"),
         (alike, f"decision: constants of other than {classes} labels"),
         (
             bool(made) and len(made[-1].inputs) == 1,

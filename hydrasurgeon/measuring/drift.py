@@ -47,7 +47,7 @@ class Drift:
     alpha: float
     tests: tuple[DriftTest, ...]
     labels: tuple[str | int, ...]
-    """What the counts of predicted classes belong to, in their order."""
+    """What the counts of predictions belong to, in their order."""
 
     @property
     def drifted(self) -> bool:
@@ -95,7 +95,7 @@ def drift_of(
         now, then = (np.array(each.predicted) / each.rows for each in (answers, seen))
         most = int(np.abs(now - then).argmax())
         says = (
-            f"predicted classes shifted, most of all {labels[most]} from {then[most]:.1%} to "
+            f"predictions shifted, most of all {labels[most]} from {then[most]:.1%} to "
             f"{now[most]:.1%}"
         )
         tests.append(DriftTest("classes", "chi-square by permutation", p, p <= bound, says))

@@ -332,6 +332,13 @@ class Problem(ABC):
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
         """What each member says, as plain exports and `predict` of tensors give it."""
 
+    def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
+        """Logits of one model that answers as the members' mean; of classes ln of their mean
+        probability.
+        """
+        mean = logits.float().softmax(dim=-1).mean(dim=1)
+        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
+
     @abstractmethod
     def read(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
         """Logits as decisions take them; what was read already stays as it is."""

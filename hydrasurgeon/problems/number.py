@@ -13,8 +13,10 @@ the model. OOD scores are those that features alone fit.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -45,6 +47,8 @@ from hydrasurgeon.statistics.probabilities import Scores
 
 TINY = 1e-12
 """Smallest variance."""
+RANGES = 10
+"""Of values, in which `monitor` counts them."""
 LOSS = "The labels do not fit: check that each belongs to its row, and is on the model's scale."
 """What to do about a model that predicts no better than the mean."""
 
@@ -59,6 +63,8 @@ class NumberPrediction(Prediction):
     high: Float[Tensor, " sample"]
     spread: Float[Tensor, " sample"]
     deviation: Float[Tensor, " sample"]
+    levels: tuple[float, ...] = ()
+    """Between which `monitor` counts them."""
 
     @property
     def given(self) -> Sequence[Any]:
@@ -69,8 +75,9 @@ class NumberPrediction(Prediction):
         return self.spread
 
     @property
-    def tally(self) -> Int[Tensor, " 1"]:
-        return torch.tensor([len(self.value)])
+    def tally(self) -> Int[Tensor, " range"]:
+        ranges = torch.bucketize(self.value.contiguous(), self.value.new_tensor(self.levels))
+        return torch.bincount(ranges, minlength=len(self.levels) + 1)
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
         nothing = [None] * len(self.value)
@@ -172,6 +179,9 @@ class Numbers(Problem):
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
         return logits[..., :1]
 
+    def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
+        return logits.float().mean(dim=1)
+
     def read(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
         return logits
 
@@ -228,6 +238,7 @@ class Numbers(Problem):
             high=prediction.value + half,
             ood_score=score,
             unfamiliar=score > record.ood.threshold,
+            levels=record.levels,
             decided=True,
         )
 
@@ -247,11 +258,13 @@ class Numbers(Problem):
         refuse(flags, name, "a model of numbers", hint)
 
     def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
-        return (self.name,)
+        """Ranges of values, each as frequent as the others on validation data."""
+        return [f"{low} to {high}" for low, high in pairwise(_bounds(decision))]
 
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
-        float(row["value"])
-        return self.name, float(row["spread"])
+        low = bisect_left(decision.levels, float(row["value"]))
+        bounds = _bounds(decision)
+        return f"{bounds[low]} to {bounds[low + 1]}", float(row["spread"])
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         """How much members' own variance and their spread count, by the Gaussian NLL."""
@@ -280,7 +293,10 @@ class Numbers(Problem):
         value, deviation = answers.unbind(dim=-1)
         threshold = quantile((_truth(outputs) - value).abs() / deviation, promise.coverage)
         sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
-        return {"conformal": sets}
+        levels = value.quantile(torch.arange(1, RANGES, dtype=value.dtype) / RANGES).tolist()
+        # As their names have them.
+        rounded = tuple(sorted({float(f"{level:g}") for level in levels}))
+        return {"conformal": sets, "levels": rounded}
 
     def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
         answers, truth = reading.answers(logits), labels.double()
@@ -301,6 +317,10 @@ class Numbers(Problem):
         self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
     ) -> JudgedNumbers:
         return JudgedNumbers(**fields, groups=groups)
+
+
+def _bounds(decision: Decision) -> tuple[str, ...]:
+    return ("lowest", *(f"{level:g}" for level in decision.levels), "highest")
 
 
 def _moments(logits: Float[Tensor, "sample member klass"]) -> tuple[Scores, Scores, Scores]:

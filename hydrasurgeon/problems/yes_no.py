@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.manifest import Model, ProblemName
@@ -109,6 +109,11 @@ class YesNo(Classes):
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
         """Of yes, or of each label."""
         return self.choices(logits).softmax(dim=-1)[..., 1].reshape(logits.shape)
+
+    def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
+        """Log-odds of the members' mean probability."""
+        z = logits.float()
+        return logsigmoid(z).logsumexp(dim=1) - logsigmoid(-z).logsumexp(dim=1)
 
     def outputs(self, outputs: Outputs) -> Outputs:
         labels = None if outputs.labels is None else self.truth(outputs.labels)

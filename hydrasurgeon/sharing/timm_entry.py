@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.timm_vit.family import add_architecture
+from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.problems import problem_of
 
 ENTRY = "hydrasurgeon_vit"
@@ -22,15 +22,15 @@ ENTRY = "hydrasurgeon_vit"
 
 
 class TimmHydra(nn.Module):
-    """A hydra as a classifier of timm's kind: logits [batch, class] whose softmax is the members'
-    mean probability.
+    """A hydra as a classifier of timm's kind: logits [batch, class] that say what the members' mean
+    does.
     """
 
-    def __init__(self, hydra: nn.Module, num_classes: int, *, says_yes: bool = False) -> None:
+    def __init__(self, hydra: nn.Module, model: Model) -> None:
         super().__init__()
         self.hydra = hydra
-        self.num_classes = num_classes
-        self.says_yes = says_yes
+        self.num_classes = model.num_classes
+        self.problem = problem_of(model)
 
     def member_logits(self, x: Tensor) -> Tensor:
         """[batch, member, class]"""
@@ -48,17 +48,10 @@ class TimmHydra(nn.Module):
         pairs = zip(self._members, x.unbind(1), strict=True)
         each = [member.forward_head(features, pre_logits=pre_logits) for member, features in pairs]
         stacked = torch.stack(each, dim=1)
-        return stacked if pre_logits else self._log_mean(stacked)
+        return stacked if pre_logits else self.problem.merged(stacked)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._log_mean(self.member_logits(x))
-
-    def _log_mean(self, logits: Tensor) -> Tensor:
-        """ln of the members' mean probability."""
-        z = logits.float()
-        if self.says_yes:  # σ of the answer is the mean of the members' σ
-            return logsigmoid(z).logsumexp(dim=1) - logsigmoid(-z).logsumexp(dim=1)
-        return z.softmax(dim=-1).mean(dim=1).clamp_min(1e-37).log()
+        return self.problem.merged(self.member_logits(x))
 
     @property
     def _members(self) -> list[Any]:
@@ -98,11 +91,7 @@ def hydrasurgeon_vit(
         raise UsageError(
             f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model or a hydra"
         )
-    module: Any = (
-        TimmHydra(made.module, model.num_classes, says_yes=problem_of(model).says_yes)
-        if hydra
-        else made.module
-    )
+    module: Any = TimmHydra(made.module, model) if hydra else made.module
     if num_classes != model.num_classes:
         module.reset_classifier(num_classes)
     module.pretrained_cfg = module.default_cfg = pretrained_cfg

@@ -89,9 +89,7 @@ def test_the_verdict_is_of_both_tests_together() -> None:
     assert calm.sentence == "no drift is shown by 300 answers at alpha 0.01"
     shifted = drift_of(tally(15, 90, 150, 60), decision(seen), "abc", alpha=0.01)
     assert [test.drifted for test in shifted.tests] == [False, True]
-    assert (
-        shifted.sentence == "drifted: predicted classes shifted, most of all a from 50.0% to 30.0%"
-    )
+    assert shifted.sentence == "drifted: predictions shifted, most of all a from 50.0% to 30.0%"
     odd = drift_of(tally(60, 150, 90, 60), decision(None), "abc", alpha=0.01)
     assert [test.name for test in odd.tests] == ["unfamiliar"]
     assert (
