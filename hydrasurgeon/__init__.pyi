@@ -169,6 +169,8 @@ def fuse(
     out: str | Path,
     mlp: Literal['average', 'separate'] | None = ...,
     mean: bool = ...,
+    soup: Literal['uniform', 'greedy', 'stock'] | None = ...,
+    base: str | Path | None = ...,
     mean_trunk: int | None = ...,
     check: str | None = ...,
     tolerance: float = ...,

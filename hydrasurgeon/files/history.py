@@ -21,6 +21,7 @@ def step(
     inputs: Sequence[Input],
     data: Sequence[DataRecord] = (),
     teachers: Sequence[Input] = (),
+    weights: Sequence[float] = (),
     seed: int | None = None,
     uses: Sequence[str] = (),
 ) -> Step:
@@ -35,6 +36,7 @@ def step(
         inputs=tuple(inputs),
         data=tuple(data),
         teachers=tuple(teachers),
+        weights=tuple(weights),
         seed=seed,
         versions={
             name: version
@@ -47,6 +49,8 @@ def step(
 def command_line(entry: Step) -> list[str]:
     """The words of the command that a step was."""
     names = [f"./{each.name}" if each.name.startswith("-") else each.name for each in entry.inputs]
+    if "base" in entry.args:  # an option, though its file is read as the others are
+        del names[-1:]
     words = [
         entry.command,
         *names,

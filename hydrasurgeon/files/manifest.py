@@ -260,6 +260,8 @@ class Step(Record):
     inputs: tuple[Input, ...] = ()
     teachers: tuple[Input, ...] = ()
     """What it learnt from; absent where there was nothing."""
+    weights: tuple[float, ...] = ()
+    """How much of each input is in the mean that it wrote; absent where it is of all alike."""
     output: Sha256 | None = None
     """What the weights that it wrote hash to."""
     data: tuple[DataRecord, ...] = ()
@@ -372,7 +374,7 @@ class _Manifest(Record):
                 {
                     key: value
                     for key, value in entry.items()
-                    if value or key not in ("output", "teachers")
+                    if value or key not in ("output", "teachers", "weights")
                 }
                 for entry in plain["history"]
             ],

@@ -274,7 +274,7 @@ class FuseOptions(ClassNames, Run, Output):
     model: their mean.
     """
 
-    requires: ClassVar = {"limit": ("check",)}
+    requires: ClassVar = {"limit": ("check",), "soup": ("mean",), "base": ("mean",)}
     conflicts: ClassVar = [("mean", "mlp"), ("mean", "mean_trunk")]
 
     members: Paths = argument(
@@ -293,6 +293,25 @@ class FuseOptions(ClassNames, Run, Output):
             "Write one ordinary model of their mean weights: for several fine-tunings of one start."
         ),
     )
+    soup: Literal["uniform", "greedy", "stock"] | None = option(
+        None,
+        recorded=True,
+        unset="uniform",
+        help=(
+            "What --mean takes: uniform, all alike; greedy, those that lower the NLL on --check; stock, "
+            "all and the start by the angle between them (Model Stock)."
+        ),
+    )
+    base: PathLike | None = option(
+        None,
+        metavar="CKPT",
+        recorded=True,
+        group=CHECKPOINTS,
+        help=(
+            "The start that the members share, as an ingredient of the mean: as much as lowers the NLL "
+            "on --check, or by --soup stock."
+        ),
+    )
     mean_trunk: int | None = option(
         None,
         ge=1,
@@ -304,7 +323,11 @@ class FuseOptions(ClassNames, Run, Output):
         ),
     )
     check: str | None = option(
-        None, metavar="D", group=LABELLED, help="Compare with the members on this data."
+        None,
+        metavar="D",
+        group=LABELLED,
+        recorded=True,
+        help="Compare with the members on this data; with --soup greedy or --base, choose by it.",
     )
     tolerance: float = option(
         0.02,
@@ -319,11 +342,27 @@ class FuseOptions(ClassNames, Run, Output):
         """What becomes of MLPs that differ."""
         return self.mlp or ("average" if self.mean_trunk is None else "separate")
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the data of --check say what the mean is of."""
+        return self.soup == "greedy" or (self.base is not None and self.soup != "stock")
+
+    @property
+    def lacks(self) -> str | None:
+        """What a soup requires and does not have."""
+        if self.chooses and self.check is None:
+            return "--soup greedy and --base require --check."
+        if self.soup == "stock" and self.base is None:
+            return "--soup stock requires --base."
+        return None
+
     def recorded(self) -> dict[str, Any]:
-        """What history keeps: of MLPs nothing where the mean is written."""
-        if self.mean:
-            return super().recorded()
-        return {"mlp": self.mlps, **super().recorded()}
+        """What history keeps: of MLPs nothing where the mean is written, of data what chose."""
+        kept = super().recorded()
+        if not self.mean:
+            kept = {"mlp": self.mlps, **kept}
+        without = () if self.chooses else ("check", "limit", "dtype")
+        return {name: value for name, value in kept.items() if name not in without}
 
 
 class BuildOptions(ClassNames, Bare, Run, Force):

@@ -34,7 +34,7 @@ from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.commands import recalled
 from hydrasurgeon.surgery.cut import plan_pruning
 from hydrasurgeon.surgery.fusion import plan_fusion, plan_mean
-from hydrasurgeon.surgery.means import behind_mean_trunk
+from hydrasurgeon.surgery.means import behind_mean_trunk, mean_model
 from hydrasurgeon.surgery.repair import output_names, repaired_tensors
 
 
@@ -193,7 +193,8 @@ def _model(link: Link) -> Check:
     """Names, configuration and preprocessing are the parents', but for what the step may change."""
     child, entry = link.child, link.entry
     name, model = f"{child.checkpoint.name}, model", child.checkpoint.manifest.model
-    for parent in link.parents:
+    based = link.entry.args.get("base") is not None  # whose classes may be others
+    for parent in link.parents[: len(link.parents) - based]:
         other = parent.checkpoint.manifest.model
         mine, theirs = _facts(model), _facts(other)
         free = _changeable(link, other)
@@ -370,13 +371,24 @@ def _near(name: str, child: Checkpoint, fitted: Mapping[str, Raw]) -> Check:
     )
 
 
-def _averaged(name: str, child: Hashed, members: Sequence[Hashed]) -> Iterator[Check]:
+def _averaged(link: Link) -> Iterator[Check]:
     """One model is the mean of others."""
-    mean, parts = as_single(child.checkpoint), [as_single(member.checkpoint) for member in members]
-    if any(part.kept != mean.kept for part in parts):
-        yield Check(name, False, "keeps other heads or neurons than what it is the mean of")
-    else:
-        yield _bits(name, child, plan_mean(parts, [member.digests for member in members]).planned)
+    mean, parts = as_single(link.child.checkpoint), [as_single(p.checkpoint) for p in link.parents]
+    weights = link.entry.weights or (1.0,) * len(parts)
+    based = link.options.base is not None
+    members = range(len(parts) - based)
+    some = [i for i, weight in zip(members, weights, strict=False) if weight > 0]
+    if any(part.kept != mean.kept for part in parts) or len(weights) < len(parts) or not some:
+        yield Check(link.name, False, "keeps other heads or neurons than what it is the mean of")
+        return
+    models, digests = [parts[i] for i in some], [link.parents[i].digests for i in some]
+    start, away = None, 0.0
+    if based:
+        start, away = parts[-1], weights[-1]
+        digests.append(link.parents[-1].digests)
+    stock = link.options.soup == "stock"
+    made, _ = mean_model(models, digests, start, None if stock else away)
+    yield _bits(link.name, link.child, plan_mean(made, models).planned)
 
 
 def fused(link: Link) -> Iterator[Check]:
@@ -385,7 +397,7 @@ def fused(link: Link) -> Iterator[Check]:
     """
     name, child, members, inputs = link.name, link.child, link.parents, link.inputs
     if link.options.mean:
-        yield from _averaged(name, child, members)
+        yield from _averaged(link)
         return
     hydra, checkpoints = child.checkpoint, [as_single(member.checkpoint) for member in members]
     manifest = hydra.manifest

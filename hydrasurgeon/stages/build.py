@@ -27,7 +27,8 @@ from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.problems import problem_of
-from hydrasurgeon.stages.fuse import fusable, planned_mean, with_common_names
+from hydrasurgeon.stages.fuse import fusable, with_common_names
+from hydrasurgeon.surgery.means import check_common_start
 from hydrasurgeon.tuning.recipes import load_recipe
 
 FORMAT = "hydrasurgeon.build/1"
@@ -111,7 +112,7 @@ def averaged(models: Sequence[Single]) -> bool:
     if len(models) == 1:
         return False
     try:
-        planned_mean(models, [opened.digests() for opened in models])
+        check_common_start(models, list(models[0].weights), "--mean")
     except SurgeryError:
         return False
     return True

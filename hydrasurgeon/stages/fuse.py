@@ -22,14 +22,21 @@ from hydrasurgeon.checkpoints.reading import (
 )
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
-from hydrasurgeon.files.manifest import Fusion, HydraManifest, Manifest, Member
+from hydrasurgeon.files.manifest import (
+    DataRecord,
+    Fusion,
+    HydraManifest,
+    Manifest,
+    Member,
+    Step,
+)
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FuseOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion, plan_mean
-from hydrasurgeon.surgery.means import FAR, behind_mean_trunk, check_common_start, spread
+from hydrasurgeon.surgery.means import behind_mean_trunk, check_common_start, mean_model, spread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +82,12 @@ class Fused:
     """Where on the hub it was uploaded to."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """How much of each model is in a mean that is not of all alike."""
+        entry = self.manifest.history[-1]
+        return dict(zip((each.name for each in entry.inputs), entry.weights, strict=False))
+
 
 @stage(FuseOptions)
 def fuse(arguments: FuseOptions) -> Fused:
@@ -88,6 +101,8 @@ def fuse(arguments: FuseOptions) -> Fused:
     """
     if len(arguments.members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
+    if arguments.lacks is not None:
+        raise UsageError(arguments.lacks)
     opened = [undecided(open_single(member)) for member in arguments.members]
     samples = None
     if arguments.check is not None:
@@ -100,18 +115,42 @@ def fuse(arguments: FuseOptions) -> Fused:
         samples = fit_classes(samples, opened[0].manifest.model)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     digests = [sound_digests(member) for member in opened]
-    members, hashes = opened, digests
+    members, hashes, weights = opened, digests, tuple[float, ...]()
+    inputs = [member.record(d) for member, d in zip(opened, digests, strict=True)]
     if arguments.mean_trunk is not None:
         members, hashes = behind_mean_trunk(opened, digests, arguments.mean_trunk)
     if arguments.mean:
-        plan = planned_mean(opened, digests)
+        start, every = None, digests
+        if arguments.base is not None:
+            start = undecided(open_single(arguments.base))
+            every = [*digests, sound_digests(start)]
+            inputs.append(start.record(every[-1]))
+        check_common_start(opened, list(opened[0].weights), "--mean", start)
+        mean, weights = _mean(opened, every, start, samples, arguments)
+        plan = plan_mean(mean, opened)
     else:
         plan = plan_fusion(members, hashes, average_mlp=arguments.mlps == "average")
     stored = _hashes(members, hashes)
-    written = target.save(
-        plan.planned, _manifest_of(opened, digests, stored, plan, arguments), files=opened[0].files
+    data = []
+    if samples is not None and arguments.chooses:
+        data.append(DataRecord(**samples.fingerprint()))
+    entry = step(
+        "fuse",
+        args=arguments.recorded(),
+        inputs=inputs,
+        data=data,
+        weights=weights,
+        seed=arguments.seed,
+        uses=["torch"] * arguments.chooses,
     )
-    agreement = None if samples is None else _checked(opened, target.path, samples, arguments)
+    written = target.save(
+        plan.planned,
+        _manifest_of(opened, entry, stored, plan, arguments),
+        files=opened[0].files,
+    )
+    agreement = None
+    if samples is not None and not arguments.chooses:
+        agreement = _checked(opened, target.path, samples, arguments)
     hub = target.publish(written, opened[0].files)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
@@ -128,10 +167,22 @@ def fuse(arguments: FuseOptions) -> Fused:
     )
 
 
-def planned_mean(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> FusionPlan:
-    """Refused where the mean would be like none of them."""
-    check_common_start(opened, list(opened[0].weights), "--mean")
-    return plan_mean(opened, digests)
+def _mean(
+    opened: Sequence[Single],
+    digests: Sequence[dict[str, str]],
+    start: Single | None,
+    samples: Samples | None,
+    arguments: FuseOptions,
+) -> tuple[Single, tuple[float, ...]]:
+    """The mean, and how much of each model, the start last, is in it; of all alike it is not said."""
+    if arguments.chooses and samples is not None:
+        from hydrasurgeon.stages.soups import chosen
+
+        return chosen(opened, digests, start, samples, arguments)
+    mean, away = mean_model(opened, digests, start, None)
+    if start is None:
+        return mean, ()
+    return mean, (*[(1 - away) / len(opened)] * len(opened), away)
 
 
 def with_common_names(members: Sequence[Single]) -> list[Single]:
@@ -182,14 +233,9 @@ def _notes(
         weights = opened[0].weights
         distance = spread(opened, [n for n, weight in weights.items() if weight.part == "mlp"])
     if distance:
-        far = (
-            ", as those of separate trainings, whose average is like none of them"
-            if distance > FAR
-            else ""
-        )
         yield (
             f"the hydra runs the average of the members' MLPs, which lie {100 * distance:.1f} % of "
-            f"its norm from it{far}:"
+            "its norm from it:"
             " see what that costs with --check D, or fuse with --mlp separate"
         )
     first, trunk = opened[0].manifest, made.fusion.trunk
@@ -210,7 +256,7 @@ def _notes(
 
 def _manifest_of(
     opened: Sequence[Single],
-    digests: Sequence[dict[str, str]],
+    entry: Step,
     hashes: Sequence[str],
     plan: FusionPlan,
     arguments: FuseOptions,
@@ -218,14 +264,6 @@ def _manifest_of(
     """The manifest, once the hash of the weights is there; `hashes` are of the weights that the
     members have in the hydra.
     """
-    # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is
-    # recorded.
-    entry = step(
-        "fuse",
-        args={**arguments.recorded(), "limit": None, "dtype": None},
-        inputs=[member.record(d) for member, d in zip(opened, digests, strict=True)],
-        seed=arguments.seed,
-    )
     first = opened[0].manifest
 
     def manifest(sha256: str) -> Manifest:

@@ -28,7 +28,7 @@ MAX_NAME = 200
 """Bytes of a file's name: file systems allow 255, and a file that is being written has a longer
 one.
 """
-DATA = ("data", "val", "unlabelled", "fit_data", "ood")
+DATA = ("data", "val", "unlabelled", "fit_data", "ood", "check")
 """Options that name data."""
 FETCHED = ("hf:", "torchvision:")
 """Data that a library fetches."""
@@ -68,6 +68,8 @@ class Rerun:
             root / artifact.place if artifact.is_file else artifact.place
             for artifact in self.inputs
         ]
+        if "base" in options and inputs:
+            *inputs, options["base"] = inputs
         # `score` without -o writes into the file it reads.
         in_place = bool(self.inputs) and self.output.place == self.inputs[0].place
         start = [] if inputs else [str(self.entry.args["checkpoint"])]

@@ -21,7 +21,7 @@ from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes, rows_of
 from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned
 from hydrasurgeon.heads import HeadAxis, Kept, intersect_union, positions
-from hydrasurgeon.surgery.means import averaged, differing
+from hydrasurgeon.surgery.means import averaged
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -73,10 +73,8 @@ def plan_fusion(
     return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members))
 
 
-def plan_mean(members: Sequence[Single], digests: Sequence[Mapping[str, str]]) -> FusionPlan:
+def plan_mean(mean: Single, members: Sequence[Single]) -> FusionPlan:
     """One model of the members' mean weights."""
-    first = members[0]
-    mean = averaged(first, members, differing(first.weights, digests))
     planned = [_copy(mean, name, name) for name in mean.weights]
     return FusionPlan(planned, 0, sum(m.tensors.nbytes for m in members))
 

@@ -13,7 +13,8 @@ from hydrasurgeon.checkpoints.layout import in_trunk
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import head_axes
-from hydrasurgeon.files.tensors import Tensors, as_float, from_float, sha256_of
+from hydrasurgeon.files.header import ITEMSIZE
+from hydrasurgeon.files.tensors import BLOCK_BYTES, Tensors, as_float, from_float, sha256_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,16 +27,29 @@ FAR = 0.5
 """Spread beyond which models share no start. Independent weights lie √(M − 1) of their mean's norm
 from it, 1 for two of them, members that were tuned from one start some hundredths.
 """
+TINY = 1e-300
+"""Stands for the length of what did not move."""
 PARTS = ("attention", "output", "mlp")
 """Parts whose matrices tell separate trainings; norms and biases begin alike."""
 
 
 class Averaged(Tensors):
-    """A model's tensors, of which `names` are the mean of several models', computed when read."""
+    """A model's tensors, of which `names` are the mean of several models', computed when read.
 
-    def __init__(self, own: Tensors, models: Sequence[Single], names: Collection[str]) -> None:
+    A tensor with a share lies that share of the way from `start` to the mean.
+    """
+
+    def __init__(
+        self,
+        own: Tensors,
+        models: Sequence[Tensors],
+        names: Collection[str],
+        start: Tensors | None = None,
+        shares: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__(own.files, {name: own.stored(name) for name in own})
         self.models, self.names = models, frozenset(names)
+        self.start, self.shares = start, shares or {}
 
     def read(self, name: str) -> Raw:
         if name not in self.names:
@@ -48,10 +62,33 @@ class Averaged(Tensors):
         if name not in self.names:
             yield from super().blocks(name, start=start, stop=stop, most=most)
             return
-        dtype = self[name].dtype
-        parts = [m.tensors.blocks(name, start=start, stop=stop, most=most) for m in self.models]
-        for raw in zip(*parts, strict=True):
-            yield from_float(mean_of([as_float(one, dtype) for one in raw]), dtype)
+        sources, share, dtype = [*self.models], self.shares.get(name), self[name].dtype
+        if share is not None and self.start is not None:
+            sources.append(self.start)
+        for values in values_of(sources, name, start=start, stop=stop, most=most):
+            mean = mean_of(values[: len(self.models)])
+            if share is not None:
+                mean = share * mean + (1 - share) * values[-1]
+            yield from_float(mean, dtype)
+
+
+def values_of(
+    sources: Sequence[Tensors],
+    name: str,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    most: int | None = None,
+) -> Iterator[list[Values]]:
+    """One tensor of several files, as numbers, so many at a time that each file gives as many."""
+    dtypes = [source[name].dtype for source in sources]
+    count = (most or BLOCK_BYTES) // ITEMSIZE[dtypes[0]]
+    blocks = [
+        source.blocks(name, start=start, stop=stop, most=count * ITEMSIZE[dtype])
+        for source, dtype in zip(sources, dtypes, strict=True)
+    ]
+    for raw in zip(*blocks, strict=True):
+        yield [as_float(part, dtype) for part, dtype in zip(raw, dtypes, strict=True)]
 
 
 def mean_of(values: Sequence[Values]) -> Values:
@@ -64,21 +101,62 @@ def mean_of(values: Sequence[Values]) -> Values:
 
 def averaged(model: Single, models: Sequence[Single], names: Collection[str]) -> Single:
     """A model with the mean of several for these tensors."""
-    return replace(model, tensors=Averaged(model.tensors, models, names))
+    tensors = [each.tensors for each in models]
+    return replace(model, tensors=Averaged(model.tensors, tensors, names))
+
+
+def mean_model(
+    models: Sequence[Single],
+    digests: Sequence[Mapping[str, str]],
+    start: Single | None = None,
+    away: float | None = 0.0,
+) -> tuple[Single, float]:
+    """One model of the models' mean weights, of which `start` has the fraction `away`; where it is
+    None, as much of each tensor as by Model Stock. And the fraction of all numbers that it has.
+
+    What the start lacks, a classifier, is the mean. `digests` are the models' and the start's.
+    """
+    first, tensors = models[0], [model.tensors for model in models]
+    names = differing(first.weights, digests)
+    if start is None:
+        return averaged(first, models, names), 0.0
+    origin = start.tensors
+    shares = {
+        name: stock_share(tensors, origin, name) if away is None else 1 - away
+        for name in names
+        if _shape(start, name) == _shape(first, name)
+    }
+    sizes = {name: math.prod(first.tensors[name].shape) for name in shares}
+    kept = sum(shares[name] * sizes[name] for name in shares) / max(1, sum(sizes.values()))
+    mean = replace(first, tensors=Averaged(first.tensors, tensors, names, origin, shares))
+    return mean, 1 - kept if away is None else away
+
+
+def stock_share(models: Sequence[Tensors], start: Tensors, name: str) -> float:
+    """How far one tensor goes from the start to the mean of M models (Model Stock, Jang et al.,
+    2024): M cos θ / (1 + (M − 1) cos θ), θ the mean angle between what the models moved.
+    """
+    count = len(models)
+    products = np.zeros((count, count))
+    for values in values_of([*models, start], name):
+        moved = np.stack(values[:-1]) - values[-1]
+        products += moved @ moved.T
+    lengths = np.sqrt(products.diagonal())
+    cosines = products / np.maximum(np.outer(lengths, lengths), TINY)
+    cosine = max(0.0, float(cosines[~np.eye(count, dtype=bool)].mean()))
+    return count * cosine / (1 + (count - 1) * cosine)
 
 
 def differing(names: Iterable[str], digests: Sequence[Mapping[str, str]]) -> list[str]:
     """Tensors that are not the same in all models."""
-    return [name for name in names if len({each[name] for each in digests}) > 1]
+    return [name for name in names if len({each.get(name) for each in digests}) > 1]
 
 
 def spread(models: Sequence[Single], names: Collection[str]) -> float:
     """How far the models' weights lie from their mean, as a fraction of its norm."""
     squares = norm = 0.0
     for name in names:
-        dtype = models[0].tensors[name].dtype
-        for raw in zip(*(model.tensors.blocks(name) for model in models), strict=True):
-            values = [as_float(part, dtype) for part in raw]
+        for values in values_of([model.tensors for model in models], name):
             mean = mean_of(values)
             squares += sum(float((value - mean) @ (value - mean)) for value in values)
             norm += float(mean @ mean)
@@ -87,32 +165,42 @@ def spread(models: Sequence[Single], names: Collection[str]) -> float:
     return math.sqrt(squares / len(models) / norm) if norm else math.inf
 
 
-def check_common_start(models: Sequence[Single], names: Collection[str], option: str) -> None:
+def check_common_start(
+    models: Sequence[Single], names: Collection[str], option: str, start: Single | None = None
+) -> None:
     """Refuse models whose mean of these tensors would be like none of them."""
     first, *others = models
-    axes = head_axes(first.weights[name] for name in names)
+    axes, kinds = head_axes(first.weights[name] for name in names), first.weights
     places = {(group, layer) for group, layer, _ in axes.values()}
+    matrices = [n for n in names if kinds[n].part in PARTS and len(kinds[n].shape) == 2]
+    groups = [models]
+    if start is not None:
+        others.append(start)
+        groups.append([first, start])
     for other in others:
-        cut_alike = all(other.kept[g][layer] == first.kept[g][layer] for g, layer in places)
-        if not cut_alike or any(other.tensors[n].dtype != first.tensors[n].dtype for n in names):
+        fit = all(_shape(other, name) == _shape(first, name) for name in matrices)
+        if not fit or any(other.kept[g][layer] != first.kept[g][layer] for g, layer in places):
             raise SurgeryError(
-                f"{option}: {first.name} and {other.name} differ in heads, neurons or dtypes of "
-                "what would be averaged",
+                f"{option}: {first.name} and {other.name} differ in heads, neurons or sizes of what "
+                "would be averaged",
                 hint="Prune their mean, or behind the mean trunk (prune --layers).",
             )
     for part in PARTS:
-        matrices = [
-            name
-            for name in names
-            if first.weights[name].part == part and len(first.weights[name].shape) == 2
-        ]
-        distance = spread(models, matrices)
+        some = [name for name in matrices if kinds[name].part == part]
+        distance = max(spread(group, some) for group in groups)
         if distance > FAR:
             raise SurgeryError(
                 f"{option}: their {part} weights lie {100 * distance:.0f} % of its norm from their "
                 "mean, as those of separate trainings do",
                 hint="Their mean is like none of them: fuse them into a hydra.",
             )
+
+
+def _shape(model: Single, name: str) -> tuple[int, ...] | None:
+    """None of a tensor that the model lacks."""
+    if name in model.tensors:
+        return model.tensors[name].shape
+    return None
 
 
 def behind_mean_trunk(

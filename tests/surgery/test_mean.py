@@ -110,7 +110,7 @@ def test_no_mean_of_what_has_nothing_in_common(
     ):
         hs.fuse([tuned[0], other], mean=True, out=out)
     member = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
-    with pytest.raises(SurgeryError, match="differ in heads, neurons or dtypes"):
+    with pytest.raises(SurgeryError, match="differ in heads, neurons or sizes"):
         hs.fuse([tuned[0], member], mean=True, out=out)
     with pytest.raises(UsageError, match="--mean conflicts with --mlp"):
         hs.fuse(tuned, mean=True, mlp="separate", out=out)
