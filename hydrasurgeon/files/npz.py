@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LETTERS = {"f": "F", "i": "I", "u": "U"}
 """Kind of numpy's numbers → what safetensors calls them, before their bits."""
+PICKLED = "Write it with numpy's savez, of arrays of numbers or texts: np.array(names, dtype=str) for an array of objects."
+"""What to do about a file that cannot be read."""
 
 
 class ArrayFile(TensorFile):
@@ -31,7 +33,7 @@ class ArrayFile(TensorFile):
         self._arrays: dict[str, Raw] = {}
         with (
             open_regular(path, error=DataError) as file,
-            decoding(f"{path}: not a readable .npz file"),
+            decoding(f"{path}: not a readable .npz file", hint=PICKLED),
         ):
             arrays = dict(np.load(file, allow_pickle=False))
         for name, array in arrays.items():

@@ -55,8 +55,10 @@ INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 """Dtypes of labels."""
 SMALLEST = 1e-6
 """What a probability is at least, where its logarithm is taken: a forest says 0 of what no tree said."""
-ROUNDED = 0.01
-"""By how much the probabilities of one row may miss a sum of 1."""
+HALF_DIGIT = 0.005
+"""What each probability of a row may add to how far its sum is from 1: they may have two digits ..."""
+ROUNDED = (0.03, 0.5)
+"""... and between what that lies, for few and for many classes."""
 
 
 @dataclass(frozen=True)
@@ -402,18 +404,23 @@ class _Contents:
         return of_probs if name not in self.file.infos and of_probs in self.file.infos else name
 
     def _logarithms(self, name: str, probs: Tensor) -> Tensor:
-        if not self._distributions(probs, ROUNDED):
+        if not self._distributions(probs):
             raise DataError(
                 f"{self.path}: {name} must be of 0 to 1, and sum to 1 in each row",
-                hint="Call it logits if it holds logits.",
+                hint="Normalise the rows; call it logits if it holds logits.",
             )
-        return probs.clamp_min(SMALLEST).log()
+        # Those of float32 are left as they are: what is rounded sums to another number.
+        sums = probs.double().sum(dim=-1, keepdim=True)
+        exact = (sums - 1).abs() < SMALLEST
+        return torch.where(exact, probs, probs / sums).clamp_min(SMALLEST).log()
 
     @staticmethod
-    def _distributions(logits: Tensor, rounded: float = 1e-3) -> bool:
-        """Whether each row is one, and says more than a single class does."""
-        within = bool((logits >= 0).all()) and logits.shape[-1] > 1
-        return within and bool(((logits.double().sum(dim=-1) - 1).abs() < rounded).all())
+    def _distributions(logits: Tensor) -> bool:
+        """Whether each row is one, perhaps of rounded numbers, and says more than a single class."""
+        classes, (least, most) = logits.shape[-1], ROUNDED
+        within = bool(((logits >= 0) & (logits <= 1)).all()) and classes > 1
+        rounded = min(max(least, HALF_DIGIT * classes), most)
+        return within and bool(((logits.double().sum(dim=-1) - 1).abs() <= rounded).all())
 
     def listed(self, name: str, count: int, of: str) -> list[Any] | None:
         """One text or integer for each of so many; None where the file has none."""

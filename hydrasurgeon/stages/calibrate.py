@@ -189,7 +189,7 @@ def _few_classes(arguments: CalibrateOptions, classes: int) -> str | None:
     if arguments.conformal == "lac" or classes > FEW_CLASSES:
         return None
     return (
-        f"--conformal {arguments.conformal}: with {classes} classes its sets hold nearly every label; "
+        f"--conformal {arguments.conformal}: with {max(2, classes)} classes its sets hold nearly every label; "
         "lac keeps the same promise with smaller ones"
     )
 

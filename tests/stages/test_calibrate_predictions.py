@@ -19,9 +19,11 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.decision.fitting import classifiers_of
 from hydrasurgeon.errors import DataError, ManifestError, UsageError
+from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected
+from hydrasurgeon.stages.calibrate import _few_classes
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -275,6 +277,43 @@ def test_probabilities_are_logits_whose_logarithms_are_taken(tmp_path: Path) -> 
     for one, other in zip(*rows.values(), strict=True):
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-6)
         assert (one["label"], one["set"]) == (other["label"], other["set"])
+
+
+@pytest.mark.parametrize("classes", [3, 77])
+@pytest.mark.parametrize("digits", [2, 3])
+def test_rounded_probabilities(classes: int, digits: int, tmp_path: Path) -> None:
+    """They are what they would be with all digits, and no logits."""
+    random = np.random.default_rng(0)
+    labels = random.integers(classes, size=400)
+    exact = softmax(random.normal(size=(400, classes)) + 4 * np.eye(classes)[labels])
+    temperatures = []
+    for name, probabilities in (("exact", exact), ("rounded", exact.round(digits))):
+        values = probabilities.astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", probabilities=values, labels=labels)
+        done = hs.calibrate(predictions=tmp_path / f"{name}.npz", out=tmp_path / name)
+        temperatures.append(done.decision.temperature)
+        np.savez(tmp_path / "wrong.npz", logits=values, labels=labels)
+        with pytest.raises(DataError, match="logits holds probabilities") as error:
+            hs.calibrate(predictions=tmp_path / "wrong.npz", out=tmp_path / "w")
+        assert "Call it probabilities" in str(error.value.hint)
+    assert temperatures[1] == pytest.approx(temperatures[0], rel=0.2 if digits == 2 else 0.02)
+    np.savez(tmp_path / "scores.npz", probabilities=exact * 1.9, labels=labels)
+    with pytest.raises(DataError, match="sum to 1") as error:
+        hs.calibrate(predictions=tmp_path / "scores.npz", out=tmp_path / "s")
+    assert "Normalise the rows" in str(error.value.hint)
+
+
+def test_names_that_are_objects_say_how_to_write_them(tmp_path: Path) -> None:
+    arrays, names = synthetic(240, 0), np.array(["ant", "bee", "cat"], dtype=object)
+    np.savez(tmp_path / "val.npz", **arrays, names=names)
+    with pytest.raises(DataError) as error:
+        hs.calibrate(predictions=tmp_path / "val.npz", out=tmp_path / "d")
+    assert "dtype=str" in str(error.value.hint)
+
+
+def test_aps_of_one_logit_has_two_classes() -> None:
+    options = CalibrateOptions(checkpoint="m", data="val", conformal="aps", out="d")
+    assert "with 2 classes" in str(_few_classes(options, 1))
 
 
 def test_names_of_the_decision_are_those_of_the_rows(tmp_path: Path) -> None:
