@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import MAX_NAME, is_name
 from hydrasurgeon.files.manifest import MAX_CLASSES, Model, ProblemName
+from hydrasurgeon.files.rows import harmless
 
 Labels = NDArray[Any]
 """Class numbers, int64 [sample]; how true yes is, float64 [sample]; or 0 and 1, float32 [sample,
@@ -535,8 +536,11 @@ def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int
 
 
 def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
-    """The position of each name among the labels, or -1; numbers may be spelt otherwise (1 is 01)."""
+    """The position of each name among the labels, or -1; numbers may be spelt otherwise (1 is 01),
+    and names as `predict` writes them to a table ('-).
+    """
     position = {label: at for at, label in enumerate(labels)}
+    position = {harmless(label): at for label, at in position.items()} | position
     exact = [position.get(name, -1) for name in names]
     if -1 in exact and all(map(NUMBER.fullmatch, (*names, *labels))):
         by_value = {Decimal(label): at for at, label in enumerate(labels)}

@@ -17,6 +17,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import fit_classes, open_data, sources
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.files.rows import writing
 from hydrasurgeon.options.measuring import ExportOptions
 from hydrasurgeon.sharing.trial import opened_trial
 
@@ -49,6 +50,19 @@ def test_names_are_matched_in_any_order_and_some_may_lack(tmp_path: Path) -> Non
     assert fitted.labels.tolist() == [0, 4, 2]
     assert fitted.classes == NAMES[::-1]
     assert fitted.note is None
+
+
+def test_names_are_read_back_as_predict_writes_them(tmp_path: Path) -> None:
+    """With a quote before what a spreadsheet would run; a class that has the quote comes first."""
+    names = ("-", "=x", "@home", "C++", "'@home")
+    with writing(tmp_path / "rows.csv", {"text": "text", "label": "text"}, dict) as write:
+        write([{"text": f"t{at}", "label": name} for at, name in enumerate(names[:4])])
+    fitted = fit_classes(open_data(str(tmp_path / "rows.csv")), named(names))
+    assert fitted.labels is not None
+    assert fitted.labels.tolist() == [0, 1, 4, 3]
+    plain = fit_classes(open_data(str(tmp_path / "rows.csv")), named((*names[:4], "eel")))
+    assert plain.labels is not None
+    assert plain.labels.tolist() == [0, 1, 2, 3]
 
 
 def test_a_class_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
