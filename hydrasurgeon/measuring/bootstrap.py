@@ -21,8 +21,9 @@ Judgement = Literal["better", "equal", "worse"]
 
 NEGLIGIBLE = 5e-5
 """What a difference must reach to be one: less reads +0.0000 wherever it is printed, and may be
-rounding.
-"""
+rounding ..."""
+IN_POINTS = ("accuracy", "auroc", "fpr95")
+"""... and of these metrics, told in points of a hundred, ten times as much: +0.0."""
 HIGHER = ("accuracy", "auroc")
 """Metrics of which more is better."""
 GROUPS = ("near", "far", "all")
@@ -78,7 +79,8 @@ class Difference:
     @property
     def judgement(self) -> Judgement:
         """Equal where the interval holds 0, or where the difference is none to speak of."""
-        if self.low <= 0 <= self.high or abs(self.value) < NEGLIGIBLE:
+        least = 10 * NEGLIGIBLE if self.metric in IN_POINTS else NEGLIGIBLE
+        if self.low <= 0 <= self.high or abs(self.value) < least:
             return "equal"
         return "better" if (self.value > 0) == (self.metric in HIGHER) else "worse"
 

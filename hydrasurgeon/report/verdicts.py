@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hydrasurgeon.measuring.answers import Answered
-from hydrasurgeon.measuring.bootstrap import Difference
+from hydrasurgeon.measuring.bootstrap import IN_POINTS, Difference
 from hydrasurgeon.measuring.results import Cost, Result
 from hydrasurgeon.report.columns import short, shown_name
 
@@ -22,8 +22,6 @@ NAMES = {
     "fpr95": "OOD FPR95",
 }
 """What a metric is called in a sentence."""
-IN_POINTS = ("accuracy", "auroc", "fpr95")
-"""Metrics whose differences are told in points of a hundred."""
 OF_OOD = ("auroc", "fpr95")
 """Metrics of OOD detection."""
 SPOILED_BY = {"OOD score": OF_OOD, "calibration": ("brier", "nll", "ece", *OF_OOD)}

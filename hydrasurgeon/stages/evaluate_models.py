@@ -368,7 +368,9 @@ def steps_trained(history: Sequence[Step]) -> int | None:
         for each in entry.inputs:
             # An input that an earlier step had too is where another member branches off.
             start = at_input.setdefault(each.sha256, start) if len(entry.inputs) == 1 else start
-        taken = recorded_steps(entry) if entry.command == "finetune" else 0
+        # A start that was kept is what it was.
+        kept = entry.output in [each.sha256 for each in entry.inputs]
+        taken = recorded_steps(entry) if entry.command == "finetune" and not kept else 0
         if taken is None:
             return None
         ends.append(start + taken)

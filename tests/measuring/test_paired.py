@@ -92,6 +92,9 @@ def test_a_difference_that_prints_as_nothing_is_none() -> None:
     # Of two models that are always right and nearly sure the Brier scores differ by rounding alone.
     assert Difference("brier", -1e-30, -2e-30, -1e-31).judgement == "equal"
     assert Difference("brier", -6e-5, -9e-5, -1e-5).judgement == "better"
+    # −0.0 points are no difference that can be seen, −0.1 are one.
+    assert Difference("auroc", -4e-4, -5e-4, -1e-5).judgement == "equal"
+    assert Difference("auroc", -6e-4, -9e-4, -1e-5).judgement == "worse"
 
 
 def test_the_seed_says_which_samples_are_drawn() -> None:
