@@ -103,7 +103,7 @@ def _look(options: Options) -> None:
         if not (text.startswith(FRESH) or is_hub_id(text) or present(Path(text))):
             find(text.partition("#")[0])
     for text in options.reading(LABELLED, UNLABELLED):
-        spec = text if text.startswith("text:") or is_there(Path(text)) else NAMED.sub("", text)
+        spec = text if is_there(Path(text)) else NAMED.sub("", text)
         if not (spec == STDOUT or PATTERN & {*spec} or spec.endswith(".tar")):
             located(DataSpec.parse(spec).place)
 

@@ -165,9 +165,17 @@ def _list_in(spec: str, row: int, text: str) -> list[Any]:
         ) from error
 
 
-def _of_lists(spec: str, values: Sequence[Any]) -> Column:
-    """A 1 where a label holds, for names or numbers of classes."""
+def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
+    """A 1 where a label holds, for lists of names or numbers of classes, or of a 0 or 1 for each."""
     lists = [value for value in values if isinstance(value, list | tuple)]
+    equally_long = len(lists) == len(values) and len({*map(len, lists)}) == 1
+    if (
+        equally_long
+        and is_label_array(np.array(lists))
+        # Who lists positions names none of them twice.
+        and any(len({*row}) < len(row) for row in lists)
+    ):
+        return array_labels(spec, np.array(lists), None)
     kind = next((type(label) for labels in lists for label in labels), str)
     for row, value in enumerate(values):
         is_list = isinstance(value, list | tuple) and kind in (str, int)

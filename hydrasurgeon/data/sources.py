@@ -273,11 +273,6 @@ def _root(spec: str, path: Path, name: str) -> Path:
     )
 
 
-def _text(spec: str, rest: str, columns: Columns) -> Samples:
-    """One text, as it stands."""
-    return Rows(spec, [rest] if rest else [], "text")
-
-
 def _demo(spec: str, rest: str, columns: Columns) -> Samples:
     folder = files("hydrasurgeon") / "demo"
     sets = {
@@ -327,5 +322,5 @@ def _arrays(spec: str, file: IO[bytes]) -> Arrays:
 
 READERS = {".npz": _npz, ".txt": _image_list, ".zip": read_zip}
 """Ending of a file → its reader."""
-SCHEMES = {"text": _text, "hf": read_hub, "torchvision": read_torchvision, "demo": _demo}
+SCHEMES = {"hf": read_hub, "torchvision": read_torchvision, "demo": _demo}
 """What stands before the colon → its reader."""

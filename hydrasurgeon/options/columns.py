@@ -57,7 +57,7 @@ class DataSpec(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> DataSpec:
         """`PLACE#TEXT#LABEL` is read too: roles that are known by their place."""
-        if text.startswith("text:") or "#" not in text or os.path.exists(text):
+        if "#" not in text or os.path.exists(text):
             return cls(text, {})
         place, *parts = text.split("#")
         columns = {}

@@ -115,9 +115,8 @@ def _difference(opened: Checkpoint, model: Classifier, member: int) -> float:
         worst = torch.maximum(worst, (model(inputs)[:, 0] - right).abs().max())
     if not float(worst) <= TOLERANCE:
         raise CheckFailed(
-            f"export: with zeros for its heads the model differs by {float(worst):.3g} in "
-            "float64; allowed is"
-            f" {TOLERANCE:g}",
+            f"export: with zeros for its heads the model differs by {float(worst):.3g} in float64; "
+            f"allowed is {TOLERANCE:g}",
             hint="Nothing was written: this architecture mixes its heads, and cannot be padded.",
         )
     return float(worst)

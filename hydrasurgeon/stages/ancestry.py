@@ -57,13 +57,7 @@ class AtHand:
             raise CheckpointError(f"{folder}: no such directory")
         self._opened, self._hashed = cache(_opened), cache(_hashed)
 
-    def find(
-        self,
-        sha256: str,
-        *,
-        name: str | None = None,
-        arch: str | None = None,
-    ) -> Hashed | None:
+    def find(self, sha256: str, *, name: str, arch: str | None) -> Hashed | None:
         """The checkpoint with these weights, the one called `name` first; `arch` reads what has no
         manifest.
         """

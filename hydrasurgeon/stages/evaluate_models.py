@@ -209,8 +209,9 @@ def of_models(
     opened = first.named(plain, arguments.template, samples)
     check_same_classes(opened)
     for row in files[:1]:
-        count = opened[0].manifest.model.num_classes
-        check_classes(opened[0].name, count, row.name, row.answers.classes)
+        check_classes(
+            opened[0].name, opened[0].manifest.model.num_classes, row.name, row.answers.classes
+        )
     val = arguments.val if temperature is None else None
     sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, val, limit, seed)
     corrupted = [

@@ -159,11 +159,8 @@ def _beginning(
             source = Hashed(opened, digests)
     if source is None:
         raise CheckpointError(
-            (
-                f"{where}: {read.name} ({short(read.sha256)}), with which its history begins, is "
-                "not "
-                f"in {at_hand.folder}"
-            ),
+            f"{where}: {read.name} ({short(read.sha256)}), with which its history begins, is not in "
+            f"{at_hand.folder}",
             hint="Files are found by the hash of their weights: put that one there"
             + (", or give --fetch." if on_hub and not fetch else "."),
         )
@@ -230,7 +227,7 @@ def _data(option: str, spec: str, folder: Path, *, fetch: bool) -> str:
             hint="Give --fetch if you want what the history names.",
         )
     pattern = any(character in spec for character in PATTERN) and _is_below(Path(spec))
-    if spec.startswith((*FETCHED, "demo:", "text:")) or pattern:
+    if spec.startswith((*FETCHED, "demo:")) or pattern:
         return spec
     place, named, columns = (spec, "", "") if present(folder / spec) else spec.partition("#")
     file, at, root = place.partition("@")

@@ -97,8 +97,7 @@ def test_columns_are_named_for_each_set_that_has_them() -> None:
     assert CalibrateOptions.of("m", data="v.csv", label_column="l", out="o").data == "v.csv#label,l"
 
 
-def test_one_text_and_one_picture(there: Path) -> None:
-    assert open_data("text:one: a #text").read(0) == "one: a #text"
+def test_one_picture(there: Path) -> None:
     Image.fromarray(np.full((3, 3), 7, np.uint8)).save(there / "one.PNG")
     Image.fromarray(np.full((3, 3), 9, np.uint8)).save(there / "two.png")
     assert np.asarray(open_data("one.PNG").read(0)).max() == 7

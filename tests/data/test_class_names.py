@@ -290,3 +290,22 @@ def test_labels_that_are_lists_or_fractions(tmp_path: Path, labels: tuple[str, s
     with pytest.raises(DataError, match=r"row 0 has (the|a list of) label") as refused:
         open_data(str(path), model=Model(family="timm", arch="a", num_classes=3))
     assert "whole numbers or names, one for each row" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("kind", [int, float, bool])
+@pytest.mark.parametrize("names", [("red", "round", "big"), ("2", "0", "1")])
+def test_a_0_or_1_for_every_label(tmp_path: Path, kind: type, names: tuple[str, ...]) -> None:
+    """Not positions, of which a list would hold none twice."""
+    holds = [[0, 0, 1], [1, 0, 1], [0, 0, 0]]
+    lists = [[kind(value) for value in row] for row in holds]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"text": "x", "labels": row}) + "\n" for row in lists))
+    about = named(names, 3).model_copy(update={"problem": "multi_label"})
+    labels = open_data(str(path), model=about).labels
+    assert labels is not None
+    assert labels.tolist() == holds
+    path.write_text('{"text": "x", "labels": [0, 1]}\n{"text": "x", "labels": []}\n')
+    plain = about.model_copy(update={"labels": ("a", "b", "c")})
+    listed = open_data(str(path), model=plain).labels
+    assert listed is not None
+    assert listed.tolist() == [[1, 1, 0], [0, 0, 0]]

@@ -35,7 +35,7 @@ def test_samples_know_the_query_that_they_belong_to(tmp_path: Path) -> None:
     some = limited(samples, 3, seed=1)
     assert isinstance(some, Subset)
     assert some.groups == tuple(str(int(i) // 2) for i in some.index)
-    assert open_data("text:a").groups is None
+    assert in_memory("a", "text").groups is None
 
 
 def test_a_row_without_its_query_is_named(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_a_pair_without_its_second_text_is_named(tmp_path: Path, second: str | N
 
 def test_pairs_and_texts_do_not_mix(tmp_path: Path) -> None:
     pairs = open_data(_as(tmp_path / "a.jsonl"))
-    single = open_data("text:a")
-    with pytest.raises(DataError, match=r"text:a: holds texts, .*a.jsonl pairs of texts"):
+    single = in_memory("a", "text")
+    with pytest.raises(DataError, match=r"the inputs: holds texts, .*a.jsonl pairs of texts"):
         Joined(pairs, single)
     with pytest.raises(DataError, match="row 1 is no pair of texts"):
         in_memory([("a", "b"), "c"], "text")

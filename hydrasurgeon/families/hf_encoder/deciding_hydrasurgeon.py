@@ -210,9 +210,8 @@ class _Deciding:
         knows nothing.
         """
         warnings.warn(
-            "the decision state is not saved with a model that may have been trained: calibrate "
-            "the copy anew, or copy"
-            " the directory",
+            "the decision state is not saved with a model that may have been trained: calibrate the "
+            "copy anew, or copy the directory",
             stacklevel=2,
         )
         config: Any = self.config  # type: ignore[has-type]
