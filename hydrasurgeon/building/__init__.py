@@ -20,6 +20,7 @@ from hydrasurgeon.building.making import (
     commands_of,
     distilled,
     make,
+    probed,
     rung_file,
     searched,
 )
@@ -69,6 +70,7 @@ def built(
         world.gather(None)
     if not world.is_main:
         return None
+    search = probed(search)
     front = Front(search)
     rungs = front.rungs(budgets)
     if options.tune is not None:

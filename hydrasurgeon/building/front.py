@@ -75,10 +75,14 @@ class Front:
         self.pools = (whole, *halves)
 
     def _rivals(self) -> list[Choice]:
-        """What needs no surgery, besides the model itself: the mean of several, and their ensemble."""
+        """What needs no surgery, besides the model itself: a probe, the mean of several, and their
+        ensemble.
+        """
         count = len(self.options.paths)
         models, means = self.search.unpruned[:count], self.search.unpruned[count:]
         rivals = [Choice.of(mean, name=f"mean of {count}") for mean in means]
+        if self.search.probe is not None:
+            rivals.insert(0, Choice.of(self.search.probe, name="probe"))
         if count > 1:
             rivals.append(Choice.of(*models, name=f"ensemble of {count}"))
         return rivals

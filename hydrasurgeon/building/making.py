@@ -70,6 +70,8 @@ class Search:
     workshop: Workshop
     plan: Plan
     maker: Cuts | None
+    probe: Member | None = None
+    """The first model's body as it is, with a classifier in closed form."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -213,6 +215,33 @@ def searched(
             search = search.with_cuts(cuts)
         world.gather(None)
     return search
+
+
+def probed(search: Search) -> Search:
+    """The same with a probe, unless TRAIN cannot give it the model's classes."""
+    options, backbone = search.options, search.cache.backbone
+    if backbone.family.named_classes:
+        return search
+    search.plan.begin("probe")
+    model = backbone.manifest.model
+    words: dict[str, Any] = {
+        "recipe": "probe",
+        "set": {"problem": model.problem},
+        "data": options.data,
+        "val": options.val,
+        **options.names,
+        "limit": options.limit,
+        "seed": options.seed,
+        "batch_size": None,
+    }
+    file = options.work / "probe.safetensors"
+    fitting = Command("finetune", (backbone.path,), words, file)
+    search.workshop.perform(fitting)
+    fitted = open_single(file).manifest.model
+    if fitted.num_classes != model.num_classes or model.labels not in (None, fitted.labels):
+        return search
+    part = search.backbone.part
+    return replace(search, probe=Member("the probe", file, part, making=(fitting,)))
 
 
 def _scored(

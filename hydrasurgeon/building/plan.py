@@ -122,6 +122,7 @@ def steps_of(
         cuts = models * sizes
         passes = cuts * (seen + 2.0 * scored) + (models - 1) * seen
         steps.append(Step("sizes", counted(cuts, "smaller member"), passes))
+    steps.append(Step("probe", "probe of the frozen body", data + 2.0 * seen))
     if options.tune is not None:
         steps.append(_tuning(options, data, seen, len(budgets)))
     made = len(budgets) * (data + seen) * float(options.calibrate)

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from hydrasurgeon.anatomy.hooks import removed
-from hydrasurgeon.anatomy.layers import attend, attention_half, mlp_half
+from hydrasurgeon.anatomy.layers import attend, attention_half, attention_input, mlp_half
 from hydrasurgeon.anatomy.maps import real_tokens
-from hydrasurgeon.anatomy.parts import Anatomy, Stack
+from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import NEURONS, Kept, positions
 
@@ -86,7 +86,7 @@ def fold_means(
     anatomy: Anatomy, present: Kept, kept: Kept, calibration: Calibration
 ) -> dict[Place, Repair]:
     """`mean`: the mean of what is removed, through its columns of W, added to the bias."""
-    lost = _lost(anatomy, present, kept)
+    lost = lost_places(anatomy, present, kept)
     for place in lost:
         if place.out(anatomy).bias is None:
             raise SurgeryError(
@@ -122,18 +122,29 @@ def refit(
     calibration: Calibration,
     *,
     stored: Callable[[Tensor], Tensor] = lambda values: values,
+    unpruned: Unpruned | None = None,
 ) -> dict[Place, Repair]:
     """`lstsq`: place by place; `stored` rounds values as the file will hold them, before later
-    places see them.
+    places see them. `unpruned` is what other repairs of the same model on the same data left.
     """
-    lost = _lost(anatomy, present, kept)
-    states = _States(anatomy, tuple(lost), calibration)
+    lost = lost_places(anatomy, present, kept)
+    if unpruned is None:
+        unpruned = Unpruned(anatomy, calibration, tuple(lost))
+    first = next(iter(lost), Place(0, False))
+    students: dict[int, _Student] = {}
     repairs: dict[Place, Repair] = {}
     for place, columns in lost.items():
         out = place.out(anatomy)
         equations = _Equations(int(columns.sum()), out.out_features, centred=out.bias is not None)
-        for state in states.at(place, repairs):
-            equations.add(*_samples(anatomy, state, place, columns))
+        for number, trace in unpruned.traces():
+            student = students.get(number)
+            if student is None:  # up to there it is the unpruned model
+                student = _Student(first, trace.bias, trace.hidden[first])
+            student = _advanced(anatomy, student, place, repairs)
+            if number in unpruned.held:
+                students[number] = student
+            equations.add(*_samples(anatomy, trace, student, columns))
+            calibration.tick(f"repairing {place}", number + 1, calibration.batches)
         before = (
             out.weight.detach().double().cpu()[:, columns],
             None if out.bias is None else out.bias.detach().double().cpu(),
@@ -149,7 +160,7 @@ def _places(anatomy: Anatomy) -> list[Place]:
     ]
 
 
-def _lost(anatomy: Anatomy, present: Kept, kept: Kept) -> dict[Place, Tensor]:
+def lost_places(anatomy: Anatomy, present: Kept, kept: Kept) -> dict[Place, Tensor]:
     """The places that lose heads or neurons: which inputs of W stay."""
     staying = {}
     for place in _places(anatomy):
@@ -169,70 +180,79 @@ def _half(anatomy: Anatomy, place: Place, hidden: Tensor, bias: Tensor | None) -
 
 
 @dataclass(frozen=True)
-class _State:
-    """One batch on its way through both models, in front of the place `at`."""
+class _Trace:
+    """What the unpruned model makes of one batch, at each place that matters."""
 
-    at: Place
     bias: Tensor | None
     real: Tensor
+    hidden: Mapping[Place, Tensor]
+    """h, in front of it."""
+    outputs: Mapping[Place, Tensor]
+    """y."""
     sensitivity: Mapping[Place, Tensor]
-    hidden: Tensor
-    """h, of the unpruned model."""
-    repaired: Tensor
-    """h′, of the pruned one."""
 
     @property
     def nbytes(self) -> int:
-        held = [self.hidden, self.repaired, self.real, *self.sensitivity.values()]
-        return sum(t.nbytes for t in held + ([] if self.bias is None else [self.bias]))
+        parts = (self.hidden, self.outputs, self.sensitivity)
+        return sum(tensor.nbytes for part in parts for tensor in part.values())
 
 
-class _States:
-    """The batches in front of a place; held between places as far as they fit, else computed again."""
+class Unpruned:
+    """What repairs ask of the unpruned model; held as far as it fits, else computed again."""
 
-    def __init__(self, anatomy: Anatomy, lost: tuple[Place, ...], calibration: Calibration) -> None:
-        self.anatomy, self.lost, self.calibration = anatomy, lost, calibration
-        self.held: dict[int, _State] = {}
-        self.room = HELD_BYTES
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        calibration: Calibration,
+        places: Sequence[Place] | None = None,
+        room: int | None = None,
+    ) -> None:
+        self.anatomy = anatomy
+        self.calibration = calibration
+        self.places = places or [
+            place
+            for place in _places(anatomy)
+            if place.neurons or anatomy.blocks[place.layer].attention.heads
+        ]
+        self.held: dict[int, _Trace] = {}
+        self.room = HELD_BYTES if room is None else room
 
-    def at(self, place: Place, repairs: Mapping[Place, Repair]) -> Iterator[_State]:
-        total = self.calibration.batches
-        # With every batch held, the inputs need not be read again.
-        whole: Iterable[Any] = self.calibration.inputs() if len(self.held) < total else range(total)
-        for i, inputs in enumerate(whole):
-            state = self.held.get(i)
-            if state is None:
-                state = _started(self.anatomy, inputs, self.lost)
-            state = _advanced(self.anatomy, state, place, repairs)
-            if i in self.held:
-                self.held[i] = state
-            elif place == self.lost[0] and state.nbytes <= self.room:
-                self.held[i] = state
-                self.room -= state.nbytes
-            yield state
-            self.calibration.tick(f"repairing {place}", i + 1, total)
+    @property
+    def nbytes(self) -> int:
+        """What is held."""
+        return sum(trace.nbytes for trace in self.held.values())
+
+    def traces(self) -> Iterator[tuple[int, _Trace]]:
+        """Every batch, with its number."""
+        inputs: Iterable[Any] = range(self.calibration.batches)
+        if len(self.held) < self.calibration.batches:  # else they need not be read again
+            inputs = self.calibration.inputs()
+        for number, batch in enumerate(inputs):
+            trace = self.held.get(number)
+            if trace is None:
+                trace = _traced(self.anatomy, batch, self.places)
+                if self.nbytes + trace.nbytes <= self.room:
+                    self.held[number] = trace
+            yield number, trace
 
 
-def _started(anatomy: Anatomy, inputs: Any, lost: Sequence[Place]) -> _State:
+def _traced(anatomy: Anatomy, inputs: Any, places: Sequence[Place]) -> _Trace:
+    """One pass forward, and one back: per place and token, the squared gradient of the margin at
+    the place's output.
+    """
     with torch.no_grad():
         stack = anatomy.embed(inputs)
-    sensitivity = _sensitivity(anatomy, stack, lost)
-    return _State(
-        Place(0, False), stack.bias, real_tokens(stack), sensitivity, stack.hidden, stack.hidden
-    )
-
-
-def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[Place]) -> dict[Place, Tensor]:
-    """Per place and token, the squared gradient of the unpruned model's margin at the place's
-    output.
-    """
     hidden = stack.hidden.detach().requires_grad_(True)
-    outputs = {}
+    before, outputs = {}, {}
     with torch.enable_grad():
         for place in _places(anatomy):
-            with _watched(place.out(anatomy)) as seen:
+            if place in places:
+                before[place] = hidden.detach()
+                with _watched(place.out(anatomy)) as seen:
+                    hidden = _half(anatomy, place, hidden, stack.bias)
+                outputs[place] = seen[1]
+            else:
                 hidden = _half(anatomy, place, hidden, stack.bias)
-            outputs[place] = seen[1]
         logits = anatomy.readout(replace(stack, hidden=hidden)).float()
         if not torch.isfinite(logits).all():
             raise SurgeryError(
@@ -241,63 +261,89 @@ def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[Place]) -> dict[
             )
         best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
         margin = (best[:, 0] - best[:, -1]) if best.shape[-1] == 2 else best[:, 0]
-        gradients = torch.autograd.grad(
-            margin.sum(), [outputs[place] for place in lost], allow_unused=True
-        )
-    return {
-        place: (
-            torch.zeros(stack.hidden.shape[:2], device=hidden.device)
-            if gradient is None
-            else gradient.float().square().sum(dim=-1)
-        )
-        for place, gradient in zip(lost, gradients, strict=True)
-    }
+        gradients = torch.autograd.grad(margin.sum(), [*outputs.values()], allow_unused=True)
+    sensitivity = {}
+    for place, gradient in zip(outputs, gradients, strict=True):
+        if gradient is None:
+            sensitivity[place] = torch.zeros(stack.hidden.shape[:2], device=hidden.device)
+        else:
+            sensitivity[place] = gradient.float().square().sum(dim=-1)
+    known = {place: output.detach() for place, output in outputs.items()}
+    return _Trace(stack.bias, real_tokens(stack), before, known, sensitivity)
+
+
+@dataclass(frozen=True)
+class _Student:
+    """One batch on its way through the pruned model, in front of the place `at`."""
+
+    at: Place
+    bias: Tensor | None
+    hidden: Tensor
+    """h′."""
+    inputs: Tensor | None = None
+    """x, of all heads or neurons there are."""
 
 
 @torch.no_grad()
 def _advanced(
-    anatomy: Anatomy, state: _State, to: Place, repairs: Mapping[Place, Repair]
-) -> _State:
-    hidden, repaired = state.hidden, state.repaired
+    anatomy: Anatomy, student: _Student, to: Place, repairs: Mapping[Place, Repair]
+) -> _Student:
+    """The same in front of a later place, past those that are repaired."""
+    hidden, inputs = student.hidden, student.inputs
     for place in _places(anatomy):
-        if not state.at <= place < to:
+        if not student.at <= place < to:
             continue
-        after = _half(anatomy, place, hidden, state.bias)
-        if repaired is hidden and place not in repairs:
-            repaired = after  # nothing has been lost so far
-        else:
-            with _replaced(place.out(anatomy), repairs.get(place)):
-                repaired = _half(anatomy, place, repaired, state.bias)
-        hidden = after
-    return replace(state, at=to, hidden=hidden, repaired=repaired)
+        repair = repairs.get(place)
+        if repair is None:
+            hidden = _half(anatomy, place, hidden, student.bias)
+            continue
+        if inputs is None or place != student.at:
+            inputs = _inputs(anatomy, place, hidden, student.bias)
+        bias = None if repair.bias is None else repair.bias.to(inputs)
+        columns = repair.columns.to(inputs.device)
+        output = linear(inputs[..., columns], repair.weight.to(inputs), bias)
+        hidden = _behind(anatomy, place, hidden, output)
+    return _Student(to, student.bias, hidden, _inputs(anatomy, to, hidden, student.bias))
+
+
+def _inputs(anatomy: Anatomy, place: Place, hidden: Tensor, bias: Tensor | None) -> Tensor:
+    """x, what goes into W."""
+    block = anatomy.blocks[place.layer]
+    with _handed_on(place.out(anatomy)):
+        if not place.neurons:
+            return attend(block.attention, attention_input(block, hidden), bias)
+        inputs: Tensor = block.mlp(block.norm2(hidden) if block.prenorm else hidden)
+        return inputs
+
+
+def _behind(anatomy: Anatomy, place: Place, hidden: Tensor, output: Tensor) -> Tensor:
+    """The rest of a branch, from what W gives."""
+    block = anatomy.blocks[place.layer]
+    scale, norm = (block.scale2, block.norm2) if place.neurons else (block.scale1, block.norm1)
+    summed: Tensor = hidden + scale(output)
+    if block.prenorm:
+        return summed
+    normed: Tensor = norm(summed)
+    return normed
 
 
 @torch.no_grad()
 def _samples(
-    anatomy: Anatomy, state: _State, place: Place, columns: Tensor
+    anatomy: Anatomy, trace: _Trace, student: _Student, columns: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x, t and s of one batch: a row for each real token that matters."""
+    place = student.at
     block = anatomy.blocks[place.layer]
-
-    def watched(hidden: Tensor) -> list[Tensor]:
-        with _watched(place.out(anatomy)) as seen:
-            if place.neurons:
-                block.mlp(block.norm2(hidden) if block.prenorm else hidden)
-            else:
-                attend(
-                    block.attention, block.norm1(hidden) if block.prenorm else hidden, state.bias
-                )
-        return seen
-
-    weights = state.sensitivity[place] * state.real
+    weights = trace.sensitivity[place] * trace.real
     rows = weights > 0
-    target = watched(state.hidden)[1][rows].double()
-    if state.repaired is not state.hidden and not block.sandwiched:
-        drift = (state.hidden - state.repaired)[rows].double()
+    target = trace.outputs[place][rows].double()
+    if not block.sandwiched:
+        drift = (trace.hidden[place] - student.hidden)[rows].double()
         branch = block.scale2 if place.neurons else block.scale1
-        scale = branch(torch.ones_like(state.hidden[:1, :1])).double().flatten()
+        scale = branch(torch.ones_like(student.hidden[:1, :1])).double().flatten()
         target = target + torch.where(scale == 0, 0.0, drift / scale)
-    inputs = watched(state.repaired)[0][rows][:, columns.to(rows.device)].double()
+    assert student.inputs is not None
+    inputs = student.inputs[rows][:, columns.to(rows.device)].double()
     return inputs, target, weights[rows].double()
 
 
@@ -354,15 +400,14 @@ def _watched(out: nn.Linear) -> Iterator[list[Tensor]]:
 
 
 @contextlib.contextmanager
-def _replaced(out: nn.Linear, repair: Repair | None) -> Iterator[None]:
-    """Within the block, W is the repaired one: only what stays is read."""
-
-    def instead(_: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        assert repair is not None
-        bias = None if repair.bias is None else repair.bias.to(output)
-        columns = repair.columns.to(output.device)
-        return linear(args[0][..., columns], repair.weight.to(output), bias)
-
-    hooks = [] if repair is None else [out.register_forward_hook(instead)]
-    with removed(*hooks):
+def _handed_on(out: nn.Linear) -> Iterator[None]:
+    """Within the block, W hands on what goes into it."""
+    out.forward = _same  # type: ignore[method-assign]
+    try:
         yield
+    finally:
+        del out.forward
+
+
+def _same(values: Tensor) -> Tensor:
+    return values

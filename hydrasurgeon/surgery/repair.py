@@ -4,7 +4,10 @@ repair it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Single
@@ -17,6 +20,21 @@ from hydrasurgeon.options.shared import Run
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.files.tensors import Raw
+    from hydrasurgeon.surgery.refit import Unpruned
+
+
+_shared: ContextVar[dict[tuple[Any, ...], Unpruned] | None] = ContextVar("shared", default=None)
+"""What the unpruned model gave, by what it depends on; None: each repair computes it anew."""
+
+
+@contextlib.contextmanager
+def sharing() -> Iterator[None]:
+    """Within the block, repairs of one model on the same data share what the unpruned model gives."""
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
 
 
 def repaired_tensors(
@@ -25,16 +43,13 @@ def repaired_tensors(
     """Raw output projections and biases of the layers that lose heads, by name, and the data they
     come from.
     """
-    from hydrasurgeon.data import Batches
-    from hydrasurgeon.runtime.answering import fed
-    from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.tensors import TORCH, to_raw
-    from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
+    from hydrasurgeon.surgery.refit import fold_means, refit
 
-    model = as_classifier(checkpoint, device=run.device, dtype=run.dtype)
-    model.requires_grad_(False)
-    anatomy = model.anatomy
+    record = DataRecord(**samples.fingerprint())
     kept = {**checkpoint.kept, **kept}
+    unpruned = _unpruned(checkpoint, kept, record.sha256, how=how, samples=samples, run=run)
+    anatomy, calibration = unpruned.anatomy, replace(unpruned.calibration, tick=run.tick)
     names = output_names(checkpoint, kept)
     run_through = {b.attention.tower for b in anatomy.blocks}
     beyond = [group for group, _ in names if group.removesuffix(NEURONS) not in run_through]
@@ -43,21 +58,21 @@ def repaired_tensors(
             f"--compensate {how}: no data runs through tower {beyond[0]}",
             hint="Prune that tower without --compensate.",
         )
-    batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
-
-    def inputs() -> Iterator[Any]:
-        return (batch.inputs for batch in fed(batches, run.but(progress=None), module=model))
-
-    calibration = Calibration(inputs, len(batches), run.tick)
     widths = {TORCH[checkpoint.tensors[name].dtype] for name, _ in names.values()}
-    stored = widths.pop() if len(widths) == 1 else next(model.parameters()).dtype
-    repairs = (
-        fold_means(anatomy, checkpoint.kept, kept, calibration)
-        if how == "mean"
-        else refit(
-            anatomy, checkpoint.kept, kept, calibration, stored=lambda values: values.to(stored)
+    stored = anatomy.blocks[0].attention.out.weight.dtype
+    if len(widths) == 1:
+        stored = widths.pop()
+    if how == "mean":
+        repairs = fold_means(anatomy, checkpoint.kept, kept, calibration)
+    else:
+        repairs = refit(
+            anatomy,
+            checkpoint.kept,
+            kept,
+            calibration,
+            stored=lambda values: values.to(stored),
+            unpruned=unpruned,
         )
-    )
     repaired = {}
     for place, repair in repairs.items():
         weight, bias = names[place.group(anatomy), anatomy.blocks[place.layer].attention.layer]
@@ -74,7 +89,41 @@ def repaired_tensors(
                     ),
                 )
             repaired[name] = to_raw(rounded)[0]
-    return repaired, DataRecord(**samples.fingerprint())
+    return repaired, record
+
+
+def _unpruned(
+    checkpoint: Single, kept: Kept, data: str, *, how: str, samples: Samples, run: Run
+) -> Unpruned:
+    """The live model on its calibration inputs; one that is shared where there is such."""
+    from hydrasurgeon.data import Batches
+    from hydrasurgeon.runtime.answering import fed
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.surgery.refit import HELD_BYTES, Calibration, Unpruned, lost_places
+
+    shared = _shared.get()
+    manifest = checkpoint.manifest
+    key = (manifest.weights_sha256, manifest.model.model_dump_json())
+    key += (run.device, run.dtype, run.batch_size, run.skip_bad, data)
+    if shared is not None and key in shared:
+        return shared[key]
+    model = as_classifier(checkpoint, device=run.device, dtype=run.dtype)
+    model.requires_grad_(False)
+    batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
+
+    def inputs() -> Iterator[Any]:
+        return (batch.inputs for batch in fed(batches, run.but(progress=None), module=model))
+
+    calibration = Calibration(inputs, len(batches))
+    if shared is None or how == "mean":
+        places = tuple(lost_places(model.anatomy, checkpoint.kept, kept))
+        return Unpruned(model.anatomy, calibration, places)
+    for other in [*shared]:
+        if other[:2] != key[:2]:  # one model after the other
+            del shared[other]
+    room = HELD_BYTES - sum(other.nbytes for other in shared.values())
+    shared[key] = Unpruned(model.anatomy, calibration, room=room)
+    return shared[key]
 
 
 def output_names(checkpoint: Single, kept: Kept) -> dict[tuple[str, int], tuple[str, str | None]]:

@@ -135,8 +135,8 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
         assert rung["macs"] <= rung["budget"]
         assert {"accuracy", "nll", "ece", "auroc"} <= {*rung} & {*rung["errors"]} | {"ece"}
     names = [row["name"] for row in said["references"]]
-    assert names == ["single model, calibrated", "mean of 2", "ensemble of 2"]
-    assert [row["macs"] for row in said["references"]] == [1.0, 1.0, 2.0]
+    assert names == ["single model, calibrated", "probe", "mean of 2", "ensemble of 2"]
+    assert [row["macs"] for row in said["references"]] == [1.0, 1.0, 1.0, 2.0]
     mean = hs.fuse(tasks.models, mean=True, out=tasks.folder / "mean.safetensors")
     assert (
         open_checkpoint(built.work / "mean.safetensors").manifest.weights_sha256

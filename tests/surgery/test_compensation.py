@@ -20,6 +20,7 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.surgery import refit as compensation
 from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
+from hydrasurgeon.surgery.repair import sharing
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -130,6 +131,38 @@ def test_held_states_change_nothing(
         for layer, repair in found[0].items():
             torch.testing.assert_close(other[layer].weight, repair.weight, rtol=0, atol=1e-12)
             torch.testing.assert_close(other[layer].bias, repair.bias, rtol=0, atol=1e-12)
+
+
+def test_repairs_of_one_model_share_what_it_gives(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unpruned model runs once for both, and the bits are the same."""
+    path, spec = tiny(), images(rows=20)
+    rows = ([[1, 3], [0, 2], [2]], [[0], [0, 1, 2, 3], [1, 2]])
+    masks = [mask_file(tmp_path / f"{n}.json", {"vision": row}) for n, row in enumerate(rows)]
+    traced: list[object] = []
+    trace = compensation._traced
+
+    def counted(anatomy: Anatomy, inputs: object, places: object) -> object:
+        traced.append(inputs)
+        return trace(anatomy, inputs, places)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compensation, "_traced", counted)
+
+    def repaired(name: str) -> list[dict[str, Tensor]]:
+        options = {"compensate": "lstsq", "data": spec, "batch_size": 7, "device": "cpu"}
+        outs = [tmp_path / f"{name}{number}.safetensors" for number in range(2)]
+        for mask, out in zip(masks, outs, strict=True):
+            hs.prune(path, mask=mask, out=out, **options)
+        return [load_file(out) for out in outs]
+
+    alone = repaired("alone")
+    assert len(traced) == 6
+    with sharing():
+        together = repaired("together")
+    assert len(traced) == 9
+    for one, other in zip(alone, together, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_mean_folds_what_the_removed_heads_say_on_average(
