@@ -66,11 +66,10 @@ def built(
 ) -> Outcome | None:
     """Search, decide and make; None in all processes but the first."""
     with joined() as world:  # once: processes that part cannot meet again
-        search = searched(models, sets, options, budgets, averaged=averaged)
+        search = probed(searched(models, sets, options, budgets, averaged=averaged))
         world.gather(None)
     if not world.is_main:
         return None
-    search = probed(search)
     front = Front(search)
     rungs = front.rungs(budgets)
     if options.tune is not None:

@@ -37,6 +37,7 @@ from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
+from hydrasurgeon.surgery.repair import sharing
 
 CRITERIA = ("taylor", "fisher", "magnitude")
 """What members are pruned by, besides circuits."""
@@ -108,11 +109,12 @@ class Search:
         """The same with these too, which are made, run and read where they are missing."""
         files = {member.file for member in self.cuts}
         new = [member for member in cuts if member.file not in files]
-        for number, member in enumerate(new):
-            self.plan.tick(member.label, number, len(new))
-            for command in member.making:
-                self.workshop.perform(command)
-            self.read(member)
+        with sharing():
+            for number, member in enumerate(new):
+                self.plan.tick(member.label, number, len(new))
+                for command in member.making:
+                    self.workshop.perform(command)
+                self.read(member)
         return replace(self, cuts=(*self.cuts, *new))
 
 
@@ -191,7 +193,8 @@ def searched(
     about = identity | {"perturbed": bool(ood)}
     cache = Cache(about, backbone, val, ood, sets["train"][0], options)
     plan.begin("candidates")
-    cache.fill((whole, *heads), progress)
+    with sharing():
+        cache.fill((whole, *heads), progress)
     scorings = tuple(command for each in commands.values() for command in each)
     search = Search(
         options=options,
@@ -236,7 +239,10 @@ def probed(search: Search) -> Search:
     }
     file = options.work / "probe.safetensors"
     fitting = Command("finetune", (backbone.path,), words, file)
-    search.workshop.perform(fitting)
+    with joined() as world:
+        world.gather(None)  # all look for it before anyone writes
+        search.workshop.perform(fitting)
+        world.gather(None)
     fitted = open_single(file).manifest.model
     if fitted.num_classes != model.num_classes or model.labels not in (None, fitted.labels):
         return search

@@ -402,7 +402,7 @@ def _watched(out: nn.Linear) -> Iterator[list[Tensor]]:
 @contextlib.contextmanager
 def _handed_on(out: nn.Linear) -> Iterator[None]:
     """Within the block, W hands on what goes into it."""
-    out.forward = _same  # type: ignore[method-assign]
+    out.forward = _same  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -103,8 +103,8 @@ def _unpruned(
 
     shared = _shared.get()
     manifest = checkpoint.manifest
-    key = (manifest.weights_sha256, manifest.model.model_dump_json())
-    key += (run.device, run.dtype, run.batch_size, run.skip_bad, data)
+    whose = (manifest.weights_sha256, manifest.model.model_dump_json())
+    key = (whose, run.device, run.dtype, run.batch_size, run.skip_bad, data)
     if shared is not None and key in shared:
         return shared[key]
     model = as_classifier(checkpoint, device=run.device, dtype=run.dtype)
@@ -119,7 +119,7 @@ def _unpruned(
         places = tuple(lost_places(model.anatomy, checkpoint.kept, kept))
         return Unpruned(model.anatomy, calibration, places)
     for other in [*shared]:
-        if other[:2] != key[:2]:  # one model after the other
+        if other[0] != whose:  # one model after the other
             del shared[other]
     room = HELD_BYTES - sum(other.nbytes for other in shared.values())
     shared[key] = Unpruned(model.anatomy, calibration, room=room)
