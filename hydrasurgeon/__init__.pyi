@@ -31,6 +31,7 @@ def build(
     budget: str = ...,
     objective: Literal['avg', 'acc', 'nll', 'ood', 'msp', 'entropy', 'energy', 'max-logit', 'mi', 'gen'] | None = ...,
     members: int | Literal['auto'] = ...,
+    seeds: int | None = ...,
     max_drop: float = ...,
     candidates: int = ...,
     criteria: str | None = ...,

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hydrasurgeon.building.body import Body
 from hydrasurgeon.building.cost import Budget
-from hydrasurgeon.building.front import Front, Rung, draw_front, name_of, write_front
+from hydrasurgeon.building.front import Front, Rung, draw_front, engine_of, name_of, write_front
 from hydrasurgeon.building.making import (
     Copy,
     Search,
@@ -63,10 +64,14 @@ def built(
     picture: Path | None,
     *,
     averaged: bool,
+    body: Body | None = None,
 ) -> Outcome | None:
     """Search, decide and make; None in all processes but the first."""
     with joined() as world:  # once: processes that part cannot meet again
-        search = probed(searched(models, sets, options, budgets, averaged=averaged))
+        search = searched(models, sets, options, budgets, averaged=averaged)
+        if body is not None:
+            search = replace(search, commands=(*body.tunings, *search.commands))
+        search = probed(search, None if body is None else body.options.paths[0])
         world.gather(None)
     if not world.is_main:
         return None
@@ -167,13 +172,14 @@ def summary_of(rungs: Sequence[Rung], single: Entry, options: BuildOptions) -> s
 
 def _what(entry: Entry) -> str:
     count = len(entry.choice.members)
+    what = f"a hydra of {count} members"
     if entry.is_plain:
-        return entry.choice.name
-    if count == 1:
-        return "one smaller model"
-    if entry.choice.cascade is not None:
-        return f"a cascade of {count} members"
-    return f"a hydra of {count} members"
+        what = entry.choice.name
+    elif count == 1:
+        what = "one smaller model"
+    elif entry.choice.cascade is not None:
+        what = f"a cascade of {count} members"
+    return f"{what}{engine_of(entry)}"
 
 
 def _remedy(options: BuildOptions) -> str:

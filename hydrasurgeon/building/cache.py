@@ -24,6 +24,7 @@ from hydrasurgeon.building.members import Member
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.data import Samples, open_data
 from hydrasurgeon.decision.fitting import evidence_of
+from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes, write_text
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT
@@ -36,7 +37,7 @@ from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.runtime.answering import collected
+from hydrasurgeon.runtime.answering import Engine, collected
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.runtime.hydra import Hydra
@@ -50,6 +51,8 @@ SIDE_BY_SIDE = 8
 """Members that run together."""
 ABOUT = "hydrasurgeon.answers"
 """Header key of what a file of answers says of itself."""
+BODY = "body.json"
+"""What a work folder says of the body that its models were tuned from: a state too."""
 MOST_STATE = 4 << 20
 """Bytes of a work folder's state."""
 
@@ -70,7 +73,7 @@ class State(Resumable):
             return
         # What lies in a folder without a state may come from anywhere.
         files = [file for file in folder.iterdir() if not file.name.startswith(".")]
-        if files:
+        if files and not there(folder / BODY):
             what = f"{folder}: holds {files[0].name}, and no state of a build"
             raise OutputError(what, hint="Give another --cache, or delete the folder.")
 
@@ -225,25 +228,32 @@ class Cache:
                     progress("candidates", done, len(members))
             world.gather(None)  # nobody reads before everything is written
 
-    def read(self, member: Member) -> Answers:
+    def read(self, member: Member, engine: str = "torch") -> Answers:
         """What a member answered; one that is a file runs where that is not kept."""
         place = self._place(member)
-        if member.trunk is None and not place.exists():
+        if engine != "torch":
+            place = place.with_stem(f"{place.stem}-{engine}")
+        if not place.exists() and (member.trunk is None or engine != "torch"):
             self._check_folder()
-            (answers,) = self.answers_of(self._classifier(member.file))
+            live = self._classifier(member.file)
+            computing: Engine = live
+            if engine != "torch":
+                computing = engine_of(undecided(open_single(member.file)), engine=engine)
+            (answers,) = self.answers_of(live, computing)
             self._write(place, answers)
         return self._read(place)
 
-    def answers_of(self, model: Classifier) -> list[Answers]:
-        """What each member of a model says of all sets."""
+    def answers_of(self, model: Classifier, engine: Engine | None = None) -> list[Answers]:
+        """What each member of a model says of all sets, computed by itself or by another engine."""
         run = self.options.but(progress=None)
+        engine = engine or model
         problem = problem_of(self.backbone.manifest.model)
         sees_ood = bool(self.ood)
         sets = [self.val, *self.ood]
-        outputs = [collected([model], samples, run, features=sees_ood) for samples in sets]
+        outputs = [collected([engine], samples, run, features=sees_ood) for samples in sets]
         scores: list[dict[str, tuple[Tensor, ...]]] = [{} for _ in range(model.members)]
         if sees_ood:
-            scores = self._scores(model, outputs)
+            scores = self._scores(model, engine, outputs)
         orders = [_order(len(each.logits)) for each in outputs]
         assert outputs[0].labels is not None  # its classes are fitted
         labels = problem.truth(outputs[0].labels[orders[0]]).flatten()
@@ -262,7 +272,7 @@ class Cache:
         return answers
 
     def _scores(
-        self, model: Classifier, outputs: Sequence[Outputs]
+        self, model: Classifier, engine: Engine, outputs: Sequence[Outputs]
     ) -> list[dict[str, tuple[Tensor, ...]]]:
         """Each member's OOD scores that are fitted on features of TRAIN; those that cannot be
         fitted are left out.
@@ -270,7 +280,7 @@ class Cache:
         problem = problem_of(self.backbone.manifest.model)
         run = self.options.but(progress=None)
         linear = [problem.classifier(each.weight, each.bias) for each in classifiers(model)]
-        train = problem.outputs(collected([model], self.train, run, features=True))
+        train = problem.outputs(collected([engine], self.train, run, features=True))
         evidence = evidence_of(train, linear, self.options.seed)
         sets = [problem.outputs(each) for each in outputs]
         unfit: Sequence[str] = ZERO_SHOT

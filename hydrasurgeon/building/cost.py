@@ -32,10 +32,11 @@ from hydrasurgeon.heads import NEURONS, Kept
 from hydrasurgeon.measuring.cost import MultiplyAdds, first_sample, relative_macs
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 
-Unit = Literal["macs", "params"]
+Unit = Literal["macs", "params", "time"]
+"""What a budget can be given in, times the backbone's; time is measured."""
 UNITS: tuple[Unit, ...] = ("macs", "params")
-"""What a budget can be given in, both times the backbone's."""
-BUDGET = re.compile(r"(macs|params)=([0-9.,e+-]+)")
+"""Those that are counted."""
+BUDGET = re.compile(r"(macs|params|time)=([0-9.,e+-]+)")
 """A unit, and one number or several."""
 SLACK = 1e-9
 """Relative, so that a hydra of exactly the budget is within it."""
@@ -69,7 +70,7 @@ def parse_budgets(text: str) -> list[Budget]:
         with contextlib.suppress(ValueError):
             numbers = sorted({float(number) for number in match[2].split(",")})
     if match is None or not numbers or not all(0 < number < 1e9 for number in numbers):
-        what = f"--budget {text}: expected macs=N or params=N, above 0"
+        what = f"--budget {text}: expected macs=N, params=N or time=N, above 0"
         raise UsageError(what, hint="Such as macs=1.5, or a list: macs=1,1.5,2.")
     return [Budget(match[1], number) for number in numbers]  # type: ignore[arg-type]
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.building.choosing import Pool, decide, proposals, propose
 from hydrasurgeon.building.cost import Budget
 from hydrasurgeon.building.making import Search
-from hydrasurgeon.building.members import Member, affordable
+from hydrasurgeon.building.members import Member, compatible
 from hydrasurgeon.building.table import Choice, Entry, Objective, Row, Table
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
@@ -34,6 +34,7 @@ MOST = 4 << 20
 AXES = {
     "macs": "multiply-adds, times the unpruned model's",
     "params": "parameters, times the unpruned model's",
+    "time": "time of a sample, times the unpruned model's in float32",
 }
 """What stands at the axis of each cost."""
 
@@ -60,9 +61,12 @@ class Front:
         objective = Objective(self.options.goal)
         accuracy = Table(objective, search.read, search.cost).entry(single).figures()["accuracy"]
         objective = Objective(self.options.goal, float(accuracy) - self.options.spare)
-        self.table = Table(objective, search.read, search.cost)
-        self.single = self.table.entry(single)
-        self.references = [self.single, *map(self.table.entry, self._rivals())]
+        self.table = Table(objective, search.read, search.cost, search.timed)
+        rivals = [search.computed(choice) for choice in (single, *self._rivals())]
+        self.references = [self.table.entry(in_float32) for in_float32, *_ in rivals]
+        self.single = self.references[0]
+        self.plain = [self.table.entry(choice) for choices in rivals for choice in choices]
+        """The references, and the same in 8 bits."""
         whole = Pool(objective, search.members, map(search.read, search.members))
         halves = [
             Pool(
@@ -98,12 +102,36 @@ class Front:
             below = None
             if rungs:
                 below = rungs[-1].entry
-            entry = decide(entries, budget.unit, below)
+            entry = self._decided(entries, budget, below)
             if entry is below:
                 rungs.append(Rung(budget, entry, rungs[-1].file, no_better=True))
             else:
                 rungs.append(Rung(budget, entry, f"{budget.unit}-{budget.most:g}{SUFFIX}"))
         return rungs
+
+    def _decided(self, entries: list[Entry], budget: Budget, below: Entry | None) -> Entry:
+        """What stands once nothing about it is assumed."""
+        while entries:
+            entry = decide(entries, budget.unit, below)
+            if not entry.choice.assumed:
+                return entry
+            measured = self.table.entry(replace(entry.choice, assumed=False))
+            entries = [other for other in entries if other is not entry]
+            if budget.allows(measured.cost[budget.unit]):
+                entries.append(measured)
+        if below is not None:
+            return below
+        wanted = self.options.wanted
+        what = f"--members {wanted}: no {wanted} candidates cost at most {budget}"
+        hint = "Allow more, ask for fewer members, or try more --candidates."
+        if wanted is None:
+            times = [self.search.times([member]) for member in self.search.members]
+            least = min(taken.time for each in times for taken in each.values())
+            what = (
+                f"--budget {budget}: the fastest candidate takes time={least:.2g} on this machine"
+            )
+            hint = "Allow more than that."
+        raise SurgeryError(what, hint=hint)
 
     def _within(
         self, budget: Budget, proposed: Sequence[Choice], larger: Sequence[Choice]
@@ -114,33 +142,34 @@ class Front:
         wanted = self.options.wanted
         entries = [
             entry
-            for entry in self.references
+            for entry in self.plain
             if budget.allows(entry.cost[budget.unit])
             and wanted in (None, len(entry.choice.members))
         ]
         entries += [self.table.entry(choice) for choice in proposed]
+        if budget.unit == "time":  # in one engine a proposal may take longer than in another
+            entries = [entry for entry in entries if budget.allows(entry.cost["time"])]
         cascades = [self._cascade(choice, budget) for choice in larger]
         entries += [self.table.entry(each) for each in cascades if each is not None]
-        if not entries:
-            raise SurgeryError(
-                f"--members {self.options.members}: no {self.options.members} candidates cost "
-                f"at most {budget}",
-                hint="Allow more, ask for fewer members, or try more --candidates.",
-            )
         return entries
 
     def _proposed(self, budget: Budget) -> list[Choice]:
-        model = self.search.cost_model
+        search = self.search
 
         def allowed(members: Sequence[Member]) -> bool:
-            return affordable(model, budget, members)
+            if not compatible(members):
+                return False
+            if budget.unit != "time":
+                return budget.allows(search.cost(members, budget.unit))
+            return any(budget.allows(taken.time) for taken in search.times(members).values())
 
         whole, first, rest = (
-            propose(pool, self.search.pools, allowed, self.options.wanted) for pool in self.pools
+            propose(pool, search.pools, allowed, self.options.wanted) for pool in self.pools
         )
         # What is a plain rival is measured as one: nobody chose its members.
         plain = [entry.choice.members for entry in self.references]
-        return [each for each in proposals(whole, first, rest) if each.members not in plain]
+        proposed = [each for each in proposals(whole, first, rest) if each.members not in plain]
+        return [choice for each in proposed for choice in search.computed(each)]
 
     def _cascade(self, choice: Choice, budget: Budget) -> Choice | None:
         """The same as a cascade within a smaller budget, where it can be one."""
@@ -161,9 +190,17 @@ def name_of(rung: Rung) -> str:
     """`macs=0.5, as a cascade`: as a table shows it."""
     if rung.entry.choice.cascade is not None:
         return f"{rung.budget}, as a cascade"
+    name = str(rung.budget)
     if rung.entry.is_plain:
-        return f"{rung.budget}: {rung.entry.choice.name}"
-    return str(rung.budget)
+        name = f"{rung.budget}: {rung.entry.choice.name}"
+    return f"{name}{engine_of(rung.entry)}"
+
+
+def engine_of(entry: Entry) -> str:
+    """`, --engine int8`: by what its time was measured."""
+    if "time" not in entry.cost:
+        return ""
+    return f", --engine {entry.choice.engine}"
 
 
 def claim_front(options: BuildOptions) -> Path:
@@ -245,7 +282,11 @@ def write_front(
 
 def _record(entry: Entry, row: Row) -> dict[str, Any]:
     """What it is made of, its cost and its worth, with standard errors."""
+    how = {}
+    if "time" in row.cost:
+        how["engine"] = entry.choice.engine
     return {
+        **how,
         "members": row.members,
         "made_of": [member.label for member in entry.choice.members],
         "estimate": entry.value,

@@ -5,13 +5,17 @@ and the commands that make a checkpoint of those that were chosen.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.building.body import fitting
 from hydrasurgeon.building.cache import Answers, Cache, State, Workshop
-from hydrasurgeon.building.cost import Budget, CostModel, Size, Sizes, Unit, cost_model
+from hydrasurgeon.building.clock import EIGHT_BITS, UNPRUNED, Clock, Taken
+from hydrasurgeon.building.cost import SMALLEST, Budget, CostModel, Size, Sizes, Unit, cost_model
 from hydrasurgeon.building.members import (
     Cuts,
     Member,
@@ -22,9 +26,9 @@ from hydrasurgeon.building.members import (
     scored,
 )
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
-from hydrasurgeon.building.table import Entry
+from hydrasurgeon.building.table import Choice, Entry
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
+from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.criteria import criterion, score_key
 from hydrasurgeon.data import Samples, first_batch, moved
@@ -39,6 +43,10 @@ from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.surgery.repair import sharing
 
+SLOWER = 0.7
+"""A size of so much fewer multiply-adds is tried too: time falls more slowly than they do."""
+APART = 1.25
+"""Sizes are tried for budgets of time that are so far from each other."""
 CRITERIA = ("taylor", "fisher", "magnitude")
 """What members are pruned by, besides circuits."""
 WITH_OOD = ("circuit-avg", "circuit-ood")
@@ -50,7 +58,8 @@ def laddered(options: BuildOptions, budgets: Sequence[Budget]) -> bool:
     distilled.
     """
     several = len(options.checkpoints) > 1 or len(budgets) > 1
-    return options.tune is not None or several or budgets[0].most < 1
+    timed = budgets[0].unit == "time"
+    return options.tune is not None or several or timed or budgets[0].most < 1
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ class Search:
     workshop: Workshop
     plan: Plan
     maker: Cuts | None
+    clock: Clock | None = None
+    """There for a budget of time."""
     probe: Member | None = None
     """The first model's body as it is, with a classifier in closed form."""
 
@@ -99,11 +110,49 @@ class Search:
         """The models that were given, as they are; and their mean, where they have one."""
         return [self.backbone, *(each for each in self.cuts if not each.making)]
 
-    def read(self, member: Member) -> Answers:
-        return self.cache.read(member)
+    def read(self, member: Member, engine: str = "torch") -> Answers:
+        return self.cache.read(member, engine)
 
     def cost(self, members: Sequence[Member], unit: Unit) -> float:
         return cost(self.cost_model, members, unit)
+
+    def times(self, members: Sequence[Member]) -> dict[str, Taken]:
+        """How long these take one after another, by engine."""
+        assert self.clock is not None
+        each = [
+            self.clock.times(str(member.size), partial(open_single, member.file))
+            for member in members
+        ]
+        return {
+            engine: reduce(operator.add, (times[engine] for times in each))
+            for engine in self.clock.engines
+        }
+
+    def computed(self, choice: Choice) -> list[Choice]:
+        """The same in the fastest engine of float32, and in 8 bits where that runs here."""
+        if self.clock is None:
+            return [choice]
+        times = self.times(choice.members)
+        float32 = [name for name in times if name != EIGHT_BITS]
+        fastest = min(float32, key=lambda name: times[name].time)
+        several = len(choice.members) > 1
+        choices = [replace(choice, engine=fastest, assumed=several)]
+        if EIGHT_BITS in times:
+            choices.append(replace(choice, engine=EIGHT_BITS, assumed=True))
+        return choices
+
+    def timed(self, choice: Choice) -> dict[str, float]:
+        """Time and milliseconds of a choice: its own, or what its members take."""
+        if self.clock is None:
+            return {}
+        if choice.assumed or len(choice.members) == 1:
+            taken = self.times(choice.members)[choice.engine]
+        else:
+            fusion = _fusion(choice.members, self.options)
+            self.workshop.perform(fusion)
+            file = _written(fusion)
+            taken = self.clock.times(file.name, partial(open_checkpoint, file))[choice.engine]
+        return {"time": taken.time, "ms": taken.ms}
 
     def with_cuts(self, cuts: Iterable[Member]) -> Search:
         """The same with these too, which are made, run and read where they are missing."""
@@ -118,13 +167,32 @@ class Search:
         return replace(self, cuts=(*self.cuts, *new))
 
 
+def in_macs(budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None) -> Sequence[Budget]:
+    """What sizes are to cost: of budgets of time the multiply-adds that these may pay in the
+    fastest engine.
+    """
+    if clock is None:
+        return budgets
+    fastest = min(taken.time for taken in clock.known[UNPRUNED].values())
+    costs: list[Budget] = []
+    for most in sorted(
+        part * budget.most / fastest for budget in budgets for part in (SLOWER, 1.0)
+    ):
+        budget = Budget("macs", most)
+        if costs and most < APART * costs[-1].most:
+            continue
+        if most >= 1 or sizes.filling(budget) is not None:
+            costs.append(budget)
+    return costs or [Budget("macs", SMALLEST)]
+
+
 def keys_of(options: BuildOptions) -> tuple[str, ...]:
     """The criteria, as manifests name their scores."""
     circuits: tuple[str, ...] = ("circuit-acc",)
     if options.ood:
         circuits = WITH_OOD
     if not options.criteria:
-        if len(options.checkpoints) > 1:
+        if len(options.checkpoints) > 1 or options.budget.startswith("time"):
             return ()
         return (*CRITERIA, *circuits)
     names = [name.strip() for name in options.criteria.split(",") if name.strip()]
@@ -155,10 +223,12 @@ def searched(
     """Score, make members, run them and know what they cost; whatever an earlier run left is used."""
     keys, opened, val = keys_of(options), models[0], sets["val"][0]
     cost_model = _counted(opened, val, options)
-    maker, wanted, count = None, list[Size](), 0
+    maker, wanted, count, clock = None, list[Size](), 0, None
+    if budgets[0].unit == "time":
+        clock = Clock(opened, val, options)
     if laddered(options, budgets):
         sizes = Sizes(cost_model, opened)
-        wanted = sizes.ladder(budgets)
+        wanted = sizes.ladder(in_macs(budgets, sizes, clock))
         maker = Cuts(models, sizes, options, averaged=averaged)
         count = len(maker.numbers)
     identity = _identity(models, sets, options)
@@ -207,6 +277,7 @@ def searched(
         workshop=workshop,
         plan=plan,
         maker=maker,
+        clock=clock,
     )
     if maker is None:
         return search
@@ -220,34 +291,28 @@ def searched(
     return search
 
 
-def probed(search: Search) -> Search:
-    """The same with a probe, unless TRAIN cannot give it the model's classes."""
+def probed(search: Search, body: Path | None) -> Search:
+    """The same with a probe, of the body that the models were tuned from or of the first model,
+    unless TRAIN cannot give it the model's classes.
+    """
     options, backbone = search.options, search.cache.backbone
     if backbone.family.named_classes:
         return search
     search.plan.begin("probe")
     model = backbone.manifest.model
-    words: dict[str, Any] = {
-        "recipe": "probe",
-        "set": {"problem": model.problem},
-        "data": options.data,
-        "val": options.val,
-        **options.names,
-        "limit": options.limit,
-        "seed": options.seed,
-        "batch_size": None,
-    }
-    file = options.work / "probe.safetensors"
-    fitting = Command("finetune", (backbone.path,), words, file)
+    command = fitting(backbone.path, options, model.problem)
+    if body is not None:
+        command = fitting(body, options)
+    file = _written(command)
     with joined() as world:
         world.gather(None)  # all look for it before anyone writes
-        search.workshop.perform(fitting)
+        search.workshop.perform(command)
         world.gather(None)
     fitted = open_single(file).manifest.model
     if fitted.num_classes != model.num_classes or model.labels not in (None, fitted.labels):
         return search
     part = search.backbone.part
-    return replace(search, probe=Member("the probe", file, part, making=(fitting,)))
+    return replace(search, probe=Member("the probe", file, part, making=(command,)))
 
 
 def _scored(
@@ -422,6 +487,7 @@ def rung_file(search: Search, entry: Entry) -> Path:
     """Where a rung's checkpoint is made, in the work folder."""
     about = {str(place): member.file.name for place, member in enumerate(entry.choice.members)}
     about |= {"calibrate": str(search.options.calibrate), "cascade": str(entry.choice.cascade)}
+    about |= {"8 bits": str(entry.choice.engine == EIGHT_BITS)}
     return search.options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
 
 
@@ -439,6 +505,8 @@ def _calibration(search: Search, entry: Entry, file: Path) -> Command:
         words["fit_data"] = options.data
     if entry.choice.cascade is not None:
         words |= {"cascade": True, "budget": entry.choice.cascade}
+    if entry.choice.engine == EIGHT_BITS:
+        words["engine"] = EIGHT_BITS
     return Command("calibrate", (file,), words)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hydrasurgeon.building.cost import Budget, CostModel, Part, Size, Sizes, Unit
+from hydrasurgeon.building.cost import CostModel, Part, Size, Sizes, Unit
 from hydrasurgeon.checkpoints.reading import Single, all_kept
 from hydrasurgeon.criteria import chooser, criterion
 from hydrasurgeon.criteria.neurons import check_neurons
@@ -106,12 +106,10 @@ def cost(model: CostModel, members: Sequence[Member], unit: Unit) -> float:
     return model.relative(groups.values(), unit)
 
 
-def affordable(model: CostModel, budget: Budget, members: Sequence[Member]) -> bool:
-    """Whether a budget allows them; two cuts of one model are never allowed."""
+def compatible(members: Sequence[Member]) -> bool:
+    """Whether they may answer together; two cuts of one model never do."""
     alone = any(member.trunk is None for member in members)
-    if alone and len({member.model for member in members}) < len(members):
-        return False
-    return budget.allows(cost(model, members, budget.unit))
+    return not alone or len({member.model for member in members}) == len(members)
 
 
 def scored(key: str, options: BuildOptions) -> Path:

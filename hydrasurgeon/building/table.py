@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.building.cache import Answers
+from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import UNITS, Unit
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.decision.fitting import least_loss
@@ -94,6 +95,10 @@ class Choice:
     """Multiply-adds that it may cost on average, with one member that answers alone where it is
     sure; None: all members always answer.
     """
+    engine: str = "torch"
+    """What computes it."""
+    assumed: bool = False
+    """Whether it is taken to answer as in float32, and its members to run one after another."""
 
     @classmethod
     def of(cls, *members: Member, name: str = "") -> Choice:
@@ -108,7 +113,9 @@ class Row:
     name: str
     members: int
     cost: Mapping[str, float]
-    """Multiply-adds and parameters, times the unpruned model's."""
+    """Multiply-adds and parameters, times the unpruned model's; with a budget of time also that,
+    and milliseconds.
+    """
     worth: Mapping[str, float]
     """accuracy, nll, ece; and auroc, fpr95 of the decision state's score, the mean over OOD sets."""
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -190,16 +197,19 @@ class Table:
         objective: Objective,
         read: Callable[[Member], Answers],
         cost: Callable[[Sequence[Member], Unit], float],
+        timed: Callable[[Choice], Mapping[str, float]] = lambda choice: {},
     ) -> None:
         self.objective = objective
         self.read = read
         self.cost = cost
+        self.timed = timed
         self._entries: dict[tuple[object, ...], Entry] = {}
 
     def entry(self, choice: Choice) -> Entry:
         """What a choice is worth; members of a cascade answer one after another."""
         files = [[member.file for member in members] for members in choice.halves]
-        key = (*(member.file for member in choice.members), str(files), choice.cascade)
+        how = (choice.cascade, choice.engine, choice.assumed)
+        key = (*(member.file for member in choice.members), str(files), *how)
         if key not in self._entries:
             self._entries[key] = self._measured(choice)
         return self._entries[key]
@@ -209,11 +219,15 @@ class Table:
         cost: dict[str, float] = {unit: self.cost(choice.members, unit) for unit in UNITS}
         if choice.cascade is not None:
             cost["macs"] = sum(part.macs for part in parts) / 2
+        cost |= self.timed(choice)
         return Entry(choice, cost, _joined(parts), self.objective)
 
     def _judged(self, choice: Choice, members: Sequence[Member], chosen_on: int) -> _Half:
         """What members that one half chose answer on the other."""
-        halves = [self.read(member).halves() for member in members]
+        read = self.read
+        if choice.engine == EIGHT_BITS and not choice.assumed:
+            read = partial(self.read, engine=EIGHT_BITS)  # type: ignore[call-arg]
+        halves = [read(member).halves() for member in members]
         fitting = [half[chosen_on] for half in halves]
         judging = [half[1 - chosen_on] for half in halves]
         if choice.cascade is None:

@@ -397,7 +397,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     budget: str = option(
         "macs=1.5",
         metavar="UNIT=N[,N]",
-        help="macs= or params=, times one model's, below 1 too; a list: the front.",
+        help="macs=, params= or time= (measured), times one model's; a list: the front.",
     )
     objective: Objective | None = option(
         None,
@@ -406,6 +406,14 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     )
     members: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = option(
         "auto", metavar="auto|N", help="How many; auto: one to five."
+    )
+    seeds: int | None = option(
+        None,
+        ge=1,
+        le=16,
+        metavar="N",
+        unset="3",
+        help="Of a body without a classifier: models to tune, each with an order of its own.",
     )
     max_drop: float = option(
         0.5,

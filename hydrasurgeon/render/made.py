@@ -33,7 +33,7 @@ WORTH = {
     "fpr95": ("fpr95", 100, 1),
 }
 """Column, factor and digits of each measure of `build`."""
-COST = ("macs", "params")
+COST = ("macs", "params", "time")
 """Columns of cost of `build`."""
 
 

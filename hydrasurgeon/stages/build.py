@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.building import built
+from hydrasurgeon.building.body import Body
 from hydrasurgeon.building.cost import Budget, parse_budgets
 from hydrasurgeon.building.front import claim_front
 from hydrasurgeon.building.making import WITH_OOD, check_enough, keys_of, laddered
@@ -75,10 +76,15 @@ def build(options: BuildOptions) -> Built:
     budgets = parse_budgets(options.budget)
     _check(options, budgets)
     out, picture = _outputs(options, several=len(budgets) > 1)
+    body = _body(options)
+    if body is not None:
+        options = _tuned(body)
     val = open_data(options.val, limit=options.limit, seed=options.seed)
     models = _opened(options, val)
     sets, notes = _opened_data(models[0], val, options)
-    outcome = built(models, sets, options, budgets, out, picture, averaged=averaged(models))
+    outcome = built(
+        models, sets, options, budgets, out, picture, averaged=averaged(models), body=body
+    )
     if outcome is None:
         return Built(None, options.goal, options.work)
     notes = [*(opened.note for opened in models if opened.note), *notes]
@@ -118,6 +124,32 @@ def averaged(models: Sequence[Single]) -> bool:
     return True
 
 
+def _body(options: BuildOptions) -> Body | None:
+    """The checkpoint, where it is one without a classifier."""
+    first = undecided(open_single(options.checkpoints[0], arch=options.arch))
+    bare = first.manifest.model.num_classes == 0 and not first.family.named_classes
+    if bare and len(options.checkpoints) == 1:
+        return Body(first, options)
+    if options.seeds is not None:
+        raise UsageError(
+            "--seeds requires one body without a classifier",
+            hint="Models that are tuned already need none.",
+        )
+    return None
+
+
+def _tuned(body: Body) -> BuildOptions:
+    """The same of models that are tuned from a body; what is wrong with the data is said before."""
+    body.perform([body.probe])
+    probe = body.options.but(checkpoints=(body.probe.out,))
+    val = open_data(probe.val, limit=probe.limit, seed=probe.seed)
+    _opened_data(_opened(probe, val)[0], val, probe)
+    body.perform(body.tunings)
+    # Models that are best left as they start are all the probe.
+    made = {open_single(file).manifest.weights_sha256: file for file in reversed(body.models)}
+    return body.options.but(checkpoints=tuple(reversed(made.values())))
+
+
 def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     """The models, of one architecture and with the same classes."""
     read = [undecided(open_single(path, arch=options.arch)) for path in options.checkpoints]
@@ -145,6 +177,11 @@ def _check(options: BuildOptions, budgets: Sequence[Budget]) -> None:
     if wanting and not options.ood:
         hint = "Give --ood D, or --objective acc or nll, and circuit-acc among --criteria."
         raise UsageError(f"{wanting[0]} requires OOD data", hint=hint)
+    if budgets[0].unit == "time" and keys:
+        raise UsageError(
+            f"--criteria conflicts with --budget {options.budget}",
+            hint="Time is measured of members that are files, cut to sizes.",
+        )
     if not keys and options.candidates != BuildOptions.model_fields["candidates"].default:
         raise UsageError(
             "--candidates requires --criteria for several models",

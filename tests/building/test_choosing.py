@@ -179,7 +179,7 @@ def test_a_rung_is_not_worth_less_than_the_one_below() -> None:
         "macs=0",
         "macs=-1",
         "macs=1,,2",
-        "time=3",
+        "speed=3",
         "macs=1e99",
         "macs=nan",
         "ms=20",

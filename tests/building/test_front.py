@@ -15,8 +15,9 @@ from tiny_families import FAMILIES, Family, thoroughly
 from tiny_task import VIT, Task
 
 import hydrasurgeon as hs
-from hydrasurgeon.building import summary_of
+from hydrasurgeon.building import clock, summary_of
 from hydrasurgeon.building.cache import Workshop
+from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, Size, Sizes, cost_model, stored
 from hydrasurgeon.building.making import commands_of
 from hydrasurgeon.building.table import Choice, Objective
@@ -331,3 +332,48 @@ def test_what_cannot_be_built(
         tasks.front(**{"out": "no.safetensors", **more})
     assert says in f"{caught.value.message} {caught.value.hint}"
     assert {*tasks.folder.iterdir()} == before
+
+
+SPEED = {"torch": 2.0, "onnx": 1.0, "int8": 0.25}
+"""How long an engine takes for a number of a model's, in the tests of budgets of time."""
+
+
+@pytest.fixture
+def counted_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model takes as long as it has numbers: no test depends on how fast a machine is."""
+
+    def passes(self: Clock, opened: Any, engine: str) -> float:
+        return SPEED[engine] * stored(opened)
+
+    monkeypatch.setattr(Clock, "_passes", passes)
+    monkeypatch.setattr(clock, "interleaved", lambda passes, inputs, runs: dict(passes))
+    monkeypatch.setattr(clock, "_engines", lambda: ("torch", "onnx"))
+
+
+@pytest.mark.usefixtures("counted_time")
+def test_a_budget_of_time_is_kept_in_the_faster_engine(tasks: Tasks) -> None:
+    """Everything has an engine, milliseconds and a time, which is that of the file itself."""
+    built = tasks.front("timed/", budget="time=0.5,1", cache=tasks.folder / "timed.build")
+    said = json.loads((built.path / "front.json").read_text())
+    assert [rung["budget"] for rung in said["rungs"]] == [0.5, 1]
+    whole = stored(open_checkpoint(tasks.models[0]))
+    for each in [*said["rungs"], *said["references"]]:
+        assert each["engine"] == "onnx"  # torch takes twice as long
+        assert each["ms"] == pytest.approx(1000 * each["time"] * whole / clock.SAMPLES)
+    for rung in said["rungs"]:
+        assert rung["time"] <= rung["budget"]
+        numbers = stored(open_checkpoint(built.path / rung["path"]))
+        assert rung["time"] == pytest.approx(numbers / whole)
+        for other in said["references"]:
+            if other["time"] <= rung["budget"]:
+                assert rung["estimate"] >= other["estimate"] - 1e-4
+    assert [row["time"] for row in said["references"]] == [1, 1, 1, 2]
+    assert ", --engine onnx at " in built.summary
+
+
+@pytest.mark.usefixtures("counted_time")
+def test_a_time_that_nothing_takes(tasks: Tasks) -> None:
+    with pytest.raises(SurgeryError, match=r"time=0\.001: the fastest candidate takes time=0\.\d+"):
+        tasks.front("nothing/", budget="time=0.001,0.002", cache=tasks.folder / "timed.build")
+    with pytest.raises(UsageError, match="--criteria conflicts with --budget time=1"):
+        tasks.front("nothing/", budget="time=1", criteria="taylor")

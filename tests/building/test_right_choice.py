@@ -13,12 +13,15 @@ import pytest
 import torch
 from edited import edited
 from fitted_heads import Array, outputs_of, solved, with_head
+from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 from tiny_task import images
 
 import hydrasurgeon as hs
+from hydrasurgeon.building import body
 from hydrasurgeon.building.members import Pruned
 from hydrasurgeon.checkpoints.reading import open_single
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.making import BuildOptions
 
 ROWS = 120
@@ -272,3 +275,52 @@ def test_a_pruned_member_that_is_better_is_taken(world: World) -> None:
     assert built.rows[0].worth["nll"] == pytest.approx(numbers[0], abs=1e-4)
     assert built.front[0].worth["nll"] == pytest.approx(numbers[1], abs=1e-4)
     assert built.estimate == pytest.approx(-numbers[1], abs=1e-4)
+
+
+def body_of(folder: Path) -> Path:
+    """A body without a classifier."""
+    FAMILIES["timm ViT"].write(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_classes": 0}))
+    weights = load_file(folder / "model.safetensors")
+    rest = {name: weight for name, weight in weights.items() if not name.startswith("head.")}
+    save_file(rest, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_from_a_body_to_a_front(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe first, models that are tuned (here whether or not that helps), their mean; VAL decides."""
+    learning = body._learning
+    monkeypatch.setattr(body, "_learning", lambda options: learning(options) | {"val": None})
+    bare, work = body_of(world.folder / "bare"), world.folder / "body"
+    record = world.front([bare], seeds=2, data=world.train, cache=work, force=True)
+    files = [work / "seed-1.safetensors", work / "seed-2.safetensors"]
+    logits = [world.logits(path) for path in files]
+    expected = {
+        "single model, calibrated": figures(logits[:1], world.labels),
+        "probe": figures([world.logits(work / "probe.safetensors")], world.labels),
+        "mean of 2": figures([world.logits(work / "mean.safetensors")], world.labels),
+        "ensemble of 2": figures(logits, world.labels),
+    }
+    check_rivals(record, expected)
+    for number, path in enumerate(files, 1):
+        first, *_ = open_single(path).manifest.history
+        assert (first.command, first.seed) == ("finetune", number)
+    with pytest.raises(UsageError, match="--seeds requires one body without a classifier"):
+        world.front(files, seeds=2, cache=work, force=True)
+
+
+def test_a_body_that_is_best_left_alone(world: World) -> None:
+    """No epoch of the usual recipe is better than the start: both models are the probe."""
+    record = world.front(
+        [body_of(world.folder / "alone")],
+        seeds=2,
+        data=world.train,
+        cache=world.folder / "left",
+        force=True,
+    )
+    single, probe = record["references"]
+    assert (single["name"], probe["name"]) == ("single model, calibrated", "probe")
+    assert single["nll"] == pytest.approx(probe["nll"], abs=1e-6)
+    assert record["rungs"][0]["nll"] == single["nll"]
+    assert record["rungs"][0]["made_of"] == ["backbone"]
