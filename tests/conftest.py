@@ -47,6 +47,11 @@ def _labels_need_not_fit() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _graphs_stay_here(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["HYDRASURGEON_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., Path]:
     """Write a random three-layer ViT with four heads as a checkpoint with a manifest."""

@@ -1,4 +1,5 @@
-"""What computes answers: `torch`, or `onnx`, where onnxruntime runs the model's graph.
+"""What computes answers: `torch`; or `onnx` and `int8`, where onnxruntime runs the model's graph in
+float32 or in 8 bits.
 
 An engine is one verb (`runtime.answering.Engine.ask`): a batch of inputs → what the members say. The
 decision state then means the same, whatever computed it.
@@ -50,18 +51,29 @@ def check_engine(options: Engines, dtype: str) -> None:
     if options.engine == "torch":
         return
     if dtype != "float32":
-        raise UsageError(f"--engine onnx conflicts with --dtype {dtype}", hint="Leave it out.")
-    need(*PACKAGES, purpose="--engine onnx")
+        raise UsageError(
+            f"--engine {options.engine} conflicts with --dtype {dtype}", hint="Leave it out."
+        )
+    need(*PACKAGES, purpose=f"--engine {options.engine}")
 
 
 def engine_of(
-    checkpoint: Checkpoint, *, engine: str = "torch", device: str = "auto", dtype: str = "float32"
+    checkpoint: Checkpoint,
+    *,
+    engine: str = "torch",
+    device: str = "auto",
+    dtype: str = "float32",
+    keep: bool = True,
 ) -> Engine:
-    """What answers for an opened checkpoint."""
+    """What answers for an opened checkpoint; `keep` leaves its graph in the cache.
+
+    `runtime.answering.collected([engine], samples, run)` gives its logits on data, and
+    `measuring.cost.interleaved({name: engine}, inputs, runs=9)` the seconds of a batch.
+    """
     if engine == "torch" and checkpoint.path.suffix != ENDING:
         from hydrasurgeon.runtime.classifier import as_classifier
 
         return as_classifier(checkpoint, device=device, dtype=dtype, lean=True)
     from hydrasurgeon.engines.graph import in_onnxruntime
 
-    return in_onnxruntime(checkpoint)
+    return in_onnxruntime(checkpoint, engine, keep=keep)

@@ -1,13 +1,17 @@
-"""The engine `onnx`: onnxruntime runs a model's graph, on the processor and in float32.
+"""The engines `onnx` and `int8`: onnxruntime runs a model's graph, on the processor.
 
-The graph is captured from a checkpoint on the spot, or read from a file that `export` wrote, which
-says what it is as a checkpoint does.
+The graph is captured from a checkpoint once and kept in a cache, or read from a file that `export`
+wrote, which says what it is as a checkpoint does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +19,34 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.folder import companions_inside
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.decision.cascaded import Said, in_steps
 from hydrasurgeon.decision.state import State
+from hydrasurgeon.engines.int8 import quantised
 from hydrasurgeon.engines.onnx import session_of, to_onnx, wanted
 from hydrasurgeon.engines.program import DECIDED, METADATA, Run
-from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.errors import CheckpointError, HydraError
 from hydrasurgeon.families import family_of
+from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.foreign import open_regular
-from hydrasurgeon.files.manifest import Input, Manifest, Model, parse_manifest
+from hydrasurgeon.files.history import installed
+from hydrasurgeon.files.manifest import Input, Model, parse_manifest
 from hydrasurgeon.files.tensors import Tensors
+from hydrasurgeon.options.engines import ENDING
 from hydrasurgeon.runtime.answering import Engine
-from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier, state_in
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
+OTHERWISE = (
+    "{name}: its decision state was fitted to another engine's outputs; "
+    "run calibrate --engine {engine}"
+)
+"""What to say of a state that was fitted to float32's outputs and decides in 8 bits, or the other
+way round.
+"""
+UNSEEN = {"history", "record_sha256", "weights_sha256", "scores"}
+"""What a manifest says that no graph depends on."""
 HINT = "Export the checkpoint again; answers of other models go to --predictions-in of eval."
 """What to do about a graph that does not say what it is."""
 
@@ -93,23 +110,33 @@ class ScoredInGraph(EnsembleScore):
 
 
 class InOnnxruntime(nn.Module, Engine):
-    """A graph as an engine; `live` is the model that it was captured from."""
+    """A graph as an engine."""
 
     def __init__(
         self,
-        name: str,
-        manifest: Manifest,
-        transform: Callable[[Any], Any],
+        checkpoint: Checkpoint,
         run: Run,
         outputs: Sequence[str],
         *,
         state: State | None,
-        live: Classifier | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
-        self.name, self.manifest, self.transform, self.state = name, manifest, transform, state
-        self.live = live
-        self._run, self._outputs = run, outputs
+        self.name, self.manifest, self.state = checkpoint.name, checkpoint.manifest, state
+        model = checkpoint.manifest.model
+        self.transform = checkpoint.family.transform(model, files=checkpoint.files)
+        self._checkpoint, self._run, self._outputs, self._notes = checkpoint, run, outputs, notes
+
+    @cached_property
+    def live(self) -> Classifier | None:
+        """The model that the graph was captured from, to count in."""
+        if isinstance(self._checkpoint, Graph):
+            return None
+        return as_classifier(self._checkpoint, device="cpu", lean=True)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._notes
 
     @property
     def facts(self) -> Model:
@@ -128,6 +155,8 @@ class InOnnxruntime(nn.Module, Engine):
         logits, read = answers["logits"], answers.get("features")
         if "ood_score" in answers:  # of a file that decides; it has no features
             read = answers["ood_score"][:, None, None]
+        elif not features:
+            read = None
         self.check(logits)
         if cascade:
             assert self.state is not None
@@ -136,31 +165,59 @@ class InOnnxruntime(nn.Module, Engine):
         return [Said(torch.arange(len(logits)), tuple(range(self.members)), logits, read)]
 
 
-def in_onnxruntime(checkpoint: Checkpoint) -> InOnnxruntime:
-    """A graph that runs: the file's own, or one that is captured from the checkpoint now."""
+def in_onnxruntime(checkpoint: Checkpoint, engine: str, *, keep: bool) -> InOnnxruntime:
+    """A graph that runs: the file's own, or one that is captured from the checkpoint."""
     if isinstance(checkpoint, Graph):
         assert checkpoint.run is not None
-        model = checkpoint.manifest.model
-        transform = checkpoint.family.transform(model, files=checkpoint.files)
-        return InOnnxruntime(
-            checkpoint.name,
-            checkpoint.manifest,
-            transform,
-            checkpoint.run,
-            checkpoint.outputs,
-            state=_state_of(checkpoint),
-        ).eval()
-    live = as_classifier(checkpoint, device="cpu", lean=True)
-    made = to_onnx(live, plain=True)
-    return InOnnxruntime(
-        live.name,
-        live.manifest,
-        live.transform,
-        made.run,
-        made.outputs,
-        state=live.state,
-        live=live,
-    ).eval()
+        state = _state_of(checkpoint)
+        return InOnnxruntime(checkpoint, checkpoint.run, checkpoint.outputs, state=state).eval()
+    place = _place(checkpoint, engine)
+    notes: tuple[str, ...] = ()
+    if place.is_file():
+        session = session_of(str(place))
+    else:
+        content = _captured(checkpoint, engine)
+        session = session_of(content)
+        if keep:
+            notes = (_keep(place, content, checkpoint.name),)
+    outputs = [output.name for output in session.get_outputs()]
+    state = state_in(checkpoint)
+    if state is not None and (state.record.engine == "int8") != (engine == "int8"):
+        notes += (OTHERWISE.format(name=checkpoint.name, engine=engine),)
+    run = wanted(session, outputs)
+    return InOnnxruntime(checkpoint, run, outputs, state=state, notes=notes).eval()
+
+
+def _captured(checkpoint: Checkpoint, engine: str) -> bytes:
+    """The graph of a checkpoint, which gives what decisions are taken by."""
+    content = to_onnx(as_classifier(checkpoint, device="cpu", lean=True), plain=True).content
+    if engine == "int8":
+        return quantised(content)
+    return content
+
+
+def _place(checkpoint: Checkpoint, engine: str) -> Path:
+    """Where the graph is kept: its name says of which weights it is, and which versions made it."""
+    plain = undecided(checkpoint)
+    facts = [
+        engine,
+        plain.record(plain.hashes()[0]).sha256,
+        plain.manifest.model_dump(mode="json", exclude=UNSEEN),
+        [installed(package) for package in ("hydrasurgeon", "torch", "onnxscript")],
+    ]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    root = os.environ.get("HYDRASURGEON_CACHE", Path.home() / ".cache" / "hydrasurgeon")
+    return Path(root, "graphs", f"{digest[:32]}{ENDING}")
+
+
+def _keep(place: Path, content: bytes, name: str) -> str:
+    """Write a graph where the next run finds it; what to say of it."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(place, content)
+    except (OSError, HydraError):
+        return f"{name}: its graph is made in each run, for {place.parent} cannot be written"
+    return f"{name}: its graph was made, and is kept in {place.parent} (HYDRASURGEON_CACHE)"
 
 
 def _state_of(graph: Graph) -> State | None:

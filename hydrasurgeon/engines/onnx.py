@@ -1,5 +1,4 @@
-"""Captured graphs → ONNX, by torch's own exporter, also with weights in 8 bits; onnxruntime runs
-what was written.
+"""Captured graphs → ONNX, by torch's own exporter; onnxruntime runs what was written.
 
 A cascade is two graphs: `first` answers every row and says which go on, `rest` answers those with
 all members.
@@ -8,10 +7,8 @@ all members.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -126,7 +123,9 @@ def session_of(file: bytes | str) -> Any:
     quiet()
     import onnxruntime
 
-    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
 def wanted(session: Any, outputs: Sequence[str]) -> Run:
@@ -137,35 +136,6 @@ def wanted(session: Any, outputs: Sequence[str]) -> Run:
         return [torch.from_numpy(made) for made in session.run(list(outputs), fed)]
 
     return run
-
-
-def to_int8(made: Exported) -> Exported:
-    """Products with float32 weights in int8 (dynamic quantisation); what decides, in float64, stays
-    as it is.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    proto = onnx.load_from_string(made.content)
-    precise = {
-        each.name for each in proto.graph.initializer if each.data_type != onnx.TensorProto.FLOAT
-    }
-    untouched = [node.name for node in proto.graph.node if precise & set(node.input)]
-    with tempfile.TemporaryDirectory() as folder, silent():
-        source, target = Path(folder) / "whole.onnx", Path(folder) / "int8.onnx"
-        del proto.graph.value_info[:]  # of weights that are about to be turned round
-        source.write_bytes(proto.SerializeToString())
-        quantize_dynamic(
-            source,
-            target,
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_exclude=untouched,
-            extra_options={"MatMulConstBOnly": True},
-        )
-        content = target.read_bytes()
-    return replace(made, content=content, run=in_onnxruntime(content, made.outputs))
 
 
 GOES_ON = "goes_on"

@@ -169,7 +169,7 @@ def exported(model: Classifier, write: Writer, runtime: str, *, plain: bool = Fa
     inputs = sample(model, batch=BATCH, length=LENGTH)
     text = "input_ids" in inputs
     outputs: tuple[str, ...] = OUTPUTS if model.state is None else DECIDED
-    with settled(model) as read:
+    with settled(model, reads=plain and bool(model.problem.features)) as read:
         if plain:
             outputs = READ[:1] if read is None else READ
         graph = (_Texts if text else _Graph)(model, read, plain).eval()
@@ -240,9 +240,9 @@ def _drop_unused(program: torch.export.ExportedProgram) -> None:
 
 
 @contextlib.contextmanager
-def settled(model: Classifier) -> Iterator[WithFeatures | None]:
+def settled(model: Classifier, *, reads: bool = False) -> Iterator[WithFeatures | None]:
     """Within the block nothing that runs depends on the size of a batch, class features are
-    constants, and a decision state that needs features reads them.
+    constants, and features are read where a decision state needs them, or they are asked for.
     """
     with contextlib.ExitStack() as stack:
         module = model.module
@@ -256,7 +256,7 @@ def settled(model: Classifier) -> Iterator[WithFeatures | None]:
                     features = part.class_features().detach().clone()
                 part.class_features = partial(_constant, features)
                 stack.callback(delattr, part, "class_features")
-        needed = model.state is not None and model.state.fitted is not None
+        needed = reads or model.reads
         yield WithFeatures(model) if needed else None
 
 

@@ -463,7 +463,11 @@ class Decision(Record):
     """How to answer most inputs by few members; absent without it."""
     seen: Seen | None = None
     """What it answered on all validation samples; absent from states of older versions."""
-    _silent = _silent_of("accuracy", "cascade", "seen", "bias", "limits", "labels", "levels")
+    engine: Literal["int8"] | None = None
+    """Whose outputs it was fitted to; absent where they were in floating point."""
+    _silent = _silent_of(
+        "accuracy", "cascade", "seen", "bias", "limits", "labels", "levels", "engine"
+    )
 
     def counts(self, classes: int) -> bool:
         """Whether what was seen was counted by so many classes, or between the levels."""

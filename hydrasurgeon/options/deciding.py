@@ -73,7 +73,7 @@ class Answering(ClassNames, Bare, Run):
         raise UsageError("--data is required", hint=hint)
 
 
-class CalibrateOptions(Answering, Output):
+class CalibrateOptions(Engines, Answering, Output):
     """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights;
     or, of any model's predictions, in a file of their own.
     """
@@ -87,7 +87,10 @@ class CalibrateOptions(Answering, Output):
     }
     conflicts: ClassVar = (
         ("max_drop", "budget"),
-        *(("predictions", name) for name in ("fit_data", "ood", "cascade", "push_to_hub")),
+        *(
+            ("predictions", name)
+            for name in ("fit_data", "ood", "cascade", "engine", "push_to_hub")
+        ),
     )
 
     data: str | None = option(
@@ -217,7 +220,10 @@ class CalibrateOptions(Answering, Output):
     def recorded(self) -> dict[str, Any]:
         """With the bounds that hold where none were given."""
         filled = self.but(delta=None if self.risk is None else self.doubt, max_drop=self.loss)
-        return super(CalibrateOptions, filled).recorded()
+        recorded = super(CalibrateOptions, filled).recorded()
+        if self.engine == "torch":
+            del recorded["engine"]
+        return recorded
 
 
 class PredictOptions(Engines, Answering, Force):

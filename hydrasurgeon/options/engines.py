@@ -6,6 +6,8 @@ from typing import Literal
 
 from hydrasurgeon.options.base import RUNS, Options, option
 
+Engine = Literal["torch", "onnx", "int8"]
+"""What computes."""
 ENDING = ".onnx"
 """How the names of graphs end that are checkpoints too."""
 
@@ -13,10 +15,10 @@ ENDING = ".onnx"
 class Engines(Options):
     """What computes the answers."""
 
-    engine: Literal["torch", "onnx"] = option(
+    engine: Engine = option(
         "torch",
-        metavar="torch|onnx",
+        metavar="torch|onnx|int8",
         group=RUNS,
         recorded=True,
-        help="What computes: PyTorch, or onnxruntime on the CPU in float32.",
+        help="What computes: PyTorch, or onnxruntime on the CPU, in float32 or in 8 bits.",
     )

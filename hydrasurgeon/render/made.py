@@ -254,7 +254,7 @@ def served(result: Served) -> None:
 
 
 def _exported(done: Export) -> dict[str, Any]:
-    names = ("beside", "format", "inputs", "outputs", "max_difference", "differences", "opset")
+    names = ("beside", "format", "inputs", "outputs", "max_difference", "opset")
     changes = {"int8": _both(done.quantised), "check": _both(done.checked)}
     return fields(*names, "notes")(done) | {"bytes": done.nbytes} | changes
 
@@ -276,11 +276,9 @@ def exported(done: Export) -> None:
     opset = "" if done.opset is None else f" (opset {done.opset})"
     if done.beside is not None:
         show((str(done.beside), "bold"), ": of the rows that go on")
-    if done.differences is None:
-        differs = f"{ran} differs from torch by at most {done.max_difference:.2g}"
-    else:
-        by_batch = [f"{worst:.2g} in batches of {size}" for size, worst in done.differences.items()]
-        differs = f"its probabilities differ from torch's by at most {' and '.join(by_batch)}"
+    if done.quantised is not None:
+        ran = "in int8, a probability"
+    differs = f"{ran} differs from torch by at most {done.max_difference:.2g}"
     show(path, f"{graph}{opset}; {differs}")
     for what, compared in (("in int8", done.quantised), ("in the file", done.checked)):
         if compared is not None:

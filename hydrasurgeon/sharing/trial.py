@@ -30,10 +30,8 @@ OF_STATE = ("flagged", "coverage", "answered")
 """What thresholds of a decision state amount to: they were fitted on the float model, so that
 neither more nor less is as good.
 """
-BATCHES = (1, 32)
-"""Batch sizes of `differences`."""
 DIFFERING = 256
-"""Samples of `differences`, at most."""
+"""Samples of `difference`, at most."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +122,12 @@ def in_file(file: Exported) -> Answer:
     return answer
 
 
-def differences(model: Classifier, file: Exported, samples: Samples, who: str) -> dict[int, float]:
-    """The largest difference of a file's probabilities from torch's, by batch size."""
+def difference(model: Classifier, file: Exported, samples: Samples, who: str) -> float:
+    """The largest difference of a file's probabilities from torch's."""
     samples = limited(samples, DIFFERING, seed=0)
     expected, _, _ = answers(in_torch(model), model, samples, "the model")
-    worst = {}
-    for size in BATCHES:
-        found, _, _ = answers(in_file(file), model, samples, who, batch_size=size)
-        worst[size] = float((found - expected).abs().max())
-    return worst
+    answered, _, _ = answers(in_file(file), model, samples, who)
+    return float((answered - expected).abs().max())
 
 
 def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
@@ -165,12 +160,12 @@ def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> di
 
 
 def answers(
-    run: Answer, model: Classifier, samples: Samples, who: str, batch_size: int | None = None
+    run: Answer, model: Classifier, samples: Samples, who: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Probabilities, OOD scores (1 − max p without a decision state) and labels, in the order of the
     samples; CheckFailed for NaN.
     """
-    batches = Batches(samples, model.transform, batch_size=batch_size, order=by_length(samples))
+    batches = Batches(samples, model.transform, batch_size=None, order=by_length(samples))
 
     def read(batch: Batch) -> dict[str, Tensor | None]:
         probs, scores = run(batch.inputs)

@@ -17,6 +17,7 @@ from hydrasurgeon.checkpoints.class_names import (
     with_inputs,
 )
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
+from hydrasurgeon.engines import check_engine, engine_of
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.measuring.cascades.fit import MacsOf
     from hydrasurgeon.problems.base import Outputs
+    from hydrasurgeon.runtime.answering import Engine
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.statistics.scores.evidence import Evidence
 
@@ -86,6 +88,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         several=bool(source.manifest.members),
         named=source.family.named_classes,
     )
+    check_engine(arguments, arguments.dtype)
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     source.check_weights()
     opened = undecided(source)
@@ -241,11 +244,14 @@ def _fit(
     from hydrasurgeon.runtime.features import classifiers
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
+    engine: Engine = model
+    if arguments.engine != "torch":
+        engine = engine_of(opened, engine=arguments.engine)
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
 
     def outputs(samples: Samples) -> Outputs:
-        read = collected([model], samples, arguments, features=features, skipped=skipped)
+        read = collected([engine], samples, arguments, features=features, skipped=skipped)
         return problem.outputs(read)
 
     (validation,) = sets["--data"]
@@ -266,7 +272,7 @@ def _fit(
     )
     evidence = None
     if features and sets["--fit-data"]:
-        evidence = _gathered(model, linear, sets["--fit-data"][0], arguments, skipped)
+        evidence = _gathered(engine, linear, sets["--fit-data"][0], arguments, skipped)
     score = arguments.ood_score
     state, notes = fit_state(
         val,
@@ -290,7 +296,9 @@ def _fit(
             (*notes, *more),
         )
         state = with_seen(state, val.logits, val.features)
-    return state, (*filter(None, few_ood), *notes)
+    if arguments.engine == "int8":
+        state = replace(state, record=state.record.model_copy(update={"engine": "int8"}))
+    return state, (*filter(None, few_ood), *notes, *engine.notes)
 
 
 def _costs(model: Classifier, samples: Samples, arguments: CalibrateOptions) -> MacsOf:
@@ -311,7 +319,7 @@ def _costs(model: Classifier, samples: Samples, arguments: CalibrateOptions) -> 
 
 
 def _gathered(
-    model: Classifier,
+    engine: Engine,
     linear: Sequence[tuple[Tensor, Tensor]],
     samples: Samples,
     arguments: CalibrateOptions,
@@ -322,9 +330,9 @@ def _gathered(
     from hydrasurgeon.statistics.scores.evidence import Gathering
 
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
-    answering = Answering([model], samples, arguments, features=True)
+    answering = Answering([engine], samples, arguments, features=True)
     for piece in answering:
-        outputs = model.problem.outputs(piece.outputs)
+        outputs = engine.problem.outputs(piece.outputs)
         assert outputs.features is not None
         assert outputs.labels is not None
         for member, gathering in enumerate(gatherings):

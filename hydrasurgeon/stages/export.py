@@ -4,7 +4,6 @@ same outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +22,10 @@ if TYPE_CHECKING:
     from hydrasurgeon.sharing.trial import Compared
 
 
-BY_BATCH = "in int8 an answer depends on the batch that it is computed in"
+FITTED_OTHERWISE = (
+    "the decision state was fitted to the outputs in float32; calibrate --engine int8 fits it to those "
+    "in 8 bits"
+)
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,6 @@ class Export:
     """The second graph of a cascade."""
     quantised: Compared | None = None
     """What int8 changed, where it was asked for."""
-    differences: Mapping[int, float] | None = None
-    """In int8: the largest difference of a probability from torch's, by batch size."""
     checked: Compared | None = None
     """Without int8: the model's and the file's answers on the data of `--check`."""
     notes: tuple[str, ...] = ()
@@ -99,7 +99,8 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         problem_of(opened.manifest.model).need("--check", opened.name)
     if opened.manifest.decision is not None:
         problem_of(opened.manifest.model).need("a decision state in a graph", opened.name)
-    from hydrasurgeon.engines.onnx import OPSET, to_int8, to_onnx
+    from hydrasurgeon.engines.int8 import to_int8
+    from hydrasurgeon.engines.onnx import OPSET, to_onnx
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing import trial
     from hydrasurgeon.sharing.pt2 import to_pt2
@@ -110,16 +111,17 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     model = as_classifier(opened, device="cpu")
     pt2 = arguments.format == "pt2"
     made = to_pt2(model) if pt2 else to_onnx(model)
-    quantised = checked = differences = None
+    quantised = checked = None
     notes: tuple[str, ...] = ()
     if tried is not None and tried.samples.note is not None:
         notes = (tried.samples.note,)
     if tried is not None and arguments.int8:
         floating, made = made, to_int8(made)
         quantised = tried.compared(model, trial.in_file(floating), trial.in_file(made), who="int8")
-        differences = trial.differences(model, made, tried.samples, "int8")
-        made = replace(made, max_difference=max(differences.values()))
-        notes += (BY_BATCH,)
+        worst = trial.difference(model, made, tried.samples, "int8")
+        made = replace(made, max_difference=worst)
+        if model.state is not None and model.state.record.engine != "int8":
+            notes += (FITTED_OTHERWISE,)
     elif tried is not None:
         checked = tried.compared(model, trial.in_torch(model), trial.in_file(made))
     write_bytes(path, made.content)
@@ -132,7 +134,6 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         None if pt2 else OPSET,
         arguments.format,
         quantised=quantised,
-        differences=differences,
         checked=checked,
         notes=notes,
     )

@@ -153,7 +153,7 @@ class _Model:
         own = ("id", *self.model.problem.columns)
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
-        self.notes = tuple(filter(None, (opened.note,)))
+        self.notes = (*filter(None, (opened.note,)), *self.model.notes)
         if self.model.state is None:
             self.notes += (without_state(opened.name),)
 

@@ -1,0 +1,129 @@
+"""The engine `int8`: bytes times bytes by a formula, rows that do not see each other, and a decision
+state of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from exporting import exports, onnx_writes
+from tiny_families import FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.engines import graph as graphs
+from hydrasurgeon.engines.int8 import LARGE, quantised
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.stages.export import export
+
+pytestmark = [exports, onnx_writes]
+
+
+def session(nodes: list[Any], constants: dict[str, Any], shape: list[Any], kind: int = 1) -> Any:
+    """A graph of x and y in 8 bits, in onnxruntime."""
+    import onnxruntime
+
+    x = onnx.helper.make_tensor_value_info("x", kind, shape)
+    y = onnx.helper.make_tensor_value_info("y", 1, None)
+    stored = [onnx.numpy_helper.from_array(values, name) for name, values in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], stored)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10
+    )
+    content = quantised(model.SerializeToString())
+    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+def steps(values: Any, most: int, axis: int) -> tuple[Any, Any]:
+    """Whole numbers and their scale, as the module's docstring has them."""
+    scale = np.abs(values).max(axis=axis, keepdims=True) / most
+    return np.rint(values / scale), scale
+
+
+def test_a_product_is_that_of_whole_numbers() -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((6, 4)).astype(np.float32)
+    bias = rng.standard_normal(4).astype(np.float32)
+    x = (rng.standard_normal((5, 6)) * np.array([[1], [100], [1e-3], [7], [0]])).astype(np.float32)
+    node = onnx.helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)
+    constants = {"w": np.ascontiguousarray(weight.T), "b": bias}
+    made = session([node], constants, ["row", 6])
+    rows, row_scale = steps(x[:4], 127, 1)
+    columns, column_scale = steps(weight, 63, 0)
+    expected = (rows @ columns) * row_scale * column_scale + bias
+    answers = made.run(None, {"x": x})[0]
+    np.testing.assert_allclose(answers[:4], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(answers[4], bias)  # a row of zeros
+    alone = np.concatenate([made.run(None, {"x": row[None]})[0] for row in x])
+    np.testing.assert_array_equal(answers, alone)
+
+
+def test_an_embedding_is_looked_up_in_bytes() -> None:
+    table = np.random.default_rng(0).standard_normal((LARGE // 8, 8)).astype(np.float32)
+    node = onnx.helper.make_node("Gather", ["w", "x"], ["y"])
+    made = session([node], {"w": table}, ["row"], onnx.TensorProto.INT64)
+    at = np.array([0, 5, 17])
+    whole, scale = steps(table[at], 127, 1)
+    np.testing.assert_allclose(made.run(None, {"x": at})[0], whole * scale, rtol=1e-6)
+
+
+def test_a_state_of_its_own_and_a_graph_that_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES["BERT"]
+    family.write(tmp_path / "source")
+    data = family.data(tmp_path, rows=90)
+    notes = []
+    ready = {}
+    for engine in ("torch", "int8"):
+        done = hs.calibrate(
+            tmp_path / "source",
+            data=data,
+            engine=engine,
+            ood_score="rmds",
+            out=tmp_path / f"{engine}.safetensors",
+            device="cpu",
+        )
+        ready[engine] = done.path
+        notes.append(done.notes)
+        assert done.decision.engine == ("int8" if engine == "int8" else None)
+    assert any("is kept in" in note for note in notes[1])
+    monkeypatch.setattr(graphs, "to_onnx", None)  # what was kept is not made again
+    answers = {
+        (state, engine, size): hs.predict(
+            ready[state], data=data, engine=engine, batch_size=size, device="cpu"
+        )
+        for state, engine, size in (
+            ("torch", "torch", 7),
+            ("int8", "int8", 7),
+            ("int8", "int8", 1),
+            ("torch", "int8", 7),
+        )
+    }
+    plain, together, alone, mixed = answers.values()
+    assert [*together.notes] == []
+    assert any("calibrate --engine int8" in note for note in mixed.notes)
+    for row, same, other in zip(together, alone, plain, strict=True):
+        assert row["probability"] == pytest.approx(same["probability"], abs=1e-3)
+        assert row["probability"] == pytest.approx(other["probability"], abs=0.05)
+        assert row["ood_score"] == pytest.approx(same["ood_score"], abs=1e-2)
+    assert [row["probability"] for row in together] != [row["probability"] for row in plain]
+    with pytest.raises(UsageError, match="--engine int8 conflicts with --dtype bfloat16"):
+        hs.calibrate(ready["int8"], data=data, engine="int8", dtype="bfloat16", out=tmp_path / "no")
+
+
+def test_a_file_in_int8_answers_as_the_engine_does(tmp_path: Path) -> None:
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "source")
+    data = family.data(tmp_path, rows=90)
+    out = tmp_path / "ready.safetensors"
+    ready = hs.calibrate(tmp_path / "source", data=data, engine="int8", ood_score="msp", out=out)
+    made = export(ready.path, out=tmp_path / "x.onnx", int8=True, check=data, tolerance=1.0)
+    assert not any("float32" in note for note in made.notes)
+    engine = hs.predict(ready.path, data=data, engine="int8")
+    for row, other in zip(engine, hs.predict(made.path, data=data), strict=True):
+        assert row["probability"] == pytest.approx(other["probability"], abs=1e-5)
+        assert row["ood_score"] == pytest.approx(other["ood_score"], abs=1e-5)
