@@ -1,4 +1,5 @@
-"""The paper's comparison on three real tasks: hydras beside the single model, a Deep Ensemble and cheap rivals.
+"""The paper's comparison on three real tasks: hydras compared with the single model, a Deep Ensemble and
+its rivals: the rows that its claims speak of.
 
 Tasks, data and models stand in benchmarks/quality_tasks.py, the compared models in benchmarks/quality_rows.py, the
 ablations in
@@ -22,7 +23,6 @@ import fcntl
 import json
 import statistics
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decision_models import Answers
 from harness import machine
 from quality_ablations import ABLATIONS
 from quality_rivals_trained import Absent
@@ -39,11 +38,7 @@ from quality_tasks import TASKS, Place, Task
 from quality_workshop import Row, Workshop
 from torch import Tensor
 
-from hydrasurgeon.decision.fitting import fit_state
-from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.statistics import metrics
-from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
-from hydrasurgeon.statistics.scores.fitted import scores_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "quality.json"
@@ -79,20 +74,8 @@ def surprise(probs: Tensor) -> Tensor:
     return (1 - probs.max(dim=-1).values).round(decimals=metrics.DIGITS)
 
 
-def evidence_of(answers: Answers) -> list[Evidence]:
-    train = answers.sets["train"]
-    assert train.features is not None
-    assert train.labels is not None
-    members = []
-    for m, (weight, bias) in enumerate(answers.classifiers):
-        gathering = Gathering(weight, bias)
-        gathering.add(train.features[:, m], train.logits[:, m], train.labels)
-        members.append(gathering.evidence())
-    return members
-
-
-def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
-    """As it is, calibrated by a temperature, and by the score that calibration chooses."""
+def measured(task: Task, row: Row) -> dict[str, Any]:
+    """As it is, and calibrated by a temperature; OOD data by msp."""
     sets = row.answers.sets
     val, test = sets["val"], sets["test"]
     assert val.labels is not None
@@ -116,23 +99,6 @@ def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
     outside_logits = torch.cat([sets[each].logits for each in task.sets if each in sets])
     result["ood_mi"] = float(metrics.mutual_information(outside_logits).mean())
     result["ood_disagreement"] = metrics.disagreement(outside_logits)
-    if row.features:
-        chooses = [sets[each] for each in ("perturbed", task.chooses)]
-        state, _ = fit_state(
-            val,
-            promise=CalibrateOptions.of("", data="", out=""),
-            evidence=evidence_of(row.answers),
-            foreign=chooses,
-            seed=seed,
-        )
-        kind = state.record.ood.score
-        found = {
-            each: scores_of(kind, sets[each].logits, sets[each].features, state.fitted)
-            for each in ("test", *task.sets)
-            if each in sets
-        }
-        inside_scores = found.pop("test")
-        result["chosen_score"] = {"kind": kind, **foreign(task, inside_scores, found)}
     return result
 
 
@@ -181,7 +147,6 @@ def about(place: Place) -> None:
         "removed": task.removed,
         "pool": task.pool,
         "search": task.search,
-        "behind": task.behind,
         "bases": task.bases,
         "tuned_on": task.tuned_on,
         "score_limit": task.limit,
@@ -225,17 +190,15 @@ def main() -> None:
             for name in options.piece or rows:
                 if recorded(options.task, kind, name, seed) and not options.again:
                     continue
-                began = time.process_time()
                 try:
-                    result = measured(place.task, rows[name](shop), seed)
+                    result = measured(place.task, rows[name](shop))
                 except Absent as word:
                     print(f"left out: {word}", flush=True)
                     continue
                 except Exception:  # the other pieces do not need this one
                     traceback.print_exc()
                     continue
-                spent = {"cpu": time.process_time() - began}
-                record(options.task, kind, name, seed, result | spent)
+                record(options.task, kind, name, seed, result)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from quality import ROOT, changing, recorded
-from quality_rows import built
 from quality_tasks import TASKS, Place
-from quality_workshop import CIRCUITS, Workshop
+from quality_workshop import Workshop
 
 import hydrasurgeon as hs
 
@@ -27,33 +26,19 @@ LIMITS = {"fashion-mnist": 300, "dinov2": 300, "minilm": 1000}
 times a text."""
 
 
-def hydra(name: str, shop: Workshop) -> list[Path]:
+def hydra(shop: Workshop) -> list[Path]:
     """The tuned hydra of quality.py, as one file."""
-    out = shop.folder / f"shift-{name}.safetensors"
+    out = shop.folder / "shift-taylor.safetensors"
     if not out.exists():
-        if name == "taylor":
-            members = [shop.tuned(shop.member("taylor", draw=i + 1), i) for i in range(3)]
-        else:
-            members = [shop.tuned(shop.member(criterion), 0) for criterion in CIRCUITS]
+        members = [shop.tuned(shop.member("taylor", draw=i + 1), i) for i in range(3)]
         hs.fuse(members, out=out, mlp="separate", force=True)
     return [out]
-
-
-def of_budget(shop: Workshop) -> Path:
-    """What `build` made for quality.py, made again if it is not there."""
-    out = shop.folder / "built.safetensors"
-    if not out.exists():
-        built(False, shop)
-    return out
 
 
 MODELS: dict[str, Callable[[Workshop], Sequence[Path]]] = {
     "Single": lambda shop: [shop.base],
     "Deep Ensemble": lambda shop: [path for _, path in shop.place.ensemble(shop.seed)],
-    "Taylor, tuned": lambda shop: [shop.tuned(shop.member("taylor"), 0)],
-    "Hydra (Taylor), tuned": lambda shop: hydra("taylor", shop),
-    "Hydra (Circ), tuned": lambda shop: hydra("circ", shop),
-    "built within 2x": lambda shop: [of_budget(shop)],
+    "Hydra (Taylor), tuned": hydra,
 }
 
 

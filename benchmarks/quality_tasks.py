@@ -48,15 +48,10 @@ class Task:
     """Heads that a member loses."""
     pool: int
     """Heads in removal order that members are drawn from."""
-    behind: str
-    """Layers behind the trunk: the later half."""
-    behind_count: int
     tuning: dict[str, str]
     """Fields of the recipe that tunes members, models beside them, and their rivals."""
     recipe: str
     base: Callable[[Place, int], Path]
-    sidekick: Callable[[Place, int], Path]
-    """A smaller model, trained as the single one was."""
     data: Callable[[Place], dict[str, str]]
     """Specs of train, val, test, and the OOD sets."""
     search: Search = "exact"
@@ -67,15 +62,8 @@ class Task:
     """Samples that one tuning reads; None: all."""
     bases: int = 3
     """Independently trained models: seed s has the s-th; with three of them, all seeds have one Deep Ensemble."""
-    candidates: int = 32
-    """What `build` chooses from."""
     mixed: bool = False
     """Whether bfloat16 autocast runs it."""
-    longer: dict[str, str] = field(default_factory=dict)
-    """Fields of the recipe where it has all the data that the base was trained on, and about as many steps as that
-    took."""
-    everything: Callable[[Place], str] = lambda place: place.specs["train"]
-    """The data that the base was trained on."""
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -209,13 +197,6 @@ def fashion_base(place: Place, seed: int) -> Path:
     return tuned(spec, out, full_train(place), "scratch", FROM_SCRATCH, seed)
 
 
-def fashion_sidekick(place: Place, seed: int) -> Path:
-    """Half as wide and half as deep."""
-    spec = SCRATCH.format(dim=32, depth=3, heads=4)
-    out = place.cache / f"sidekick-{seed}.safetensors"
-    return tuned(spec, out, full_train(place), "scratch", FROM_SCRATCH, seed)
-
-
 def small_npz(place: Place, name: str, spec: str, count: int) -> str:
     """The first so many of a set: they stand in random order."""
     out = place.cache / "data" / f"{name}.npz"
@@ -286,14 +267,6 @@ def dinov2_base(place: Place, seed: int) -> Path:
     return tuned(dinov2_blank(place), out, place.specs["train"], "demo", DINOV2, seed, "bfloat16")
 
 
-def dinov2_sidekick(place: Place, seed: int) -> Path:
-    """The first four of twelve layers."""
-    out = place.cache / f"sidekick-{seed}.safetensors"
-    return tuned(
-        dinov2_blank(place, 4), out, place.specs["train"], "demo", DINOV2, seed, "bfloat16"
-    )
-
-
 def minilm_data(place: Place) -> dict[str, str]:
     shared = place.shared / "data"
     folder = place.cache / "data"
@@ -354,14 +327,6 @@ def minilm_base(place: Place, seed: int) -> Path:
     return tuned(minilm_blank(place), out, place.specs["train"], "text", MINILM, seed, "bfloat16")
 
 
-def minilm_sidekick(place: Place, seed: int) -> Path:
-    """The first two of six layers."""
-    out = place.cache / f"sidekick-{seed}.safetensors"
-    return tuned(
-        minilm_blank(place, 2), out, place.specs["train"], "text", MINILM, seed, "bfloat16"
-    )
-
-
 TASKS = {
     "fashion-mnist": Task(
         near=("near",),
@@ -369,18 +334,12 @@ TASKS = {
         chooses="textures",
         removed=16,
         pool=32,
-        behind="3-5",
-        behind_count=3,
         tuning={"epochs": "2"},
         recipe="demo",
         base=fashion_base,
-        sidekick=fashion_sidekick,
         data=fashion_data,
         limit=300,
         tuned_on=2500,
-        candidates=48,
-        longer={"epochs": "3", "lr": "2e-3"},
-        everything=full_train,
     ),
     "dinov2": Task(
         near=("near",),
@@ -388,18 +347,14 @@ TASKS = {
         chooses="textures",
         removed=12,
         pool=24,
-        behind="6-11",
-        behind_count=6,
         tuning={"lr": "5e-5", "epochs": "1", "batch_size": "32", "label_smoothing": "0"},
         recipe="demo",
         base=dinov2_base,
-        sidekick=dinov2_sidekick,
         data=dinov2_data,
         search="attribution",
         limit=300,
         tuned_on=1200,
         mixed=True,
-        longer={"lr": "1e-4", "epochs": "2", "batch_size": "32", "label_smoothing": "0"},
     ),
     "minilm": Task(
         near=("products",),
@@ -407,17 +362,13 @@ TASKS = {
         chooses="docstrings",
         removed=24,
         pool=40,
-        behind="3-5",
-        behind_count=3,
         tuning={"lr": "5e-5", "epochs": "1", "max_length": "48", "batch_size": "32"},
         recipe="text",
         base=minilm_base,
-        sidekick=minilm_sidekick,
         data=minilm_data,
         search="attribution",
         limit=300,
         tuned_on=1200,
         mixed=True,
-        longer={"lr": "1e-4", "epochs": "2", "max_length": "48", "batch_size": "32"},
     ),
 }

@@ -32,8 +32,6 @@ class Row:
 
     answers: Answers
     macs: float
-    features: bool = True
-    """Whether scores of features are defined for it."""
 
 
 class Workshop:
@@ -121,18 +119,15 @@ class Workshop:
             sets[source] = Outputs(read["logits"], None, read.get("labels"))
         return Answers(sets, [])
 
-    def scored(
-        self, criterion: str, *, layers: str | None = None, remove: int | None = None
-    ) -> Path:
+    def scored(self, criterion: str, *, remove: int | None = None) -> Path:
         """The base with this criterion's scores in its manifest."""
-        where = "" if layers is None else f"-layers{layers}"
         more = "" if remove is None else f"-{remove}"
-        out = self.folder / f"scored-{criterion}{where}{more}.safetensors"
+        out = self.folder / f"scored-{criterion}{more}.safetensors"
         if out.exists():
             return out
         task, specs = self.task, self.place.specs
         method, _, objective = criterion.partition("-")
-        keywords: dict[str, object] = {"method": method, "data": specs["train"], "layers": layers}
+        keywords: dict[str, object] = {"method": method, "data": specs["train"]}
         if objective:
             keywords |= {
                 "objective": objective,
@@ -154,38 +149,25 @@ class Workshop:
         return out
 
     def member(
-        self,
-        criterion: str,
-        *,
-        draw: int | None = None,
-        layers: str | None = None,
-        removed: int | None = None,
+        self, criterion: str, *, draw: int | None = None, removed: int | None = None
     ) -> Path:
         """Without the heads that go first; or without some of these, drawn."""
         count = removed or self.task.removed
-        if layers is not None:
-            count = min(count, self.most_behind)
-        name = (
-            f"{criterion}-{count}"
-            + ("" if draw is None else f"-draw{draw}")
-            + ("" if layers is None else "-behind")
+        out = (
+            self.folder / f"{criterion}-{count}{'' if draw is None else f'-draw{draw}'}.safetensors"
         )
-        out = self.folder / f"{name}.safetensors"
         if out.exists():
             return out
         method, _, objective = criterion.partition("-")
-        pool = min(
-            self.task.pool * count // self.task.removed, self.most_behind if layers else 10**6
-        )
-        circuit = criterion in CIRCUITS
+        pool = self.task.pool * count // self.task.removed
         amount = {"remove": count} if draw is None else {"sample": f"{count}/{pool}"}
-        remove = (count if draw is None else pool) if circuit else None
-        source = self.scored(criterion, layers=layers if circuit else None, remove=remove)
+        remove = None
+        if criterion in CIRCUITS:
+            remove = count if draw is None else pool
         hs.prune(
-            source,
+            self.scored(criterion, remove=remove),
             method=method,
             objective=objective or None,
-            layers=layers,
             seed=draw or 0,
             out=out,
             force=True,
@@ -199,74 +181,22 @@ class Workshop:
         (tower,) = open_checkpoint(self.base).manifest.towers.values()
         return tower
 
-    @property
-    def most_behind(self) -> int:
-        """Heads that may go behind the trunk: all but one of each layer, about."""
-        return self.task.behind_count * self.tower.heads * 3 // 4
-
     def tuned(
-        self,
-        source: Path,
-        number: int,
-        *,
-        last: int | None = None,
-        freeze: str | None = FROZEN,
-        **fields: str,
+        self, source: Path, number: int, *, freeze: str | None = FROZEN, **fields: str
     ) -> Path:
         """Trained further by the task's recipe, with the seed `number`."""
-        task = self.task
-        extra = "".join(f"-{key}{value}" for key, value in fields.items()) + (
-            "" if freeze == FROZEN else "-all"
-        )
-        name = f"{source.stem}-tuned{number}{extra}"
-        return self._trained(
-            source,
-            name,
-            number,
-            last,
-            freeze,
-            self.place.specs["train"],
-            task.tuning | fields,
-            task.tuned_on,
-        )
-
-    def longer(self, source: Path, number: int, *, last: int | None = None) -> Path:
-        """Trained further on all that the base was trained on: all of it, or, but for MLPs, its last blocks."""
-        task = self.task
-        freeze = None if last is None else FROZEN
-        return self._trained(
-            source,
-            f"{source.stem}-longer{number}",
-            number,
-            last,
-            freeze,
-            task.everything(self.place),
-            task.longer,
-        )
-
-    def _trained(
-        self,
-        source: Path,
-        name: str,
-        number: int,
-        last: int | None,
-        freeze: str | None,
-        data: str,
-        fields: dict[str, str],
-        limit: int | None = None,
-    ) -> Path:
-        """By the task's recipe with these fields; all blocks, or the last ones."""
-        out = self.folder / f"{name}{'' if last is None else '-last'}.safetensors"
+        extra = "".join(f"-{key}{value}" for key, value in fields.items())
+        extra += "" if freeze == FROZEN else "-all"
+        out = self.folder / f"{source.stem}-tuned{number}{extra}.safetensors"
         if not out.exists():
-            more = {} if last is None else {"last_blocks": str(last)}
             hs.finetune(
                 source,
-                data=data,
+                data=self.place.specs["train"],
                 recipe=self.task.recipe,
-                set=fields | more,
+                set=self.task.tuning | fields,
                 freeze=freeze,
                 seed=10 * self.seed + number,
-                limit=limit,
+                limit=self.task.tuned_on,
                 out=out,
                 device="cpu",
                 dtype=self.place.dtype,

@@ -115,4 +115,4 @@ def test_the_page_says_of_the_rivals_what_their_script_does(
     for name in rivals.RIVALS:
         (line,) = [line for line in text.splitlines() if f"| {name} detects OOD data worse" in line]
         assert "auroc +0.0 ± 0.0, fpr95 +0.0 ± 0.0" in line
-        assert "held" in line or len(cells) < page.SEEDS
+        assert "held" in line

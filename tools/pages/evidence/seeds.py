@@ -11,8 +11,6 @@ Rows = dict[str, dict[str, dict[str, Any]]]
 """Row → seed → what was measured."""
 SEEDS = 3
 """Without so many there is no verdict."""
-CHOSEN = "chosen_score"
-"""Calibrated, and OOD data detected by the score that calibration chose, as a calibrated checkpoint does."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,8 @@ class Gain:
         return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f}"
 
 
-def gain(rows: Rows, first: str, second: str, measure: str, kind: str = "plain") -> Gain | None:
-    """In `measure`, higher = better for the first; paired by seed; None where one was not measured."""
+def gain(rows: Rows, first: str, second: str, measure: str) -> Gain | None:
+    """In `measure`, uncalibrated, higher = better for the first; paired by seed; None where one was not measured."""
     pairs = [
         (rows[first][seed], rows[second][seed])
         for seed in rows.get(first, {})
@@ -42,15 +40,13 @@ def gain(rows: Rows, first: str, second: str, measure: str, kind: str = "plain")
     if not pairs:
         return None
     sign = -1 if measure.startswith(("nll", "ece", "brier", "shift_brier", "fpr95")) else 1
-    values = [sign * (value_of(a, measure, kind) - value_of(b, measure, kind)) for a, b in pairs]
+    values = [sign * (value_of(a, measure) - value_of(b, measure)) for a, b in pairs]
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return Gain(statistics.mean(values), error, len(values))
 
 
-def value_of(cell: dict[str, Any], measure: str, kind: str) -> float:
-    if kind == CHOSEN:
-        kind = "chosen_score" if measure in cell[CHOSEN] else "calibrated"
-    return float(cell[measure] if measure in cell else cell[kind][measure])
+def value_of(cell: dict[str, Any], measure: str) -> float:
+    return float(cell[measure] if measure in cell else cell["plain"][measure])
 
 
 def verdict(holds: bool, yes: str, no: str) -> str:
