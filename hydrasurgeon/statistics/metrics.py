@@ -82,14 +82,6 @@ def bins_of(confidence: Scores) -> Tensor:
     return torch.bucketize(confidence.float(), torch.linspace(0, 1, BINS + 1), right=True) - 1
 
 
-def aece_of(confidence: Scores, correct: Tensor) -> float:
-    """The same over 15 bins that hold equally many samples, by rising confidence."""
-    order = confidence.argsort()
-    sizes = torch.tensor([len(part) for part in order.tensor_split(BINS)])
-    bins = torch.arange(BINS).repeat_interleave(sizes)
-    return _calibration(confidence[order], correct[order], bins)
-
-
 def _calibration(confidence: Tensor, correct: Tensor, bins: Tensor) -> float:
     gap = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
         0, bins, correct.double() - confidence.double()
