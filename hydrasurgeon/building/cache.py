@@ -104,11 +104,11 @@ class Workshop:
         assert command.out is not None
         if command.out.exists():
             return
-        more = {}
-        begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
-        if begun.exists() and command.stage == "finetune":
-            more = {"resume": True}
-        command.run(device=self.options.device, progress=self.progress, **more)
+        more: dict[str, Any] = {"progress": None}  # soon done: the time left is the stage's
+        if command.stage == "finetune":
+            begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
+            more = {"progress": self.progress, "resume": begun.exists()}
+        command.run(device=self.options.device, **more)
 
     def score(self, target: Path, commands: Sequence[Command], *, weights: str) -> None:
         """Run what scores a copy, of which the first command makes it, where scores are missing;

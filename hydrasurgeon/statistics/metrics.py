@@ -73,20 +73,16 @@ def ece(probs: Probs, labels: Labels) -> float:
 
 def ece_of(confidence: Scores, correct: Tensor) -> float:
     """`ece` of what was answered: how surely, and whether rightly."""
-    return _calibration(confidence, correct, bins_of(confidence))
+    gap = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
+        0, bins_of(confidence), correct.double() - confidence.double()
+    )
+    return float(gap.abs().sum() / len(confidence))
 
 
 def bins_of(confidence: Scores) -> Tensor:
     """The bin, of `BINS` + 1, that each confidence falls into."""
     # Bins are told apart in float32, as torchmetrics does: what is 1 there has a bin to itself.
     return torch.bucketize(confidence.float(), torch.linspace(0, 1, BINS + 1), right=True) - 1
-
-
-def _calibration(confidence: Tensor, correct: Tensor, bins: Tensor) -> float:
-    gap = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
-        0, bins, correct.double() - confidence.double()
-    )
-    return float(gap.abs().sum() / len(confidence))
 
 
 def pairs_above(

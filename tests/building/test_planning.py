@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from hydrasurgeon.building.cache import Workshop
 from hydrasurgeon.building.plan import Plan, Step, counted, in_words
 
 
@@ -19,6 +25,25 @@ def test_the_stages_are_told_with_the_time_of_all() -> None:
     plan.begin("made")
     plan.tick("demo:val", 1, 4)
     assert said == [("stage 2 of 2; demo:val", 1, 4)]
+
+
+def test_the_time_left_is_the_stages(tmp_path: Path) -> None:
+    """Not that of the repair of one layer, which ends in two seconds; a training tells its own."""
+    plan = Plan([], 0.5, None)
+    options: Any = SimpleNamespace(device="cpu")
+    state: Any = None
+    workshop = Workshop(options, state, plan.tick)
+    told: dict[str, Any] = {}
+
+    def ran(stage: str, **more: Any) -> None:
+        told[stage] = more["progress"]
+
+    for stage in ("prune", "fuse", "finetune"):
+        command: Any = SimpleNamespace(
+            stage=stage, out=tmp_path / "out.safetensors", run=partial(ran, stage)
+        )
+        workshop.perform(command)
+    assert told == {"prune": None, "fuse": None, "finetune": plan.tick}
 
 
 @pytest.mark.parametrize(("count", "text"), [(1, "1 candidate"), (0, "0 candidates")])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.timm_vit.architectures import infer, named, table, tensor_shapes
+from hydrasurgeon.families.timm_vit.architectures import infer, named, table, weights
+from hydrasurgeon.families.weights import shapes_of
 
 
 def shapes(name: str, **changes: object) -> dict[str, tuple[int, ...]]:
-    return tensor_shapes({**named(name).args, "num_classes": 1000, **changes})
+    return shapes_of(weights({**named(name).args, "num_classes": 1000, **changes}))
 
 
 def from_timm(name: str) -> dict[str, tuple[int, ...]]:
@@ -31,7 +32,7 @@ FEW = [
 
 @pytest.mark.parametrize("name", FEW)
 def test_shapes_are_timms(name: str) -> None:
-    assert tensor_shapes(named(name).args) == from_timm(name)
+    assert shapes_of(weights(named(name).args)) == from_timm(name)
 
 
 @pytest.mark.slow
@@ -43,7 +44,7 @@ def test_all_shapes_are_timms() -> None:
     tried = [name for name in prunable if name in known]  # an older timm lacks the newest
     assert len(tried) > 0.8 * len(prunable)
     for name in tried:
-        assert tensor_shapes(table()[name].args) == from_timm(name), name
+        assert shapes_of(weights(table()[name].args)) == from_timm(name), name
 
 
 def test_vit_base_is_plain() -> None:
@@ -80,17 +81,19 @@ def test_what_would_run_differently_is_ambiguous() -> None:
 
 
 def test_unregistered_sizes_say_what_to_type() -> None:
-    tiny = tensor_shapes(
-        {
-            **named("vit_base_patch16_224").args,
-            "embed_dim": 128,
-            "depth": 6,
-            "num_heads": 8,
-            "num_classes": 10,
-            "patch_size": 7,
-            "img_size": 28,
-            "in_chans": 1,
-        }
+    tiny = shapes_of(
+        weights(
+            {
+                **named("vit_base_patch16_224").args,
+                "embed_dim": 128,
+                "depth": 6,
+                "num_heads": 8,
+                "num_classes": 10,
+                "patch_size": 7,
+                "img_size": 28,
+                "in_chans": 1,
+            }
+        )
     )
     with pytest.raises(CheckpointError, match="dim 128, depth 6, patch 7, MLP ratio 4") as caught:
         infer(tiny)

@@ -18,7 +18,7 @@ from hydrasurgeon.data.corruptions.pictures import spoiled
 from hydrasurgeon.data.images import decode
 from hydrasurgeon.families.transforms import eval_transform
 
-SIZES = ((640, 427), (1000, 667), (500, 375), (333, 500), (64, 64))
+SIZES = ((640, 427), (1000, 667), (500, 375), (333, 500), (64, 64), (50, 1), (1, 50), (3, 2))
 
 
 def scene(width: int, height: int) -> Image.Image:

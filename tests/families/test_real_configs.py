@@ -15,7 +15,7 @@ from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.hf_encoder.architectures import stock_config, weights
 from hydrasurgeon.families.open_clip.configs import stock_config as clip_config
 from hydrasurgeon.families.timm_vit.architectures import table
-from hydrasurgeon.families.timm_vit.architectures import tensor_shapes as timm_shapes
+from hydrasurgeon.families.timm_vit.architectures import weights as timm_weights
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
 
@@ -161,7 +161,7 @@ def test_every_model_that_timm_registers() -> None:
     for name, architecture in table().items():
         if not architecture.prunable:
             continue
-        shapes = timm_shapes({**architecture.args, "num_classes": 7})
+        shapes = shapes_of(timm_weights({**architecture.args, "num_classes": 7}))
         tensors = {n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes.items()}
         config = {
             "architecture": f"{name}.augreg_in1k",

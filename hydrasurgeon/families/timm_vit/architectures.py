@@ -141,10 +141,6 @@ def attention_pool(dim: int, hidden: int, *, bias: bool) -> Iterator[Weight]:
     yield from linear("attn_pool.mlp.fc2", dim, hidden, "readout")
 
 
-def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return shapes_of(weights(args))
-
-
 def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
     dim, distilled = a["embed_dim"], a["class"] == "VisionTransformerDistilled"
     yield from tokens(
