@@ -19,7 +19,8 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models import get_pretrained_cfg
 from timm.models import vision_transformer as vit
 
-from hydrasurgeon.families.timm_vit.architectures import tensor_shapes
+from hydrasurgeon.families.timm_vit.architectures import weights
+from hydrasurgeon.families.weights import shapes_of
 
 TARGET = (
     Path(__file__).parents[1] / "hydrasurgeon" / "families" / "timm_vit" / "timm_architectures.json"
@@ -76,7 +77,7 @@ def main() -> None:
             args["class"] = type(model).__name__
         why = obstacle(model)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        if why is None and tensor_shapes({**defaults, **args}) != shapes:
+        if why is None and shapes_of(weights({**defaults, **args})) != shapes:
             why = "its tensors are laid out in a way that is not known here"
         pretrained = get_pretrained_cfg(name)
         cfg = resolve_data_config(pretrained.to_dict()) if pretrained else {}

@@ -12,6 +12,7 @@ from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.criteria import chooser, criterion, score_key
 from hydrasurgeon.criteria.scoring import check_keep, compute
+from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.manifest import Score, SingleManifest
@@ -39,7 +40,8 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
         )
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
     opened.check_weights()
-    opened = classifying(opened, arguments, arguments.data)
+    samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed)
+    opened = classifying(opened, arguments, samples)
     arguments = _with_amount(opened.manifest, arguments)
     key, score = _scores(opened, arguments)
     kept = _kept(opened.manifest, key, score, arguments)
@@ -79,8 +81,6 @@ def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
     from hydrasurgeon.data.corruptions import Corrupted, corruptions_of
 
     if arguments.shift is not None:
-        from hydrasurgeon.data import open_data
-
         spec = arguments.shift
         return lambda _: open_data(spec, limit=arguments.limit, seed=arguments.seed)
     kinds = corruptions_of(arguments.corrupt or ("all",), kind_read(opened.manifest))
@@ -118,8 +118,6 @@ def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
                 "first."
             ),
         )
-    from hydrasurgeon.data import open_data
-
     needed = arguments.data if criterion(key).needs_data else None
     scoring = arguments.but(ood=(), data=needed)
     samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed)
