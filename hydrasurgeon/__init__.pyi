@@ -29,7 +29,7 @@ def build(
     out: str | Path,
     ood: str | Sequence[str] = ...,
     budget: str = ...,
-    objective: Literal['avg', 'acc', 'nll', 'ood', 'msp', 'entropy', 'energy', 'max-logit', 'mi', 'gen'] | None = ...,
+    objective: Literal['avg', 'acc', 'nll', 'rmse', 'ood', 'msp', 'entropy', 'energy', 'max-logit', 'mi', 'gen'] | None = ...,
     members: int | Literal['auto'] = ...,
     seeds: int | None = ...,
     max_drop: float = ...,

@@ -37,6 +37,7 @@ from hydrasurgeon.runtime.processes import joined
 MEASURES = {
     "accuracy": ("accuracy", 100, 1, " points"),
     "nll": ("NLL", 1, 3, ""),
+    "rmse": ("RMSE", 1, 3, ""),
     "auroc": ("AUROC", 100, 1, " points"),
 }
 """Measures that are compared: name, factor, digits and unit."""

@@ -137,7 +137,8 @@ class Answers:
     """What one member says of the validation set and of the OOD sets, samples in an order that is
     drawn for the length of each set.
 
-    One logit and many labels are choices between no and yes: a row is a choice.
+    One logit and many labels are choices between no and yes: a row is a choice. Numbers are rows
+    of one class, and the labels of such numbers.
     """
 
     val: Float[Tensor, "row klass"]
@@ -238,7 +239,8 @@ class Cache:
             live = self._classifier(member.file)
             computing: Engine = live
             if engine != "torch":
-                computing = engine_of(undecided(open_single(member.file)), engine=engine)
+                opened = undecided(open_single(member.file))
+                computing = engine_of(opened, engine=engine, keep=False)
             (answers,) = self.answers_of(live, computing)
             self._write(place, answers)
         return self._read(place)
@@ -256,11 +258,15 @@ class Cache:
             scores = self._scores(model, engine, outputs)
         orders = [_order(len(each.logits)) for each in outputs]
         assert outputs[0].labels is not None  # its classes are fitted
-        labels = problem.truth(outputs[0].labels[orders[0]]).flatten()
+        labels, rows = outputs[0].labels[orders[0]], problem.rows
+        if self.options.goal == "rmse":
+            rows = _values
+        else:
+            labels = problem.truth(labels).flatten()
         answers = []
         for number in range(model.members):
             val, *ood = (
-                problem.rows(each.logits[order, number : number + 1])[:, 0].float().clone()
+                rows(each.logits[order, number : number + 1])[:, 0].float().clone()
                 for each, order in zip(outputs, orders, strict=True)
             )
             shuffled = {
@@ -379,6 +385,11 @@ class Cache:
                 f"{place}: its answers were changed, or are damaged",
                 hint=f"Delete {place}: the next build makes it anew.",
             ) from error
+
+
+def _values(logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample member 1"]:
+    """Numbers, as rows of one class."""
+    return logits[..., :1]
 
 
 def _order(count: int) -> Tensor:

@@ -59,7 +59,9 @@ class Pool:
                     self.kind = state_score([each], objective.score)
                 if self.kind == "mi":  # of which one member alone has none
                     self.kind = PROBABILITIES
-            terms = _terms(each, self.kind, sees_ood=objective.sees_ood)
+            terms = [each.val]
+            if objective.name != "rmse":
+                terms = _terms(each, self.kind, sees_ood=objective.sees_ood)
             if not self.terms:
                 count = len(self.members)
                 self.terms = [torch.empty(count, *term.shape, dtype=term.dtype) for term in terms]
@@ -88,6 +90,9 @@ class Pool:
 
     def _worth(self, sums: Sequence[Tensor], count: int) -> float:
         probs, *familiar = sums
+        if self.objective.name == "rmse":
+            errors = probs[:, 0].double() / count - self.labels
+            return -float(errors.square().mean().sqrt())
         right = (probs.argmax(dim=-1) == self.labels).double().mean()
         of_truth = probs.gather(-1, self.labels[:, None])[:, 0] / count
         figures = {"accuracy": right, "nll": -of_truth.clamp_min(TINY).log().double().mean()}

@@ -82,7 +82,7 @@ class Clock:
 
     def _passes(self, opened: Checkpoint, engine: str) -> Callable[[Sequence[Any]], None]:
         """All samples, one by one."""
-        live = engine_of(undecided(opened), engine=engine, device=self.options.device)
+        live = engine_of(undecided(opened), engine=engine, device=self.options.device, keep=False)
 
         def run(inputs: Sequence[Any]) -> None:
             for sample in inputs:

@@ -59,8 +59,9 @@ class Front:
         self.options: BuildOptions = search.options
         single = Choice.of(search.backbone, name="single model, calibrated")
         objective = Objective(self.options.goal)
-        accuracy = Table(objective, search.read, search.cost).entry(single).figures()["accuracy"]
-        objective = Objective(self.options.goal, float(accuracy) - self.options.spare)
+        if objective.sees_ood:
+            plain = Table(objective, search.read, search.cost).entry(single).figures()
+            objective = replace(objective, floor=float(plain["accuracy"]) - self.options.spare)
         self.table = Table(objective, search.read, search.cost, search.timed)
         rivals = [search.computed(choice) for choice in (single, *self._rivals())]
         self.references = [self.table.entry(in_float32) for in_float32, *_ in rivals]
@@ -174,6 +175,8 @@ class Front:
     def _cascade(self, choice: Choice, budget: Budget) -> Choice | None:
         """The same as a cascade within a smaller budget, where it can be one."""
         if not self.options.calibrate or budget.unit != "macs" or len(choice.members) < 2:
+            return None
+        if self.options.goal == "rmse":  # nothing says of a number that one member is sure
             return None
         # Rows that different members answer have nothing but probabilities in common.
         if self.options.goal in LOGITS and LOGITS[self.options.goal].terms != "probabilities":
@@ -302,14 +305,14 @@ def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path)
     """
     import matplotlib
 
-    measures = [name for name in ("nll", "accuracy", "auroc") if name in rows[0].worth]
+    measures = [name for name in ("rmse", "nll", "accuracy", "auroc") if name in rows[0].worth]
     with matplotlib.rc_context({"font.size": 9}):
         drawn = figure(5.5 * len(measures))
         axes = drawn.subplots(1, len(measures), squeeze=False)[0]
         for place, measure in zip(axes, measures, strict=True):
             factor, label = 100, f"{measure} (%)"
-            if measure == "nll":
-                factor, label = 1, "NLL"
+            if measure in ("nll", "rmse"):
+                factor, label = 1, measure.upper()
             costs = [row.cost[unit] for row in front]
             worths = [factor * row.worth[measure] for row in front]
             place.plot(costs, worths, marker="o", color="C0", label="best within the budget")

@@ -25,6 +25,8 @@ from hydrasurgeon.decision.fitting import least_loss
 from hydrasurgeon.files.decided import FITTED, LOGITS
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
+from hydrasurgeon.problems import PROBLEMS, SINGLE
+from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Ranked, Rows, Values, bootstrap
 from hydrasurgeon.statistics.probabilities import TINY
@@ -61,12 +63,14 @@ class Objective:
 
     @property
     def sees_ood(self) -> bool:
-        return self.name not in ("acc", "nll")
+        return self.name not in ("acc", "nll", "rmse")
 
     def value(self, figures: Figures) -> Tensor:
         """`avg` is the mean of accuracy, of the typical probability of the true class e^-NLL, and of
         AUROC where there are OOD data.
         """
+        if self.name == "rmse":
+            return -figures["rmse"]
         accuracy, typical = figures["accuracy"], (-figures["nll"]).exp()
         if self.name == "nll":
             return -figures["nll"]
@@ -145,7 +149,10 @@ class Entry:
         """accuracy, nll, ece, auroc and fpr95, of all samples or of those drawn."""
         chosen = rows or [torch.arange(count)[None] for count in self.counts]
         figures = self.answers.inside.quality(chosen[0])
-        del figures["brier"]
+        if self.objective.name == "rmse":
+            del figures["nll"]  # of no calibrated deviation
+        else:
+            del figures["brier"]
         pairs = zip(self._ranked, chosen[1:], strict=True)
         sets = [ranked.metrics(chosen[0], drawn) for ranked, drawn in pairs]
         for name in ("auroc", "fpr95"):
@@ -220,7 +227,10 @@ class Table:
         if choice.cascade is not None:
             cost["macs"] = sum(part.macs for part in parts) / 2
         cost |= self.timed(choice)
-        return Entry(choice, cost, _joined(parts), self.objective)
+        problem = SINGLE
+        if self.objective.name == "rmse":
+            problem = PROBLEMS["number"]
+        return Entry(choice, cost, _joined(parts, problem), self.objective)
 
     def _judged(self, choice: Choice, members: Sequence[Member], chosen_on: int) -> _Half:
         """What members that one half chose answer on the other."""
@@ -230,6 +240,9 @@ class Table:
         halves = [read(member).halves() for member in members]
         fitting = [half[chosen_on] for half in halves]
         judging = [half[1 - chosen_on] for half in halves]
+        if self.objective.name == "rmse":
+            values = torch.stack([half.val for half in judging]).mean(dim=0)
+            return _Half(judging[0].labels, [values], [], rows_each=1)
         if choice.cascade is None:
             return _together(fitting, judging, self.objective.score)
         costs = [self.cost([member], "macs") for member in members]
@@ -243,7 +256,7 @@ class _Half:
 
     labels: Tensor
     log_probs: Sequence[Float[Tensor, "row klass"]]
-    """Of the validation set and of each OOD set."""
+    """Of the validation set and of each OOD set; of numbers the values."""
     ranks: Sequence[Float[Tensor, " sample"]]
     """Where each sample stands by the OOD score among all samples of this half."""
     rows_each: int
@@ -309,7 +322,7 @@ def _stacked(rows: Sequence[Tensor]) -> Float[Tensor, "row member klass"]:
     return torch.stack([*rows], dim=1)
 
 
-def _joined(parts: Sequence[_Half]) -> Answered:
+def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
     """Both halves, as one model's answers."""
     logits, *outside = (
         torch.cat(rows)[:, None] for rows in zip(*(part.log_probs for part in parts), strict=True)
@@ -325,7 +338,7 @@ def _joined(parts: Sequence[_Half]) -> Answered:
         inside = {STATE: scores[0]}
     labels = torch.cat([part.labels for part in parts])
     predictions = Predictions("calibrated", "hydra", logits, labels, ood, scores=inside)
-    return answered(predictions, Reading(ood_scores=(STATE,)))
+    return answered(predictions, Reading(ood_scores=(STATE,), problem=problem))
 
 
 def state_score(fitting: Sequence[Answers], score: str = AUTO) -> str:

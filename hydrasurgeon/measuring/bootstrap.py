@@ -125,4 +125,5 @@ def compared(
     counts = [row.inside.count, *(len(each.ood_ranks) for each in ranked[0])]
     ends = bootstrap(differences, *counts, level=level, seed=seed)
     values = differences(*(torch.arange(count)[None] for count in counts))
-    return tuple(Difference(name, float(value), *ends[name]) for name, value in values.items())
+    # What is not a number on any resample has no ends.
+    return tuple(Difference(name, float(values[name]), *ends[name]) for name in ends)

@@ -42,7 +42,7 @@ from hydrasurgeon.options.shared import (
 if TYPE_CHECKING:
     Objective = str
 else:
-    Objective = Literal[("avg", "acc", "nll", "ood", *LOGITS)]
+    Objective = Literal[("avg", "acc", "nll", "rmse", "ood", *LOGITS)]
 """What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter;
 or an OOD score.
 """
@@ -402,7 +402,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     objective: Objective | None = option(
         None,
         metavar="NAME",
-        help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood.",
+        help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood. Numbers: rmse.",
     )
     members: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = option(
         "auto", metavar="auto|N", help="How many; auto: one to five."
@@ -479,6 +479,11 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     def goal(self) -> str:
         """The objective's name."""
         return self.objective or ("avg" if self.ood else "nll")
+
+    @property
+    def sees_ood(self) -> bool:
+        """Whether OOD data choose too."""
+        return self.goal not in ("acc", "nll", "rmse")
 
     @property
     def spare(self) -> float:

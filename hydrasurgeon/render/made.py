@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 WORTH = {
     "accuracy": ("acc", 100, 1),
     "nll": ("nll", 1, 3),
+    "rmse": ("rmse", 1, 3),
+    "mae": ("mae", 1, 3),
     "ece": ("ece", 1, 3),
     "auroc": ("auroc", 100, 1),
     "fpr95": ("fpr95", 100, 1),

@@ -81,6 +81,7 @@ def build(options: BuildOptions) -> Built:
         options = _tuned(body)
     val = open_data(options.val, limit=options.limit, seed=options.seed)
     models = _opened(options, val)
+    options = _for_numbers(models, options)
     sets, notes = _opened_data(models[0], val, options)
     outcome = built(
         models, sets, options, budgets, out, picture, averaged=averaged(models), body=body
@@ -156,7 +157,7 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     models = with_common_names([classifying(opened, options, val) for opened in read])
     for opened in models:
         need_classes(opened.manifest, opened.path)
-        if problem_of(opened.manifest.model).several and options.goal not in ("acc", "nll"):
+        if problem_of(opened.manifest.model).several and options.sees_ood:
             raise UsageError(
                 f"--objective {options.goal} is not supported for multi-label models "
                 f"({opened.name})",
@@ -166,13 +167,26 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     return models
 
 
+def _for_numbers(models: Sequence[Single], options: BuildOptions) -> BuildOptions:
+    """Models of numbers are chosen by their errors, others never are."""
+    numbers = problem_of(models[0].manifest.model).name == "number"
+    if numbers and options.objective is None:
+        return options.but(objective="rmse")
+    if numbers != (options.objective == "rmse"):
+        raise UsageError(
+            f"--objective {options.goal} is not for the problem of {models[0].name}",
+            hint="Models of numbers are chosen by rmse, and no others.",
+        )
+    return options
+
+
 def _check(options: BuildOptions, budgets: Sequence[Budget]) -> None:
     """Options that go together, before anything is read."""
     keys = keys_of(options)
     for key in keys:
         criterion(key, option="--criteria")
     wanting = [f"--criteria {key}" for key in keys if key in WITH_OOD]
-    if options.goal not in ("acc", "nll"):
+    if options.sees_ood:
         wanting.insert(0, f"--objective {options.goal}")
     if wanting and not options.ood:
         hint = "Give --ood D, or --objective acc or nll, and circuit-acc among --criteria."
@@ -232,9 +246,10 @@ def _opened_data(
     few = [too_few_ood(f"--ood {each.spec}", len(each)) for each in ood]
     ood = [samples for samples, note in zip(ood, few, strict=True) if note is None]
     notes += [note for note in few if note is not None]
-    if problem_of(model).several:  # of which no score of a whole sample is measured
+    numbers = problem_of(model).name == "number"
+    if numbers or problem_of(model).several:  # no score of a whole sample is measured
         ood = []
-    if not ood and options.goal not in ("acc", "nll", "avg"):
+    if not ood and options.sees_ood and options.goal != "avg":
         hint = f"Give --ood data of {FEWEST_OOD} samples or more, or --objective nll."
         raise DataError(f"--objective {options.goal} requires OOD data", hint=hint)
     train = open_data(options.data, model=model, limit=options.score_limit, seed=options.seed)
