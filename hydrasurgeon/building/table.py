@@ -21,7 +21,7 @@ from hydrasurgeon.building.cache import Answers
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import UNITS, Unit
 from hydrasurgeon.building.members import Member
-from hydrasurgeon.decision.fitting import least_loss
+from hydrasurgeon.decision.fitting import best_score
 from hydrasurgeon.files.decided import FITTED, LOGITS
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
@@ -353,7 +353,7 @@ def state_score(fitting: Sequence[Answers], score: str = AUTO) -> str:
             values_of(kind, fitting, fitting, number) for number in range(len(fitting[0].sets))
         )
         aurocs[kind] = [metrics.auroc(inside, values) or 0.0 for values in outside]
-    return least_loss(aurocs)
+    return best_score(aurocs)
 
 
 def values_of(

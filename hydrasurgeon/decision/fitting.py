@@ -8,8 +8,10 @@ the other half gave.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -50,6 +52,10 @@ FEWEST = 20
 ENOUGH = 1000
 FEWEST_OOD = 20
 """OOD samples that an AUROC takes at least, to choose anything by."""
+PARTS = 4
+"""Parts of the classes, each of which is OOD once; of fewer classes none is."""
+SUREST = 1e-3
+"""How near to 0 and 1 an AUROC counts: 1,000 samples tell no more."""
 
 
 def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -123,6 +129,8 @@ def fit_state(
             fitting.at(slice(cut, None)),
         )
     fit = problem.calibrated(fitting, certifying)
+    if score == "auto" and evidence is not None and problem.features:
+        foreign = [*foreign, *dealt_out(fitting, classifiers, seed)]
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, leaves_out, problem)
     ood = Ood(
         score=kind,
@@ -220,23 +228,85 @@ def _ood(
         kind: [_auroc(kind, fitted, held, other) for other in foreign]
         for kind, fitted in candidates.items()
     }
-    best = least_loss(worth)
+    if evidence is not None and held.logits.shape[-1] >= PARTS:
+        for kind, value in left_out([*candidates], evidence, held).items():
+            worth[kind].append(value)
+    best = best_score(worth)
     auroc = {kind: sum(values) / len(values) for kind, values in worth.items()}
     chosen = candidates[best]
     return best, chosen, auroc, [*notes, *(() if chosen is None else chosen.notes)]
 
 
-def least_loss(aurocs: Mapping[str, Sequence[float]]) -> str:
-    """Of OOD scores with an AUROC for each OOD set, the one whose largest loss against the best score
-    of a set is the smallest: a set that all scores tell well, or none does, then has little say.
+def best_score(aurocs: Mapping[str, Sequence[float]]) -> str:
+    """Of OOD scores with an AUROC for each OOD set, the one with the highest mean log-odds of them:
+    0.99 is as much better than 0.95 as 0.83 is than 0.5.
     """
-    highest = [max(of_set) for of_set in zip(*aurocs.values(), strict=True)]
-    loss = {
-        kind: max(top - value for top, value in zip(highest, values, strict=True))
+    odds = {
+        kind: sum(math.log(value / (1 - value)) for value in _clipped(values)) / len(values)
         for kind, values in aurocs.items()
     }
     # Of equals the first: msp, for which nothing has to be stored.
-    return min(loss, key=lambda kind: round(loss[kind], 6))
+    return max(odds, key=lambda kind: round(odds[kind], 6))
+
+
+def _clipped(aurocs: Sequence[float]) -> list[float]:
+    return [min(max(value, SUREST), 1 - SUREST) for value in aurocs]
+
+
+def dealt_out(
+    outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int
+) -> list[Outputs]:
+    """Samples that never were: each feature is that of another sample, so that far from all data
+    what goes together does not. None where no linear classifier gives the logits.
+    """
+    assert outputs.features is not None
+    random = torch.rand(outputs.features.shape, generator=torch.Generator().manual_seed(seed))
+    dealt = outputs.features.gather(0, random.argsort(dim=0))
+    logits, others = (_linear(features, classifiers) for features in (outputs.features, dealt))
+    if (logits - outputs.logits).abs().max() > LINEAR * logits.abs().max():
+        return []
+    return [Outputs(others.float(), dealt)]
+
+
+def left_out(kinds: Sequence[str], evidence: Sequence[Evidence], held: Outputs) -> dict[str, float]:
+    """The mean AUROC of scores where some classes, in turn, are OOD: nothing is fitted on these, and
+    the classifier has no outputs for them.
+    """
+    classes = held.logits.shape[-1]
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for first in range(PARTS):
+        kept = (torch.arange(classes) % PARTS != first).nonzero()[:, 0]
+        places = torch.full((classes,), -1)
+        places[kept] = torch.arange(len(kept))
+        others = replace(held, logits=held.logits[..., kept])
+        is_known = places[held.truth] >= 0
+        if is_known.all() or not is_known.any():
+            continue
+        rest = [_among(each, kept, places) for each in evidence]
+        for kind in kinds:
+            with contextlib.suppress(DataError):
+                score = None if kind in LOGITS else _fit(kind, rest, others.at(is_known))
+                values = others.scores(kind, score)
+                found[kind].append(float(areas(values[is_known], values[~is_known])))
+    return {kind: sum(values) / len(values) if values else 0.5 for kind, values in found.items()}
+
+
+def _among(evidence: Evidence, kept: Tensor, places: Tensor) -> Evidence:
+    """Evidence of the classes that are kept, which have other places then."""
+    labels = places[evidence.labels]
+    rows = labels >= 0
+    gathering = Gathering(evidence.weight[kept], evidence.bias[kept])
+    gathering.add(evidence.features[rows], evidence.logits[rows][:, kept], labels[rows])
+    return gathering.evidence()
+
+
+def _linear(features: Tensor, classifiers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Every member's logits."""
+    each = [
+        features[:, member].double() @ weight.double().T + bias.double()
+        for member, (weight, bias) in enumerate(classifiers)
+    ]
+    return torch.stack(each, dim=1)
 
 
 def _fit(kind: str, evidence: Sequence[Evidence] | None, held: Outputs) -> EnsembleScore:
