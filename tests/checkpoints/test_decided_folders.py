@@ -158,14 +158,12 @@ def test_a_state_that_is_gone_or_strange(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "alone")
 
 
-def test_a_pushed_file_becomes_such_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_is_pushed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
     with fake_hub(tmp_path, monkeypatch) as hub:
         path = calibrated(
-            tmp_path / "source", family, tmp_path / "r.safetensors", push_to_hub="me/ready"
+            tmp_path / "source", family, f"{tmp_path / 'ready'}/", push_to_hub="me/ready"
         )
         assert BESIDE in hub.repos["me/ready"].files
         there = hs.load("timm:me/ready", device="cpu")
