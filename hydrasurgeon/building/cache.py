@@ -20,8 +20,8 @@ from jaxtyping import Float, Int
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hydrasurgeon.building.members import Member
-from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
+from hydrasurgeon.building.members import MeanTrunk, Member
+from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.data import Samples, open_data
 from hydrasurgeon.decision.fitting import evidence_of
 from hydrasurgeon.engines import engine_of
@@ -231,11 +231,17 @@ class Cache:
 
     def read(self, member: Member, engine: str = "torch") -> Answers:
         """What a member answered; one that is a file runs where that is not kept."""
-        place = self._place(member)
+        if member.hydra is not None:
+            place = self._place_in(member.hydra, member.model)
+        else:
+            place = self._place(member)
         if engine != "torch":
             place = place.with_stem(f"{place.stem}-{engine}")
         if not place.exists() and (member.trunk is None or engine != "torch"):
             self._check_folder()
+            if member.hydra is not None:
+                self._answer(member.hydra, engine)
+                return self._read(place)
             live = self._classifier(member.file)
             computing: Engine = live
             if engine != "torch":
@@ -244,6 +250,24 @@ class Cache:
             (answers,) = self.answers_of(live, computing)
             self._write(place, answers)
         return self._read(place)
+
+    def _answer(self, hydra: MeanTrunk, engine: str) -> None:
+        """Write what all members of a hydra answer."""
+        opened = undecided(open_checkpoint(hydra.file))
+        live = as_classifier(opened, device=self.options.device, dtype=self.options.dtype)
+        computing: Engine = live
+        if engine != "torch":
+            computing = engine_of(opened, engine=engine, keep=False)
+        for number, answers in enumerate(self.answers_of(live, computing)):
+            place = self._place_in(hydra, number)
+            if engine != "torch":
+                place = place.with_stem(f"{place.stem}-{engine}")
+            self._write(place, answers)
+
+    def _place_in(self, hydra: MeanTrunk, number: int) -> Path:
+        """Where the answers of a hydra's member lie."""
+        weights = open_checkpoint(hydra.file).manifest.weights_sha256
+        return self._named({"weights": weights, "member": number})
 
     def answers_of(self, model: Classifier, engine: Engine | None = None) -> list[Answers]:
         """What each member of a model says of all sets, computed by itself or by another engine."""
@@ -345,10 +369,14 @@ class Cache:
             if member.pruning is not None and member.pruning.compensate is not None:
                 # Which samples it is fitted to follows from the seed.
                 about |= {"repair": member.pruning.compensate, "seed": member.pruning.seed}
+        self.places[member.file] = self._named(about)
+        return self.places[member.file]
+
+    def _named(self, about: Mapping[str, Any]) -> Path:
+        """The file of answers of what is so."""
         text = f"{json.dumps(self.identity, sort_keys=True)}\n{json.dumps(about, sort_keys=True)}"
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
-        self.places[member.file] = self.folder / f"{name}.safetensors"
-        return self.places[member.file]
+        return self.folder / f"{name}.safetensors"
 
     def _check_folder(self) -> None:
         """Links are not followed: answers are written into this folder, or nowhere."""

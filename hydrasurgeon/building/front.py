@@ -66,8 +66,13 @@ class Front:
         rivals = [search.computed(choice) for choice in (single, *self._rivals())]
         self.references = [self.table.entry(in_float32) for in_float32, *_ in rivals]
         self.single = self.references[0]
+        names = "hydra behind the mean of {} layers"
+        for members in search.mean_trunks:
+            assert members[0].hydra is not None
+            choice = Choice.of(*members, name=names.format(members[0].hydra.layers))
+            rivals.append(search.computed(choice))
         self.plain = [self.table.entry(choice) for choices in rivals for choice in choices]
-        """The references, and the same in 8 bits."""
+        """The references, the same in 8 bits, and hydras behind mean trunks."""
         whole = Pool(objective, search.members, map(search.read, search.members))
         halves = [
             Pool(

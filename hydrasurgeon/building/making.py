@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -15,9 +15,19 @@ from typing import Any
 from hydrasurgeon.building.body import fitting
 from hydrasurgeon.building.cache import Answers, Cache, State, Workshop
 from hydrasurgeon.building.clock import EIGHT_BITS, UNPRUNED, Clock, Taken
-from hydrasurgeon.building.cost import SMALLEST, Budget, CostModel, Size, Sizes, Unit, cost_model
+from hydrasurgeon.building.cost import (
+    SMALLEST,
+    Budget,
+    CostModel,
+    Size,
+    Sizes,
+    Unit,
+    cost_model,
+    stored,
+)
 from hydrasurgeon.building.members import (
     Cuts,
+    MeanTrunk,
     Member,
     Pruned,
     cost,
@@ -45,6 +55,8 @@ from hydrasurgeon.surgery.repair import sharing
 
 SLOWER = 0.7
 """A size of so much fewer multiply-adds is tried too: time falls more slowly than they do."""
+TRUNKS = (1 / 2, 2 / 3, 5 / 6)
+"""How much of the layers a mean trunk is of."""
 APART = 1.25
 """Sizes are tried for budgets of time that are so far from each other."""
 CRITERIA = ("taylor", "fisher", "magnitude")
@@ -82,6 +94,8 @@ class Search:
     maker: Cuts | None
     clock: Clock | None = None
     """There for a budget of time."""
+    mean_trunks: tuple[tuple[Member, ...], ...] = ()
+    """Hydras behind mean trunks."""
     probe: Member | None = None
     """The first model's body as it is, with a classifier in closed form."""
 
@@ -116,9 +130,12 @@ class Search:
     def cost(self, members: Sequence[Member], unit: Unit) -> float:
         return cost(self.cost_model, members, unit)
 
-    def times(self, members: Sequence[Member]) -> dict[str, Taken]:
+    def times(self, members: Sequence[Member]) -> Mapping[str, Taken]:
         """How long these take one after another, by engine."""
         assert self.clock is not None
+        hydra = members[0].hydra
+        if hydra is not None:
+            return self.clock.times(hydra.file.name, partial(open_checkpoint, hydra.file))
         each = [
             self.clock.times(str(member.size), partial(open_single, member.file))
             for member in members
@@ -135,7 +152,7 @@ class Search:
         times = self.times(choice.members)
         float32 = [name for name in times if name != EIGHT_BITS]
         fastest = min(float32, key=lambda name: times[name].time)
-        several = len(choice.members) > 1
+        several = len(choice.members) > 1 and choice.members[0].hydra is None
         choices = [replace(choice, engine=fastest, assumed=several)]
         if EIGHT_BITS in times:
             choices.append(replace(choice, engine=EIGHT_BITS, assumed=True))
@@ -145,7 +162,7 @@ class Search:
         """Time and milliseconds of a choice: its own, or what its members take."""
         if self.clock is None:
             return {}
-        if choice.assumed or len(choice.members) == 1:
+        if choice.assumed or len(choice.members) == 1 or choice.members[0].hydra is not None:
             taken = self.times(choice.members)[choice.engine]
         else:
             fusion = _fusion(choice.members, self.options)
@@ -285,10 +302,41 @@ def searched(
     with joined() as world:
         cuts = [maker.unpruned(number) for number in maker.numbers[1:]]
         cuts += [maker.cut(number, size) for number in maker.numbers for size in wanted]
+        if averaged and len(models) > 2 and options.goal != "rmse":
+            cuts.append(maker.soup())
         if world.is_main:
             search = search.with_cuts(cuts)
+            if averaged:
+                search = replace(search, mean_trunks=tuple(_mean_trunks(search, budgets)))
         world.gather(None)
     return search
+
+
+def _mean_trunks(search: Search, budgets: Sequence[Budget]) -> Iterator[tuple[Member, ...]]:
+    """Hydras of all models behind their mean's leading layers, unless no budget could pay them."""
+    maker, backbone = search.maker, search.backbone
+    assert maker is not None
+    model, count = search.cost_model, len(maker.models)
+    depth = len(model.rests)
+    for layers in sorted({max(1, round(share * depth)) for share in TRUNKS} - {depth}):
+        command = maker.mean_trunk(layers)
+        file = _written(command)
+        one = replace(backbone, trunk=None, making=(command,))
+        planned = [replace(one, hydra=MeanTrunk(file, layers, 0))] * count
+        if budgets[-1].unit == "macs" and not budgets[-1].allows(search.cost(planned, "macs")):
+            continue
+        search.workshop.perform(command)
+        hydra = MeanTrunk(file, layers, stored(open_checkpoint(file)))
+        yield tuple(
+            replace(
+                one,
+                label=f"model {number + 1} behind the mean of {layers} layers",
+                file=file.with_name(f"{file.name}, {number}"),
+                model=number,
+                hydra=hydra,
+            )
+            for number in range(count)
+        )
 
 
 def probed(search: Search, body: Path | None) -> Search:
@@ -424,7 +472,8 @@ def distilled(search: Search, entries: Iterable[Entry]) -> Search:
     members = {each.file: each for entry in entries for each in entry.choice.members}
     cuts = [each for each in members.values() if each.trunk is None and each.size is not None]
     if teachers:  # a whole model learns nothing from itself
-        cuts += [each for each in members.values() if each.trunk is None and each.size is None]
+        models = [each for each in members.values() if each.hydra is None]
+        cuts += [each for each in models if each.trunk is None and each.size is None]
         if search.backbone.file in members:
             cuts.append(maker.unpruned(0))
     return search.with_cuts(maker.distilled(member, teachers) for member in cuts)
@@ -458,7 +507,9 @@ def commands_of(search: Search, entry: Entry, out: Path) -> list[Command | Copy]
     options, members = search.options, entry.choice.members
     commands = [command for member in members for command in member.making]
     file = members[0].file
-    if len(members) > 1:
+    if members[0].hydra is not None:
+        commands, file = [*members[0].making], members[0].hydra.file
+    elif len(members) > 1:
         fusion = _fusion(members, options)
         commands.append(fusion)
         file = _written(fusion)

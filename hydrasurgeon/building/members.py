@@ -77,6 +77,16 @@ class Pruning:
 
 
 @dataclass(frozen=True)
+class MeanTrunk:
+    """A hydra of whole models behind the mean of their leading layers; it is never parted."""
+
+    file: Path
+    layers: int
+    numbers: int
+    """Parameters."""
+
+
+@dataclass(frozen=True)
 class Member:
     """One model that could be a member."""
 
@@ -96,10 +106,19 @@ class Member:
     """How it is pruned in memory, to be tried before it is made."""
     size: Size | None = None
     """What each layer keeps; None: it is not cut to a size."""
+    hydra: MeanTrunk | None = None
+    """What it is a member of, where it is no model of its own: `model` is its place in there."""
 
 
 def cost(model: CostModel, members: Sequence[Member], unit: Unit) -> float:
     """Times the unpruned model's."""
+    hydra = members[0].hydra
+    if hydra is not None and unit == "params":
+        return hydra.numbers / model.full[unit]
+    if hydra is not None:
+        part = members[0].part
+        behind = len(members) * model.behind([part], hydra.layers)
+        return (model.shared(part, hydra.layers) + behind) / model.full[unit]
     groups: dict[int, list[Part]] = {}
     for member in members:
         groups.setdefault(member.model, []).append(member.part)
@@ -278,6 +297,30 @@ class Cuts:
         files = tuple(self.unpruned(number).file for number in range(len(self.models)))
         words = {"mean": True, **self.options.names}
         return Command("fuse", files, words, self.options.work / "mean.safetensors")
+
+    def soup(self) -> Member:
+        """The mean of those models that make it better, as VAL says."""
+        options = self.options
+        words = {
+            "mean": True,
+            "soup": "greedy",
+            "check": options.val,
+            **options.names,
+            "limit": options.limit,
+            "seed": options.seed,
+        }
+        files = tuple(self.unpruned(number).file for number in range(len(self.models)))
+        out = options.work / "soup.safetensors"
+        making = (Command("fuse", files, words, out),)
+        part = Part(self.models[0].manifest.kept)
+        return Member("the greedy soup", out, part, len(self.models) + 1, making=making)
+
+    def mean_trunk(self, layers: int) -> Command:
+        """What makes a hydra of the scored copies behind the mean of so many layers."""
+        files = tuple(self.unpruned(number).file for number in range(len(self.models)))
+        words = {"mean_trunk": layers, **self.options.names}
+        out = self.options.work / f"mean-trunk-{layers}.safetensors"
+        return Command("fuse", files, words, out)
 
     def scorings(self, number: int) -> list[Command]:
         """What makes the scored copy of a model."""

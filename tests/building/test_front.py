@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +16,19 @@ from tiny_families import FAMILIES, Family, thoroughly
 from tiny_task import VIT, Task
 
 import hydrasurgeon as hs
-from hydrasurgeon.building import clock, summary_of
+from hydrasurgeon.building import clock, front, summary_of
 from hydrasurgeon.building.cache import Workshop
+from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, Size, Sizes, cost_model, stored
 from hydrasurgeon.building.making import commands_of
-from hydrasurgeon.building.table import Choice, Objective
+from hydrasurgeon.building.table import Choice, Entry, Objective
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.classifier import as_classifier
@@ -332,6 +335,32 @@ def test_what_cannot_be_built(
         tasks.front(**{"out": "no.safetensors", **more})
     assert says in f"{caught.value.message} {caught.value.hint}"
     assert {*tasks.folder.iterdir()} == before
+
+
+def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the cost and the answers of what `fuse --mean-trunk` makes."""
+    seen: dict[str, Entry] = {}
+
+    def recorded(entries: Sequence[Entry], unit: str, below: Entry | None) -> Entry:
+        seen.update({entry.choice.name: entry for entry in entries})
+        return decide(entries, unit, below)
+
+    monkeypatch.setattr(front, "decide", recorded)
+    cache = tasks.folder / "trunks.build"
+    tasks.front("trunks/", budget="macs=1,1.5", cache=cache, ood=[], objective="nll")
+    entry = seen["hydra behind the mean of 2 layers"]
+    again = hs.fuse(tasks.models, mean_trunk=2, out=tasks.folder / "again.safetensors").path
+    assert entry.cost["macs"] == pytest.approx(price(again, tasks.models[0]), abs=1e-9)
+    numbers = [stored(open_checkpoint(path)) for path in (again, tasks.models[0])]
+    assert entry.cost["params"] == numbers[0] / numbers[1]
+    predictions = tasks.folder / "trunks.predictions.safetensors"
+    hs.evaluate([again], data=tasks.val, predictions=predictions, device="cpu")
+    said = read_predictions(predictions)
+    assert said.logits is not None
+    right = said.logits.softmax(dim=-1).mean(dim=1).argmax(dim=-1) == said.labels
+    assert entry.row("").worth["accuracy"] == pytest.approx(float(right.double().mean()))
 
 
 SPEED = {"torch": 2.0, "onnx": 1.0, "int8": 0.25}

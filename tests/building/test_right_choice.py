@@ -159,6 +159,18 @@ def test_errors_that_cancel_make_the_mean(world: World) -> None:
     }
 
 
+def test_a_model_that_spoils_the_mean_stays_out_of_it(world: World) -> None:
+    """Of W + E, W − E and one with its classes turned round, the first two are the soup."""
+    noise = np.random.default_rng(5).normal(size=world.head.shape) * np.abs(world.head).mean()
+    heads = (world.head + noise, world.head - noise, -3 * world.head)
+    models = [world.model(f"soup{number}", head) for number, head in enumerate(heads)]
+    record = world.front(models, cache=world.folder / "soup", budget="macs=0.9,1", force=True)
+    expected = figures([np.mean([world.logits(path) for path in models[:2]], axis=0)], world.labels)
+    rung = record["rungs"][-1]
+    assert rung["made_of"] == ["the greedy soup"]
+    assert rung["nll"] == pytest.approx(expected["nll"], abs=1e-4)
+
+
 def test_a_probe_that_is_better_is_the_rung(world: World) -> None:
     """The model has a poor classifier on a body that knows more: fitted anew it is worth the most."""
     noise = np.random.default_rng(6).normal(size=world.head.shape) * np.abs(world.head).mean()
