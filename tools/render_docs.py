@@ -20,6 +20,7 @@ from pages import (
     decision,
     evidence,
     front,
+    numbers,
     probe,
     readme,
     serving,
@@ -34,6 +35,7 @@ PASSAGES = {
     "decision": ("guide/decision", decision.MARKS, decision.passage),
     "cascade": ("guide/cascade", cascade.MARKS, cascade.passage),
     "corruptions": ("guide/shift", shift.MARKS, shift.passage),
+    "regression": ("guide/numbers", numbers.MARKS, numbers.passage),
     "probe": ("../examples/paper/probing/README", probe.MARKS, probe.passage),
     "serve": ("guide/serving", serving.MARKS, serving.passage),
 }
