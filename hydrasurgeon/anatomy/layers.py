@@ -187,8 +187,10 @@ def split_heads(projected: Hidden, parts: int, head_dim: int) -> tuple[Heads, ..
     """A projection's output as [batch, head, token, head_dim], for each of the `parts` (q, k, v)
     packed in it.
     """
-    each = projected.unflatten(-1, (parts, -1, head_dim)).unbind(-3)
-    return tuple(part.transpose(-3, -2) for part in each)
+    each = [projected]
+    if parts > 1:  # an exporter would write a split into one
+        each = [*projected.chunk(parts, dim=-1)]
+    return tuple(part.unflatten(-1, (-1, head_dim)).transpose(-3, -2) for part in each)
 
 
 def placed(site: Attention, q: Heads, k: Heads) -> tuple[Heads, Heads]:

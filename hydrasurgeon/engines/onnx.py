@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Stack
 from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
+from hydrasurgeon.engines.lean import SPELLED_OUT, join_products
 from hydrasurgeon.engines.program import (
     BATCH,
     CHECKED,
@@ -68,7 +69,7 @@ def written(
 
     with silent(), torch.no_grad():
         made = torch.onnx.export(
-            program,
+            program.run_decompositions(SPELLED_OUT),
             input_names=list(inputs),
             output_names=list(outputs),
             opset_version=OPSET,
@@ -79,6 +80,7 @@ def written(
     proto: Any = made.model_proto
     _name_axes(proto.graph)
     _spell_norms_out(proto.graph)
+    join_products(proto.graph)
     onnx.helper.set_model_props(proto, dict(facts))
     content: bytes = proto.SerializeToString()
     return content, in_onnxruntime(content, outputs)

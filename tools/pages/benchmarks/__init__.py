@@ -7,7 +7,7 @@ from typing import Any
 
 from pages.benchmarks.choices import circuits, compensation, trunk
 from pages.benchmarks.decisions import decision, prediction
-from pages.benchmarks.speed import fused, modes, report, surgery, text, tuning, verify
+from pages.benchmarks.speed import engines, fused, modes, report, surgery, text, tuning, verify
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "circuits": circuits,
@@ -17,6 +17,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "fused-cuda": fused,
     "modes-cpu": modes,
     "modes-cuda": modes,
+    "engines": engines,
     "trunk": trunk,
     "compensation": compensation,
     "text": text,

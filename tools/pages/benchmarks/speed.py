@@ -313,3 +313,28 @@ def report(results: dict[str, Any]) -> list[str]:
         "",
         *table(["", "s", "target", "peak GB", "target"], rows),
     ]
+
+
+def engines(results: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            f"{row['contender']}, {row['engine']}",
+            str(row["batch"]),
+            f"{row['ms']:.1f}",
+            f"{row['macs_ratio']:.2f}",
+            f"{row['ratio']:.2f}",
+            f"{row['time']:.2f}",
+        ]
+        for row in results["rows"]
+    ]
+    vnni = "with" if results["vnni"] else "without"
+    return [
+        "## Hydras in torch, in ONNX and in 8 bits",
+        "",
+        f"MiniLM, texts of {results['tokens']} tokens, one thread of {results['cpu']} {vnni} VNNI, torch {results['torch']}; medians of",
+        f"{results['runs']} runs in turn, of the milliseconds that the thread computed. Three members keep half of the heads and neurons; behind a mean",
+        "trunk of three layers three in five. `time` is in units of `build --budget time=`: the single model's float32, in the faster of",
+        "torch and ONNX.",
+        "",
+        *table(["", "batch", "ms", "multiply-adds", "of the single model's time", "time"], rows),
+    ]
