@@ -300,23 +300,33 @@ def searched(
         return search
     plan.begin("sizes")
     with joined() as world:
-        cuts = [maker.unpruned(number) for number in maker.numbers[1:]]
-        cuts += [maker.cut(number, size) for number in maker.numbers for size in wanted]
-        if averaged and len(models) > 2 and options.goal != "rmse":
-            cuts.append(maker.soup())
         if world.is_main:
-            search = search.with_cuts(cuts)
-            if averaged:
-                search = replace(search, mean_trunks=tuple(_mean_trunks(search, budgets)))
+            search = _with_files(search, maker, wanted, budgets)
         world.gather(None)
     return search
 
 
-def _mean_trunks(search: Search, budgets: Sequence[Budget]) -> Iterator[tuple[Member, ...]]:
+def _with_files(
+    search: Search, maker: Cuts, sizes: Sequence[Size], budgets: Sequence[Budget]
+) -> Search:
+    """The same with whole models, their means, what is left of each at every size, and hydras
+    behind mean trunks.
+    """
+    cuts = [maker.unpruned(number) for number in maker.numbers[1:]]
+    cuts += [maker.cut(number, size) for number in maker.numbers for size in sizes]
+    if maker.averaged and len(maker.models) > 2 and search.options.goal != "rmse":
+        cuts.append(maker.soup())
+    search = search.with_cuts(cuts)
+    if not maker.averaged:
+        return search
+    return replace(search, mean_trunks=tuple(_mean_trunks(search, maker, budgets)))
+
+
+def _mean_trunks(
+    search: Search, maker: Cuts, budgets: Sequence[Budget]
+) -> Iterator[tuple[Member, ...]]:
     """Hydras of all models behind their mean's leading layers, unless no budget could pay them."""
-    maker, backbone = search.maker, search.backbone
-    assert maker is not None
-    model, count = search.cost_model, len(maker.models)
+    backbone, model, count = search.backbone, search.cost_model, len(maker.models)
     depth = len(model.rests)
     for layers in sorted({max(1, round(share * depth)) for share in TRUNKS} - {depth}):
         command = maker.mean_trunk(layers)

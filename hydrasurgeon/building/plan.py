@@ -55,7 +55,8 @@ class Plan:
         """What will be done, a line for each stage, and how long it takes."""
         total = in_words(sum(step.passes for step in self.steps) * self.seconds)
         stages = [
-            f"{number}. {step.name}: {step.passes:,.0f} forward passes"
+            f"{number}. {step.name}: {step.passes:,.0f} forward passes, "
+            f"{in_words(step.passes * self.seconds)}"
             for number, step in enumerate(self.steps, 1)
         ]
         return (f"{counted(len(stages), 'stage')}, {total} in all on this machine", *stages)

@@ -83,12 +83,13 @@ def build(options: BuildOptions) -> Built:
     models = _opened(options, val)
     options = _for_numbers(models, options)
     sets, notes = _opened_data(models[0], val, options)
-    outcome = built(
-        models, sets, options, budgets, out, picture, averaged=averaged(models), body=body
-    )
+    with_mean = averaged(models)
+    outcome = built(models, sets, options, budgets, out, picture, averaged=with_mean, body=body)
     if outcome is None:
         return Built(None, options.goal, options.work)
     notes = [*(opened.note for opened in models if opened.note), *notes]
+    if len(models) > 1 and not with_mean:
+        notes.append("the models share no start: their mean and its parts are left out")
     if options.calibrate:
         notes.append(
             "the decision state was fitted on --val, by which the members were chosen: run "

@@ -19,8 +19,8 @@ def test_the_stages_are_told_with_the_time_of_all() -> None:
     plan = Plan(steps, 0.5, lambda *told: said.append(told))
     assert plan.lines == (
         "2 stages, about 10 min in all on this machine",
-        "1. scores by taylor: 30 forward passes",
-        "2. make what is chosen: 1,200 forward passes",
+        "1. scores by taylor: 30 forward passes, about 15 s",
+        "2. make what is chosen: 1,200 forward passes, about 10 min",
     )
     plan.begin("made")
     plan.tick("demo:val", 1, 4)

@@ -101,7 +101,7 @@ class World:
     def front(self, models: Sequence[Path], **more: Any) -> dict[str, Any]:
         """The record of the front, and whether its figures are those of plain numpy."""
         out = self.folder / "front"
-        self.build(models, f"{out}/", **{"budget": "macs=1,2"} | more)
+        self.notes = self.build(models, f"{out}/", **{"budget": "macs=1,2"} | more).notes
         record: dict[str, Any] = json.loads((out / "front.json").read_text())
         return record
 
@@ -246,6 +246,9 @@ def test_models_that_know_different_classes_make_an_ensemble(world: World) -> No
     check_rivals(record, expected)
     labels = [label.split(",")[0] for label in record["rungs"][1]["made_of"]]
     assert labels == ["model 1", "model 2"]
+    assert [note for note in world.notes if "share no start" in note] == [
+        "the models share no start: their mean and its parts are left out"
+    ]
 
 
 def test_a_pruned_member_that_is_better_is_taken(world: World) -> None:
