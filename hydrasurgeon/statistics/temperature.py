@@ -10,7 +10,8 @@ Temperature pools first, then calibrates. Platt's, of one model, is σ(z / T + b
 `a` scales the aleatoric part, each member's own doubt; `e` the epistemic part, how far the members
 are apart. Both are chosen by the NLL on labelled data that the members have not seen. Where all of
 that is answered rightly no constant is low enough: then one more sample is as if of every class alike
-(after Platt's own targets), and so few samples do not make answers sure.
+(after Platt's own targets), so that few samples
+do not make answers sure, and none is above 1.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _temperature(logs: Probs, labels: Labels) -> float:
             loss += doubt * (norm.mean() - logs.mean() / t)
         return float(loss)
 
-    low, high = math.log(LOW), math.log(HIGH)
+    low, high = _bounds(doubt)
     golden = (math.sqrt(5) - 1) / 2
     left, right = high - golden * (high - low), low + golden * (high - low)
     at_left, at_right = loss(math.exp(left)), loss(math.exp(right))
@@ -161,6 +162,11 @@ def _temperature(logs: Probs, labels: Labels) -> float:
             right = low + golden * (high - low)
             at_right = loss(math.exp(right))
     return math.exp((low + high) / 2)
+
+
+def _bounds(doubt: float) -> tuple[float, float]:
+    """Of a constant's logarithm: answers that are all right are not too sure."""
+    return math.log(LOW), 0.0 if doubt else math.log(HIGH)
 
 
 def _doubt(answers: Tensor, labels: Labels) -> float:
@@ -183,15 +189,19 @@ def fit_joint(logits: Logits, labels: Labels) -> Joint:
         logs = jointly(z, constants[0], constants[1]).mean(dim=1).clamp_min(TINY).log()
         return -logs.gather(1, truth[:, None]).mean() - doubt * logs.mean()
 
-    tried = ((1.0, 1.0), *(_descend(logits, labels, start, loss) for start in STARTS))
+    bounds = _bounds(doubt)
+    tried = ((1.0, 1.0), *(_descend(logits, labels, start, loss, bounds) for start in STARTS))
     aleatoric, epistemic = min(tried, key=lambda pair: float(loss(logits, labels, pair)))
     return Joint(aleatoric=aleatoric, epistemic=epistemic)
 
 
 def _descend(
-    logits: Logits, labels: Labels, start: tuple[float, float], loss_of: Callable[..., Tensor]
+    logits: Logits,
+    labels: Labels,
+    start: tuple[float, float],
+    loss_of: Callable[..., Tensor],
+    bounds: tuple[float, float],
 ) -> tuple[float, float]:
-    bounds = math.log(LOW), math.log(HIGH)
     with torch.inference_mode(False), torch.enable_grad():
         z, truth = logits.detach().double().clone(), labels.clone()
         point = torch.tensor(start, dtype=torch.float64).log().requires_grad_()
@@ -232,19 +242,20 @@ def _loss(odds: Tensor, shares: Tensor) -> Tensor:
     return torch.nn.functional.binary_cross_entropy_with_logits(odds, shares)
 
 
-def _doubted(odds: Scores, shares: Scores) -> Scores:
-    """Shares, with one sample more of both answers where a threshold tells all of them."""
+def _doubt_of_threshold(odds: Scores, shares: Scores) -> float:
+    """The same where a threshold tells all answers."""
     holds = shares >= YES
-    if holds.any() and not holds.all() and odds[holds].min() <= odds[~holds].max():
-        return shares.clone()
-    return (len(shares) * shares + 0.5) / (len(shares) + 1)
+    mixed = holds.any() and not holds.all() and odds[holds].min() <= odds[~holds].max()
+    return float(not mixed) / len(shares)
 
 
 def platt(logits: Logits, shares: Float[Tensor, " sample"]) -> tuple[float, float]:
     """The temperature in [0.05, 20] and the bias with the smallest NLL, by LBFGS."""
-    bounds = math.log(LOW), math.log(HIGH)
+    doubt = _doubt_of_threshold(log_odds(logits), shares)
+    bounds = _bounds(doubt)
     with torch.inference_mode(False), torch.enable_grad():
-        z, truth = logits.detach().double().clone(), _doubted(log_odds(logits), shares.double())
+        z = logits.detach().double().clone()
+        truth = (shares.double().clone() + doubt / 2) / (1 + doubt)
         point = torch.zeros(2, dtype=torch.float64).requires_grad_()
         optimizer = torch.optim.LBFGS(
             [point],

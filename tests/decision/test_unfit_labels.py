@@ -109,6 +109,20 @@ def test_classes_apart_may_have_the_lowest_temperature(tmp_path: Path) -> None:
         hs.calibrate(predictions=predictions(tmp_path, few_wrong, apart, "w"), out=tmp_path / "e")
 
 
+@pytest.mark.parametrize("kind", ["three", "one logit", "many labels"])
+def test_answers_that_are_all_right_are_not_too_sure(kind: str) -> None:
+    """They keep the model's own probabilities, and the NLL stays what it is; Platt's bias moves."""
+    outputs = few(kind, 200, 0)
+    truth = outputs.truth.reshape(200, 1, -1)
+    sure = PROBLEMS[KINDS[kind]].choices(20 * truth.double() - 10)
+    if kind == "three":
+        sure = 20.0 * one_hot(outputs.truth, 3)[:, None]
+    found = calibrated(kind, replace(outputs, logits=sure.float()))
+    assert found.losses["temperature"] <= found.losses["before"] + 0.01
+    if kind != "many labels":
+        assert found.constants["temperature"] == pytest.approx(1, rel=1e-3)
+
+
 def test_few_ood_samples_choose_nothing(tmp_path: Path) -> None:
     """Two OOD samples whose entropy tells them apart, and whose largest probability does not."""
     labels, logits = answers()

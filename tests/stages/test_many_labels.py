@@ -292,6 +292,8 @@ def test_calibrated_label_by_label(learnt: Path, tmp_path: Path) -> None:
             for s in inverse.split(500)
         ]
         best = 1 / float(inverse[torch.cat(losses).argmax()])
+        if doubt:
+            best = min(best, 1.0)
         assert constants.temperatures[label] == pytest.approx(best, rel=1e-2)
         p = (z[fitting, label] / constants.temperatures[label]).sigmoid()
         tried = [metrics.f1_score(truth[:, 0], p >= each) for each in p]
