@@ -307,6 +307,11 @@ def _checked(
         raise CheckFailed(error.message, hint=error.hint) from error
     # `not <=`: NaN is larger than nothing.
     if not agreement.mean_difference <= arguments.tolerance:
+        hint = "Fuse with --mlp separate, tune members with --freeze mlp, or allow more with --tolerance."
+        if arguments.mean:
+            hint = "Raise --tolerance, or fuse them into a hydra."
+        if arguments.mean_trunk is not None:
+            hint = "Raise --tolerance, or give a shorter --mean-trunk."
         before, after = (
             "n/a" if value is None else f"{100 * value:.2f} %"
             for value in (agreement.accuracy_members, agreement.accuracy_fused)
@@ -317,12 +322,7 @@ def _checked(
             f"unfused members' (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, "
             "accuracy "
             f"{before} → {after}); allowed is {arguments.tolerance:g}",
-            hint="Allow more with --tolerance, or fuse them into a hydra."
-            if arguments.mean
-            else (
-                "Fuse with --mlp separate, tune members with --freeze mlp, or allow more with "
-                "--tolerance."
-            ),
+            hint=hint,
         )
     return agreement
 
