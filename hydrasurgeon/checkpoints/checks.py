@@ -128,11 +128,11 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
     if manifest.kind == "hydra":
         checks += _members(manifest, contents.members)
     if checkpoint.recorded:
-        checks.append(_record(manifest))
+        checks.append(record_check(manifest))
     return [*checks, history_check(manifest)]
 
 
-def _record(manifest: Manifest) -> Check:
+def record_check(manifest: Manifest) -> Check:
     """The manifest says what it said when the file was written."""
     name, wanted, actual = "manifest hash", manifest.record_sha256, manifest.record_hash()
     if wanted is None:

@@ -9,29 +9,39 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.folder import companions_inside
 from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
-from hydrasurgeon.decision.cascaded import Said, in_steps
+from hydrasurgeon.decision.cascaded import Said
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines.int8 import quantised
-from hydrasurgeon.engines.onnx import session_of, to_onnx, wanted
+from hydrasurgeon.engines.onnx import (
+    ALL_FEATURES,
+    GOES_ON,
+    carried,
+    session_of,
+    to_onnx,
+    two_graphs,
+    wanted,
+)
 from hydrasurgeon.engines.program import DECIDED, METADATA, Run
-from hydrasurgeon.errors import CheckpointError, HydraError
+from hydrasurgeon.engines.sealed import Told, is_sound, sealed
+from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.foreign import open_regular
 from hydrasurgeon.files.history import installed
-from hydrasurgeon.files.manifest import Input, Model, parse_manifest
+from hydrasurgeon.files.manifest import Input, Model, first_mistake, parse_manifest
 from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.options.engines import ENDING
 from hydrasurgeon.runtime.answering import Engine
@@ -57,9 +67,10 @@ class Graph(Checkpoint):
 
     run: Run | None = None
     outputs: tuple[str, ...] = ()
+    told: Told | None = None
 
     def digests(self) -> dict[str, str]:
-        """There are no tensors to hash: the graph is proven when it is written."""
+        """There are no tensors to hash: the file was, when it was opened."""
         return {}
 
     def record(self, digests: Mapping[str, str]) -> Input:
@@ -68,16 +79,23 @@ class Graph(Checkpoint):
 
 def open_graph(path: Path) -> Graph:
     """A graph that `export` wrote; another is refused."""
-    open_regular(path).close()
+    with open_regular(path) as file:
+        content = file.read()
     try:
-        session = session_of(str(path))
+        session = session_of(content)
     except Exception as error:  # onnxruntime raises a kind of its own for every kind of damage
         why = str(error).splitlines()[0][:200]
         raise CheckpointError(f"{path}: onnxruntime cannot read it ({why})", hint=HINT) from error
     said = session.get_modelmeta().custom_metadata_map
     outputs = tuple(output.name for output in session.get_outputs())
-    if f"{METADATA}manifest" not in said or "logits" not in outputs:
+    if f"{METADATA}told" not in said or "logits" not in outputs:
         raise CheckpointError(f"{path}: is no graph that `export` wrote", hint=HINT)
+    if not is_sound(content):
+        raise Disagreement(f"{path}: is another graph than `export` wrote", hint=HINT)
+    try:
+        told = Told.model_validate_json(said[f"{METADATA}told"])
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {first_mistake(error)}") from error
     manifest = parse_manifest(said[f"{METADATA}manifest"], f"{path} (manifest)")
     if manifest.decision is not None:  # all members answer in one graph
         plain = manifest.decision.model_copy(update={"cascade": None})
@@ -95,6 +113,7 @@ def open_graph(path: Path) -> Graph:
         files=files,
         run=wanted(session, outputs),
         outputs=outputs,
+        told=told,
     )
 
 
@@ -119,6 +138,8 @@ class InOnnxruntime(nn.Module, Engine):
         outputs: Sequence[str],
         *,
         state: State | None,
+        engine: str = "onnx",
+        keep: bool = False,
         notes: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
@@ -126,17 +147,36 @@ class InOnnxruntime(nn.Module, Engine):
         model = checkpoint.manifest.model
         self.transform = checkpoint.family.transform(model, files=checkpoint.files)
         self._checkpoint, self._run, self._outputs, self._notes = checkpoint, run, outputs, notes
+        self._engine, self._keep = engine, keep
 
     @cached_property
-    def live(self) -> Classifier | None:
+    def live(self) -> Classifier:
         """The model that the graph was captured from, to count in."""
-        if isinstance(self._checkpoint, Graph):
-            return None
         return as_classifier(self._checkpoint, device="cpu", lean=True)
+
+    @property
+    def told(self) -> Told | None:
+        """What the graph's file says of its cost."""
+        return getattr(self._checkpoint, "told", None)
 
     @property
     def notes(self) -> tuple[str, ...]:
         return self._notes
+
+    @cached_property
+    def _steps(self) -> list[Any]:
+        """Sessions of a cascade's two graphs."""
+
+        def make() -> list[bytes]:
+            model = as_classifier(self._checkpoint, device="cpu", lean=True)
+            return [
+                _in_engine(file.content, self._engine) for file in two_graphs(model, plain=True)
+            ]
+
+        assert self.state is not None
+        gate = self.state.record.model_dump(mode="json")
+        places = _places(self._checkpoint, [self._engine, gate], "first", "rest")
+        return _sessions(places, make, self._keep)[0]
 
     @property
     def facts(self) -> Model:
@@ -151,6 +191,8 @@ class InOnnxruntime(nn.Module, Engine):
         return dict(zip(self._outputs, self._run(fed), strict=True))
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
+        if cascade:
+            return self._in_steps(inputs)
         answers = self(inputs)
         logits, read = answers["logits"], answers.get("features")
         if "ood_score" in answers:  # of a file that decides; it has no features
@@ -158,11 +200,38 @@ class InOnnxruntime(nn.Module, Engine):
         elif not features:
             read = None
         self.check(logits)
-        if cascade:
-            assert self.state is not None
-            assert self.state.record.cascade is not None
-            return in_steps(self.state, self.state.record.cascade, logits, read)[0]
         return [Said(torch.arange(len(logits)), tuple(range(self.members)), logits, read)]
+
+    def _in_steps(self, inputs: Any) -> list[Said]:
+        """By the cascade: the later members run on the rows that go on, and on no others."""
+        assert self.state is not None
+        cascade = self.state.record.cascade
+        assert cascade is not None
+        every = tuple(range(self.members))
+        if cascade.gate.everything:
+            (whole,) = self.ask(inputs, features=True)
+            return [whole]
+        fed = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
+        first, rest = self._steps
+        early = _answers(first, fed)
+        self.check(early["first_logits"])
+        stays, goes = (rows.nonzero()[:, 0] for rows in (~early[GOES_ON], early[GOES_ON]))
+        read = early.get("features")
+        if read is not None:
+            read = read[stays]
+        parts = [Said(stays, cascade.starters, early["first_logits"][stays], read)]
+        if len(goes):
+            going = {name: value[goes] for name, value in carried(fed, early).items()}
+            late = _answers(rest, going)
+            self.check(late["logits"])
+            parts.append(Said(goes, every, late["logits"], late.get(ALL_FEATURES)))
+        return parts
+
+
+def _answers(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All outputs of a session by name."""
+    outputs = [output.name for output in session.get_outputs()]
+    return dict(zip(outputs, wanted(session, outputs)(inputs), strict=True))
 
 
 def in_onnxruntime(checkpoint: Checkpoint, engine: str, *, keep: bool) -> InOnnxruntime:
@@ -171,53 +240,64 @@ def in_onnxruntime(checkpoint: Checkpoint, engine: str, *, keep: bool) -> InOnnx
         assert checkpoint.run is not None
         state = _state_of(checkpoint)
         return InOnnxruntime(checkpoint, checkpoint.run, checkpoint.outputs, state=state).eval()
-    place = _place(checkpoint, engine)
-    notes: tuple[str, ...] = ()
-    if place.is_file():
-        session = session_of(str(place))
-    else:
-        content = _captured(checkpoint, engine)
-        session = session_of(content)
-        if keep:
-            notes = (_keep(place, content, checkpoint.name),)
+
+    def make() -> list[bytes]:
+        model = as_classifier(checkpoint, device="cpu", lean=True)
+        return [_in_engine(to_onnx(model, plain=True).content, engine)]
+
+    (session,), notes = _sessions(_places(undecided(checkpoint), [engine], "whole"), make, keep)
     outputs = [output.name for output in session.get_outputs()]
     state = state_in(checkpoint)
     if state is not None and (state.record.engine == "int8") != (engine == "int8"):
         notes += (OTHERWISE.format(name=checkpoint.name, engine=engine),)
     run = wanted(session, outputs)
-    return InOnnxruntime(checkpoint, run, outputs, state=state, notes=notes).eval()
+    return InOnnxruntime(
+        checkpoint, run, outputs, state=state, engine=engine, keep=keep, notes=notes
+    ).eval()
 
 
-def _captured(checkpoint: Checkpoint, engine: str) -> bytes:
-    """The graph of a checkpoint, which gives what decisions are taken by."""
-    content = to_onnx(as_classifier(checkpoint, device="cpu", lean=True), plain=True).content
+def _in_engine(content: bytes, engine: str) -> bytes:
+    """A float32 graph as the engine runs it."""
     if engine == "int8":
         return quantised(content)
     return content
 
 
-def _place(checkpoint: Checkpoint, engine: str) -> Path:
-    """Where the graph is kept: its name says of which weights it is, and which versions made it."""
-    plain = undecided(checkpoint)
+def _places(checkpoint: Checkpoint, facts: list[Any], *kinds: str) -> list[Path]:
+    """Where graphs are kept: their names say of which weights they are, and which versions made
+    them.
+    """
+    digests, _ = checkpoint.hashes()
     facts = [
-        engine,
-        plain.record(plain.hashes()[0]).sha256,
-        plain.manifest.model_dump(mode="json", exclude=UNSEEN),
+        *facts,
+        checkpoint.record(digests).sha256,
+        checkpoint.manifest.model_dump(mode="json", exclude=UNSEEN),
         [installed(package) for package in ("hydrasurgeon", "torch", "onnxscript")],
     ]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     root = os.environ.get("HYDRASURGEON_CACHE", Path.home() / ".cache" / "hydrasurgeon")
-    return Path(root, "graphs", f"{digest[:32]}{ENDING}")
+    return [Path(root, "graphs", f"{digest[:32]}.{kind}{ENDING}") for kind in kinds]
 
 
-def _keep(place: Path, content: bytes, name: str) -> str:
-    """Write a graph where the next run finds it; what to say of it."""
+def _sessions(
+    places: Sequence[Path], make: Callable[[], list[bytes]], keep: bool
+) -> tuple[list[Any], tuple[str, ...]]:
+    """Graphs from the cache, or made now and kept there; and what to say of that."""
+    stored = [place.read_bytes() for place in places if place.is_file()]
+    if len(stored) == len(places) and all(map(is_sound, stored)):
+        return [*map(session_of, stored)], ()
+    contents = make()
+    sessions = [*map(session_of, contents)]
+    if not keep:
+        return sessions, ()
+    folder = places[0].parent
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(place, content)
+        folder.mkdir(parents=True, exist_ok=True)
+        for place, content in zip(places, contents, strict=True):
+            write_bytes(place, sealed(content))
     except (OSError, HydraError):
-        return f"{name}: its graph is made in each run, for {place.parent} cannot be written"
-    return f"{name}: its graph was made, and is kept in {place.parent} (HYDRASURGEON_CACHE)"
+        return sessions, (f"the graph is made in each run, for {folder} cannot be written",)
+    return sessions, (f"the graph was made, and is kept in {folder} (HYDRASURGEON_CACHE)",)
 
 
 def _state_of(graph: Graph) -> State | None:

@@ -144,18 +144,26 @@ GOES_ON = "goes_on"
 """The output of `first` that says which rows the other members must answer too."""
 
 
-class _Step(nn.Module):
-    """One graph: tensors by name in and out."""
+ALL_FEATURES = "all_features"
+"""The output of a plain `rest` that holds every member's features: `features`, those of the first,
+are an input.
+"""
 
-    def __init__(self, model: Classifier, read: WithFeatures | None) -> None:
+
+class _Step(nn.Module):
+    """One graph: tensors by name in and out; if `plain` it gives what decisions are taken by."""
+
+    def __init__(self, model: Classifier, read: WithFeatures | None, plain: bool) -> None:
         super().__init__()
         self.model = model
-        self._read = read
+        self._read, self._plain = read, plain
         self.state, self.cascade = cascade_in(model)
 
     def answers(
         self, members: Sequence[int], logits: Tensor, features: Tensor | None
     ) -> dict[str, Tensor]:
+        if self._plain:
+            return {"logits": logits} | ({} if features is None else {ALL_FEATURES: features})
         state = step_state(self.state, self.cascade, members)
         return dict(zip(DECIDED, (logits, *decided(state, logits, features)), strict=True))
 
@@ -177,6 +185,7 @@ class _First(_Step):
             if bias is not None:
                 carried["bias"] = bias.expand(logits.shape[0], *bias.shape[1:])
         answers = self.answers(self.cascade.starters, logits, features)
+        answers.pop(ALL_FEATURES, None)  # they are among what is carried on
         # Another name than what `rest` gives of all members: one graph has either as an input.
         return {"first_logits": answers.pop("logits"), **answers, GOES_ON: going, **carried}
 
@@ -201,9 +210,9 @@ class _Rest(_Step):
         return self.answers(tuple(range(len(order))), logits, features)
 
 
-def two_graphs(model: Classifier) -> tuple[Exported, Exported]:
+def two_graphs(model: Classifier, *, plain: bool = False) -> tuple[Exported, Exported]:
     """Both graphs, each proven to give torch's outputs; what they answer together is what `decide`
-    answers.
+    answers, or if `plain` what it decides by.
     """
     _, cascade = cascade_in(model)
     if cascade.gate.everything:
@@ -212,18 +221,20 @@ def two_graphs(model: Classifier) -> tuple[Exported, Exported]:
             hint="Export it without --cascade: one graph answers the same.",
         )
     with settled(model) as read:
-        first, rest = _First(model, read).eval(), _Rest(model, read).eval()
+        first, rest = _First(model, read, plain).eval(), _Rest(model, read, plain).eval()
         inputs = sample(model, batch=BATCH, length=LENGTH)
         with torch.no_grad():
             early = first(dict(inputs))
-        steps = (first, inputs, tuple(early)), (rest, _carried(inputs, early), DECIDED)
+            going = carried(inputs, early)
+            late = rest(going)
+        steps = (first, inputs, tuple(early)), (rest, going, tuple(late))
         files = [_exported(step, fed, outputs) for step, fed, outputs in steps]
         worst = float(torch.stack([*_differences(files, (first, rest), model)]).max())
     check_difference(worst, "onnxruntime")
     return replace(files[0], max_difference=worst), replace(files[1], max_difference=worst)
 
 
-def _carried(inputs: Mapping[str, Tensor], early: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def carried(inputs: Mapping[str, Tensor], early: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `rest` takes: what the first members said, and what the others go on from."""
     kept = [name for name in ("hidden", "bias", "first_logits", "features") if name in early]
     return {**({} if "hidden" in early else dict(inputs)), **{name: early[name] for name in kept}}
@@ -256,4 +267,4 @@ def _differences(
             for name, value in zip(file.outputs, file.run(inputs), strict=True):
                 if value.dtype != torch.bool:  # rounding may decide next to a threshold
                     yield apart(value, right[name])
-            inputs = _carried(inputs, right)
+            inputs = carried(inputs, right)

@@ -27,6 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.anatomy.layers import queries_keys_values
 from hydrasurgeon.anatomy.parts import Block
+from hydrasurgeon.engines.program import Exported, sample
+from hydrasurgeon.engines.sealed import LENGTHS, Told, answers_of
 from hydrasurgeon.families import family_of
 from hydrasurgeon.families.weights import all_neurons, neuron_sizes
 from hydrasurgeon.heads import NEURONS
@@ -131,21 +133,32 @@ def without_padding(model: nn.Module) -> Iterator[None]:
             hydra.mode = mode
 
 
-def cost_of(engines: Iterable[Any], inputs: Any) -> Cost | None:
-    """The cost of running these models one after another: one for a hydra, M for a Deep Ensemble;
-    None for a graph without the model that it was captured from.
+def cost_of(engines: Iterable[Any], inputs: Any) -> Cost:
+    """The cost of running these models one after another: one for a hydra, M for a Deep Ensemble.
 
     Their time is measured once the models that they stand beside are there too.
     """
-    models = [getattr(engine, "live", engine) for engine in engines]
-    if None in models:
-        return None
-    return Cost(
-        params=sum(parameters(model) for model in models),
-        macs=sum(macs(model, inputs) for model in models),
-        latency_ms=None,
-        tokens=tokens_of(inputs),
-    )
+    counts = [_counts(engine, inputs) for engine in engines]
+    params, total = (sum(count) for count in zip(*counts, strict=True))
+    return Cost(params=params, macs=total, latency_ms=None, tokens=tokens_of(inputs))
+
+
+def _counts(engine: Any, inputs: Any) -> tuple[int, int]:
+    """Parameters and multiply-adds of one model, or what an exported graph says of them."""
+    told = getattr(engine, "told", None)
+    if told is not None:
+        return told.params, told.macs_of(tokens_of(inputs))
+    model = getattr(engine, "live", engine)
+    return parameters(model), macs(model, inputs)
+
+
+def told_of(model: Classifier, file: Exported) -> Told:
+    """What the file of a graph says of its cost and its answers."""
+    lengths = LENGTHS if "input_ids" in file.inputs else LENGTHS[:1]
+    inputs: list[Any] = [sample(model, batch=1, length=length) for length in lengths]
+    counts = [macs(model, each.get("pixel_values", each)) for each in inputs]
+    answers = answers_of(file.run, file.outputs, model)
+    return Told(params=parameters(model), macs=tuple(counts), answers=answers)
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,11 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     """
 
     requires: ClassVar = {"int8": ("check",), "ood": ("check",), "limit": ("check",)}
-    conflicts: ClassVar = (("int8", "cascade"), ("check", "cascade"))
+    conflicts: ClassVar = (
+        ("int8", "cascade"),
+        ("check", "cascade"),
+        *(("check_only", name) for name in ("int8", "cascade", "check", "out", "force")),
+    )
 
     format: Literal["onnx", "pt2", "padded"] = option(
         "onnx", recorded=True, help="onnx, pt2 or padded."
@@ -230,6 +234,10 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     check: str | None = option(
         None, metavar="D", group=LABELLED, help="onnx, pt2: labelled data to compare answers on."
     )
+    check_only: bool = option(
+        False,
+        help="CKPT is an .onnx: compare its answers on this machine with those where it was made.",
+    )
     ood: Texts = option(
         (),
         metavar="[near|far:]NAME=D",
@@ -241,7 +249,8 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
         ge=0,
         le=1,
         metavar="X",
-        help="--check: by how much accuracy, ECE and AUROC may be worse.",
+        help="--check: by how much accuracy, ECE and AUROC may be worse; --check-only: a logit's "
+        "difference.",
     )
     limit: int | None = option(
         None, ge=0, metavar="N", group=READ, help="Use a random N of the samples."

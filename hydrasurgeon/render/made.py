@@ -273,6 +273,10 @@ def exported(done: Export) -> None:
             ),
         )
         return
+    if done.checked_only:
+        same = f"differ from those where it was made by at most {done.max_difference:.2g}"
+        show(path, f": its logits on this machine {same}")
+        return
     graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
     ran = "the file" if done.opset is None else "onnxruntime"
     opset = "" if done.opset is None else f" (opset {done.opset})"

@@ -67,9 +67,8 @@ class Point(BaseModel, frozen=True, extra="forbid"):
 class Contender(BaseModel, frozen=True, extra="forbid"):
     name: str
     kind: str
-    params: int | None
-    """None, as `macs`, for an exported graph, which is not a model that can be counted in."""
-    macs: int | None
+    params: int
+    macs: int
     macs_ratio: float | None
     tokens: int | None = None
     """Length of the random texts, the longest that the model reads; None for images."""
@@ -91,8 +90,8 @@ class _Entry:
     name: str
     kind: str
     checkpoints: tuple[Checkpoint, ...]
-    params: int | None = None
-    macs: int | None = None
+    params: int = 0
+    macs: int = 0
     tokens: int | None = None
     points: list[Point] = field(default_factory=list)
 
@@ -102,7 +101,7 @@ class _Entry:
             engine_of(c, engine=engine, device=device, dtype=dtype) for c in self.checkpoints
         ]
         cost = cost_of(models, one)
-        if self.params is None and cost is not None:
+        if not self.params:
             self.params, self.macs, self.tokens = cost.params, cost.macs, cost.tokens
         if self.kind == CASCADE:
             return Cascading(models[0])
@@ -147,7 +146,7 @@ def bench(options: BenchOptions) -> Benched:
         },
         results=tuple(
             Contender(
-                macs_ratio=each.macs / single if single and each.macs is not None else None,
+                macs_ratio=each.macs / single if single else None,
                 **{name: value for name, value in vars(each).items() if name != "checkpoints"},
             )
             for each in entries

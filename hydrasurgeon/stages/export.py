@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.class_names import classifying, with_inputs
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import claim, fill, output_file, real, replacing, write_bytes
 from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import check_cascades
@@ -47,6 +47,8 @@ class Export:
     """Without int8: the model's and the file's answers on the data of `--check`."""
     notes: tuple[str, ...] = ()
     """What was assumed of the checkpoint."""
+    checked_only: bool = False
+    """The file was there before."""
 
 
 @stage(ExportOptions)
@@ -58,6 +60,8 @@ def export(arguments: ExportOptions) -> Export:
     logits, probabilities, uncertainty, ood_score and unfamiliar.
     """
     _check(arguments)
+    if arguments.check_only:
+        return _again(arguments)
     opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
     write = _padded if arguments.format == "padded" else _in_steps if arguments.cascade else _graph
     result = write(opened, arguments)
@@ -101,6 +105,8 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         problem_of(opened.manifest.model).need("a decision state in a graph", opened.name)
     from hydrasurgeon.engines.int8 import to_int8
     from hydrasurgeon.engines.onnx import OPSET, to_onnx
+    from hydrasurgeon.engines.sealed import sealed
+    from hydrasurgeon.measuring.cost import told_of
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing import trial
     from hydrasurgeon.sharing.pt2 import to_pt2
@@ -124,10 +130,11 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
             notes += (FITTED_OTHERWISE,)
     elif tried is not None:
         checked = tried.compared(model, trial.in_torch(model), trial.in_file(made))
-    write_bytes(path, made.content)
+    content = made.content if pt2 else sealed(made.content, told_of(model, made))
+    write_bytes(path, content)
     return Export(
         path,
-        len(made.content),
+        len(content),
         made.inputs,
         made.outputs,
         made.max_difference,
@@ -137,6 +144,30 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         checked=checked,
         notes=notes,
     )
+
+
+def _again(arguments: ExportOptions) -> Export:
+    """An exported graph, tried on this machine."""
+    from hydrasurgeon.engines import engine_of, open_any
+    from hydrasurgeon.engines.graph import Graph
+    from hydrasurgeon.engines.sealed import answers_of
+
+    opened = open_any(arguments.checkpoint)
+    if not isinstance(opened, Graph):
+        raise UsageError(f"--check-only: {opened.name} is no .onnx", hint="Export it first.")
+    assert opened.run is not None
+    assert opened.told is not None
+    answers = answers_of(opened.run, opened.outputs, engine_of(opened))
+    pairs = zip(answers, opened.told.answers, strict=True)
+    worst = max(abs(answer - other) for answer, other in pairs)
+    if not worst <= arguments.tolerance:
+        raise CheckFailed(
+            f"{opened.name}: a logit differs by {worst:.2g} from what it was where the file was "
+            f"made; allowed is {arguments.tolerance:g}",
+            hint="Export it on this kind of machine, or without --int8.",
+        )
+    size = opened.path.stat().st_size
+    return Export(opened.path, size, (), opened.outputs, worst, checked_only=True)
 
 
 def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:

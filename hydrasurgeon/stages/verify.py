@@ -6,14 +6,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.checks import Check, Checked, checks_alone, read_through
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
+from hydrasurgeon.checkpoints.checks import (
+    Check,
+    Checked,
+    checks_alone,
+    history_check,
+    read_through,
+    record_check,
+)
+from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
+from hydrasurgeon.engines import open_any
 from hydrasurgeon.errors import Disagreement, UsageError
 from hydrasurgeon.files.foreign import open_regular
 from hydrasurgeon.files.manifest import Manifest, sidecar
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.engines import ENDING
 from hydrasurgeon.options.trusting import VerifyOptions
 from hydrasurgeon.stages.ancestry import AtHand, Hashed
 from hydrasurgeon.stages.replay import Replay, run_again
@@ -60,10 +69,12 @@ def verify(arguments: VerifyOptions) -> Verification:
     at_hand = None if arguments.parents is None else AtHand(arguments.parents)
     folder = None if arguments.again is None else AtHand(arguments.again)
     try:
-        opened = open_checkpoint(arguments.checkpoint, arch=arguments.arch)
+        opened = open_any(arguments.checkpoint, arch=arguments.arch)
     except Disagreement as error:  # every other command refuses it; here it is what was asked
         check = Check("manifest", False, error.message)
         return Verification(Path(arguments.checkpoint), (check,))
+    if opened.path.suffix == ENDING:
+        return _of_graph(opened, arguments)
     checks: list[Check] = []
     if arguments.signature is not None and arguments.public_key is not None:
         checks.append(_signature(opened, Path(arguments.signature), Path(arguments.public_key)))
@@ -89,6 +100,19 @@ def verify(arguments: VerifyOptions) -> Verification:
         return result
     again = run_again(Hashed(opened, contents.digests), folder, arguments)
     return replace(result, checks=(*checks, *again.checks), again=again)
+
+
+def _of_graph(opened: Checkpoint, arguments: VerifyOptions) -> Verification:
+    """An exported graph: its hash held when it was opened."""
+    for name in ("parents", "again", "signature"):
+        if getattr(arguments, name) is not None:
+            raise UsageError(
+                f"{arguments.flag(name)}: {opened.name} is a graph", hint="Verify its checkpoint."
+            )
+    manifest = opened.manifest
+    graph = Check("graph hash", True, "the file is as it was exported")
+    checks = (graph, record_check(manifest), history_check(manifest))
+    return Verification(opened.path, checks, manifest, manifest.weights_sha256)
 
 
 def _signature(checkpoint: Checkpoint, signature: Path, public_key: Path) -> Check:

@@ -14,9 +14,14 @@ from exporting import exports, onnx_writes
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.engines import graph as graphs
+from hydrasurgeon.engines.graph import open_graph
 from hydrasurgeon.engines.int8 import LARGE, quantised
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.engines.program import sample
+from hydrasurgeon.engines.sealed import sealed
+from hydrasurgeon.errors import CheckFailed, Disagreement, UsageError
+from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, onnx_writes]
@@ -115,7 +120,9 @@ def test_a_state_of_its_own_and_a_graph_that_is_made_once(
         hs.calibrate(ready["int8"], data=data, engine="int8", dtype="bfloat16", out=tmp_path / "no")
 
 
-def test_a_file_in_int8_answers_as_the_engine_does(tmp_path: Path) -> None:
+def test_a_file_in_int8_answers_as_the_engine_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
     data = family.data(tmp_path, rows=90)
@@ -127,3 +134,35 @@ def test_a_file_in_int8_answers_as_the_engine_does(tmp_path: Path) -> None:
     for row, other in zip(engine, hs.predict(made.path, data=data), strict=True):
         assert row["probability"] == pytest.approx(other["probability"], abs=1e-5)
         assert row["ood_score"] == pytest.approx(other["ood_score"], abs=1e-5)
+    assert run(["verify", str(made.path)]) == 0
+    assert "graph hash" in capsys.readouterr().out
+    again = export(made.path, check_only=True)
+    assert again.max_difference < 1e-3
+    content = made.path.read_bytes()
+    at = content.index(b"MatMulIntegerToFloat")
+    made.path.write_bytes(content[:at] + b"m" + content[at + 1 :])
+    assert run(["verify", str(made.path)]) in (1, 3)
+
+
+def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
+    family = FAMILIES["BERT"]
+    family.write(tmp_path / "source")
+    path = export(tmp_path / "source", out=tmp_path / "x.onnx").path
+    content = path.read_bytes()
+    graph = open_graph(path)
+    assert graph.told is not None
+    live = hs.load(tmp_path / "source", device="cpu")
+    for length in (3, 16, 20):  # counted at 3, 6 and 9
+        assert graph.told.macs_of(length) == macs(live, sample(live, batch=1, length=length))
+    other = onnx.load(path)
+    bias = next(each for each in other.graph.initializer if each.name.endswith("classifier.bias"))
+    bias.raw_data = bytes(reversed(bias.raw_data))
+    path.write_bytes(other.SerializeToString())
+    with pytest.raises(Disagreement, match="is another graph than `export` wrote") as refused:
+        open_graph(path)
+    assert refused.value.exit_code == 3
+    # A machine that computes something else: the same graph, other answers on record.
+    told = graph.told.model_copy(update={"answers": tuple(x + 1 for x in graph.told.answers)})
+    path.write_bytes(sealed(content, told))
+    with pytest.raises(CheckFailed, match="a logit differs by 1"):
+        export(path, check_only=True)
