@@ -187,7 +187,7 @@ class InOnnxruntime(nn.Module, Engine):
         return len(self.manifest.members) if self.manifest.kind == "hydra" else 1
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
-        fed = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
+        fed = _named(inputs)
         return dict(zip(self._outputs, self._run(fed), strict=True))
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
@@ -211,7 +211,7 @@ class InOnnxruntime(nn.Module, Engine):
         if cascade.gate.everything:
             (whole,) = self.ask(inputs, features=True)
             return [whole]
-        fed = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
+        fed = _named(inputs)
         first, rest = self._steps
         early = _answers(first, fed)
         self.check(early["first_logits"])
@@ -226,6 +226,11 @@ class InOnnxruntime(nn.Module, Engine):
             self.check(late["logits"])
             parts.append(Said(goes, every, late["logits"], late.get(ALL_FEATURES)))
         return parts
+
+
+def _named(inputs: Any) -> Mapping[str, Tensor]:
+    """A graph's inputs by name."""
+    return inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
 
 
 def _answers(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

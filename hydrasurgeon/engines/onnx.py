@@ -163,7 +163,10 @@ class _Step(nn.Module):
         self, members: Sequence[int], logits: Tensor, features: Tensor | None
     ) -> dict[str, Tensor]:
         if self._plain:
-            return {"logits": logits} | ({} if features is None else {ALL_FEATURES: features})
+            values = {"logits": logits}
+            if features is not None:
+                values[ALL_FEATURES] = features
+            return values
         state = step_state(self.state, self.cascade, members)
         return dict(zip(DECIDED, (logits, *decided(state, logits, features)), strict=True))
 

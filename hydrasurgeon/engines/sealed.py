@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from hydrasurgeon.engines.program import METADATA, Run, sample
 
-LENGTHS = (3, 6, 9)
+LENGTHS: tuple[int, ...] = (3, 6, 9)
 """Tokens of the texts that multiply-adds are counted on: they grow with the square."""
 ROWS, TOKENS = 8, 11
 """Inputs that a graph answers where it was made, and the length of texts."""

@@ -154,7 +154,9 @@ def _counts(engine: Any, inputs: Any) -> tuple[int, int]:
 
 def told_of(model: Classifier, file: Exported) -> Told:
     """What the file of a graph says of its cost and its answers."""
-    lengths = LENGTHS if "input_ids" in file.inputs else LENGTHS[:1]
+    lengths = LENGTHS
+    if "pixel_values" in file.inputs:
+        lengths = LENGTHS[:1]
     inputs: list[Any] = [sample(model, batch=1, length=length) for length in lengths]
     counts = [macs(model, each.get("pixel_values", each)) for each in inputs]
     answers = answers_of(file.run, file.outputs, model)

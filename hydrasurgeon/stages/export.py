@@ -130,7 +130,9 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
             notes += (FITTED_OTHERWISE,)
     elif tried is not None:
         checked = tried.compared(model, trial.in_torch(model), trial.in_file(made))
-    content = made.content if pt2 else sealed(made.content, told_of(model, made))
+    content = made.content
+    if not pt2:
+        content = sealed(content, told_of(model, made))
     write_bytes(path, content)
     return Export(
         path,
@@ -148,13 +150,11 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
 
 def _again(arguments: ExportOptions) -> Export:
     """An exported graph, tried on this machine."""
-    from hydrasurgeon.engines import engine_of, open_any
-    from hydrasurgeon.engines.graph import Graph
+    from hydrasurgeon.engines import engine_of
+    from hydrasurgeon.engines.graph import open_graph
     from hydrasurgeon.engines.sealed import answers_of
 
-    opened = open_any(arguments.checkpoint)
-    if not isinstance(opened, Graph):
-        raise UsageError(f"--check-only: {opened.name} is no .onnx", hint="Export it first.")
+    opened = open_graph(Path(arguments.checkpoint))
     assert opened.run is not None
     assert opened.told is not None
     answers = answers_of(opened.run, opened.outputs, engine_of(opened))
