@@ -337,12 +337,12 @@ class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
         None, ge=1, metavar="N|auto", group=RUNS, help="Inputs in one pass, at most."
     )
     wait: float = option(
-        5.0,
+        0.0,
         ge=0,
         le=10_000,
         metavar="MS",
         group=RUNS,
-        help="How long a pass waits for more inputs.",
+        help="How long a pass waits for more inputs; they gather while another runs.",
     )
     queue: int = option(
         256,

@@ -7,7 +7,17 @@ from typing import Any
 
 from pages.benchmarks.choices import circuits, compensation, trunk
 from pages.benchmarks.decisions import decision, prediction
-from pages.benchmarks.speed import engines, fused, modes, report, surgery, text, tuning, verify
+from pages.benchmarks.speed import (
+    answering,
+    engines,
+    fused,
+    modes,
+    report,
+    surgery,
+    text,
+    tuning,
+    verify,
+)
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "circuits": circuits,
@@ -24,6 +34,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "tuning": tuning,
     "decision": decision,
     "predict": prediction,
+    "answering": answering,
     "report": report,
 }
 

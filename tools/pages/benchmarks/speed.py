@@ -338,3 +338,32 @@ def engines(results: dict[str, Any]) -> list[str]:
         "",
         *table(["", "batch", "ms", "multiply-adds", "of the single model's time", "time"], rows),
     ]
+
+
+def answering(results: dict[str, Any]) -> list[str]:
+    """The section on `--engine`."""
+    about, settings = results["machine"], results["settings"]
+    rows = [
+        [
+            f"`{name}`",
+            f"{each['rows_per_second']:.0f} ({each['times_torch']:.1f}x)",
+            f"{each['own_ms']:.2f}",
+            f"{each['client_ms']:.2f} ({each['client_ms'] / each['own_ms']:.1f}x)",
+        ]
+        for name, each in results["engines"].items()
+    ]
+    head = ["engine", "rows a second", "a text in the engine, ms", "one client at `serve`, ms"]
+    return [
+        "## Engines (`--engine`)",
+        "",
+        (
+            f"all-MiniLM-L6-v2 with a classifier and a decision state, {settings['rows']} short texts, one thread,"
+            f" medians of {settings['runs']} runs in turn on a shared machine;"
+        ),
+        (
+            f"{about['cpu']} ({', '.join(about['flags'])}), torch {about['torch']},"
+            f" onnxruntime {about['onnxruntime']}. Ratios: to torch's rows, and to the engine's own time."
+        ),
+        "",
+        *table(head, rows),
+    ]

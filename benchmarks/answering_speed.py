@@ -1,11 +1,10 @@
 """The engines beside each other: rows a second of `predict`, and one client's median at `serve`, compared with the
 graph's own time.
 
-Two calibrated copies of one checkpoint, for float32 and for 8 bits; one thread; every figure is a median of runs in
-turn. Writes benchmarks/results/engines.json, from which tools/render_docs.py makes a table of
+A calibrated model of texts, one thread; every figure is a median of runs in turn. Writes benchmarks/results/answering.json, from which tools/render_docs.py makes a table of
 docs/reference/benchmarks.md.
 
-    OMP_NUM_THREADS=1 python benchmarks/engines.py READY READY8 --data TEXTS [--rows 512] [--runs 5]
+    OMP_NUM_THREADS=1 python benchmarks/answering_speed.py READY --data TEXTS [--rows 512] [--runs 5]
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 
 from harness import in_turn, machine
 
-RESULTS = Path(__file__).parent / "results" / "engines.json"
+RESULTS = Path(__file__).parent / "results" / "answering.json"
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
 """What a processor may have that 8 bits profit from."""
 ENGINES = ("torch", "onnx", "int8")
@@ -66,7 +65,6 @@ class Server:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ready")
-    parser.add_argument("ready8")
     parser.add_argument("--data", required=True)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--runs", type=int, default=5)
@@ -79,10 +77,8 @@ def main() -> None:
     from hydrasurgeon.runtime.answering import Answering
 
     torch.set_num_threads(1)
-    files = {name: arguments.ready8 if name == "int8" else arguments.ready for name in ENGINES}
-    models = {
-        name: engine_of(open_any(file), engine=name, device="cpu") for name, file in files.items()
-    }
+    opened = open_any(arguments.ready)
+    models = {name: engine_of(opened, engine=name, device="cpu") for name in ENGINES}
     samples = open_data(arguments.data, limit=arguments.rows, seed=0)
     texts: list[Any] = [samples.read(i) for i in range(min(50, len(samples)))]
 
@@ -105,7 +101,7 @@ def main() -> None:
         return statistics.median(taken)
 
     seconds = in_turn({name: lambda name=name: predict(name) for name in ENGINES}, arguments.runs)
-    servers = {name: Server(file, name) for name, file in files.items()}
+    servers = {name: Server(arguments.ready, name) for name in ENGINES}
     asked: dict[str, list[float]] = {name: [] for name in ENGINES}
     alone: dict[str, list[float]] = {name: [] for name in ENGINES}
     for run in range(arguments.runs + 1):
