@@ -50,7 +50,7 @@ class Body:
 
     @property
     def probe(self) -> Command:
-        return fitting(self._source, self.options)
+        return fitting(self.options.paths[0], self.options)
 
     @property
     def tunings(self) -> list[Command]:
@@ -59,7 +59,7 @@ class Body:
         return [
             Command(
                 "finetune",
-                (self._source,),
+                (self.options.paths[0],),
                 {**_learning(options), "arch": options.arch, "seed": options.seed + number},
                 options.work / f"seed-{number}.safetensors",
             )
@@ -87,7 +87,3 @@ class Body:
             workshop.perform(command)
             if options.progress is not None:
                 options.progress("models tuned", number + 1, len(commands))
-
-    @property
-    def _source(self) -> Path | str:
-        return self.options.paths[0]

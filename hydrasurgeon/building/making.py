@@ -69,7 +69,7 @@ def laddered(options: BuildOptions, budgets: Sequence[Budget]) -> bool:
     """Whether members are cut out of whole models: for several, a front, a cost below one, or to be
     distilled.
     """
-    several = len(options.checkpoints) > 1 or len(budgets) > 1
+    several = len(options.checkpoints) > 1 or len(budgets) > 1 or options.seeds is not None
     timed = budgets[0].unit == "time"
     return options.tune is not None or several or timed or budgets[0].most < 1
 
@@ -209,7 +209,8 @@ def keys_of(options: BuildOptions) -> tuple[str, ...]:
     if options.ood:
         circuits = WITH_OOD
     if not options.criteria:
-        if len(options.checkpoints) > 1 or options.budget.startswith("time"):
+        several = len(options.checkpoints) > 1 or options.seeds is not None
+        if several or options.budget.startswith("time"):
             return ()
         return (*CRITERIA, *circuits)
     names = [name.strip() for name in options.criteria.split(",") if name.strip()]

@@ -149,7 +149,7 @@ def _tuned(body: Body) -> BuildOptions:
     body.perform(body.tunings)
     # Models that are best left as they start are all the probe.
     made = {open_single(file).manifest.weights_sha256: file for file in reversed(body.models)}
-    return body.options.but(checkpoints=tuple(reversed(made.values())))
+    return body.options.but(checkpoints=tuple(reversed(made.values())), seeds=len(body.models))
 
 
 def _opened(options: BuildOptions, val: Samples) -> list[Single]:
