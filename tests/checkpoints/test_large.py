@@ -185,7 +185,7 @@ def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     """The same surgery, with blocks smaller than any tensor: the same bytes, and never more than a block at once."""
     import hydrasurgeon as hs
     from hydrasurgeon.files import tensors as module
-    from hydrasurgeon.surgery import fusion
+    from hydrasurgeon.surgery import fusion, means
 
     small = {
         **CONFIG,
@@ -212,6 +212,7 @@ def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     for block in (module.BLOCK_BYTES, 1024):
         monkeypatch.setattr(module, "BLOCK_BYTES", block)
         monkeypatch.setattr(fusion, "BLOCK_BYTES", block)
+        monkeypatch.setattr(means, "BLOCK_BYTES", block)
         largest = 0
         out = tmp_path / str(block)
         out.mkdir()

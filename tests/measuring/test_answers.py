@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -89,17 +88,6 @@ def test_a_reliability_curve_holds_the_calibration_error() -> None:
     assert sum(count for *_, count in bins) == 257
     error = sum(count * abs(right - sure) for sure, right, count in bins) / 257
     assert error == pytest.approx(metrics.ece_of(inside.confidence, inside.correct))
-
-
-def test_a_roc_has_the_area_that_is_told() -> None:
-    generator = torch.Generator().manual_seed(3)
-    inside = torch.randn(90, generator=generator).double().round(decimals=1)  # with ties
-    outside = (torch.randn(60, generator=generator) + 1).double().round(decimals=1)
-    points = charts.roc_curve(inside, outside)
-    assert points[0] == (0, 0)
-    assert points[-1] == (1, 1)
-    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
-    assert area == pytest.approx(metrics.auroc(inside, outside))
 
 
 def test_a_risk_curve_ends_at_the_error() -> None:
