@@ -405,7 +405,7 @@ def test_eight_bits_are_decided_by_their_own_answers(
     """In a quarter of the time a whole model answers nearly as well: it is what the budget pays for,
     with the figures, and the decision state, of what 8 bits answer."""
     monkeypatch.setattr(clock, "_engines", lambda: ("torch", "onnx", "int8"))
-    settings = {"cache": tasks.folder / "timed.build", "ood": [], "objective": "nll"}
+    settings = {"cache": tasks.folder / "eight.build", "ood": [], "objective": "nll"}
     built = tasks.front("eight/", budget="time=0.26,0.5", **settings)
     said = json.loads((built.path / "front.json").read_text())
     rung = said["rungs"][0]
