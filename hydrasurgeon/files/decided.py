@@ -138,14 +138,12 @@ class Record(BaseModel):
 
 
 def _silent_of(*names: str) -> Any:
-    """A serializer: files say nothing of these fields where they are None."""
+    """A serializer: files say nothing of these fields where they have their default."""
 
     def said(self: Record, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in handler(self).items()
-            if name not in names or value not in (None, ())
-        }
+        fields = type(self).model_fields
+        silent = {name for name in names if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in handler(self).items() if name not in silent}
 
     return model_serializer(mode="wrap")(said)
 

@@ -379,13 +379,12 @@ class Classes(Problem):
     def _check_fit(self, outputs: Outputs, accuracy: float) -> None:
         """By constants of all rows: those of a half may be far off where it is small."""
         constants = self.alone(outputs)
-        logs = mean_logs(outputs.logits)
         unfit.check_fit(
             self.losses_of(outputs, {"joint": None, **constants})["temperature"],
             self.guessing(outputs.truth if outputs.shares is None else outputs.shares),
             accuracy,
             constants["temperature"],
-            agreement=unfit.agreement(logs, one_hot(outputs.truth, logs.shape[-1])),
+            agreement=unfit.agreement_with_classes(mean_logs(outputs.logits), outputs.truth),
             separated=accuracy == 1,
         )
 

@@ -90,6 +90,21 @@ def check_columns(answers: Tensor, labels: Tensor, order: Labels) -> None:
         )
 
 
+def agreement_with_classes(answers: Tensor, truth: Labels) -> float:
+    """`agreement` with labels of one class each, of which no column is held."""
+    lengths = (answers.double().var(dim=0, correction=0) * len(answers)).sqrt()
+    varies = lengths > CONSTANT
+    scale = torch.where(varies, 1 / lengths, 0.0)
+    mean = answers.mean(dim=0)
+    shares = truth.bincount(minlength=len(mean)).double() / len(truth)
+    expected = answers @ (shares * scale) - mean @ (shares * scale)
+    spread = float((shares[varies].sum() - expected.square().sum()).clamp_min(0).sqrt())
+    if spread == 0:
+        return 0.0
+    of_truth = (answers.gather(1, truth[:, None])[:, 0] - mean[truth]) * scale[truth]
+    return float(of_truth.sum()) * math.sqrt((len(truth) - 1) / len(truth)) / spread
+
+
 def agreement(answers: Tensor, labels: Tensor) -> float:
     """Standard deviations by which they agree better than in a random order of the rows."""
     a, y = _directions(answers), labels.double() - labels.double().mean(dim=0)

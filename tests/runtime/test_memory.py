@@ -51,16 +51,16 @@ def test_collected_answers_are_held_once() -> None:
     assert torch.equal(gathered(samples, pieces(left_out=300))["logits"], logits[kept])
 
 
-def test_a_state_is_fitted_beside_one_half_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_fitted_beside_the_answers_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((temperature, "CALIBRATED"), (conformal, "ROWS"), (fitted, "ROWS")):
         monkeypatch.setattr(module, name, 100)
     monkeypatch.setattr(temperature, "ELEMENTS", 100 * CLASSES)
     logits, labels = answers()
     with Peak() as peak:
         fit_state(Outputs(logits, None, labels), promise=promise(), score="msp")
-    half = ROWS // 2 * CLASSES * 8
-    # Its halves in float32 are as much again.
-    assert peak.bytes < 1.25 * (logits.nbytes + half)
+    doubles = ROWS * CLASSES * 8
+    # The halves in float32, and both joined again.
+    assert peak.bytes < 1.25 * (2 * logits.nbytes + doubles)
 
 
 @pytest.mark.parametrize("rows", [1, 70, 5000])
