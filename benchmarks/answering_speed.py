@@ -111,6 +111,7 @@ def main() -> None:
                 start = time.perf_counter()
                 server.ask(text)
                 taken.append(time.perf_counter() - start)
+            server.connection.close()  # servers close what is idle while others have their turn
             own_time = own(name)
             if run:  # the first warms up
                 asked[name].append(statistics.median(taken))
