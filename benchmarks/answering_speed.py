@@ -1,7 +1,8 @@
 """The engines beside each other: rows a second of `predict`, and one client's median at `serve`, compared with the
 graph's own time.
 
-A calibrated model of texts, one thread; every figure is a median of runs in turn. Writes benchmarks/results/answering.json, from which tools/render_docs.py makes a table of
+A calibrated model of texts, one thread; every figure is a median of runs in turn. Rows are per second that the process
+computed. Writes benchmarks/results/answering.json, from which tools/render_docs.py makes a table of
 docs/reference/benchmarks.md.
 
     OMP_NUM_THREADS=1 python benchmarks/answering_speed.py READY --data TEXTS [--rows 512] [--runs 5]
@@ -21,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harness import in_turn, machine
+from harness import machine
 
 RESULTS = Path(__file__).parent / "results" / "answering.json"
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
@@ -100,7 +101,14 @@ def main() -> None:
             taken.append(time.perf_counter() - start)
         return statistics.median(taken)
 
-    seconds = in_turn({name: lambda name=name: predict(name) for name in ENGINES}, arguments.runs)
+    computed: dict[str, list[float]] = {name: [] for name in ENGINES}
+    for run in range(arguments.runs + 1):
+        for name in ENGINES:
+            start = time.process_time()
+            predict(name)
+            if run:
+                computed[name].append(time.process_time() - start)
+    seconds = {name: statistics.median(taken) for name, taken in computed.items()}
     servers = {name: Server(arguments.ready, name) for name in ENGINES}
     asked: dict[str, list[float]] = {name: [] for name in ENGINES}
     alone: dict[str, list[float]] = {name: [] for name in ENGINES}

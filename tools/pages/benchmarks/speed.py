@@ -358,7 +358,7 @@ def answering(results: dict[str, Any]) -> list[str]:
         "",
         (
             f"all-MiniLM-L6-v2 with a classifier and a decision state, {settings['rows']} short texts, one thread,"
-            f" medians of {settings['runs']} runs in turn on a shared machine;"
+            f" medians of {settings['runs']} runs in turn on a loaded machine, rows per second that the process computed;"
         ),
         (
             f"{about['cpu']} ({', '.join(about['flags'])}), torch {about['torch']},"
