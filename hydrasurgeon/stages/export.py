@@ -132,7 +132,8 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         checked = tried.compared(model, trial.in_torch(model), trial.in_file(made))
     content = made.content
     if not pt2:
-        content = sealed(content, told_of(model, made))
+        counted = as_classifier(opened, device="cpu", lean=True)
+        content = sealed(content, told_of(counted, made))
     write_bytes(path, content)
     return Export(
         path,
