@@ -85,8 +85,6 @@ def _constants(decision: Decision) -> str:
 def _sets(decision: Decision) -> str:
     """What prediction sets promise."""
     sets = decision.conformal
-    if decision.levels:
-        return f"intervals that hold the truth in {100 * sets.coverage:g} % of cases"
     if decision.labels is not None:
         return (
             f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of the labels, on average "

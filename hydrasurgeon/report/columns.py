@@ -6,9 +6,12 @@ The terminal, the page, Markdown, model cards and the README's tables are writte
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -23,8 +26,14 @@ DECIMALS = 3
 """Decimals of fractions and losses."""
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """What stands behind the name of a metric: the direction in which it is better."""
+CHARACTER, PADDING = 8.2, 18
+"""About how wide a character of a table is in a browser, and what lies around a cell, in pixels."""
+NAMES = (150, 260)
+"""Least and most pixels of the column of names."""
 NARROW = 24
 """Characters of a name above a column."""
+FORMULA = re.compile(r"[=@+]|-(?![0-9.])")
+"""How a text begins that a spreadsheet takes for a formula."""
 WIDEST = 52
 """Characters of a name in a heading, a table or a legend; the verdicts have it whole."""
 
@@ -301,6 +310,8 @@ class Cell:
     low: str = ""
     high: str = ""
     """The ends of its interval, where there is one."""
+    values: tuple[float | None, ...] = ()
+    """The number itself, then the ends, for whoever computes with them."""
 
 
 @dataclass(frozen=True)
@@ -316,6 +327,15 @@ class Column:
     def head(self) -> str:
         return self.title or self.metric.head
 
+    @property
+    def width(self) -> float:
+        """About how many pixels it takes in a browser: of its longest word, or of its longest
+        interval, which is smaller.
+        """
+        ends = [0.8 * (len(cell.low) + len(cell.high) + 3) for cell in self.cells if cell.low]
+        words = [min(len(word), NARROW) for word in self.head.split()]
+        return PADDING + CHARACTER * max([*words, *(len(cell.text) for cell in self.cells), *ends])
+
 
 @dataclass(frozen=True)
 class Table:
@@ -323,6 +343,8 @@ class Table:
     names: tuple[str, ...]
     columns: tuple[Column, ...]
     note: str = ""
+    of: str = "model"
+    """What its rows are."""
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
@@ -334,6 +356,58 @@ class Table:
             (group, len(list(each)))
             for group, each in groupby(column.group for column in self.columns)
         ]
+
+    def parts(self, width: float) -> list[Table]:
+        """The same in tables of this many pixels at most, where groups allow it."""
+        width -= min(
+            max(NAMES[0], PADDING + CHARACTER * max(map(len, self.names), default=0)), NAMES[1]
+        )
+        parts: list[list[Column]] = [[]]
+        for group, neighbours in groupby(self.columns, key=lambda column: column.group):
+            block = list(neighbours)
+            # Columns without a heading in common may be torn apart, and those that have no room
+            # together must be.
+            torn = not group or sum(column.width for column in block) > width
+            for some in [[each] for each in block] if torn else [block]:
+                if parts[-1] and sum(column.width for column in (*parts[-1], *some)) > width:
+                    parts.append([])
+                parts[-1] += some
+        titles = [self.title, *(f"{self.title}, part {at}" for at in range(2, len(parts) + 1))]
+        last = len(parts) - 1
+        return [
+            replace(self, title=title, columns=tuple(part), note=self.note if at == last else "")
+            for at, (title, part) in enumerate(zip(titles, parts, strict=True))
+        ]
+
+    def csv(self) -> str:
+        """The table for a spreadsheet or pandas: numbers with six digits, the ends of an interval
+        in columns of their own.
+        """
+        heads, columns = [self.of], [list(self.names)]
+        for column in self.columns:
+            name = f"{column.group} {column.title or column.metric.name}".strip()
+            ends = ("", " low", " high")[
+                : max((len(cell.values) for cell in column.cells), default=0) or 1
+            ]
+            heads += [name + end for end in ends]
+            for at in range(len(ends)):
+                values = [
+                    cell.values[at] if at < len(cell.values) else None for cell in column.cells
+                ]
+                columns.append(["" if value is None else f"{value:.6g}" for value in values])
+        return csv_of([heads, *zip(*columns, strict=True)])
+
+
+def csv_of(rows: Iterable[Iterable[str]]) -> str:
+    """Comma-separated values; a name that a spreadsheet would take for a formula gets an
+    apostrophe.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(
+        ["'" * bool(FORMULA.match(cell)) + visible(cell) for cell in row] for row in rows
+    )
+    return text.getvalue()
 
 
 def shown_name(result: Result) -> str:
@@ -441,7 +515,7 @@ def _cells(metric: Metric, records: Sequence[Any]) -> tuple[Cell, ...]:
         ends: Interval | tuple[()] = (getattr(record, "ci", None) or {}).get(metric.key) or ()
         rank = "" if text == ABSENT else ranks.get(float(text), "")
         low, high = (f"{end:.{decimals}f}" for end in ends) if ends else ("", "")
-        cells.append(Cell(text, rank, low, high))
+        cells.append(Cell(text, rank, low, high, (metric.of(record), *ends)))
     return tuple(cells)
 
 

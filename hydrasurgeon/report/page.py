@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import command_line
@@ -30,6 +30,7 @@ from hydrasurgeon.report.columns import (
     WIDEST,
     WORDS,
     Table,
+    csv_of,
     short,
     shown_name,
     tables,
@@ -48,6 +49,8 @@ PASSED = (
     "chances",
 )
 """What the template gets of the material as it is."""
+WIDTH = 1130
+"""Pixels that a table has in a window of 1280."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def document(material: Material) -> str:
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
-    listed = [_untimed(each) for each in tables(results)]
+    listed = _parts(_untimed(each) for each in tables(results))
 
     def named(name: str, widest: int = WIDEST) -> str:
         """Names leave room for numbers, and are whole where they would look alike."""
@@ -142,6 +145,8 @@ def document(material: Material) -> str:
         tables=listed,
         glossary=_glossary(listed),
         facts=_facts(material),
+        attribute=_attribute,
+        csv=_csv,
         unknown=UNKNOWN,
         command_line=command_line,
         colour=colour,
@@ -178,11 +183,24 @@ def _glossary(listed: Iterable[Table]) -> dict[str, str]:
     return {metric.name: metric.meaning for metric in metrics if metric.meaning} | WORDS
 
 
+def _attribute(text: str) -> Markup:
+    """Text of several lines as the value of an attribute."""
+    return Markup(str(escape(text)).replace("\n", "&#10;"))
+
+
+def _parts(of: Iterable[Table]) -> list[Table]:
+    return [part for each in of for part in each.parts(WIDTH)]
+
+
 def _untimed(of: Table) -> Table:
     """Without times, which are others in the next run: the page of the same inputs is the same."""
     return replace(
         of, columns=tuple(column for column in of.columns if column.metric.key != "latency_ms")
     )
+
+
+def _csv(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    return csv_of([heads, *(map(str, row) for row in rows)])
 
 
 def part(name: str) -> str:

@@ -1,6 +1,6 @@
 "use strict";
 // What a mark or a word says, beside it: for a pointer, for the Tab key, and for the arrow keys within a chart that has
-// the focus.
+// the focus. And tables for the clipboard.
 (() => {
   const tip = document.getElementById("tip");
   let current = null;
@@ -36,6 +36,23 @@
     event.preventDefault();
     const at = marks.indexOf(current);
     show(marks[at < 0 ? (step > 0 ? 0 : marks.length - 1) : (at + step + marks.length) % marks.length]);
+  });
+  const copy = async (text) => {
+    try { return await navigator.clipboard.writeText(text); } catch { /* not allowed in a frame: the old way */ }
+    const area = document.body.appendChild(document.createElement("textarea"));
+    area.value = text;
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  };
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-csv]");
+    if (!button) return;
+    const label = button.textContent;
+    await copy(button.dataset.csv);
+    button.textContent = "Copied";
+    button.focus();
+    setTimeout(() => { button.textContent = label; }, 1500);
   });
   addEventListener("beforeprint", () => { for (const each of document.querySelectorAll("details")) each.open = true; });
   document.addEventListener("focusout", hide);

@@ -473,7 +473,7 @@ def test_thresholds_and_calibration_are_told(
     ]
     assert spent == [
         "Calibrated: no. OOD by msp, no threshold.",
-        f"Calibrated: yes. OOD by energy, threshold {threshold:.3g}.",
+        f"Calibrated: yes, on data.npz (60 samples). OOD by energy, threshold {threshold:.3g}.",
     ]
     assert [kind.strip() for kind in re.findall('class="rule([^"]*)"', text)] == ["", "fitted"]
     dashed, fitted = re.findall('data-tip="((?:No|The fitted) threshold[^"]*)"', text)
