@@ -256,6 +256,8 @@ def evaluate(
     html: str | Path | None = ...,
     markdown: str | Path | None = ...,
     predictions: str | Path | None = ...,
+    card: bool = ...,
+    push_to_hub: str | None = ...,
     engine: Literal['torch', 'onnx', 'int8'] = ...,
     arch: str | None = ...,
     limit: int | None = ...,

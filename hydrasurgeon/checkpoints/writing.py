@@ -183,6 +183,13 @@ def weights_name(manifest: Manifest) -> str:
     return family_of(manifest.model).weight_files[0]
 
 
+def weight_files(out: Path) -> list[Path]:
+    """What holds the weights of an output: the output itself, or the files in its directory."""
+    if out.suffix == SUFFIX:
+        return [out]
+    return sorted(path for path in out.iterdir() if _holds_weights(path.name))
+
+
 def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:
     """All that lies beside the weights in the family's own directory layout."""
     family = family_of(manifest.model)

@@ -374,11 +374,13 @@ class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
     """Called with a line about what it does."""
 
 
-class MonitorOptions(Options):
+class MonitorOptions(Force, Options):
     """Compare answers with what calibration promised and saw; exit 1 when they drifted.
 
     One test is of how many inputs look unfamiliar, one of the classes that are predicted.
     """
+
+    requires: ClassVar = {"force": ("report",)}
 
     answers: PathLike = argument(
         reads=UNLABELLED,
@@ -394,4 +396,7 @@ class MonitorOptions(Options):
         le=0.5,
         metavar="P",
         help="Probability of a false alarm, at most, where nothing drifted.",
+    )
+    report: PathLike | None = option(
+        None, metavar="F", group=WRITTEN, help="Write an HTML page of it."
     )

@@ -219,6 +219,8 @@ def monitored(result: Monitored) -> None:
             f"{test.name}: {test.kind}, p = {test.p_value:.3g}",
             hang=MARK_CELLS,
         )
+    if result.path is not None:
+        show("written ", (str(result.path), "bold"))
 
 
 def replayed(result: Replay, *, json: bool, quiet: bool) -> None:

@@ -7,6 +7,7 @@ What is uploaded is the family's directory layout, as one commit.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,15 @@ from hydrasurgeon.checkpoints.hub import network_errors, refused_token
 from hydrasurgeon.checkpoints.writing import (
     claim_checkpoint,
     save,
+    texts_beside,
+    weight_files,
+    weights_name,
 )
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.families import family_of
-from hydrasurgeon.files.atomic import SUFFIX, write_text
-from hydrasurgeon.files.manifest import Manifest, ManifestT
-from hydrasurgeon.files.tensors import Planned
+from hydrasurgeon.files.atomic import write_text
+from hydrasurgeon.files.manifest import Manifest, ManifestT, sidecar
+from hydrasurgeon.files.tensors import Planned, TensorFile, Tensors
 from hydrasurgeon.options.shared import Output
 
 LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
@@ -50,42 +54,38 @@ class Target:
         """Write weights, manifest and companions, all or nothing."""
         return save(self.path, planned, manifest, files=files)
 
-    def publish(self, manifest: Manifest) -> str | None:
-        """Upload the directory that was written, if anywhere; the repository's address."""
+    def publish(self, manifest: Manifest, files: Mapping[str, str]) -> str | None:
+        """Upload what was written, if anywhere; the repository's address."""
         if self.repository is None:
             return None
-        name, path, family = self.repository, self.path, family_of(manifest.model)
-        card = (path / CARD).read_text(encoding="utf-8")
-        card = on_hub(card, scheme=family.scheme or family.name, repo=name)
-        content: dict[str, Any] = {file.name: file for file in path.iterdir()}
-        address = self._commit(
-            {**content, CARD: card.encode()}, f"hydrasurgeon {manifest.history[-1].command}"
-        )
-        write_text(path / CARD, card)  # here and there alike
-        return address
-
-    def _commit(self, content: Mapping[str, Any], message: str) -> str:
-        """Upload files (their paths or bytes, by name) as one commit; the repository's address."""
-        from huggingface_hub import CommitOperationAdd, HfApi
-        from huggingface_hub.utils import (
-            are_progress_bars_disabled,
-            disable_progress_bars,
-            enable_progress_bars,
-        )  # type: ignore[attr-defined]
-
-        api, name = HfApi(), str(self.repository)
-        what = f"{name}: was not uploaded, but {self.path} is written and stays"
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                _refused(OutputError, what, f"Upload it with `hf upload {name} {self.path}`.")
+        name, path = self.repository, self.path
+        texts = texts_beside(manifest, files)
+        family = family_of(manifest.model)
+        texts[CARD] = on_hub(texts[CARD], scheme=family.scheme or family.name, repo=name)
+        if path.is_dir():
+            again = f"Upload it with `hf upload {name} {path}`."
+        elif manifest.kind == "hydra":
+            again = "Repeat the command with --force."
+        else:
+            mask = sidecar(path)
+            again = (
+                f"Push it with `hydrasurgeon prune {path} --mask {mask} -o DIR/ --push-to-hub "
+                f"{name}`."
             )
-            if not self.bars and not are_progress_bars_disabled():
-                disable_progress_bars()
-                stack.callback(enable_progress_bars)
-            address = api.create_repo(name, private=self.private or None, exist_ok=True)
-            operations = [CommitOperationAdd(file, each) for file, each in content.items()]
-            api.create_commit(name, operations, commit_message=message)
-        return str(address)
+        with _weights(path, manifest) as weights:
+            content = {**{file: text.encode() for file, text in texts.items()}, **weights}
+            address = _commit(
+                name,
+                content,
+                manifest.history[-1].command,
+                path,
+                again,
+                bars=self.bars,
+                private=self.private,
+            )
+        if path.is_dir():
+            write_text(path / CARD, texts[CARD])  # here and there alike
+        return address
 
 
 def claimed(arguments: Output, out: str | Path, *, bars: bool = False) -> Target:
@@ -95,8 +95,6 @@ def claimed(arguments: Output, out: str | Path, *, bars: bool = False) -> Target
     name = arguments.push_to_hub
     repository = None if name is None else _checked(name, private=arguments.private)
     path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    if repository is not None and path.suffix == SUFFIX:
-        raise UsageError("--push-to-hub requires a directory", hint="Give -o DIR/.")
     return Target(path, repository, arguments.private, bars)
 
 
@@ -127,6 +125,55 @@ def _checked(name: str, *, private: bool) -> str:
                 hint="Write OWNER/NAME of another one.",
             )
     return name
+
+
+def _commit(
+    at: str,
+    content: Mapping[str, Any],
+    what: str,
+    written: Path,
+    again: str,
+    *,
+    bars: bool,
+    private: bool = False,
+) -> str:
+    """Upload files (their paths or bytes, by name) as one commit; the repository's address."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )  # type: ignore[attr-defined]
+
+    api = HfApi()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            _refused(
+                OutputError, f"{at}: was not uploaded, but {written} is written and stays", again
+            )
+        )
+        if not bars and not are_progress_bars_disabled():
+            disable_progress_bars()
+            stack.callback(enable_progress_bars)
+        address = api.create_repo(at, private=private or None, exist_ok=True)
+        operations = [CommitOperationAdd(name, each) for name, each in content.items()]
+        api.create_commit(at, operations, commit_message=f"hydrasurgeon {what}")
+    return str(address)
+
+
+@contextlib.contextmanager
+def _weights(path: Path, manifest: Manifest) -> Iterator[dict[str, Path]]:
+    """What holds the weights, by the names it has in a directory."""
+    if path.is_dir():
+        yield {file.name: file for file in weight_files(path)}
+    elif manifest.decision is None or manifest.decision.ood.width is None:
+        yield {weights_name(manifest): path}
+    else:
+        # The tensors of a decision state lie beside the model's there.
+        with tempfile.TemporaryDirectory(prefix="hydrasurgeon-") as scratch:
+            folder = Path(scratch) / "upload"
+            save(folder, Tensors([TensorFile(path)]).planned(), lambda _: manifest)
+            yield {file.name: file for file in weight_files(folder)}
 
 
 @contextlib.contextmanager

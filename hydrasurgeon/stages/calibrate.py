@@ -123,7 +123,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         )
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
-    hub = target.publish(written)
+    hub = target.publish(written, opened.files)
     unused = None
     if arguments.fit_data is not None and arguments.ood_score not in ("auto", *FITTED):
         unused = (

@@ -195,11 +195,13 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
             "--predictions holds one model's logits",
             hint="Give one checkpoint, or several with --ensemble.",
         )
-    if arguments.temperature == "fit" and (files or arguments.val is None):
+    if arguments.temperature == "fit" and files:
         raise UsageError(
-            "--temperature fit requires --val, and no predictions file",
-            hint="Give --val D; for predictions the temperature as a number.",
+            "--temperature fit: a predictions file has no validation set",
+            hint="Give the temperature as a number.",
         )
+    if arguments.temperature == "fit" and arguments.val is None:
+        raise UsageError("--temperature fit requires --val", hint="Give --val D.")
     # What a predictions file may be asked for, it says itself.
     if checkpoints and arguments.ood_score not in (None, "all"):
         for kind in str(arguments.ood_score).split(","):

@@ -171,7 +171,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         return Finetuned(target.path, manifest, trained, probed)
     written = _written(subject, material, entry, target)
     TrainingState(place, identity).clear()
-    hub = target.publish(written)
+    hub = target.publish(written, source.files)
     notes = [source.note, material.samples.note, left_out]
     if material.held_out is not None:
         notes.append(material.held_out.note)

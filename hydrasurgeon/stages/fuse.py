@@ -151,7 +151,7 @@ def fuse(arguments: FuseOptions) -> Fused:
     agreement = None
     if samples is not None and not arguments.chooses:
         agreement = _checked(opened, target.path, samples, arguments)
-    hub = target.publish(written)
+    hub = target.publish(written, opened[0].files)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
     notes += _notes(members, stored, written, compared=agreement is not None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckFailed, CheckpointError, DataError
+from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.decided import Seen
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.rows import harmless, read_rows
@@ -38,6 +39,8 @@ DAMAGED = "The row is damaged, or another checkpoint answered."
 class Monitored:
     """What came of a comparison."""
 
+    path: Path | None
+    """The page that was written."""
     against: str
     drift: Drift
     notes: tuple[str, ...] = ()
@@ -59,6 +62,11 @@ class Monitored:
 @stage(MonitorOptions)
 def monitor(arguments: MonitorOptions) -> Monitored:
     """Compare answers with what their checkpoint's decision state promised and saw."""
+    place = None
+    if arguments.report is not None:
+        place = output_file(
+            arguments.report, option="--report", force=arguments.force, inputs=arguments.sources
+        )
     opened = open_checkpoint(arguments.against)
     model, decision = opened.manifest.model, opened.manifest.decision
     if decision is None:
@@ -85,7 +93,14 @@ def monitor(arguments: MonitorOptions) -> Monitored:
             "calibrate again to compare"
         )
     notes = tuple(filter(None, (opened.note, unread, older)))
-    return Monitored(opened.name, drift, notes)
+    if place is not None:
+        from hydrasurgeon.report.drift import page
+
+        write_text(
+            place,
+            page(drift, name=opened.name, source=Path(arguments.answers).name, notes=notes),
+        )
+    return Monitored(place, opened.name, drift, notes)
 
 
 def counted(

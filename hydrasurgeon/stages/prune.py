@@ -112,7 +112,9 @@ def prune(arguments: PruneOptions) -> Pruned:
     written = target.save(plan_pruning(opened, cut, hashes, repaired), manifest, files=opened.files)
     clear_search(target.path, str(key or "mask"))
     removed = count(opened.manifest.kept) - count(kept)
-    return Pruned(target.path, written, removed, tuple(notes), target.publish(written))
+    return Pruned(
+        target.path, written, removed, tuple(notes), target.publish(written, opened.files)
+    )
 
 
 def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples | None]:

@@ -53,6 +53,16 @@ def test_what_is_pushed_is_the_directory_and_loads_from_the_hub(
     here = hs.load(made.path, device="cpu", **options)
     there = hs.load(f"{spec}:me/pruned", device="cpu", **options)
     assert torch.equal(here.predict(inputs), there.predict(inputs))
+    # From a file, the same directory; only the weights' header tells more (a lone file keeps its tokenizer).
+    hs.prune(
+        tmp_path / "source", out=tmp_path / "file.safetensors", mask=mask, push_to_hub="me/file"
+    )
+    weights = {n for n in repo.files if n.endswith(".safetensors")}
+    assert set(hub.repos["me/file"].files) == set(repo.files)
+    for name in set(repo.files) - weights - {"README.md"}:
+        assert hub.repos["me/file"].files[name] == repo.files[name], name
+    again = hs.load(f"{spec}:me/file", device="cpu", **options)
+    assert torch.equal(here.predict(inputs), again.predict(inputs))
 
 
 def test_stock_transformers_loads_a_pushed_hydra(
@@ -69,7 +79,7 @@ def test_stock_transformers_loads_a_pushed_hydra(
         member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
         for i, rows in enumerate(KEPTS)
     ]
-    fused = hs.fuse(members, out=f"{tmp_path / 'h'}/", push_to_hub="me/hydra", private=True)
+    fused = hs.fuse(members, out=tmp_path / "h.safetensors", push_to_hub="me/hydra", private=True)
     assert hub.repos["me/hydra"].private
     assert fused.hub is not None
     card = hub.repos["me/hydra"].files["README.md"].decode()
@@ -89,11 +99,13 @@ def test_a_failed_check_pushes_nothing(
 ) -> None:
     members = [tiny(f"v{s}.safetensors", seed=s) for s in (1, 2)]
     with pytest.raises(Exception, match="allowed is 0"):
-        hs.fuse(members, out=f"{tmp_path / 'h'}/", check=images(), tolerance=0, push_to_hub="me/h")
+        hs.fuse(
+            members, out=tmp_path / "h.safetensors", check=images(), tolerance=0, push_to_hub="me/h"
+        )
     assert "me/h" not in hub.repos
 
 
-LINE = "prune --method random --keep 2 vit -o out/ --push-to-hub {}"
+LINE = "prune --method random --keep 2 vit -o out --push-to-hub {}"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +115,6 @@ LINE = "prune --method random --keep 2 vit -o out/ --push-to-hub {}"
         ("hf_wrong", LINE.format("me/x"), "the hub does not know the token"),
         (TOKEN, LINE.format("me/--x"), "not a repository name"),
         (TOKEN, LINE.format("me/public") + " --private", "is public already"),
-        (TOKEN, LINE.format("me/x").replace("out/", "out"), "requires a directory"),
     ],
 )
 def test_it_is_refused_before_any_work(
@@ -129,20 +140,27 @@ def test_it_is_refused_before_any_work(
     said = capsys.readouterr()
     assert says in said.err
     assert said.out == ""
-    assert not [*tmp_path.glob("out*")]
+    assert not (tmp_path / "out.safetensors").exists()
     assert not any(asked.startswith("POST") for asked in hub.asked)
 
 
 def test_a_namespace_of_others_keeps_the_local_result(
     hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    out = tmp_path / "m"
+    out = tmp_path / "m.safetensors"
     with pytest.raises(OutputError, match=r"may not write there.*under others") as refused:
-        hs.prune(tiny(), method="random", keep=2, out=f"{out}/", push_to_hub="others/x")
-    assert f"{out} is written and stays" in refused.value.message
+        hs.prune(tiny(), method="random", keep=2, out=out, push_to_hub="others/x")
+    assert "m.safetensors is written and stays" in refused.value.message
     assert refused.value.exit_code == 2
-    assert f"hf upload others/x {out}" in str(refused.value.hint)
-    assert hs.load(out, device="cpu").manifest.kind == "member"
+    # What the hint says works once the token is right.
+    line = str(refused.value.hint).partition("`")[2].partition("`")[0]
+    line = line.replace("DIR/", f"{tmp_path / 'dir'}/").replace("others/x", "me/x")
+    assert run(line.split()[1:]) == 0
+    assert "heads.json" in hub.repos["me/x"].files
+    assert (
+        hs.load(tmp_path / "dir", device="cpu").manifest.kept
+        == hs.load(out, device="cpu").manifest.kept
+    )
 
 
 def test_an_upload_that_breaks_off_keeps_the_local_result(

@@ -56,11 +56,15 @@ def test_what_was_seen_is_what_predict_answers(ready: Path) -> None:
     assert seen.uncertainty == pytest.approx(np.mean([row["total"] for row in rows]), abs=1e-6)
 
 
-def test_exit_codes_and_what_is_said(ready: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    against = ["--against", str(ready / "c.safetensors")]
+def test_exit_codes_and_what_is_said(
+    ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    against, page = ["--against", str(ready / "c.safetensors")], tmp_path / "page.html"
     assert run(["monitor", str(ready / "same.jsonl"), *against]) == 0
     assert "no drift shown" in capsys.readouterr().out
-    assert run(["monitor", str(ready / "noise.jsonl"), *against, "--json"]) == 1
+    assert (
+        run(["monitor", str(ready / "noise.jsonl"), *against, "--json", "--report", str(page)]) == 1
+    )
     out, err = capsys.readouterr()
     result = json.loads(out)
     assert result["drifted"]
@@ -69,6 +73,11 @@ def test_exit_codes_and_what_is_said(ready: Path, capsys: pytest.CaptureFixture[
     assert sum(result["answers"]["predicted"].values()) == 200
     assert [test["name"] for test in result["tests"]] == ["unfamiliar", "classes"]
     assert err.startswith("error: c.safetensors: drifted: ")
+    content = page.read_text(encoding="utf-8")
+    assert "c.safetensors: drifted: " in content
+    assert "<script" not in content
+    assert run(["monitor", str(ready / "same.jsonl"), *against, "--report", str(page)]) == 2
+    assert page.read_text(encoding="utf-8") == content
 
 
 def test_rows_that_could_not_be_read_are_not_compared(ready: Path, tmp_path: Path) -> None:
@@ -129,5 +138,14 @@ def test_what_is_no_file_of_answers(
     content: str, says: str, ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jsonl").write_text(content)
-    assert run(["monitor", str(tmp_path / "a.jsonl"), "--against", str(ready / "c")]) == 5
+    line = [
+        "monitor",
+        str(tmp_path / "a.jsonl"),
+        "--against",
+        str(ready / "c"),
+        "--report",
+        str(tmp_path / "p.html"),
+    ]
+    assert run(line) == 5
     assert says in capsys.readouterr().err
+    assert not (tmp_path / "p.html").exists()
