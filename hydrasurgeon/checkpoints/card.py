@@ -13,7 +13,7 @@ from hydrasurgeon.heads import count
 
 CARD = "README.md"
 """The model card of a directory, as the hub shows it."""
-# By the first of them a card of ours is known.
+# What lies between them is written by `eval --card`.
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
@@ -158,7 +158,8 @@ def _measured(manifest: Manifest) -> str:
                 + (f" on {rows}" if rows else "")
             )
     nothing = (
-        "Nothing was recorded. `hydrasurgeon eval --markdown -` prints accuracy, calibration, OOD "
-        "detection and cost to put here."
+        "Nothing was recorded. `hydrasurgeon eval` with `--card` writes accuracy, calibration, "
+        "OOD detection and cost"
+        " here."
     )
     return "\n".join([*lines, *([""] if lines else []), BEGIN, nothing, END])

@@ -44,6 +44,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
 
     requires: ClassVar = {
         "reference": ("html", "markdown"),
+        "push_to_hub": ("card",),
         "mc_dropout": ("checkpoints",),
         "predictions": ("checkpoints",),
         "corrupt": ("checkpoints",),
@@ -51,10 +52,12 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     conflicts: ClassVar = (
         *(
             ("cascade", name)
-            for name in ("ensemble", "mc_dropout", "no_decision", "temperature", "engine")
+            for name in ("ensemble", "mc_dropout", "no_decision", "temperature", "card", "engine")
         ),
         ("engine", "mc_dropout"),
         *(("cascade", name) for name in ("predictions", "predictions_in")),
+        ("card", "ensemble"),
+        ("card", "predictions_in"),
     )
 
     checkpoints: Paths = argument(
@@ -164,6 +167,17 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     )
     predictions: PathLike | None = option(
         None, metavar="F", group=WRITTEN, help="Write the logits as safetensors."
+    )
+    card: bool = option(
+        False,
+        group=WRITTEN,
+        help="Write each directory's own result into its model card, README.md.",
+    )
+    push_to_hub: str | None = option(
+        None,
+        metavar="OWNER/NAME",
+        group=WRITTEN,
+        help="Upload what --card writes to this hub repository; uses the usual token.",
     )
 
 

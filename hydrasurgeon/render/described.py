@@ -271,6 +271,10 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     if asserted and all(each.holds for each in asserted):
         show("")
         show(f"all {len(asserted)} assertions hold")
+    for path in evaluation.cards:
+        show("written into ", (str(path), "bold"))
+    if evaluation.hub is not None:
+        show("uploaded to ", (evaluation.hub, "bold"))
     return None
 
 

@@ -60,8 +60,7 @@ class Target:
             return None
         name, path = self.repository, self.path
         texts = texts_beside(manifest, files)
-        family = family_of(manifest.model)
-        texts[CARD] = on_hub(texts[CARD], scheme=family.scheme or family.name, repo=name)
+        texts[CARD] = _card_on_hub(texts[CARD], manifest, name)
         if path.is_dir():
             again = f"Upload it with `hf upload {name} {path}`."
         elif manifest.kind == "hydra":
@@ -98,7 +97,20 @@ def claimed(arguments: Output, out: str | Path, *, bars: bool = False) -> Target
     return Target(path, repository, arguments.private, bars)
 
 
-def _checked(name: str, *, private: bool) -> str:
+def card_repository(name: str | None, cards: Sequence[Path | None]) -> str | None:
+    """The repository that gets the one model card of a run; refused before any work too."""
+    if name is None:
+        return None
+    count = len([card for card in cards if card is not None])
+    if count != 1:
+        raise UsageError(
+            f"--push-to-hub {name}: eval uploads one model card, there are {count}",
+            hint="Give one directory in a run.",
+        )
+    return _checked(name, private=False, exists=True)
+
+
+def _checked(name: str, *, private: bool, exists: bool = False) -> str:
     """The repository behind `--push-to-hub`."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
@@ -114,8 +126,11 @@ def _checked(name: str, *, private: bool) -> str:
         try:
             validate_repo_id(name)
             api.whoami()
+            there = (private or exists) and api.repo_exists(name)
+            if exists and not there:
+                wrong = "there is no such repository on the hub; push the checkpoint first"
             # A repository that is there keeps its visibility, whatever creating it again asks for.
-            if private and api.repo_exists(name) and not api.model_info(name).private:
+            elif private and there and not api.model_info(name).private:
                 wrong = "with --private: this repository is public already"
         except HFValidationError:
             wrong = "not a repository name"
@@ -125,6 +140,25 @@ def _checked(name: str, *, private: bool) -> str:
                 hint="Write OWNER/NAME of another one.",
             )
     return name
+
+
+def publish_card(written: Sequence[Path], manifest: Manifest, *, at: str, bars: bool) -> str:
+    """Upload a directory's model card and what else `eval --card` wrote there; the repository's
+    address.
+    """
+    card = next(path for path in written if path.name == CARD)
+    text = _card_on_hub(card.read_text(encoding="utf-8"), manifest, at)
+    names: dict[str, Path] = {path.relative_to(card.parent).as_posix(): path for path in written}
+    include = " ".join(f"--include '{name}'" for name in names)
+    again = f"Upload it with `hf upload {at} {card.parent} . {include}`."
+    address = _commit(at, {**names, CARD: text.encode()}, "eval", card, again, bars=bars)
+    write_text(card, text)  # here and there alike
+    return address
+
+
+def _card_on_hub(card: str, manifest: Manifest, name: str) -> str:
+    family = family_of(manifest.model)
+    return on_hub(card, scheme=family.scheme or family.name, repo=name)
 
 
 def _commit(

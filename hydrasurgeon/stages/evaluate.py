@@ -34,6 +34,7 @@ from hydrasurgeon.problems import problem_of
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
 from hydrasurgeon.runtime.tensors import device_of
+from hydrasurgeon.sharing.measured_card import claimed_cards
 from hydrasurgeon.stages.evaluate_models import (
     Measured,
     by_file,
@@ -53,10 +54,14 @@ STDOUT = "-"
 class Evaluation:
     report: Report
     skipped: tuple[str, ...] = ()
+    cards: tuple[Path, ...] = ()
+    """Model cards that the results were written into."""
     notes: tuple[str, ...] = ()
     """What is odd about the data."""
     printed: Mapping[str, str] = field(default_factory=dict)
     """Reports that are for stdout, by kind."""
+    hub: str | None = None
+    """Where on the hub the model card was uploaded to."""
 
     def require(self) -> None:
         """CheckFailed where a limit that was asserted is broken."""
@@ -80,6 +85,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     files = of_files(arguments, temperature)
     opened = by_path(open_models(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
     corruptions_in(arguments.corrupt, arguments.shift, opened)
+    cards = claimed_cards(arguments, opened)
     names = _names(opened, arguments)
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
@@ -99,12 +105,16 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     )
     if isinstance(outputs.get("json"), Path):
         write_text(outputs["json"], report.to_json())
+    ours = [row.result for row in measured.rows]
+    paths, hub = cards.write(
+        ours, measured.uses, report.settings, bars=arguments.progress is not None
+    )
     notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
     reference = arguments.reference
     at = 0 if reference is None else [row.name for row in rows].index(reference)
     material = _material(report, rows, at, opened, measured, notes, arguments)
     printed = _written(material, outputs)
-    return Evaluation(report, measured.skipped, (*notes, *unlike_notes(rows)), printed)
+    return Evaluation(report, measured.skipped, paths, (*notes, *unlike_notes(rows)), printed, hub)
 
 
 def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str]:

@@ -1,4 +1,4 @@
-"""eval names what models do not have in common besides their answers: OOD score and calibration."""
+"""eval names what models do not have in common besides their answers: training, OOD score, calibration, data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.measuring.results import Conditions, unlike
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.measuring.results import Conditions, Provenance, unlike
+from hydrasurgeon.stages.evaluate_models import recorded_steps, steps_trained
 
 VIT = FAMILIES["timm ViT"]
 
@@ -26,6 +29,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def tuned(home: Path, source: Path, name: str, *, seed: int = 0, **changes: str) -> Path:
+    return hs.finetune(
+        source,
+        data=str(home / "data.npz"),
+        recipe="demo",
+        set=changes,
+        seed=seed,
+        out=home / name,
+        force=True,
+    ).path
+
+
 def headline(page: Path) -> str:
     (heading,) = re.findall(r"<h1>(.*?)</h1>", page.read_text(encoding="utf-8"))
     return unescape(heading)
@@ -36,6 +51,55 @@ def verdict(page: Path, name: str) -> str:
         rf"<h2>{re.escape(name)}</h2><p>([^<]*)</p>", page.read_text(encoding="utf-8")
     )
     return unescape(sentence)
+
+
+def test_steps_are_counted_along_each_chain(home: Path) -> None:
+    first = tuned(home, home / "source", "first.safetensors", steps="3")
+    members = []
+    for seed in (1, 2):
+        pruned = hs.prune(
+            first, method="random", keep=2, seed=seed, out=home / f"m{seed}.safetensors"
+        ).path
+        members.append(tuned(home, pruned, f"t{seed}.safetensors", seed=seed, steps=str(2 * seed)))
+    hydra = hs.fuse(members, out=home / "hydra.safetensors").path
+    last = tuned(home, members[0], "last.safetensors", epochs="2", batch_size="40")
+    counts = [
+        steps_trained(open_checkpoint(each).manifest.history)
+        for each in (first, *members, hydra, last)
+    ]
+    assert counts == [3, 5, 7, 7, 5 + 2 * (90 // 40)]
+    entry = open_checkpoint(last).manifest.history[-1]
+    assert (
+        recorded_steps(entry.model_copy(update={"args": {**entry.args, "recipe": "own.toml"}}))
+        is None
+    )
+
+
+def test_a_start_that_was_kept_was_not_trained(home: Path) -> None:
+    """No epoch is better than the start at such a rate: its weights are written."""
+    options = {"data": str(home / "data.npz"), "val": str(home / "data.npz"), "recipe": "image"}
+    done = hs.finetune(
+        home / "source",
+        **options,
+        set={"epochs": "2", "lr": "5", "classifier": "keep"},
+        out=home / "kept.safetensors",
+        device="cpu",
+    )
+    assert done.trained.kept_epoch == 0
+    assert done.trained.steps > 0
+    assert steps_trained(open_checkpoint(done.path).manifest.history) == 0
+
+
+def test_training_is_named_with_the_verdict(home: Path) -> None:
+    few, many = (tuned(home, home / "source", f"{n}.safetensors", steps=n) for n in ("2", "5"))
+    page = home / "steps.html"
+    done = hs.evaluate([few, many], data=str(home / "data.npz"), html=page)
+    assert "5 against 2, the reference: trained 5 steps, the reference 2" in done.notes
+    assert "trained" not in headline(page)
+    assert verdict(page, "5").endswith("; not alike: trained 5 steps, the reference 2.")
+    alike = hs.evaluate([few, few], data=str(home / "data.npz"), html=home / "alike.html")
+    assert not any("against" in note for note in alike.notes)
+    assert "not alike" not in (home / "alike.html").read_text(encoding="utf-8")
 
 
 def test_of_a_reference_that_is_not_calibrated_accuracy_alone_is_compared(home: Path) -> None:
@@ -55,12 +119,16 @@ def test_of_a_reference_that_is_not_calibrated_accuracy_alone_is_compared(home: 
 
 
 def test_each_difference_is_named_once() -> None:
-    rmds, msp, none = (
-        Conditions("rmds", calibrated=True),
-        Conditions("msp", calibrated=True),
-        Conditions(),
-    )
-    assert unlike(rmds, rmds) == {}
-    assert unlike(rmds, msp) == {"OOD score": "OOD by rmds, the reference by msp"}
-    assert unlike(msp, none) == {"calibration": "calibrated, the reference not"}
-    assert unlike(none, msp) == {"calibration": "not calibrated, the reference is"}
+    a, b = (DataRecord(spec=f"{name}.npz", rows=1200, sha256=name * 64) for name in "ab")
+    mine = Conditions("rmds", calibrated=True, provenance=Provenance(148, (a,), a))
+    theirs = Conditions("msp", calibrated=True, provenance=Provenance(None, (a, b), b))
+    assert unlike(mine, mine) == {}
+    assert unlike(mine, theirs) == {
+        "training": "trained 148 steps, the reference an unknown number of steps",
+        "training data": "trained on a.npz (1,200 samples), the reference on a.npz (1,200 samples)"
+        " and b.npz (1,200 samples)",
+        "OOD score": "OOD by rmds, the reference by msp",
+        "calibration data": "calibrated on a.npz (1,200 samples), the reference on b.npz (1,200 samples)",
+    }
+    bare = Conditions(None, calibrated=False, provenance=Provenance(0))
+    assert unlike(bare, mine)["training"] == "trained no steps on record, the reference 148 steps"

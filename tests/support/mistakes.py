@@ -325,6 +325,7 @@ MISTAKES = (
         2,
     ),
     Mistake("No class names", "eval clip --data data.npz", 2, clip),
+    Mistake("No model card to write into", "eval vit --data data.npz --card", 2),
     Mistake("A device that does not exist", "eval vit --data data.npz --device tpu", 2),
     Mistake("onnxruntime in half precision", "bench vit --engine onnx --dtype bfloat16", 2),
     Mistake("A picture in an unknown format", f"{BUILD} p.pdf", 2),

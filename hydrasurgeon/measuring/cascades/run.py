@@ -119,7 +119,13 @@ def with_cascade(
     def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
         return cascaded(model, samples, how=how, kinds=kinds if scored else ())
 
-    about = {"name": result.name, "kind": result.kind, "problem": reading.problem}
+    provenance = full.answers.conditions.provenance
+    about = {
+        "name": result.name,
+        "kind": result.kind,
+        "provenance": provenance,
+        "problem": reading.problem,
+    }
     predictions = predicted(sets, answer, **about)
     going = ~predictions.logits[:, cascade.followers[0]].isnan().any(dim=-1)
     steps = step_macs(model, how.first(model, sets.id, 1), cascade.starters)
