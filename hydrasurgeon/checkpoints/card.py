@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
@@ -13,6 +14,10 @@ from hydrasurgeon.heads import count
 
 CARD = "README.md"
 """The model card of a directory, as the hub shows it."""
+EVAL_RESULTS = Path(".eval_results") / "hydrasurgeon.yaml"
+"""What `eval --card` writes beside it for the hub's leaderboards; files of others in that folder
+are left alone.
+"""
 # What lies between them is written by `eval --card`.
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from hydrasurgeon.checkpoints.card import BEGIN, CARD, model_card
+from hydrasurgeon.checkpoints.card import BEGIN, CARD, EVAL_RESULTS, model_card
 from hydrasurgeon.checkpoints.folder import check_names
-from hydrasurgeon.errors import CheckpointError, OutputError
+from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.families import families, family_of
 from hydrasurgeon.files.atomic import (
     SUFFIX,
@@ -36,6 +36,7 @@ from hydrasurgeon.files.manifest import (
     ManifestT,
     sidecar,
 )
+from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, write_tensors
 
 # Behind the name of a weight file without its suffix: nothing, the number of a shard, or an index.
@@ -91,6 +92,9 @@ def _foreign(folder: Path) -> list[str]:
         ours |= {*family.layout, *family.companions(names)}
     if CARD in names and BEGIN in (folder / CARD).read_text(encoding="utf-8", errors="replace"):
         ours.add(CARD)
+    results = folder / EVAL_RESULTS.parent
+    if results.is_dir() and {*os.listdir(results)} <= {EVAL_RESULTS.name}:
+        ours.add(results.name)
     return sorted(names - ours if any(_is_ours(folder / name) for name in weights) else names)
 
 
@@ -107,8 +111,11 @@ def save(
     manifest: Callable[[str], ManifestT],
     *,
     files: Mapping[str, str] | None = None,
+    shard: int | None = None,
 ) -> ManifestT:
-    """Write weights and manifest, each whole or not at all."""
+    """Write weights and manifest, each whole or not at all; in a directory, files of at most
+    `shard` bytes.
+    """
     if out.suffix == SUFFIX:
         with replacing(out, sidecar(out)) as (weights, beside):
             final = _write(weights, planned, manifest, files)
@@ -120,7 +127,7 @@ def save(
         state = [plan for plan in planned if plan.name.startswith(PREFIX)]
         model = [plan for plan in planned if not plan.name.startswith(PREFIX)]
         others = write_tensors(folder / BESIDE, state, lambda _: {}) if state else []
-        final = _write(weights, model, manifest, others=others)
+        final = _write(weights, model, manifest, shard=shard, others=others)
         for name, text in texts_beside(final, files).items():
             fill(folder / name, text.encode())
     return final
@@ -132,6 +139,7 @@ def _write(
     manifest: Callable[[str], ManifestT],
     files: Mapping[str, str] | None = None,
     *,
+    shard: int | None = None,
     others: Sequence[Entry] = (),
 ) -> ManifestT:
     """Write a weight file that carries its manifest, and companions that do not lie beside it."""
@@ -145,7 +153,10 @@ def _write(
             header[FILES_KEY] = json.dumps(files, sort_keys=True, separators=(",", ":"))
         return header
 
-    write_tensors(weights, planned, metadata, others=others)
+    if shard is None:
+        write_tensors(weights, planned, metadata, others=others)
+    else:
+        write_shards(weights, planned, metadata, most=shard, others=others)
     return final[-1]
 
 
@@ -181,6 +192,17 @@ def _record_names(place: Path, manifest: Manifest) -> None:
 def weights_name(manifest: Manifest) -> str:
     """What the weights are called in a directory."""
     return family_of(manifest.model).weight_files[0]
+
+
+def shard_size(text: str | None, out: Path) -> int | None:
+    """--max-shard-size in bytes, for the directory that `out` is."""
+    if text is None:
+        return None
+    if out.suffix == SUFFIX:
+        raise UsageError(
+            "--max-shard-size: only a directory holds several files", hint="Give -o DIR/."
+        )
+    return parse_size(text)
 
 
 def weight_files(out: Path) -> list[Path]:

@@ -155,6 +155,15 @@ class Output(Force):
 
     requires: ClassVar[Mapping[str, tuple[str, ...]]] = {"private": ("push_to_hub",)}
 
+    max_shard_size: str | None = option(
+        None,
+        metavar="SIZE",
+        group=WRITTEN,
+        help=(
+            "Cut a directory's weights into files of at most 5GB, 500MB, …; transformers loads "
+            "them so."
+        ),
+    )
     push_to_hub: str | None = option(
         None,
         metavar="OWNER/NAME",

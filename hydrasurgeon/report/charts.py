@@ -160,6 +160,25 @@ def _foreign(row: Answered, groups: Mapping[str, str]) -> dict[str, Tensor]:
     }
 
 
+def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
+    """A chart for each OOD set, a line for each row."""
+    charts = []
+    for title in dict.fromkeys(each.name for _, _, row in rows for each in row.foreign):
+        chart = Chart.of(f"ROC, {title}", "", x=(0, 1), y=(0, 1))
+        chart.axes("in-distribution samples flagged, %", "OOD samples flagged, %", "xy")
+        chart.ideal()
+        areas = []
+        for at, name, row in rows:
+            for o, each in zip(results[at].ood, row.foreign, strict=True):
+                if each.name == title:
+                    areas.append(f"{name} {o.auroc:.3f}")
+                    points = roc_curve(row.scores[row.used], each.scores[row.used])
+                    chart.line(points, at, f"{name}\nAUROC {o.auroc:.3f} by {row.used}")
+        chart.says = f"AUROC: {'; '.join(areas)}."
+        charts.append(figure(f"ROC: {title}", chart.svg()))
+    return charts
+
+
 def risk_coverage(rows: Drawn, results: Sequence[Result]) -> str:
     """One chart: how many of the most confident answers are wrong."""
     drawn = [
@@ -356,6 +375,19 @@ def _ends(values: Tensor) -> tuple[float, float]:
     order = values.double().sort().values
     tail = int(TAIL * len(order))
     return float(order[tail]), float(order[len(order) - 1 - tail])
+
+
+def roc_curve(inside: Tensor, outside: Tensor) -> Curve:
+    """(share of ID samples flagged, share of OOD samples flagged), from nothing flagged to
+    everything.
+    """
+    thresholds = torch.cat([inside, outside]).unique(sorted=True).flip(0)
+    chosen = thresholds[_spread(len(thresholds))]
+    below = [
+        torch.searchsorted(scores.sort().values, chosen).double() / len(scores)
+        for scores in (inside, outside)
+    ]
+    return [(0.0, 0.0), *zip(*((1 - share).tolist() for share in below), strict=True)]
 
 
 def risk_curve(confidence: Float[Tensor, " sample"], correct: Bool[Tensor, " sample"]) -> Curve:

@@ -25,6 +25,7 @@ from hydrasurgeon.measuring.bootstrap import compared, is_paired
 from hydrasurgeon.measuring.results import Report, Result, unlike
 from hydrasurgeon.measuring.rows import Row
 from hydrasurgeon.report import charts
+from hydrasurgeon.report.classes import balance, class_tables
 from hydrasurgeon.report.columns import (
     NARROW,
     WIDEST,
@@ -35,6 +36,8 @@ from hydrasurgeon.report.columns import (
     shown_name,
     tables,
 )
+from hydrasurgeon.report.examples import Examples
+from hydrasurgeon.report.heads import STRIPES, drawn_maps
 from hydrasurgeon.report.svg import colour
 from hydrasurgeon.report.verdicts import Verdict, decided, figures, headline, spent, verdict
 
@@ -44,6 +47,7 @@ PASSED = (
     "verdicts",
     "numbered",
     "notes",
+    "examples",
     "manifests",
     "uses",
     "chances",
@@ -64,6 +68,9 @@ class Material:
     level: float = 0.95
     seed: int = 0
     notes: tuple[str, ...] = ()
+    classes: Sequence[str] = ()
+    """The names of the classes, by number."""
+    examples: tuple[Examples, ...] = ()
     facts: Mapping[str, object] = field(default_factory=dict)
     """What else the figures rest on: versions, the device, how many samples ran at a time."""
     uses: Mapping[str, DataRecord] = field(default_factory=dict)
@@ -115,7 +122,7 @@ def document(material: Material) -> str:
         autoescape=True, finalize=shown, undefined=StrictUndefined, keep_trailing_newline=True
     )
     style, script = (Markup(part(name)) for name in ("style.css", "script.js"))
-    sources = f"style-src '{digest(style)}'; script-src '{digest(script)}'"
+    sources = f"img-src data:; style-src '{digest(style)}'; script-src '{digest(script)}'"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
@@ -162,10 +169,17 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
         for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))
     ]
     detecting = [row for row in drawn if row[2].foreign]
+    members = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]
     return {
         "differences": charts.differences(material.numbered, material.names[material.reference]),
+        "balance": balance(material.rows[material.reference].answers.choices),
+        "by_class": _parts(class_tables(drawn, material.reference, material.classes)),
+        "maps": drawn_maps(material.manifests),
+        "stripes": max((count for count in members if count <= STRIPES), default=0),
+        "crowded": max(members, default=0) > STRIPES,
+        "most_stripes": STRIPES,
         "reliability": charts.reliability(drawn),
-        "ood": charts.histograms(detecting, results),
+        "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting, results)],
         "selective": [charts.risk_coverage(drawn, results)],
         "shift": charts.severities(results),
         "cost": charts.quality_cost(results, material.reference),

@@ -217,10 +217,10 @@ class Chart:
         return drawing(self.title, self.says, WIDTH, HEIGHT, "".join(self.pieces))
 
 
-def drawing(title: str, says: str, width: int, height: int, content: str) -> str:
+def drawing(title: str, says: str, width: int, height: int, content: str, *, kind: str = "") -> str:
     """An SVG that has a name and a description, and is one stop of the Tab key."""
     return (
-        f'<svg class="marks" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
+        f'<svg class="marks {kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
         f' tabindex="0" aria-label="{text_of(title)}.'
         f' {text_of(says)}"><title>{text_of(title)}</title><desc>{text_of(says)}</desc>{content}</svg>'
     )

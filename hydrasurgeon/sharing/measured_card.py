@@ -1,19 +1,20 @@
-"""`eval --card`: a checkpoint's own result in its model card, between markers and as the
-hub's model-index.
+"""`eval --card`: a checkpoint's own result in its model card, between markers, as the hub's
+model-index, and as an entry for its leaderboards.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.card import BEGIN, CARD, END
+from hydrasurgeon.checkpoints.card import BEGIN, CARD, END, EVAL_RESULTS
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import claim, real, write_text
+from hydrasurgeon.files.atomic import claim, make_folder, real, write_text
 from hydrasurgeon.files.foreign import code, visible
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.files.processes import is_main_process
@@ -25,6 +26,8 @@ from hydrasurgeon.sharing.output import card_repository, publish_card
 
 HASH = "sha256"
 """What our results in a model-index have among their data set's arguments, and others have not."""
+SPEC = re.compile(r"hf:(?P<id>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>\w[\w.-]*))?:(?P<split>\w[\w.-]*)")
+"""A data set of the hub with its organisation: without one the hub knows no leaderboard."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,14 @@ class Claimed:
                     path, with_measured(path.read_text(encoding="utf-8"), result, data, settings)
                 )
                 written.append(path)
+                # Of a part of the samples no leaderboard is made.
+                entry = (
+                    None
+                    if settings["limit"] is not None
+                    else leaderboard_entry(result, next(iter(data.values())))
+                )
+                if entry is not None:
+                    written.append(write_entry(path.parent, entry))
         if self.repository is None or not written or not is_main_process():
             return tuple(written), None
         manifest = next(
@@ -187,3 +198,36 @@ def _indexed(card: str, result: Result, data: DataRecord, *, part: bool) -> str:
     about.eval_results = theirs + ours
     about.model_name = about.model_name or visible(result.name)
     return str(model_card)
+
+
+def leaderboard_entry(result: Result, data: DataRecord) -> dict[str, Any] | None:
+    """The accuracy in the format that the hub's leaderboards read; None where the data are not on
+    the hub.
+
+    One entry is one number on one task of one data set
+    (https://huggingface.co/docs/hub/eval-results), so calibration and OOD detection stay in the
+    card. The hub shows it where the data set is registered as a benchmark.
+    """
+    match, accuracy = SPEC.fullmatch(data.spec), result.id.accuracy
+    if match is None or accuracy is None:
+        return None
+    notes = (
+        f"accuracy in %, {data.rows} samples of {match['split']}, sha256 {data.sha256}; "
+        "hydrasurgeon eval,"
+        f" {result.members} member{'s' if result.members > 1 else ''}"
+    )
+    return {
+        "dataset": {"id": match["id"], "task_id": match["config"] or "default"},
+        "value": round(100 * accuracy, 4),
+        "notes": notes,
+    }
+
+
+def write_entry(folder: Path, entry: Mapping[str, Any]) -> Path:
+    """Put a leaderboard entry beside a model card."""
+    from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
+
+    path = folder / EVAL_RESULTS
+    make_folder(path.parent)
+    write_text(path, yaml_dump([dict(entry)], sort_keys=False))
+    return path

@@ -18,6 +18,7 @@ from hydrasurgeon.checkpoints.hub import network_errors, refused_token
 from hydrasurgeon.checkpoints.writing import (
     claim_checkpoint,
     save,
+    shard_size,
     texts_beside,
     weight_files,
     weights_name,
@@ -38,6 +39,8 @@ class Target:
     """A place that is this command's to write."""
 
     path: Path
+    shard: int | None
+    """Bytes of weights in one file of a directory."""
     repository: str | None
     """Where on the hub the result goes too; its name and the token have been checked."""
     private: bool = False
@@ -52,7 +55,7 @@ class Target:
         files: Mapping[str, str],
     ) -> ManifestT:
         """Write weights, manifest and companions, all or nothing."""
-        return save(self.path, planned, manifest, files=files)
+        return save(self.path, planned, manifest, files=files, shard=self.shard)
 
     def publish(self, manifest: Manifest, files: Mapping[str, str]) -> str | None:
         """Upload what was written, if anywhere; the repository's address."""
@@ -94,7 +97,9 @@ def claimed(arguments: Output, out: str | Path, *, bars: bool = False) -> Target
     name = arguments.push_to_hub
     repository = None if name is None else _checked(name, private=arguments.private)
     path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    return Target(path, repository, arguments.private, bars)
+    return Target(
+        path, shard_size(arguments.max_shard_size, path), repository, arguments.private, bars
+    )
 
 
 def card_repository(name: str | None, cards: Sequence[Path | None]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from hydrasurgeon.measuring.sets import (
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.problems import problem_of
+from hydrasurgeon.report.examples import Examples, examples_of
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
 from hydrasurgeon.runtime.tensors import device_of
@@ -42,6 +44,7 @@ from hydrasurgeon.stages.evaluate_models import (
     few_ood,
     of_files,
     of_models,
+    uncalibrated,
     unlike_notes,
 )
 from hydrasurgeon.statistics.scores.fitted import check_score
@@ -85,17 +88,21 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     files = of_files(arguments, temperature)
     opened = by_path(open_models(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
     corruptions_in(arguments.corrupt, arguments.shift, opened)
+    plain = uncalibrated(opened, arguments)
+    twin = plain if plain is not None and arguments.val is not None else None
     cards = claimed_cards(arguments, opened)
     names = _names(opened, arguments)
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
     _check_reference(arguments.reference, names)
-    check_paths(assertions, names)
+    check_paths(assertions, [*names, *([] if twin is None else [twin.name])])
     measured = Measured()
-    if opened:
-        logits = outputs.get("predictions")
-        measured = of_models(opened, labelled, arguments, temperature, logits, files)
+    with contextlib.ExitStack() as stack:
+        models = opened if twin is None else stack.enter_context(twin.beside(opened, arguments))
+        if models:
+            logits = outputs.get("predictions")
+            measured = of_models(models, labelled, arguments, temperature, logits, files)
     rows = with_mce([*measured.rows, *files])
     results = tuple(row.result for row in rows)
     report = Report(
@@ -105,12 +112,14 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     )
     if isinstance(outputs.get("json"), Path):
         write_text(outputs["json"], report.to_json())
-    ours = [row.result for row in measured.rows]
+    ours = [row.result for row in measured.rows if twin is None or row.name != twin.name]
     paths, hub = cards.write(
         ours, measured.uses, report.settings, bars=arguments.progress is not None
     )
     notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
-    reference = arguments.reference
+    if plain is not None and twin is None:
+        notes.append(plain.advice())
+    reference = arguments.reference if twin is None else twin.name
     at = 0 if reference is None else [row.name for row in rows].index(reference)
     material = _material(report, rows, at, opened, measured, notes, arguments)
     printed = _written(material, outputs)
@@ -159,7 +168,18 @@ def _material(
     notes: Sequence[str],
     arguments: EvaluateOptions,
 ) -> Material:
-    """What the page and Markdown are made of."""
+    """What the page and Markdown are made of; samples for the page are of models that ran here, the
+    reference first.
+    """
+    examples: tuple[Examples, ...] = ()
+    if (
+        arguments.html is not None
+        and not arguments.no_examples
+        and measured.samples is not None
+        and measured.samples.labels.ndim == 1
+    ):
+        row = rows[reference] if rows[reference].timing is not None else rows[0]
+        examples = examples_of(row.answers, measured.samples, measured.class_names)
     return Material(
         report,
         tuple(rows),
@@ -168,6 +188,8 @@ def _material(
         arguments.ci or 0.95,
         arguments.seed,
         tuple(notes),
+        classes=measured.class_names,
+        examples=examples,
         facts=_facts(arguments) if opened else {"hydrasurgeon": installed("hydrasurgeon")},
         uses=measured.uses,
     )

@@ -118,10 +118,14 @@ def test_timm_loads_what_was_cut_and_calibrated(kind: str, tmp_path: Path) -> No
     torch.testing.assert_close(probs, expected, rtol=0, atol=1e-5)
 
 
-def test_a_folder_and_its_state(tmp_path: Path) -> None:
+def test_shards_and_their_state(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")
-    folder = calibrated(tmp_path / "source", family, f"{tmp_path / 'ready'}/")
+    folder = calibrated(
+        tmp_path / "source", family, f"{tmp_path / 'ready'}/", max_shard_size="20KB"
+    )
+    assert (folder / "model.safetensors.index.json").exists()
+    assert BESIDE not in (folder / "model.safetensors.index.json").read_text()
     names = TensorFile(folder / BESIDE).infos
     assert {name.rpartition(".")[2] for name in names} == {
         "centre",

@@ -168,16 +168,19 @@ def test_three_members_of_a_sharded_decoder_become_a_sharded_hydra(tmp_path: Pat
     )
     peaks = {i: run(*prune, "--seed", str(i), "-o", f"m{i}", cwd=tmp_path) for i in (1, 2, 3)}
     written = run(
-        *("fuse", "m1", "m2", "m3", "-o", "h/", "--quiet", "--json"),
+        *("fuse", "m1", "m2", "m3", "-o", "h/", "--max-shard-size", "500MB", "--quiet", "--json"),
         cwd=tmp_path,
     )
-    bytes_of = [path.stat().st_size for path in (tmp_path / "h").glob("*.safetensors")]
+    shards = sorted((tmp_path / "h").glob("model-*.safetensors"))
+    bytes_of = [path.stat().st_size for path in shards]
     whole = sum(path.stat().st_size for path in (tmp_path / "qwen").glob("*.safetensors"))
     manifest = parse_manifest((tmp_path / "h" / "heads.json").read_text(), "h")
     shutil.rmtree(tmp_path)
     assert max(*peaks.values(), written) < MOST_MEMORY, (peaks, written)
     assert manifest.kind == "hydra"
     assert manifest.fusion.trunk == 8
+    assert 5 <= len(shards) <= 8
+    assert max(bytes_of) < 501 * 10**6
     assert 2 * GB < sum(bytes_of) <= whole * 1.001  # what members share lies there once
 
 

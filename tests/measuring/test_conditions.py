@@ -102,7 +102,7 @@ def test_training_is_named_with_the_verdict(home: Path) -> None:
     assert "not alike" not in (home / "alike.html").read_text(encoding="utf-8")
 
 
-def test_of_a_reference_that_is_not_calibrated_accuracy_alone_is_compared(home: Path) -> None:
+def test_a_calibrated_model_is_compared_with_a_calibrated_reference(home: Path) -> None:
     data, ood = str(home / "data.npz"), [f"near:noise={home / 'noise.npz'}"]
     decided = hs.calibrate(
         home / "source", data=data, ood_score="rmds", out=home / "decided.safetensors"
@@ -116,6 +116,23 @@ def test_of_a_reference_that_is_not_calibrated_accuracy_alone_is_compared(home: 
     assert verdict(page, "decided").startswith("Not distinguishable on 90 samples (accuracy +0.0 ")
     unfair = "not compared in Brier score, NLL, ECE, OOD AUROC and OOD FPR95"
     assert verdict(page, "decided").endswith(f"; {unfair}; not alike: {named}.")
+    (advice,) = [note for note in done.notes if "--val VAL" in note]
+    assert (
+        "hydrasurgeon calibrate source --data VAL --ood-score rmds -o calibrated.safetensors"
+        in advice
+    )
+    done = hs.evaluate(
+        [home / "source", decided], data=data, ood=ood, html=page, val=data, force=True
+    )
+    assert [row.name for row in done.report.results] == ["source", "source (calibrated)", "decided"]
+    _, alike, model = done.report.results
+    assert (alike.id, alike.ood) == (model.id, model.ood)
+    assert headline(page).startswith("Compared with source (calibrated): ")
+    assert headline(page).count("gives the same answer in 100 % of cases at the same cost") == 2
+    named = "OOD by msp, the reference by rmds; not calibrated, the reference is"
+    assert verdict(page, "source").endswith(f"; {unfair}; not alike: {named}.")
+    assert "not compared" not in verdict(page, "decided")
+    assert not any("--val" in note for note in done.notes)
 
 
 def test_each_difference_is_named_once() -> None:

@@ -157,9 +157,11 @@ def test_who_cannot_see_it_is_told(files: list[Path], tmp_path: Path) -> None:
     assert "Distribution shift" in named
     assert len(set(named)) == len(named)
     captions = parsed.said("figcaption")
+    assert any(caption.startswith("ROC: ") for caption in captions)
     assert any(caption.startswith("OOD scores: base") for caption in captions)
     assert len(parsed.all("caption")) == len(parsed.all("table")) > 3
     assert all(head.get("scope") in ("col", "row", "colgroup") for head in parsed.all("th"))
+    assert any("AUROC: base 0." in str(svg["aria-label"]) for svg in charts)
 
 
 def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
@@ -280,7 +282,7 @@ def test_the_same_bytes_again(files: list[Path], tmp_path: Path) -> None:
     assert str(tmp_path) not in first
 
 
-def test_checkpoints_bring_their_history(
+def test_checkpoints_bring_heads_and_history(
     tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
 ) -> None:
     source = tiny()
@@ -291,6 +293,7 @@ def test_checkpoints_bring_their_history(
     hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
     evaluation = hs.evaluate([source, hydra], data=images(), html=tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    parsed = Page(text)
     manifests = [
         json.loads(Path(f"{str(p).removesuffix('.safetensors')}.heads.json").read_text())
         for p in (source, hydra)
@@ -299,10 +302,30 @@ def test_checkpoints_bring_their_history(
         assert manifest["weights_sha256"] in text
     for step in manifests[1]["history"]:
         assert all(each["sha256"] in text for each in step["inputs"])
+    # The unpruned model has all its heads: nothing of it is drawn.
+    maps = [svg for svg in parsed.all("svg") if "map" in str(svg["class"])]
+    assert len(maps) == 1
+    kept = sum(len(row) for member in manifests[1]["members"] for row in member["kept"]["vision"])
+    assert text.count(" stripe") - text.count(".stripe") == kept
     assert evaluation.printed == {}
 
 
-def test_a_checkpoint_as_found_has_no_hash(tmp_path: Path) -> None:
+def test_heads_of_many_members_are_counted(
+    tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
+) -> None:
+    source = tiny()
+    members = [
+        hs.prune(source, method="random", keep=k, seed=k, out=tmp_path / f"m{at}.safetensors").path
+        for at, k in enumerate((1, 2, 3, 2, 1, 2, 3))
+    ]
+    seven = hs.fuse(members, out=tmp_path / "seven.safetensors").path
+    two = hs.fuse(members[:2], out=tmp_path / "two.safetensors").path
+    hs.evaluate([two, seven], data=images(), html=tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "layer 0: 1·2, layer 1: 1·2" in text
+    assert "layer 0: 1 – 3, layer 1: 1 – 3" in text  # not the first six of seven
+    assert text.count("</span>member ") == 2  # no keys for stripes that are not there
+    assert "With more than 6 members" in text
     stock = tmp_path / "stock"
     stock.mkdir()
     FAMILIES["BERT"].write(stock)

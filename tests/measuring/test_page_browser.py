@@ -67,4 +67,6 @@ def test_the_report_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert re.search(r"<title>Compared with ", done.stdout)
     assert len(re.findall("<script[ >]", done.stdout)) == 1
-    assert "<img" not in done.stdout
+    pictures = re.findall("<img[ >][^>]*", done.stdout)
+    assert pictures
+    assert all('<img src="data:image/png;base64,' in each for each in pictures)

@@ -1,0 +1,140 @@
+"""The report's classes: accuracy, balance, confused pairs, held against loops; and its tables as CSV."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import hydrasurgeon as hs
+from hydrasurgeon.measuring.predictions import Predictions, write_predictions
+from hydrasurgeon.report.columns import Cell, Column, Metric, Table, csv_of, tables
+
+
+def predictions(
+    path: Path, *, classes: int = 5, rows: int = 203, noise: float = 1.0, name: str = "model"
+) -> Path:
+    """Answers of which some are wrong, for classes of different sizes; class 1 has no sample."""
+    random = torch.Generator().manual_seed(classes)
+    labels = (torch.rand(rows, generator=random) ** 2 * classes).long()
+    labels[labels == 1] = 0
+    logits = noise * torch.randn(rows, 2, classes, generator=random)
+    logits[torch.arange(rows), :, labels] += 2.0
+    write_predictions(Predictions(name, "hydra", logits, labels), path)
+    return path
+
+
+def answers(path: Path) -> list[tuple[int, int]]:
+    """(class, answer) of each sample, one by one."""
+    from hydrasurgeon.measuring.predictions import read_predictions
+
+    read = read_predictions(path)
+    mean = read.logits.softmax(dim=-1).mean(dim=1)
+    return [
+        (int(label), max(range(len(p)), key=p.tolist().__getitem__))
+        for label, p in zip(read.labels, mean, strict=True)
+    ]
+
+
+def csvs(text: str) -> dict[str, list[list[str]]]:
+    """What the buttons of a page copy, by the title of the table."""
+    buttons = re.findall(r'data-csv="([^"]*)" aria-label="Copy ([^"]*) as CSV"', text)
+    return {
+        html.unescape(title): list(csv.reader(io.StringIO(html.unescape(body))))
+        for body, title in buttons
+    }
+
+
+def test_classes_are_those_of_a_loop(tmp_path: Path) -> None:
+    paths = [predictions(tmp_path / f"{n}.safetensors", noise=n, name=f"m{n}") for n in (1.0, 2.0)]
+    hs.evaluate([], predictions_in=paths, html=tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    both = [answers(path) for path in paths]
+    assert [pair[0] for pair in both[0]] == [pair[0] for pair in both[1]]
+    head, *rows = csvs(text)["Accuracy by class"]
+    assert head == ["class", "samples", "of all, %", "accuracy ↑ m1.0", "accuracy ↑ m2.0"]
+    accuracies = []
+    for name, count, fraction, *by_model in rows:
+        of_class = [[taken for true, taken in each if true == int(name)] for each in both]
+        assert int(count) == len(of_class[0])
+        assert float(fraction) == pytest.approx(100 * len(of_class[0]) / 203, rel=1e-5)
+        for value, each in zip(by_model, of_class, strict=True):
+            assert float(value) == pytest.approx(each.count(int(name)) / len(each), rel=1e-5)
+        accuracies.append(float(by_model[0]))
+    assert {int(row[0]) for row in rows} == {true for true, _ in both[0]} == {0, 2, 3, 4}
+    assert accuracies == sorted(accuracies)
+    head, *rows = csvs(text)["Most confused pairs"]
+    pairs = [(tuple(map(int, name.split(" → "))), list(map(int, counts))) for name, *counts in rows]
+    assert pairs[0][1][1] > 1
+    assert [counts[1] for _, counts in pairs] == sorted(
+        (counts[1] for _, counts in pairs), reverse=True
+    )
+    for (true, taken), counts in pairs:
+        assert counts == [
+            sum(t == true for t, _ in both[0]),
+            *(each.count((true, taken)) for each in both),
+        ]
+
+
+def test_many_classes_are_a_few_rows(tmp_path: Path) -> None:
+    path = predictions(tmp_path / "p.safetensors", classes=3000, rows=400)
+    hs.evaluate([], predictions_in=[path], html=tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert len(csvs(text)["Accuracy by class"]) == 41
+    assert len(csvs(text)["Most confused pairs"]) == 13
+    assert "The 40 of" in text
+    assert len(text) < 200_000
+
+
+def test_who_makes_no_mistake_confuses_nothing(tmp_path: Path) -> None:
+    path = predictions(tmp_path / "p.safetensors", noise=0.01)
+    hs.evaluate([], predictions_in=[path], html=tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Most confused pairs" not in text
+
+
+def test_every_table_can_be_copied(tmp_path: Path) -> None:
+    evaluation = hs.evaluate(
+        [],
+        predictions_in=[predictions(tmp_path / "p.safetensors")],
+        html=tmp_path / "r.html",
+        ci=0.9,
+    )
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert text.count("<table>") == text.count("data-csv=") > 2
+    head, row = csvs(text)["In distribution"]
+    values = dict(zip(head, row, strict=True))
+    result = evaluation.report.results[0].id
+    assert values["model"] == "model"
+    assert float(values["accuracy"]) == pytest.approx(result.accuracy, rel=1e-5)
+    assert result.ci is not None
+    assert [float(values[f"NLL {end}"]) for end in ("low", "high")] == pytest.approx(
+        list(result.ci["nll"]), rel=1e-5
+    )
+    # A table that is as wide as the window holds all columns, in parts.
+    parts = tables(evaluation.report.results)[0].parts(650)
+    assert [each.title for each in parts[:2]] == ["In distribution", "In distribution, part 2"]
+    assert [c for part in parts for c in part.columns] == list(
+        tables(evaluation.report.results)[0].columns
+    )
+    assert all(sum(c.width for c in part.columns) <= 500 for part in parts)
+
+
+def test_a_group_of_columns_stays_together() -> None:
+    wide = tuple(Column(Metric("m", "m"), group, (Cell("0.123456789"),)) for group in "aaabbb")
+    assert [len(part.columns) for part in Table("t", ("n",), wide).parts(550)] == [3, 3]
+    assert [len(part.columns) for part in Table("t", ("n",), wide).parts(400)] == [
+        2,
+        2,
+        2,
+    ]  # unless it is too wide
+
+
+def test_a_name_is_no_formula() -> None:
+    rows = [["=1+1", "+a", "@x", "-x"], ["-0.5", "a,b", 'q"', "two\nlines"]]
+    assert csv_of(rows) == '\'=1+1,\'+a,\'@x,\'-x\n-0.5,"a,b","q""",two\\nlines\n'
