@@ -399,6 +399,7 @@ def test_a_budget_of_time_is_kept_in_the_faster_engine(tasks: Tasks) -> None:
 
 
 @pytest.mark.usefixtures("counted_time")
+@pytest.mark.slow  # seconds of exports
 def test_eight_bits_are_decided_by_their_own_answers(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_an_embedding_is_looked_up_in_bytes() -> None:
     np.testing.assert_allclose(made.run(None, {"x": at})[0], whole * scale, rtol=1e-6)
 
 
+@pytest.mark.slow  # seconds of exports
 def test_a_state_of_its_own_and_a_graph_that_is_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

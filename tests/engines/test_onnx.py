@@ -53,6 +53,7 @@ def calibrated(folder: Path, family: Family, data: str, score: str, **options: A
     return hs.calibrate(hydra, data=data, ood_score=score, out=out, device="cpu", **options).path
 
 
+@pytest.mark.slow  # seconds of exports
 def test_a_hydra_with_a_cascade_and_a_score_of_features(tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     data = family.data(tmp_path, rows=90)
@@ -67,6 +68,7 @@ def test_a_hydra_with_a_cascade_and_a_score_of_features(tmp_path: Path) -> None:
     check_alike(rows(graph, data), rows(ready, data, cascade=False))
 
 
+@pytest.mark.slow  # seconds of exports
 def test_texts_and_a_file_that_carries_its_tokenizer(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")

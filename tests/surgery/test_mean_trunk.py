@@ -101,6 +101,7 @@ def tuned(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> list[Path]:
     return places
 
 
+@pytest.mark.slow  # seconds of exports
 def test_its_branches_are_distilled_behind_a_fixed_trunk(tuned: list[Path], tmp_path: Path) -> None:
     """Each from its own teacher, the trunk's outputs computed once; its file is complete and exports."""
     data = str(tmp_path / "data.npz")
