@@ -1,6 +1,4 @@
-"""What a kind of question means: one file a kind, behind the verbs of `base.Problem`; nobody else
-asks which kind it is.
-"""
+"""What a kind of question means: one file a kind, behind the verbs of `base.Problem`."""
 
 from __future__ import annotations
 
