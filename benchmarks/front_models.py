@@ -1,62 +1,51 @@
-"""The models of benchmarks/front.py: trainings, parts, means and hydras of one task and seed, made once in a folder."""
+"""The models of benchmarks/front.py: trainings, means, parts and hydras of one task and seed, made once in a folder."""
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import quality_tasks
 import torch
-from decision_models import DEMO, docstrings
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint, open_single, rewritten
-from hydrasurgeon.checkpoints.writing import save
+from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.families import family_of
-from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.options.shared import Dtype
-from hydrasurgeon.runtime.classifier import as_classifier, live_module
-from hydrasurgeon.runtime.tensors import plan_tensors
-from hydrasurgeon.statistics.temperature import nll_of, temperature_of
+from hydrasurgeon.runtime.classifier import as_classifier
 
-PRICES = {"third": 1 / 3, "half": 1 / 2, "three quarters": 3 / 4, "one": 1.0}
-"""Name of a part → its multiply-adds, times the single model's; a part of a larger model may cost as much as that."""
+COSTS = {"third": 1 / 3, "half": 1 / 2}
+"""Name of a part → its multiply-adds, times the single model's."""
 SCORED = 960
 """Training samples that heads and neurons are scored, and parts repaired, on."""
+KEPT = (0.65, 0.67)
+"""Of the heads and of the neurons of a branch behind a mean trunk."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model, how it is tuned, and its sets."""
+    """A body, how it is tuned, and its sets."""
 
     start: Callable[[Place], str]
-    """What is tuned."""
-    whole: Sequence[Mapping[str, Any]]
-    """Options of `finetune` for a whole model: one training after the other."""
-    more: Mapping[str, Any]
-    """Options of all further training."""
-    plain: Mapping[str, str]
-    """What is overridden in `more` where there are no teachers."""
-    other: tuple[str, Mapping[str, str]]
-    """What teachers were tried on besides, and did worse on VAL: its name, and what is overridden for it."""
+    recipe: str
+    """Of a whole model. It starts from a probe."""
+    tuning: Mapping[str, str]
+    """What is overridden in it."""
+    distilling: Mapping[str, str]
+    """What is overridden in the recipe teach."""
     sets: Mapping[str, str]
     """train, val, test, near, far, and choose: OOD data that the score is chosen by."""
-    dtype: Dtype = "float32"
+    epochs: int = 3
+    limit: int | None = None
+    """Training samples; None: all."""
+    dtype: Dtype = "bfloat16"
     """What trainings compute in; measured is in float32."""
-    larger: str | None = None
-    """The same, half as deep again: where there are such weights, or none are needed."""
-
-
-FASHION = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=64,depth={},num_heads=8,num_classes=8"
 
 
 def _minilm(place: Place) -> str:
@@ -67,49 +56,24 @@ def _minilm(place: Place) -> str:
 
 def _dinov2(place: Place) -> str:
     """DINOv2-small, reading images of 56 pixels: 16 patches."""
-    blank = quality_tasks.Place("dinov2", place.cache.parent / "dinov2", place.shared)
-    return str(quality_tasks.dinov2_blank(blank))
+    from transformers import AutoImageProcessor, AutoModel
+
+    folder = place.cache.parent / "dinov2"
+    if not folder.exists():
+        source = place.shared / "models" / "dinov2-small"
+        side = {"height": 56, "width": 56}
+        processor = AutoImageProcessor.from_pretrained(source, size=side, do_center_crop=False)
+        AutoModel.from_pretrained(source).save_pretrained(folder)
+        processor.save_pretrained(folder)
+    return str(folder)
 
 
-SMALL_IMAGES = {"augment.random_resized_crop": "null", "augment.pad_crop": "2"}
-"""Augmentation of images of 28 pixels."""
 TASKS = {
-    "fashion": Task(
-        lambda place: FASHION.format(6),
-        [
-            {"recipe": "scratch", "set": {"epochs": "4", "dropout": "0", "lr": "2e-3"}},
-            {
-                "recipe": "scratch",
-                "set": {"epochs": "5", "dropout": "0", "lr": "1e-3", "label_smoothing": "0"},
-            },
-        ],
-        {
-            "recipe": "teach",
-            "set": {"epochs": "2", "lr": "5e-4", "batch_size": "128", "mixup": "0", **SMALL_IMAGES},
-        },
-        {},
-        ("mixed images", {"mixup": "1"}),
-        {
-            "train": "full.npz",
-            "val": "demo:val",
-            "test": "demo:test",
-            "near": "demo:near",
-            "far": "demo:digits",
-            "choose": "demo:textures",
-        },
-        larger=FASHION.format(9),
-    ),
     "clinc": Task(
         _minilm,
-        [
-            {
-                "recipe": "text",
-                "set": {"epochs": "6", "lr": "4e-4", "batch_size": "32", "max_length": "32"},
-            }
-        ],
-        {"recipe": "teach", "set": {"epochs": "4", "lr": "2e-4", "batch_size": "32"}},
-        {"mask_tokens": "0"},
-        ("texts as they are", {"mask_tokens": "0"}),
+        "text",
+        {"batch_size": "32", "max_length": "32"},
+        {"batch_size": "32", "lr": "1e-4"},
         {
             "train": "clinc-train.jsonl",
             "val": "clinc-val.jsonl",
@@ -118,24 +82,12 @@ TASKS = {
             "far": "clinc-far-scope.jsonl",
             "choose": "clinc-val-ood.jsonl",
         },
-        "bfloat16",
     ),
     "movies": Task(
         _minilm,
-        [
-            {
-                "recipe": "text",
-                "set": {"epochs": "3", "lr": "1e-4", "batch_size": "32", "max_length": "48"},
-                "limit": 4000,
-            }
-        ],
-        {
-            "recipe": "teach",
-            "set": {"epochs": "2", "lr": "1e-4", "batch_size": "32"},
-            "limit": 4000,
-        },
-        {"mask_tokens": "0"},
-        ("texts as they are", {"mask_tokens": "0"}),
+        "text",
+        {"batch_size": "32", "max_length": "48"},
+        {"batch_size": "32", "lr": "1e-4"},
         {
             "train": "movie-train.jsonl",
             "val": "movie-val.jsonl",
@@ -144,25 +96,27 @@ TASKS = {
             "far": "few-nyt.jsonl",
             "choose": "docstrings.jsonl",
         },
-        "bfloat16",
+        limit=4000,
+    ),
+    "topics": Task(
+        _minilm,
+        "text",
+        {"batch_size": "32", "max_length": "32"},
+        {"batch_size": "32", "lr": "1e-4"},
+        {
+            "train": "topics-train.jsonl",
+            "val": "topics-val.jsonl",
+            "test": "topics-test.jsonl",
+            "near": "topics-near.jsonl",
+            "far": "few-nyt.jsonl",
+            "choose": "docstrings.jsonl",
+        },
     ),
     "cifar": Task(
         _dinov2,
-        [
-            {
-                "recipe": "image",
-                "set": {
-                    "epochs": "2",
-                    "lr": "3e-5",
-                    "batch_size": "32",
-                    "label_smoothing": "0",
-                    "classifier": "probe",
-                },
-            }
-        ],
-        {"recipe": "teach", "set": {"epochs": "1", "lr": "3e-5", "batch_size": "32", "mixup": "0"}},
-        {},
-        ("mixed images", {"mixup": "1"}),
+        "image",
+        {"batch_size": "32", "label_smoothing": "0", "classifier_lr": "10"},
+        {"batch_size": "32", "lr": "3e-5", "mixup": "0"},
         {
             "train": "cifar6-train.npz",
             "val": "cifar6-val.npz",
@@ -171,17 +125,69 @@ TASKS = {
             "far": "digits-and-shapes.npz",
             "choose": "demo:textures",
         },
-        "bfloat16",
+        epochs=2,
     ),
 }
 """Name → the task."""
+TOPICS = {
+    "admin": "system administration",
+    "devel": "programming",
+    "games": "games",
+    "graphics": "pictures",
+    "math": "mathematics",
+    "science": "science",
+    "sound": "sound",
+    "web": "the web",
+}
+"""Section of a Debian package → what its description is about."""
+FOREIGN = ("video", "mail", "fonts")
+"""Sections that are near those."""
+
+
+def _jsonl(out: Path, rows: Iterator[dict[str, str]] | Sequence[dict[str, str]]) -> None:
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _topics(out: Path, shared: Path) -> None:
+    """Descriptions of Debian packages by section; a description that two sections share is in neither."""
+    import subprocess
+
+    listing = subprocess.run(
+        ["apt-cache", "dumpavail"], capture_output=True, text=True, check=True
+    ).stdout
+    sections: dict[str, set[str]] = {}
+    for package in listing.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in package.splitlines() if ": " in line)
+        if "Section" in lines and "Description" in lines:
+            section = lines["Section"].rpartition("/")[2]
+            sections.setdefault(lines["Description"], set()).add(section)
+    by_section: dict[str, list[str]] = {}
+    for text, names in sorted(sections.items()):
+        if len(names) == 1:
+            by_section.setdefault(*names, []).append(text)  # type: ignore[call-overload]
+    rng = np.random.default_rng(0)
+    parts: dict[str, list[dict[str, str]]] = {"train": [], "val": [], "test": [], "near": []}
+    for section, label in TOPICS.items():
+        texts = by_section[section]
+        drawn = [{"text": texts[i], "label": label} for i in rng.permutation(len(texts))[:750]]
+        parts["train"] += drawn[:400]
+        parts["val"] += drawn[400:500]
+        parts["test"] += drawn[500:]
+    for section in FOREIGN:
+        parts["near"] += [{"text": text} for text in by_section[section][:400]]
+    for name, rows in parts.items():
+        _jsonl(out.parent / f"topics-{name}.jsonl", rows)
 
 
 def _docstrings(out: Path, shared: Path) -> None:
-    out.write_text("".join(json.dumps({"text": text}) + "\n" for text in list(docstrings())[:600]))
+    from decision_models import docstrings
+
+    _jsonl(out, [{"text": text} for text in list(docstrings())[:600]])
 
 
 def _digits_and_shapes(out: Path, shared: Path) -> None:
+    from decision_models import DEMO
+
     with (
         np.load(DEMO / "digits.npz") as digits,
         np.load(shared / "data" / "animal-shapes.npz") as shapes,
@@ -192,25 +198,18 @@ def _digits_and_shapes(out: Path, shared: Path) -> None:
 
 def _few_texts(out: Path, shared: Path) -> None:
     """A thousand of them."""
-    lines = (
-        (shared / "data" / out.name.removeprefix("few-"))
-        .read_text(encoding="utf-8")
-        .splitlines(keepends=True)
-    )
-    out.write_text(
-        "".join(lines[i] for i in np.random.default_rng(0).permutation(len(lines))[:1000]),
-        encoding="utf-8",
-    )
+    source = shared / "data" / out.name.removeprefix("few-")
+    lines = source.read_text(encoding="utf-8").splitlines(keepends=True)
+    drawn = np.random.default_rng(0).permutation(len(lines))[:1000]
+    out.write_text("".join(lines[i] for i in drawn), encoding="utf-8")
 
 
 MADE: dict[str, Callable[[Path, Path], object]] = {
-    "full.npz": lambda out, shared: quality_tasks.full_train(
-        quality_tasks.Place("fashion-mnist", out.parent, shared)
-    ),
     "docstrings.jsonl": _docstrings,
     "few-amazon.jsonl": _few_texts,
     "few-nyt.jsonl": _few_texts,
     "digits-and-shapes.npz": _digits_and_shapes,
+    **dict.fromkeys((f"topics-{name}.jsonl" for name in ("train", "val", "test", "near")), _topics),
 }
 """Sets that are made in the cache: (where, the folder with data)."""
 
@@ -223,7 +222,7 @@ class Place:
     shared: Path
     cache: Path
     seed: int
-    prices: dict[str, float] = field(default_factory=dict)
+    counted: dict[Path, float] = field(default_factory=dict)
 
     def data(self, name: str) -> str:
         spec = self.task.sets[name]
@@ -239,232 +238,166 @@ class Place:
     def file(self, name: str) -> Path:
         return self.cache / f"{name.replace(' ', '-').replace(',', '')}.safetensors"
 
-    def whole(self, number: int) -> Path:
-        """A model of a training of its own."""
-        return self._trained(self.task.start(self), str(number), seed=3 * self.seed + number)
+    def once(self, name: str, make: Callable[[Path], object]) -> Path:
+        """The file, made where it is not there."""
+        out = self.file(name)
+        if not out.exists():
+            make(out)
+        return out
 
-    def larger(self) -> Path:
-        """A larger model, trained alike."""
-        assert self.task.larger is not None
-        return self._trained(self.task.larger, "larger", seed=3 * self.seed)
+    @property
+    def about(self) -> dict[str, Any]:
+        """What scores and repairs read."""
+        return {"data": self.data("train"), "limit": SCORED, "device": "cpu"}
 
-    def _trained(self, source: str | Path, name: str, *, seed: int) -> Path:
-        for at, options in enumerate(self.task.whole, start=1):
-            last = at == len(self.task.whole)
-            out = self.file(f"whole {name}" if last else f"early {at} {name}")
-            if not out.exists():
-                self._finetune(source, out, options, seed=seed)
-            source = out
-        return Path(source)
+    def _finetune(self, source: Any, out: Path, recipe: str, fields: Any, **more: Any) -> None:
+        dtype: Dtype = "float32" if recipe == "probe" else self.task.dtype
+        hs.finetune(
+            source,
+            data=self.data("train"),
+            val=self.data("val"),
+            limit=self.task.limit,
+            recipe=recipe,
+            set=fields,
+            device="cpu",
+            dtype=dtype,
+            resume=True,
+            out=out,
+            **more,
+        )
+
+    def probe(self) -> Path:
+        fields = {k: v for k, v in self.task.tuning.items() if k == "max_length"}
+        return self.once(
+            "probe", lambda out: self._finetune(self.task.start(self), out, "probe", fields)
+        )
+
+    def whole(self, number: int, *, times: int = 1) -> Path:
+        """A model of a training of its own, from the probe."""
+        fields = {
+            **self.task.tuning,
+            "classifier": "probe",
+            "epochs": str(times * self.task.epochs),
+        }
+        return self.once(
+            f"whole {number}" if times == 1 else f"whole {number} times {times}",
+            lambda out: self._finetune(
+                self.task.start(self), out, self.task.recipe, fields, seed=3 * self.seed + number
+            ),
+        )
 
     @cached_property
     def wholes(self) -> list[Path]:
         return [self.whole(number) for number in range(3)]
 
+    def ensemble(self) -> Path:
+        return self.fused("ensemble", self.wholes)
+
     def fused(self, name: str, members: Sequence[Path]) -> Path:
-        out = self.file(name)
-        if not out.exists():
-            hs.fuse(members, mlp="separate", out=out)
-        return out
+        return self.once(name, lambda out: hs.fuse(members, mlp="separate", out=out))
 
-    def tuned(
-        self,
-        source: Path,
-        name: str,
-        *,
-        times: int = 1,
-        teachers: Sequence[Path] = (),
-        other: bool = False,
-    ) -> Path:
-        """Trained further, by teachers where there are some."""
-        out, more = self.file(name), self.task.more
-        if not out.exists():
-            changed = {**more["set"], "epochs": str(times * int(more["set"]["epochs"]))}
-            changed |= self.task.other[1] if other else {} if teachers else self.task.plain
-            taught: dict[str, Any] = {"teacher": list(teachers)} if teachers else {}
-            self._finetune(source, out, {**more, **taught, "set": changed}, seed=self.seed)
-        return out if teachers else min(out, source, key=self.refined)
-
-    def refined(self, path: Path) -> float:
-        """NLL of VAL at the temperature that fits it best: an overconfident epoch may be the better one."""
-        answers = self.file(f"{path.stem} on val")
-        if not answers.exists():
-            hs.evaluate([path], data=[self.data("val")], predictions=answers, device="cpu")
-        read = read_predictions(answers)
-        return nll_of(read.logits, read.labels, temperature_of(read.logits, read.labels))
-
-    def _finetune(
-        self, source: str | Path, out: Path, options: Mapping[str, Any], *, seed: int
-    ) -> None:
-        hs.finetune(
-            source,
-            data=self.data("train"),
-            val=self.data("val"),
-            **options,
-            seed=seed,
-            device="cpu",
-            dtype=self.task.dtype,
-            resume=True,
-            out=out,
+    def mean(self, soup: str = "uniform") -> Path:
+        """One model of the mean of their weights; stock: weighed against the probe, their start."""
+        more: dict[str, Any] = {"soup": soup}
+        if soup == "greedy":
+            more["check"] = self.data("val")
+        if soup == "stock":
+            more["base"] = self.probe()
+        return self.once(
+            f"mean {soup}",
+            lambda out: hs.fuse(self.wholes, mean=True, device="cpu", out=out, **more),
         )
 
-    def about(self) -> dict[str, Any]:
-        """What scores and repairs read."""
-        return {"data": self.data("train"), "limit": SCORED, "device": "cpu"}
+    def distilled(self, source: Path, *teachers: Path) -> Path:
+        """Trained on what teachers answer, all three wholes unless there are others."""
+        fields = {**self.task.distilling, "epochs": str(self.task.epochs)}
+        taught = list(teachers or self.wholes)
+        return self.once(
+            f"{source.stem} distilled",
+            lambda out: self._finetune(
+                source, out, "teach", fields, teacher=taught, seed=self.seed
+            ),
+        )
 
     def scored(self, source: Path) -> Path:
         """The model with the worth of its heads and neurons."""
-        out = self.file(f"{source.stem} scored")
-        if not out.exists():
-            hs.score(source, method="taylor", **self.about(), out=out)
-            hs.score(out, method="taylor", part="neurons", **self.about())
-        return out
 
-    def mean(self, number: int | None = None) -> Path:
-        """The mean of all three whole models' weights; of one number: that model, whose embeddings and first half alone are the mean."""
-        out = self.file("mean" if number is None else f"whole {number} behind mean")
-        if not out.exists():
-            opened = open_single(self.whole(number or 0))
-            (tower,) = opened.manifest.towers.values()
-            states = [live_module(open_single(whole)).state_dict() for whole in self.wholes]
-            weights = by_name(opened.family.weights(opened.manifest.model))
+        def score(out: Path) -> None:
+            hs.score(source, method="taylor", **self.about, out=out)
+            hs.score(out, method="taylor", part="neurons", **self.about)
 
-            def own(name: str) -> bool:
-                return (
-                    weights[name].tower is None or (weights[name].layer or 0) >= tower.layers // 2
-                )
+        return self.once(f"{source.stem} scored", score)
 
-            state = {
-                n: torch.stack([s[n] for s in states]).mean(dim=0)
-                if number is None or not own(n)
-                else states[number][n]
-                for n in weights
-            }
-            told: dict[str, Any] = {"scores": {}, "history": ()}
-            save(
-                out,
-                plan_tensors(state),
-                lambda s: rewritten(opened.manifest, **told, weights_sha256=s),
-                files=opened.files,
-            )
-        return out
+    def part(self, source: Path, size: str) -> Path:
+        """Some heads and neurons of each layer, repaired: at most so much of the single model's cost."""
 
-    def part(self, source: Path, size: str, how: str = "lstsq") -> Path:
-        """A part of a whole model that costs at most so much of the single one."""
-        out = self.file(f"{source.stem} {size} {how}")
-        if not out.exists():
-            keep, neurons = self.shares(source, PRICES[size])
-            repair = {"compensate": how, **(self.about() if how != "none" else {})}
-            hs.prune(
-                self.scored(source), method="taylor", keep=keep, neurons=neurons, **repair, out=out
-            )
-        return out
+        def prune(out: Path) -> None:
+            keep, neurons = self.shares(source, COSTS[size])
+            about = {"method": "taylor", "compensate": "lstsq", **self.about}
+            hs.prune(self.scored(source), keep=keep, neurons=neurons, **about, out=out)
 
-    def branch(self, source: Path, seed: int) -> Path:
-        """A model with its second half thinned: seven in ten heads, drawn by the seed, and two in three neurons."""
-        out = self.file(f"{source.stem} branch {seed}")
-        if not out.exists():
-            scored = self.scored(source)
+        return self.once(f"{source.stem} {size}", prune)
+
+    def branch(self, number: int) -> Path:
+        """A whole model with its second half thinned."""
+
+        def prune(out: Path) -> None:
+            scored = self.scored(self.whole(number))
             (tower,) = open_checkpoint(scored).manifest.towers.values()
-            first = tower.layers // 2
-            heads = (tower.layers - first) * tower.heads
-            layers, sample = (
-                f"{first}-{tower.layers - 1}",
-                f"{round(0.3 * heads)}/{round(0.5 * heads)}",
-            )
-            about = {"method": "taylor", "compensate": "lstsq", **self.about()}
-            hs.prune(
-                scored, layers=layers, sample=sample, neurons=0.67, seed=seed, **about, out=out
-            )
-        return out
+            layers = f"{tower.layers // 2}-{tower.layers - 1}"
+            heads, neurons = KEPT
+            about = {"method": "taylor", "compensate": "lstsq", **self.about}
+            keep = round(heads * tower.heads)
+            hs.prune(scored, keep=keep, layers=layers, neurons=neurons, **about, out=out)
 
-    def branches(self, *, behind_mean: bool = False) -> Path:
-        parts = [
-            self.branch(self.mean(seed) if behind_mean else self.whole(0), seed)
-            for seed in range(3)
-        ]
-        return self.fused("branches behind mean" if behind_mean else "branches", parts)
+        return self.once(f"whole {number} branch", prune)
 
-    def shares(self, source: Path, price: float) -> tuple[int, float]:
+    def behind_mean(self) -> Path:
+        """The thinned second half of each whole model behind the mean of their first halves."""
+        branches = [self.branch(number) for number in range(3)]
+        (tower,) = open_checkpoint(branches[0]).manifest.towers.values()
+        return self.once(
+            "behind mean", lambda out: hs.fuse(branches, mean_trunk=tower.layers // 2, out=out)
+        )
+
+    def shares(self, source: Path, cost: float) -> tuple[int, float]:
         """Heads of every layer, and the share of neurons that still fits: a multiply-add is linear in both."""
         scored = self.scored(source)
         (tower,) = open_checkpoint(scored).manifest.towers.values()
-        keep = round((0.35 + 0.55 * price / self.price(source)) * tower.heads)
+        keep = round((0.35 + 0.55 * cost / self.cost(source)) * tower.heads)
         trial = self.file("trial")
         costs = []
         for share in (1.0, 0.5):
             hs.prune(scored, method="taylor", keep=keep, neurons=share, out=trial, force=True)
-            costs.append(self.price(trial, fresh=True))
-        share = 1 - (costs[0] - price) / (costs[0] - costs[1]) / 2
+            costs.append(self.cost(trial, fresh=True))
+        share = 1 - (costs[0] - cost) / (costs[0] - costs[1]) / 2
         return keep, math.floor(1000 * share) / 1000
 
-    def price(self, path: Path, *, fresh: bool = False) -> float:
+    def cost(self, path: Path, *, fresh: bool = False) -> float:
         """Multiply-adds of one sample, times the whole model's."""
         whole = self.whole(0)
-        for each in (whole, path):
-            if each.name not in self.prices or fresh:
+        for model_path in (whole, path):
+            if model_path not in self.counted or fresh:
                 # As hydras run their members: single models too, the last layer for the tokens that are read alone.
-                model = as_classifier(open_checkpoint(each), device="cpu", lean=True)
+                model = as_classifier(open_checkpoint(model_path), device="cpu", lean=True)
                 facts = model.manifest.model
                 inputs = family_of(facts).example(
                     facts, 1, device=torch.device("cpu"), dtype=torch.float32
                 )
-                self.prices[each.name] = macs(model, inputs)
-        return self.prices[path.name] / self.prices[whole.name]
+                self.counted[model_path] = macs(model, inputs)
+        return self.counted[path] / self.counted[whole]
 
-    def predictions(self, path: Path) -> Path:
-        """What the calibrated file says of TEST, near and far OOD data."""
-        ready = path.with_name(f"{path.stem}.ready.safetensors")
-        out = path.with_name(f"{path.stem}.predictions.safetensors")
-        if not out.exists():
-            hs.calibrate(
+    def ready(self, path: Path) -> Path:
+        """With a decision state fitted on VAL."""
+        return self.once(
+            f"{path.stem}.ready",
+            lambda out: hs.calibrate(
                 path,
                 data=self.data("val"),
                 fit_data=self.data("train"),
                 limit=4000,
                 ood=[self.data("choose")],
                 device="cpu",
-                out=ready,
-                force=True,
-            )
-            foreign = [f"near:near={self.data('near')}", f"far:far={self.data('far')}"]
-            hs.evaluate(
-                [ready], data=[self.data("test")], ood=foreign, predictions=out, device="cpu"
-            )
-        return out
-
-    def cascade(self, path: Path) -> dict[str, float]:
-        """A hydra whose other members run only where its first is unsure: a row of figures by `eval` itself."""
-        ready = path.with_name(f"{path.stem}.cascade.safetensors")
-        if not ready.exists():
-            hs.calibrate(
-                path,
-                data=self.data("val"),
-                fit_data=self.data("train"),
-                limit=4000,
-                ood=[self.data("choose")],
-                cascade=True,
-                max_drop=0.5,
-                device="cpu",
-                out=ready,
-            )
-        data, foreign = (
-            [self.data("test")],
-            [f"near:near={self.data('near')}", f"far:far={self.data('far')}"],
+                out=out,
+            ),
         )
-        row, *_ = hs.evaluate(
-            [ready], data=data, ood=foreign, cascade=True, device="cpu"
-        ).report.results
-        by_msp, *_ = hs.evaluate(
-            [ready], data=data, ood=foreign, cascade=True, ood_score="msp", device="cpu"
-        ).report.results
-        assert row.cost is not None
-        assert row.cost.expected_macs is not None
-        far_and_near = {each.name: each.auroc for each in row.ood}
-        return {
-            "price": self.price(path) * row.cost.expected_macs / row.cost.macs,
-            **{name: getattr(row.id, name) for name in ("accuracy", "nll", "ece")},
-            "msp": statistics.fmean(each.auroc for each in by_msp.ood),
-            "auroc": statistics.fmean(far_and_near.values()),
-            **far_and_near,
-        }

@@ -1,7 +1,7 @@
 """What else a part's price buys, in benchmarks/front.py: Torch-Pruning's choice of heads and neurons, and the first layers alone.
 
 Torch-Pruning (Fang et al., 2023) removes as many heads and neurons of every layer as we do, by its group importance (magnitude, or Taylor on the same samples), and
-repairs nothing. A shallow model is the first layers of a whole one, with its classifier. Both are then taught as the part is: same teachers, data, steps.
+repairs nothing. A shallow model is the first layers of a whole one, with its classifier. Both are then distilled as the part is: same teachers, data, steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from front_models import PRICES, SCORED, Place
+from front_models import COSTS, SCORED, Place
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
@@ -29,19 +29,14 @@ IMPORTANCES = {"magnitude": "GroupMagnitudeImportance", "taylor": "GroupTaylorIm
 """Our name of a criterion → Torch-Pruning's."""
 
 
-def rivals(sizes: tuple[str, ...] = ("half", "third")) -> dict[str, Callable[[Place], Path]]:
+def rivals() -> dict[str, Callable[[Place], Path]]:
     """Name → the file."""
     rows: dict[str, Callable[[Place], Path]] = {}
-
-    def rival(size: str, name: str, make: Callable[[Place], Path]) -> None:
-        rows[f"{size}, {name}, taught"] = lambda p: p.tuned(
-            make(p), f"{size} {name} taught", teachers=p.wholes
+    for how in IMPORTANCES:
+        rows[f"half, Torch-Pruning by {how}, distilled"] = lambda p, h=how: p.distilled(  # type: ignore[misc]
+            torch_pruned(p, "half", h)
         )
-
-    for size in sizes:
-        for how in IMPORTANCES:
-            rival(size, f"Torch-Pruning by {how}", lambda p, s=size, h=how: torch_pruned(p, s, h))  # type: ignore[misc]
-        rival(size, "first layers", lambda p, s=size: shallow(p, s))  # type: ignore[misc]
+    rows["half, first layers, distilled"] = lambda p: p.distilled(shallow(p, "half"))
     return rows
 
 
@@ -50,7 +45,7 @@ def torch_pruned(place: Place, size: str, how: str) -> Path:
     out = place.file(f"{size} torch-pruning {how}")
     if out.exists():
         return out
-    keep, neurons = place.shares(place.whole(0), PRICES[size])
+    keep, neurons = place.shares(place.whole(0), COSTS[size])
     opened = open_single(place.whole(0))
     model = live_module(opened)
     blocks = opened.family.anatomy(model).blocks
@@ -165,7 +160,7 @@ def shallow(place: Place, size: str) -> Path:
     opened = open_single(place.whole(0))
     family, old = opened.family, opened.manifest
     (tower,) = old.towers.values()
-    layers = round(PRICES[size] * tower.layers)
+    layers = round(COSTS[size] * tower.layers)
     config: dict[str, Any] = dict(old.model.config)
     if "model_args" in config:
         config["model_args"] = {**config["model_args"], "depth": layers}
