@@ -14,7 +14,7 @@ from typing import Any
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.report.columns import Cell, Table, brief
 from hydrasurgeon.report.markdown import results_table
-from pages.front import alike, distilled
+from pages.front import Task, tasks
 
 COMMANDS = re.compile(r"```bash\n(?!make|pip)(.*?)```(\n\n```text\n.*?```)?", re.S)
 """Commands, and what they print where it is shown."""
@@ -115,40 +115,40 @@ FRONT = (
     "<!-- end of results -->",
 )
 """Around the README's table."""
-TASKS = {"clinc": "CLINC150", "cifar": "CIFAR-10"}
-"""The tasks of the README's table: one of texts, one of images."""
+TITLES_OF_TASKS = {"clinc": "CLINC150", "movies": "movies", "cifar": "CIFAR-10"}
+"""The tasks of the README's table, as many as were measured."""
 METRICS = {"accuracy": "accuracy ↑", "nll": "NLL ↓", "auroc": "AUROC ↑"}
 SHOWN = (
-    "single",
-    "single, taught",
-    "half",
-    "half, taught",
-    "mean of three",
-    "hydra of three: half, taught",
-    "Deep Ensemble",
+    ("probe", "float32"),
+    ("single", "float32"),
+    ("mean", "float32"),
+    ("mean", "int8"),
+    ("half of the mean, distilled", "int8"),
+    ("hydra behind the mean trunk", "int8"),
+    ("Deep Ensemble", "float32"),
 )
 """The rows of the README's table."""
 
 
 def front_table(results: dict[str, Any]) -> str:
     """The README's table: means over seeds, the best of each column in bold."""
-    columns = [_column(results[task], metric) for task in TASKS for metric in METRICS]
+    shown = [task for task in tasks(results) if task.name in TITLES_OF_TASKS][:2]
+    columns = [_column(task, metric) for task in shown for metric in METRICS]
     first, *others = METRICS.values()
-    heads = [head for task in TASKS.values() for head in (f"{task}: {first}", *others)]
-    lines = [f"| | cost | {' | '.join(heads)} |", f"|---|---:|{'---:|' * len(heads)}"]
-    for row in SHOWN:
-        costs = [_mean(results[task], row, "price") for task in TASKS]
-        cells = [f"{statistics.fmean(costs):.1f}", *(column[row] for column in columns)]
-        lines.append(f"| {distilled(row)} | {' | '.join(cells)} |")
+    heads = [head for task in shown for head in (f"{TITLES_OF_TASKS[task.name]}: {first}", *others)]
+    lines = [f"| | engine | time | {' | '.join(heads)} |", f"|---|---|---:|{'---:|' * len(heads)}"]
+    for row, engine in SHOWN:
+        times = [time for task in shown if (time := task.time(row, engine)) is not None]
+        time = f"{statistics.fmean(times):.2f}" if times else "–"
+        cells = [column[row, engine] for column in columns]
+        lines.append(f"| {row} | {engine} | {time} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _column(task: dict[str, Any], metric: str) -> dict[str, str]:
-    """A metric by row."""
-    figures = {row: f"{_mean(task, row, metric):.3f}" for row in SHOWN}
+def _column(task: Task, metric: str) -> dict[tuple[str, str], str]:
+    """A metric by row and engine."""
+    known = {row: values for row in SHOWN if (values := task.values(*row, metric))}
+    figures = {row: f"{statistics.fmean(values):.3f}" for row, values in known.items()}
     best = (min if metric == "nll" else max)(figures.values())
-    return {row: f"**{figure}**" if figure == best else figure for row, figure in figures.items()}
-
-
-def _mean(task: dict[str, Any], row: str, metric: str) -> float:
-    return statistics.fmean(seed[row][metric] for seed in alike(task, SHOWN) if row in seed)
+    marked = {row: f"**{figure}**" if figure == best else figure for row, figure in figures.items()}
+    return dict.fromkeys(SHOWN, "–") | marked
