@@ -27,12 +27,16 @@ import numpy as np
 import torch
 from front_models import COSTS, TASKS, Place
 from front_rivals import rivals
-from harness import machine
+from harness import in_turn, machine
 from numpy.typing import NDArray
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.engines import engine_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.predictions import read_predictions
+from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.statistics.metrics import ece
 from hydrasurgeon.statistics.temperature import calibrated
 
@@ -48,6 +52,11 @@ RIVALS = (
 """Rows that every other one is compared with, sample by sample."""
 REPEATS = 400
 """Resamples of the test and OOD samples behind a standard error."""
+CALLED = {"float32": "torch", "int8": "int8"}
+"""Column → the engine that answers; in float32, torch's answers are onnxruntime's."""
+BATCHES = (1, 16)
+RUNS = 40
+"""Of which the median is taken."""
 METRICS = ("accuracy", "nll", "ece", "auroc", "near", "far")
 """What a row has; auroc is the mean of near and far, by the score that `calibrate` chose."""
 
@@ -128,13 +137,17 @@ def _auroc(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> float:
     return float((below + upto).mean() / 2 / len(inside))
 
 
-def answered(place: Place, ready: Path, name: str) -> Answers:
-    """As a calibrated file answers."""
+def answered(place: Place, path: Path, engine: str) -> Answers:
+    """As a checkpoint answers once it is calibrated for the engine."""
+    ready, name = place.ready(path, engine), path.stem
+    if engine != "float32":
+        name = f"{name} {engine}"
 
     def ask(out: Path, data: str, ood: Sequence[str]) -> None:
-        hs.evaluate([ready], data=[data], ood=list(ood), predictions=out, device="cpu")
+        run = {"engine": CALLED[engine], "device": "cpu", "predictions": out}
+        hs.evaluate([ready], data=[data], ood=list(ood), **run)
 
-    foreign = [f"{name}:{name}={place.data(name)}" for name in ("near", "far")]
+    foreign = [f"{part}:{part}={place.data(part)}" for part in ("near", "far")]
     test = place.once(f"{name} on test", lambda out: ask(out, place.data("test"), foreign))
     val = place.once(f"{name} on val", lambda out: ask(out, place.data("val"), ()))
     decision = hs.load(ready, device="cpu").manifest.decision
@@ -174,15 +187,14 @@ def measured(
 
     def rival(name: str) -> Answers:
         if name not in known:
-            known[name] = answered(place, place.ready(path := makers[name](place)), path.stem)
+            known[name] = answered(place, makers[name](place), "float32")
         return known[name]
 
     for name in [name for name in makers if name in wanted or not wanted]:
         path = makers[name](place)
         row: dict[str, Any] = {"cost": place.cost(path)}
-        for engine, ready in engines(place, path).items():
-            suffix = "" if engine == "float32" else f" {engine}"
-            answers = answered(place, ready, f"{path.stem}{suffix}")
+        for engine in CALLED:
+            answers = answered(place, path, engine)
             if engine == "float32":
                 known[name] = answers
             row[engine] = {
@@ -201,9 +213,30 @@ def measured(
         yield {name: rows[name] for name in makers if name in rows}
 
 
-def engines(place: Place, path: Path) -> dict[str, Path]:
-    """Engine → the calibrated file that it runs."""
-    return {"float32": place.ready(path)}
+def timed(place: Place, rows: dict[str, Any]) -> dict[str, Any]:
+    """Milliseconds of a sample, alone and among others: each engine of each row, in turn."""
+    makers = _rows()
+    opened = {name: open_checkpoint(place.ready(makers[name](place))) for name in rows}
+    single = as_classifier(opened["single"], device="cpu")
+    samples = open_data(place.data("test"), limit=max(BATCHES))
+    for size in BATCHES:
+        (batch, *_) = Batches(samples, single.transform, batch_size=size)
+        calls: dict[str, Callable[[], object]] = {}
+        for name, checkpoint in opened.items():
+            for engine in ("torch", "onnx", "int8"):
+                model = engine_of(checkpoint, engine=engine, device="cpu", keep=False)
+                calls[f"{name}: {engine}"] = partial(model.ask, batch.inputs)
+        seconds = in_turn(calls, RUNS)
+        for name in rows:
+            times = rows[name].setdefault("ms", {})
+            by_engine = {
+                engine: seconds[f"{name}: {engine}"] for engine in ("torch", "onnx", "int8")
+            }
+            by_engine["float32"] = min(by_engine["torch"], by_engine["onnx"])
+            for engine, taken in by_engine.items():
+                times.setdefault(engine, {})[str(size)] = 1000 * taken / size
+            print(f"{name:40} {size:3} ", by_engine, flush=True)
+    return rows
 
 
 def main() -> None:
@@ -215,6 +248,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="where models are kept")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", default="", help="only these, with semicolons")
+    parser.add_argument("--time", action="store_true", help="time the rows of seed 0, and no more")
     parser.add_argument("--seed", type=int, default=None, help="only this one")
     options = parser.parse_args()
     wanted = [name.strip() for name in options.rows.split(";") if name.strip()]
@@ -224,6 +258,11 @@ def main() -> None:
         )
         place.cache.mkdir(parents=True, exist_ok=True)
         before = results().get(options.task, {}).get("seeds", {}).get(str(seed), {})
+        if options.time:
+            torch.set_num_threads(1)
+            with torch.inference_mode():
+                write(options.task, seed, timed(place, before))
+            break
         for rows in measured(place, wanted, before):
             write(options.task, seed, rows)
 

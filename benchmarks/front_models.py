@@ -387,16 +387,17 @@ class Place:
                 self.counted[model_path] = macs(model, inputs)
         return self.counted[path] / self.counted[whole]
 
-    def ready(self, path: Path) -> Path:
-        """With a decision state fitted on VAL."""
+    def ready(self, path: Path, engine: str = "float32") -> Path:
+        """With a decision state fitted on VAL, to what the engine answers."""
         return self.once(
-            f"{path.stem}.ready",
+            f"{path.stem}.ready" if engine == "float32" else f"{path.stem}.{engine}",
             lambda out: hs.calibrate(
                 path,
                 data=self.data("val"),
                 fit_data=self.data("train"),
                 limit=4000,
                 ood=[self.data("choose")],
+                engine="torch" if engine == "float32" else engine,
                 device="cpu",
                 out=out,
             ),
