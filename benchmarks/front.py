@@ -192,7 +192,7 @@ def measured(
 
     for name in [name for name in makers if name in wanted or not wanted]:
         path = makers[name](place)
-        row: dict[str, Any] = {"cost": place.cost(path)}
+        row: dict[str, Any] = {**rows.get(name, {}), "cost": place.cost(path)}
         for engine in CALLED:
             answers = answered(place, path, engine)
             if engine == "float32":
