@@ -144,7 +144,7 @@ def answered(place: Place, path: Path, engine: str) -> Answers:
         name = f"{name} {engine}"
 
     def ask(out: Path, data: str, ood: Sequence[str]) -> None:
-        run = {"engine": CALLED[engine], "device": "cpu", "predictions": out}
+        run: dict[str, Any] = {"engine": CALLED[engine], "device": "cpu", "predictions": out}
         hs.evaluate([ready], data=[data], ood=list(ood), **run)
 
     foreign = [f"{part}:{part}={place.data(part)}" for part in ("near", "far")]
@@ -161,7 +161,9 @@ def answered(place: Place, path: Path, engine: str) -> Answers:
     msp = {"test": on_test.logits, **{each.name: each.logits for each in on_test.ood}}
     scored = {}
     for part, scores in unsure.items():
-        fallback = calibrated(msp[part], decision.temperature, decision.joint).numpy()
+        logits = msp[part]
+        assert logits is not None
+        fallback = calibrated(logits, decision.temperature, decision.joint).numpy()
         scored[part] = next((s.numpy() for s in scores.values()), 1 - fallback.max(-1))
     return Answers(probs, labels, scored)
 
@@ -226,7 +228,8 @@ def timed(place: Place, rows: dict[str, Any]) -> dict[str, Any]:
             for engine in ("torch", "onnx", "int8"):
                 model = engine_of(checkpoint, engine=engine, device="cpu", keep=False)
                 calls[f"{name}: {engine}"] = partial(model.ask, batch.inputs)
-        seconds = in_turn(calls, RUNS)
+        with torch.inference_mode():
+            seconds = in_turn(calls, RUNS)
         for name in rows:
             times = rows[name].setdefault("ms", {})
             by_engine = {
@@ -260,8 +263,7 @@ def main() -> None:
         before = results().get(options.task, {}).get("seeds", {}).get(str(seed), {})
         if options.time:
             torch.set_num_threads(1)
-            with torch.inference_mode():
-                write(options.task, seed, timed(place, before))
+            write(options.task, seed, timed(place, before))
             break
         for rows in measured(place, wanted, before):
             write(options.task, seed, rows)

@@ -164,7 +164,8 @@ def _topics(out: Path, shared: Path) -> None:
     by_section: dict[str, list[str]] = {}
     for text, names in sorted(sections.items()):
         if len(names) == 1:
-            by_section.setdefault(*names, []).append(text)  # type: ignore[call-overload]
+            (section,) = names
+            by_section.setdefault(section, []).append(text)
     rng = np.random.default_rng(0)
     parts: dict[str, list[dict[str, str]]] = {"train": [], "val": [], "test": [], "near": []}
     for section, label in TOPICS.items():
@@ -387,7 +388,7 @@ class Place:
                 self.counted[model_path] = macs(model, inputs)
         return self.counted[path] / self.counted[whole]
 
-    def ready(self, path: Path, engine: str = "float32") -> Path:
+    def ready(self, path: Path, engine: Any = "float32") -> Path:
         """With a decision state fitted on VAL, to what the engine answers."""
         return self.once(
             f"{path.stem}.ready" if engine == "float32" else f"{path.stem}.{engine}",

@@ -110,7 +110,12 @@ class Task:
 
     def best(self, rows: Sequence[tuple[str, str]]) -> tuple[str, str]:
         """The row with the least NLL of VAL."""
-        return min(rows, key=lambda row: self.mean(*row, "val"))
+
+        def of_val(row: tuple[str, str]) -> float:
+            name, engine = row
+            return self.mean(name, engine, "val")
+
+        return min(rows, key=of_val)
 
     def gain(self, row: str, engine: str, rival: str, metric: str) -> tuple[float, float] | None:
         """How much better a row is, and the standard error: of samples, and of seeds where there are several."""
@@ -160,7 +165,7 @@ ABOUT = {
 def page(results: dict[str, Any]) -> str:
     """The page."""
     measured = tasks(results)
-    picture = "![Time against accuracy and NLL](../front.svg)\n"
+    picture = "![Milliseconds against NLL](../front.svg)\n\nFilled points are in 8 bits, hollow ones in float32.\n"
     tables = [_table(task) for task in measured]
     return "\n\n".join([HEAD + "\n" + picture, _goals(measured), *tables]) + "\n"
 
@@ -193,6 +198,9 @@ def _verdict(goal: Goal, task: Task) -> Iterator[str]:
         return
     row, engine = task.best(rows)
     rival, _ = task.best(known)
+    if task.gain(row, engine, rival, goal.metrics[0]) is None:
+        yield from (f"{row}, {engine}", rival, "not measured", "")
+        return
     yield f"{row}, {engine}"
     yield rival
     gains = {metric: task.gain(row, engine, rival, metric) for metric in goal.metrics}
@@ -245,11 +253,8 @@ def _cell(values: Sequence[float]) -> str:
 
 
 DRAWN = {
-    "one model": ("third of the mean, distilled", "half of the mean, distilled", "mean"),
-    "hydra behind the mean trunk": (
-        "hydra behind the mean trunk",
-        "hydra behind the mean trunk, distilled",
-    ),
+    "mean, and its half": ("half of the mean", "mean"),
+    "hydra behind the mean trunk": ("hydra behind the mean trunk",),
     "Deep Ensemble": ("Deep Ensemble",),
     "single model": ("single",),
     "probe": ("probe",),
@@ -264,7 +269,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     from hydrasurgeon.files.plots import figure, save_figure
 
     measured = [task for task in tasks(results) if task.milliseconds("single", "float32", 1)]
-    drawn = figure(3.4 * max(1, len(measured)), 3.4)
+    drawn = figure(max(6.5, 3.4 * len(measured)), 3.6)
     panels = drawn.subplots(1, max(1, len(measured)), squeeze=False)[0]
     for task, panel in zip(measured, panels, strict=True):
         for (label, rows), colour in zip(DRAWN.items(), COLOURS, strict=True):
@@ -277,7 +282,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     drawn.legend(
         *panels[0].get_legend_handles_labels(),
         loc="outside lower center",
-        ncol=len(DRAWN),
+        ncol=3,
         frameon=False,
         fontsize=8,
     )
