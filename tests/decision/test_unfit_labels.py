@@ -255,3 +255,17 @@ def test_logits_beyond_the_highest_temperature(tmp_path: Path) -> None:
     path = predictions(tmp_path, labels, logits * 100)
     with pytest.raises(DataError, match="too large or too small to be calibrated"):
         hs.calibrate(predictions=path, out=tmp_path / "d")
+
+
+@pytest.mark.parametrize("classes", [2, 7, 30])
+def test_agreement_needs_no_column_for_each_class(classes: int) -> None:
+    """As of one-hot labels, with a class that answers always alike."""
+    draw = torch.Generator().manual_seed(classes)
+    answers = torch.randn(60, classes, generator=draw, dtype=torch.float64)
+    truth = torch.randint(0, classes, (60,), generator=draw)
+    answers[torch.arange(60), truth] += 0.5
+    answers[:, 0] = -1.0
+    columns = one_hot(truth, classes)
+    held = unfit.agreement(answers, columns)
+    assert abs(held) > 0.5
+    assert unfit.agreement_with_classes(answers, truth) == pytest.approx(held, rel=1e-9)
