@@ -108,6 +108,7 @@ class Workshop:
         if command.stage == "finetune":
             begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
             more = {"progress": self.progress, "resume": begun.exists()}
+            more["track"] = self.options.track
         command.run(device=self.options.device, **more)
 
     def score(self, target: Path, commands: Sequence[Command], *, weights: str) -> None:

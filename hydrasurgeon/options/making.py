@@ -47,6 +47,19 @@ else:
 or an OOD score.
 """
 
+Tracker = Literal[
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
+    "comet_ml",
+    "aim",
+    "clearml",
+    "dvclive",
+    "swanlab",
+]
+"""Where accelerate can write curves to."""
+
 
 class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     """Measure how much each head matters, and write it into the manifest.
@@ -241,6 +254,12 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
     )
     batch_size: int | None = option(
         None, ge=1, metavar="N", group=RUNS, recorded=True, help="Instead of the recipe's."
+    )
+    track: Tracker | None = option(
+        None,
+        metavar="NAME",
+        group=WRITTEN,
+        help="Write the curves of training to tensorboard, wandb, mlflow, trackio, …",
     )
     save_every: int | None = option(
         None,
@@ -462,6 +481,12 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     )
     plot: PathLike | None = option(
         None, metavar="FILE", group=WRITTEN, help="Draw quality against cost, .png or .svg."
+    )
+    track: Tracker | None = option(
+        None,
+        metavar="NAME",
+        group=WRITTEN,
+        help="Write the curves of training to tensorboard, wandb, mlflow, trackio, …",
     )
     dry_run: bool = option(
         False, group=RUNS, help="Choose, and print the commands as a script instead."

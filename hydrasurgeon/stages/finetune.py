@@ -120,6 +120,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     from hydrasurgeon.tuning.loop import train
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
+    from hydrasurgeon.tuning.tracking import Tracking
 
     chosen = arguments.recipe is None
     if chosen:
@@ -132,6 +133,10 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     recipe = load_recipe(name, overrides, batch_size=arguments.batch_size, freeze=arguments.freeze)
     if recipe.lora_rank is not None:
         need("peft", purpose=f"--recipe {name}")
+    tracking = None
+    if arguments.track is not None:
+        tracking = Tracking(arguments.track, Path(arguments.out))
+        tracking.check()
     target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
     place = target.path.with_name(
         f"{target.path.name.removesuffix('.safetensors')}.training.safetensors"
@@ -162,6 +167,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         TrainingState(place, identity := _identity(material, arguments)),
         save_every=arguments.save_every,
         resume=arguments.resume,
+        tracking=tracking,
     )
     if recipe.lora_rank is not None:
         lora.merge(subject.module)

@@ -25,6 +25,7 @@ from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.tuning.copies import Copies
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingPosition, TrainingState
+from hydrasurgeon.tuning.tracking import Tracking
 
 EpochBatches = Callable[[int, int, int, int], Any]
 """(epoch, rank, world, batches to skip) → this process's batches, of which it is known how many
@@ -104,9 +105,10 @@ def train(
     *,
     save_every: int | None = None,
     resume: bool = False,
+    tracking: Tracking | None = None,
 ) -> Trained:
     """Train `model` in place; it comes back unwrapped, in eval mode, in float32 on the CPU."""
-    accelerator = _accelerator(run.device, run.dtype)
+    accelerator = _accelerator(run.device, run.dtype, tracking)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(training.trainable(name))
     optimizer, clipped = _optimizer(model, training, accelerator.device)
@@ -128,10 +130,13 @@ def train(
         state.clear()
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     loop = _Loop(accelerator, wrapped, optimizer, clipped, training, run.seed, per_epoch, total)
+    if tracking is not None:
+        tracking.begin(accelerator, training.recipe)
     if training.validation is not None and not standing.log:
         standing.log.append({"epoch": 0.0, **loop.validate()})
         copies.close_epoch(standing)
         run.note(_line(standing.log[0]))
+        accelerator.log(standing.log[0], step=0)
     if standing.step == 0 and total:
         training.begin()
     while standing.step < total and not standing.waited(training.recipe.patience):
@@ -147,6 +152,7 @@ def train(
                     standing.close_epoch(per_epoch, loop.validate())
                 copies.close_epoch(standing)
                 run.note(_line(standing.log[-1]))
+                accelerator.log(standing.log[-1], step=standing.step)
             if (
                 standing.step % (save_every or per_epoch) == 0
                 and standing.step < total
@@ -161,6 +167,7 @@ def train(
             if ended:
                 break
     accelerator.wait_for_everyone()
+    accelerator.end_training()
     copies.settle()
     # accelerate leaves its mixed-precision wrapper on the forward method.
     accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu").eval()
@@ -229,6 +236,7 @@ class _Loop:
                     "The model overflows on this data: use --dtype float32, and check it with eval."
                 ),
             )
+        self.accelerator.log({"step_loss": loss, "lr": lr}, step=number + 1)
         return loss
 
     @torch.no_grad()
@@ -269,7 +277,7 @@ def _steps(training: Training, accelerator: Any) -> tuple[int, int]:
     return recipe.steps_of(batches)
 
 
-def _accelerator(device: str, dtype: str) -> Any:
+def _accelerator(device: str, dtype: str, tracking: Tracking | None) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
@@ -279,7 +287,8 @@ def _accelerator(device: str, dtype: str) -> Any:
         raise UsageError(f"--dtype {dtype}: training on this machine knows {', '.join(able)}")
     # The state is process-wide and remembers the first precision it was asked for.
     AcceleratorState._reset_state(reset_partial_state=not is_launched())
-    return Accelerator(cpu=device == "cpu", mixed_precision=precision[dtype])
+    make = Accelerator if tracking is None else tracking.accelerator
+    return make(cpu=device == "cpu", mixed_precision=precision[dtype])
 
 
 def _optimizer(
