@@ -4,7 +4,7 @@ Unfamiliar inputs: the threshold is the k-th smallest of n validation scores, k 
 so that of N inputs like those X lie above it, X ~ BetaBinomial(N, n + 1 − k, k): the exact binomial
 test, with what n samples leave open about the threshold. Predicted classes: Pearson's χ² of two
 rows of counts, by permutations of who is in which row, for most classes are rare. Both hold for any
-number of answers, and together by Bonferroni.
+number of answers, together by Bonferroni, and for one look.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class DriftTest:
     p_value: float
     drifted: bool
     sentence: str
+    log10_e: tuple[float, ...] = ()
+    """The e-value after each look, as a power of ten; empty where one look is all there is."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ class Drift:
     tests: tuple[DriftTest, ...]
     labels: tuple[str | int, ...]
     """What the counts of predictions belong to, in their order."""
+    looks: int = 1
+    """With those of earlier runs."""
+    bar: float | None = None
+    """At which power of ten an e-value is an alarm; None where one look is all there is."""
 
     @property
     def drifted(self) -> bool:
@@ -57,8 +63,11 @@ class Drift:
     @property
     def sentence(self) -> str:
         """The verdict."""
+        if not self.drifted and self.bar is not None:
+            return f"no drift is shown by {self.looks:,} looks at alpha {self.alpha:g} for all"
         if not self.drifted:
-            return f"no drift is shown by {self.answers.rows:,} answers at alpha {self.alpha:g}"
+            rows = f"{self.answers.rows:,} answers"
+            return f"no drift is shown by one look at {rows} at alpha {self.alpha:g}"
         return "drifted: " + "; ".join(test.sentence for test in self.tests if test.drifted)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,6 +75,8 @@ class Drift:
         return {
             "drifted": self.drifted,
             "alpha": self.alpha,
+            "looks": self.looks,
+            "bar": self.bar,
             "answers": self._named(self.answers),
             "validation": None if self.validation is None else self._named(self.validation),
             "promised": {"unfamiliar": self.id_flagged},
@@ -92,22 +103,31 @@ def drift_of(
     tests = [DriftTest("unfamiliar", "exact beta-binomial", p, p <= bound, says)]
     if seen is not None:
         p = classes_p(answers.predicted, seen.predicted, seed=seed)
-        now, then = (np.array(each.predicted) / each.rows for each in (answers, seen))
-        most = int(np.abs(now - then).argmax())
-        says = (
-            f"predictions shifted, most of all {labels[most]} from {then[most]:.1%} to "
-            f"{now[most]:.1%}"
-        )
+        says = shift(answers, seen, labels)
         tests.append(DriftTest("classes", "chi-square by permutation", p, p <= bound, says))
     return Drift(answers, seen, promised, alpha, tuple(tests), tuple(labels))
+
+
+def shift(answers: Seen, seen: Seen, labels: Sequence[str | int]) -> str:
+    """Where predictions differ most."""
+    now, then = (np.array(each.predicted) / each.rows for each in (answers, seen))
+    most = int(np.abs(now - then).argmax())
+    return (
+        f"predictions shifted, most of all {labels[most]} from {then[most]:.1%} to {now[most]:.1%}"
+    )
+
+
+def rank(certified: int, promised: float) -> int:
+    """Which of the validation scores is the threshold, counted from the smallest."""
+    # As statistics/conformal.py rounds it.
+    return math.ceil((certified + 1) * (1 - promised) - 1e-9)
 
 
 def unfamiliar_p(count: int, rows: int, promised: float, certified: int) -> float:
     """P(X ≥ count) of so many inputs that are like those on which the threshold was taken."""
     if count == 0:
         return 1.0
-    # As statistics/conformal.py rounds it.
-    below = math.ceil((certified + 1) * (1 - promised) - 1e-9)
+    below = rank(certified, promised)
     above = certified + 1 - below
     j = np.arange(count, rows)
     ratios = np.log(rows - j) + np.log(j + above) - np.log(j + 1) - np.log(rows - j - 1 + below)

@@ -377,10 +377,11 @@ class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
 class MonitorOptions(Force, Options):
     """Compare answers with what calibration promised and saw; exit 1 when they drifted.
 
-    One test is of how many inputs look unfamiliar, one of the classes that are predicted.
+    One test is of how many inputs look unfamiliar, one of the classes that are predicted, and with
+    labels one of the promised risk. Without --state they hold for one look, with it for all.
     """
 
-    requires: ClassVar = {"force": ("report",)}
+    requires: ClassVar = {"force": ("report",), "labels": ("state",)}
 
     answers: PathLike = argument(
         reads=UNLABELLED,
@@ -396,6 +397,18 @@ class MonitorOptions(Force, Options):
         le=0.5,
         metavar="P",
         help="Probability of a false alarm, at most, where nothing drifted.",
+    )
+    state: PathLike | None = option(
+        None,
+        metavar="F",
+        group=WRITTEN,
+        help="Look every night: what earlier looks counted is kept here, and --alpha is for all.",
+    )
+    labels: PathLike | None = option(
+        None,
+        metavar="F",
+        group=READ,
+        help="What was true of some answers, by `id` and `label`: is the promised risk kept?",
     )
     report: PathLike | None = option(
         None, metavar="F", group=WRITTEN, help="Write an HTML page of it."

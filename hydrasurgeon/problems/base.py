@@ -439,6 +439,14 @@ class Problem(ABC):
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         """By which of these a row of `predict` is counted, and how unsure it is."""
 
+    def promises(self, decision: Decision) -> Mapping[str, float]:
+        """Risks that labels can test, for `monitor`."""
+        return {}
+
+    def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
+        """The promises that an answer comes under, and whether it breaks them."""
+        return {}
+
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         """What `serve` counts a row by."""
         return ()

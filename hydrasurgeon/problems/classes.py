@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, kl_div, one_hot
 
 from hydrasurgeon.files.decided import FITTED, LOGITS, Decision, GateScore, Penalty
 from hydrasurgeon.files.manifest import ProblemName
+from hydrasurgeon.files.rows import harmless
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import unfit
 from hydrasurgeon.problems.base import (
@@ -430,6 +431,14 @@ class Classes(Problem):
 
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         return str(row["label"]), float(row["total"])
+
+    def promises(self, decision: Decision) -> Mapping[str, float]:
+        return {} if decision.abstain is None else {"risk": decision.abstain.risk}
+
+    def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
+        if row.get("answer") in ("abstain", "unfamiliar"):
+            return {}
+        return {"risk": harmless(str(row["label"])) != truth}
 
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         return [str(row["label"])]

@@ -133,6 +133,19 @@ class YesNo(Classes):
     def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
         return YES_NO
 
+    def promises(self, decision: Decision) -> Mapping[str, float]:
+        limits = decision.limits
+        return {} if limits is None else {"risk of yes": limits.risk, "risk of no": limits.risk}
+
+    def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
+        """Of what is answered yes, what is not; of what is, what is answered no."""
+        broken = {}
+        if row.get("answer") == "yes":
+            broken["risk of yes"] = truth == "no"
+        if truth == "yes":
+            broken["risk of no"] = row.get("answer") == "no"
+        return broken
+
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         return [row["answer"]]
 

@@ -211,7 +211,8 @@ def monitored(result: Monitored) -> None:
             "",
         ]
     )
-    show_table(f"{answers.rows:,} answers", ["", "answers", "validation", "promised"], rows)
+    title = f"{answers.rows:,} answers, look {result.drift.looks}"
+    show_table(title, ["", "answers", "validation", "promised"], rows)
     for test in result.drift.tests:
         mark, style = ("drifted", "bold red") if test.drifted else ("no drift shown", "green")
         show(

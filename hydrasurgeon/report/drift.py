@@ -8,11 +8,14 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.measuring.drift import Drift
+from hydrasurgeon.measuring.drift import Drift, DriftTest
 from hydrasurgeon.report.page import digest, part, shown
+from hydrasurgeon.report.svg import Chart, figure, number
 
 CLASSES = 20
 """Classes that are listed at most: those that shifted most."""
+ROOM = 2
+"""What is drawn goes so many times as far as an alarm: beyond that, evidence is only ever more."""
 
 
 def page(drift: Drift, *, name: str, source: str, notes: Sequence[str]) -> str:
@@ -40,4 +43,23 @@ def page(drift: Drift, *, name: str, source: str, notes: Sequence[str]) -> str:
         name=name,
         source=source,
         notes=notes,
+        paths=[] if drift.bar is None else [_path(test, drift.bar) for test in drift.tests],
     )
+
+
+def _path(test: DriftTest, bar: float) -> Markup:
+    """The e-value of a question after each look."""
+    ends = -ROOM * bar, ROOM * bar
+    values = [min(max(value, ends[0]), ends[1]) for value in test.log10_e]
+    last, most = test.log10_e[-1], max(test.log10_e)
+    says = f"After {len(values)} looks it is 10^{last:.1f}, at most it was 10^{most:.1f}."
+    looks = (1, max(2, len(values)))
+    heights = (min(-1, *values), max(bar + 1, *values))
+    chart = Chart.of(
+        f"Evidence: {test.name}", f"{says} An alarm takes 10^{bar:.1f}.", x=looks, y=heights
+    )
+    chart.axes("look", "e-value, power of ten")
+    left, right, at = (number(each) for each in (chart.x.start, chart.x.end, chart.y(bar)))
+    chart.pieces.append(f'<path class="rule" d="M{left} {at}H{right}"/>')
+    chart.line([*enumerate(values, 1)], 0, says)
+    return Markup(figure(test.name, chart.svg()))

@@ -8,8 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 from scipy import stats
+from tallies import decision, tally
 
-from hydrasurgeon.files.decided import Conformal, Decision, Ood, Seen
 from hydrasurgeon.measuring.drift import DRAWS, classes_p, drift_of, unfamiliar_p
 
 
@@ -65,28 +65,11 @@ def test_classes_of_many_answers_against_scipy() -> None:
     assert classes_p([5, 0], [50, 0], seed=0) == 1.0
 
 
-def decision(seen: Seen | None) -> Decision:
-    return Decision(
-        temperature=1.0,
-        ood=Ood(score="msp", threshold=0.5, id_flagged=0.05, chosen_by="option"),
-        conformal=Conformal(method="lac", coverage=0.9, threshold=0.5),
-        fitted=500,
-        certified=500,
-        seen=seen,
-    )
-
-
-def tally(unfamiliar: int, *predicted: int) -> Seen:
-    return Seen(
-        rows=sum(predicted), unfamiliar=unfamiliar, abstain=0, uncertainty=0.1, predicted=predicted
-    )
-
-
 def test_the_verdict_is_of_both_tests_together() -> None:
     seen = tally(40, 500, 300, 200)
     calm = drift_of(tally(15, 150, 90, 60), decision(seen), "abc", alpha=0.01)
     assert not calm.drifted
-    assert calm.sentence == "no drift is shown by 300 answers at alpha 0.01"
+    assert calm.sentence == "no drift is shown by one look at 300 answers at alpha 0.01"
     shifted = drift_of(tally(15, 90, 150, 60), decision(seen), "abc", alpha=0.01)
     assert [test.drifted for test in shifted.tests] == [False, True]
     assert shifted.sentence == "drifted: predictions shifted, most of all a from 50.0% to 30.0%"

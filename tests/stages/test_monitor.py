@@ -1,9 +1,10 @@
-"""monitor: answers of data like the calibration's do not drift, others do; states without counts; bad input."""
+"""monitor: answers of data like the calibration's do not drift, others do; states without counts; every night; bad input."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -149,3 +150,155 @@ def test_what_is_no_file_of_answers(
     assert run(line) == 5
     assert says in capsys.readouterr().err
     assert not (tmp_path / "p.html").exists()
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines(keepends=True)
+
+
+def test_a_file_that_grows_is_counted_once(ready: Path, tmp_path: Path) -> None:
+    """What `serve --answers` appends to, looked at every night."""
+    answers, state = tmp_path / "a.jsonl", tmp_path / "nights.json"
+    rows = lines(ready / "same.jsonl")
+    for looks, end in enumerate((80, 81, 200), 1):
+        answers.write_text("".join(rows[:end]))
+        result = monitor(answers, against=ready / "c", state=state)
+        assert result.drift.looks == looks
+    kept = json.loads(state.read_text())
+    assert [look["seen"]["rows"] for look in kept["looks"]] == [80, 1, 119]
+    labels = Counter(json.loads(row)["label"] for row in rows)
+    counts = np.array([look["seen"]["predicted"] for look in kept["looks"]]).sum(axis=0)
+    assert counts.tolist() == [labels[klass] for klass in range(3)]
+    assert not result.drift.drifted
+
+
+def test_every_night_on_the_command_line(
+    ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, page = tmp_path / "nights.json", tmp_path / "page.html"
+    command = ["--against", str(ready / "c.safetensors"), "--state", str(state), "--json"]
+    assert run(["monitor", str(ready / "same.jsonl"), *command]) == 0
+    calm = json.loads(capsys.readouterr().out)
+    assert (calm["looks"], calm["drifted"]) == (1, False)
+    before = state.read_bytes()
+    assert run(["monitor", str(ready / "same.jsonl"), *command]) == 5
+    assert "same.jsonl: holds nothing that was not counted before" in capsys.readouterr().err
+    assert state.read_bytes() == before
+    assert run(["monitor", str(ready / "noise.jsonl"), *command, "--report", str(page)]) == 1
+    out, err = capsys.readouterr()
+    alarm = json.loads(out)
+    assert [test["name"] for test in alarm["tests"]] == ["unfamiliar", "classes", "risk"]
+    assert all(len(test["log10_e"]) == 2 for test in alarm["tests"])
+    assert alarm["tests"][0]["log10_e"][1] > alarm["bar"] > alarm["tests"][0]["log10_e"][0]
+    assert "drifted: since look 2 " in err
+    content = page.read_text()
+    assert content.count("<figure>") == 3
+    assert "any of the reports, however many there are" in content
+    assert len(json.loads(state.read_text())["looks"]) == 2
+
+
+def test_labels_show_a_broken_promise(
+    ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
+    given = [row for row in rows if row["answer"] not in ("abstain", "unfamiliar")]
+    wrong = [{"id": row["id"], "label": (row["label"] + 1) % 3} for row in given]
+    (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in wrong))
+    state = tmp_path / "nights.json"
+    monitor(ready / "same.jsonl", against=ready / "c", state=state)
+    result = monitor(
+        ready / "same.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
+    )
+    assert result.notes == ("no answer is new: labels alone are counted",)
+    kept = json.loads(state.read_text())["looks"][1]
+    assert kept["seen"] is None
+    assert kept["kept"] == {"risk": [len(given), len(given)]}
+    assert [test.drifted for test in result.drift.tests] == [False, False, len(given) > 60]
+    text = "id,label\n" + "".join(f"{row['id']},{row['label']}\n" for row in rows)
+    (tmp_path / "l.csv").write_text(text)
+    other = tmp_path / "other.json"
+    calm = monitor(
+        ready / "same.jsonl", against=ready / "c", state=other, labels=tmp_path / "l.csv"
+    )
+    assert json.loads(other.read_text())["looks"][0]["kept"] == {"risk": [len(given), 0]}
+    assert not calm.drift.drifted
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ("id,label\n0,9\n", "line 2: 9 is no class of the checkpoint"),
+        ("id,truth\n0,1\n", "line 2: holds no id and label"),
+        ("id,label\n0,1\n0,1\n", "line 3: 0 has a label twice"),
+        ("id,label\n0,1\nx,1\n", "holds no answer to 1 labels, x among them"),
+    ],
+)
+def test_labels_that_do_not_fit_lose_nothing(
+    labels: str, says: str, ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "l.csv").write_text(labels)
+    line = ["--against", str(ready / "c"), "--state", str(tmp_path / "s.json")]
+    command = ["monitor", str(ready / "same.jsonl"), *line]
+    assert run([*command, "--labels", str(tmp_path / "l.csv")]) == 5
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "s.json").exists()
+    assert run(command) == 0
+
+
+def damaged(text: str) -> str:
+    return text[: len(text) // 2]
+
+
+def another(text: str) -> str:
+    return json.dumps({**json.loads(text), "against": "0" * 64})
+
+
+def odd(text: str) -> str:
+    state = json.loads(text)
+    state["looks"][0]["seen"]["predicted"] = [200]
+    return json.dumps(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "alpha", "code", "says"),
+    [
+        (damaged, "0.01", 5, "is not JSON"),
+        (another, "0.01", 5, "belongs to another checkpoint"),
+        (odd, "0.01", 5, "is damaged: counts other classes"),
+        (lambda text: '{"format": "x"}', "0.01", 5, "is no state of monitor, or damaged"),
+        (str, "0.05", 2, "was begun with --alpha 0.01, which holds for all its looks"),
+    ],
+)
+def test_a_state_that_cannot_be_used_stays_as_it_is(
+    change: Callable[[str], str],
+    alpha: str,
+    code: int,
+    says: str,
+    ready: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    state = tmp_path / "s.json"
+    monitor(ready / "same.jsonl", against=ready / "c", state=state)
+    state.write_text(change(state.read_text()))
+    before = state.read_text()
+    line = ["--against", str(ready / "c"), "--state", str(state), "--alpha", alpha]
+    assert run(["monitor", str(ready / "noise.jsonl"), *line]) == code
+    assert says in capsys.readouterr().err
+    assert state.read_text() == before
+
+
+def test_labels_take_a_state_and_a_promise(
+    ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = tmp_path / "l.csv"
+    labels.write_text("id,label\n0,1\n")
+    line = ["monitor", str(ready / "same.jsonl"), "--labels", str(labels)]
+    assert run([*line, "--against", str(ready / "c")]) == 2
+    assert "--labels requires --state." in capsys.readouterr().err
+    decision = json.loads((ready / "c.heads.json").read_text())["decision"]
+    decision["abstain"] = None
+    silent = tmp_path / "silent.safetensors"
+    edited(ready / "c.safetensors", silent, lambda name, tensor: tensor, decision=decision)
+    assert run([*line, "--against", str(silent), "--state", str(tmp_path / "s.json")]) == 2
+    assert "the checkpoint promises no risk" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""Whether answers are still those of the data that calibration saw, asked every night.
+
+Each question has an e-process (`statistics.betting`) and an equal part of alpha, half of which is
+that of its bets. The other half pays for what calibration estimated on a sample, how many inputs
+are flagged and how often each class is predicted: bets are against the exact upper confidence limit
+(Clopper and Pearson) of such a fraction. Of classes, some are on more of each and some on less. A
+promised risk is a number that was not estimated. With n validation scores and the k-th smallest as
+the threshold, the fraction above it is as that of n samples of which n − k were flagged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrasurgeon.files.decided import Decision, Seen
+from hydrasurgeon.files.looks import Look
+from hydrasurgeon.measuring.drift import Drift, DriftTest, rank, shift
+from hydrasurgeon.statistics.abstain import risk_bound
+from hydrasurgeon.statistics.betting import log_wealth
+
+BELOW_ONE = 1 - 1e-9
+"""The largest limit of a fraction that can be bet against."""
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Question:
+    name: str
+    counted: Counts
+    """[look, stream], as the rows that they are counted among."""
+    rows: Counts
+    limits: Sequence[float]
+    """What each fraction is at most, where nothing drifted."""
+    says: Callable[[int], str]
+    """What a look found."""
+
+    def asked(self, level: float) -> DriftTest:
+        """Once the bets have won 1 / level, it stays answered."""
+        path = log_wealth(self.counted, self.rows, np.minimum(self.limits, BELOW_ONE))
+        p_value = min(1.0, math.exp(-max(path)))
+        drifted, sentence = p_value <= level, ""
+        if drifted:
+            first = int((path >= -math.log(level)).argmax())
+            sentence = f"since look {first + 1} {self.says(first)}"
+        log10_e = tuple((path / math.log(10)).round(6).tolist())
+        return DriftTest(self.name, "e-process", p_value, drifted, sentence, log10_e)
+
+
+def drift_over(
+    looks: Sequence[Look],
+    decision: Decision,
+    labels: Sequence[str | int],
+    promises: Mapping[str, float],
+    *,
+    alpha: float,
+) -> Drift:
+    """What all looks together show; `promises` are risks that labels can test."""
+    promised, before = decision.ood.id_flagged, decision.seen
+    count = 1 + (before is not None) + bool(promises)
+    level = alpha / count / 2
+    nothing = Seen.model_construct(
+        rows=0, unfamiliar=0, abstain=0, uncertainty=0.0, predicted=(0,) * len(labels)
+    )
+    nights = [look.seen or nothing for look in looks]
+    questions = [_unfamiliar(nights, decision, level)]
+    if before is not None:
+        questions.append(_classes(nights, before, labels, level))
+    if promises:
+        questions.append(_risk(looks, promises))
+    tests = tuple(question.asked(level) for question in questions)
+    last = next(night for night in reversed(nights) if night.rows)
+    bar = round(-math.log10(level), 6)
+    return Drift(last, before, promised, alpha, tests, tuple(labels), len(looks), bar)
+
+
+def _unfamiliar(nights: Sequence[Seen], decision: Decision, level: float) -> _Question:
+    promised, certified = decision.ood.id_flagged, decision.certified
+    limit = risk_bound(certified - rank(certified, promised), certified, level)
+
+    def says(look: int) -> str:
+        found = nights[look].unfamiliar / nights[look].rows
+        return f"{found:.1%} of the inputs look unfamiliar, at most {promised:.1%} were promised"
+
+    flagged, rows = (_column(getattr(n, name) for n in nights) for name in ("unfamiliar", "rows"))
+    return _Question("unfamiliar", flagged, rows, [limit], says)
+
+
+def _classes(
+    nights: Sequence[Seen], before: Seen, labels: Sequence[str | int], level: float
+) -> _Question:
+    each, rows = np.array([n.predicted for n in nights]), _column(n.rows for n in nights)
+    expected = [*before.predicted, *(before.rows - count for count in before.predicted)]
+    limit = cache(lambda count: risk_bound(count, before.rows, level / len(expected)))
+    limits = [limit(count) for count in expected]
+    counted = np.hstack([each, rows - each])
+    return _Question(
+        "classes", counted, rows, limits, lambda look: shift(nights[look], before, labels)
+    )
+
+
+def _risk(looks: Sequence[Look], promises: Mapping[str, float]) -> _Question:
+    kept = np.array([[look.kept.get(name, (0, 0)) for name in promises] for look in looks])
+
+    def says(look: int) -> str:
+        found = [
+            f"{broken} of {rows} answers break the promised {name} of {most:.1%}"
+            for (name, most), (rows, broken) in zip(promises.items(), kept[look], strict=True)
+        ]
+        return " and ".join(found)
+
+    return _Question("risk", kept[..., 1], kept[..., 0], [*promises.values()], says)
+
+
+def _column(values: Iterable[int]) -> Counts:
+    return np.array([*values], dtype=np.int64)[:, None]
