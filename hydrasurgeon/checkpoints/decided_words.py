@@ -54,11 +54,22 @@ def decision_lines(decision: Decision) -> list[str]:
             f" what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
         )
     if abstain is not None:
-        lines.append(
+        answers = (
             f"answers from a probability of {abstain.threshold:.3f} on, "
-            f"{100 * abstain.coverage:.1f} % of samples: "
-            f"at most {100 * abstain.risk:g} % of them wrong, with confidence "
-            f"{100 * (1 - abstain.delta):g} %"
+            f"{100 * abstain.coverage:.1f} % of samples"
+        )
+        if abstain.risk is not None and abstain.delta is not None:
+            answers += (
+                f": at most {100 * abstain.risk:g} % of them wrong, with confidence "
+                f"{100 * (1 - abstain.delta):g} %"
+            )
+        lines.append(answers)
+    if decision.costs is not None:
+        costs = decision.costs
+        lines.append(
+            f"both thresholds cost least: a wrong answer {costs.wrong:g}, to abstain "
+            f"{costs.abstain:g}, to call what is familiar unfamiliar {costs.unfamiliar:g}, with "
+            f"{100 * costs.ood:g} % of rows OOD"
         )
     if decision.cascade is not None:
         lines += cascade_lines(decision.cascade, decision.ood.score)

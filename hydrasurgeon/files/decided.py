@@ -124,6 +124,7 @@ def _score(name: str) -> str:
 Share = Annotated[float, Field(gt=0, lt=1)]
 Unit = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
+NotNegative = Annotated[float, Field(ge=0, le=1e6)]
 Points = Annotated[float, Field(ge=-100, le=100)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
 Member = Annotated[int, Field(ge=0, lt=MAX_MEMBERS)]
@@ -180,12 +181,31 @@ class Abstention(Record):
     """Answer where the probability is at least the threshold."""
 
     threshold: Unit
-    risk: Share
-    delta: Share
-    bound: Unit
+    risk: Share | None = None
+    """None, as the two below, where costs chose the threshold: they promise nothing."""
+    delta: Share | None = None
+    bound: Unit | None = None
     """What the fraction of wrong answers stays below, with confidence 1 − delta."""
     coverage: Unit
     """The fraction of samples that were answered."""
+    _silent = _silent_of("risk", "delta", "bound")
+
+    @model_validator(mode="after")
+    def _promised(self) -> Abstention:
+        parts = {self.risk is None, self.delta is None, self.bound is None}
+        must((len(parts) == 1, "risk, delta and bound belong together"))
+        return self
+
+
+class Costs(Record):
+    """What an answer costs that is not right; an answer to OOD data is a wrong one."""
+
+    wrong: NotNegative = 1.0
+    abstain: NotNegative = 0.1
+    unfamiliar: NotNegative = 0.2
+    """Of in-distribution data; of OOD data it is right, and costs nothing."""
+    ood: Share = 0.5
+    """The fraction of rows that are expected to be OOD; OOD sets share it alike."""
 
 
 class Limits(Record):
@@ -445,6 +465,8 @@ class Decision(Record):
     abstain: Abstention | None = None
     limits: Limits | None = None
     """Instead of `abstain`, of one logit; absent from others."""
+    costs: Costs | None = None
+    """What the thresholds of `abstain` and `ood` make least of; absent where promises made them."""
     labels: PerLabel | None = None
     """Instead of the temperature, of many labels; absent from others."""
     accuracy: Unit | None = None
@@ -464,7 +486,7 @@ class Decision(Record):
     engine: Literal["int8"] | None = None
     """Whose outputs it was fitted to; absent where they were in floating point."""
     _silent = _silent_of(
-        "accuracy", "cascade", "seen", "bias", "limits", "labels", "levels", "engine"
+        "accuracy", "cascade", "seen", "bias", "limits", "labels", "levels", "engine", "costs"
     )
 
     def counts(self, classes: int) -> bool:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import Conformal
+from hydrasurgeon.files.decided import Conformal, Costs, Decision
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Conditions
 from hydrasurgeon.problems import SINGLE
@@ -42,6 +42,9 @@ class Reading:
     threshold: float | None = None
     """Samples whose score in use is above it are flagged; None where none was fitted."""
     conformal: Conformal | None = None
+    record: Decision | None = None
+    """Whose thresholds say when to abstain; None where nobody does."""
+    costs: Costs | None = None
     ci: float | None = None
     seed: int = 0
     problem: Problem = SINGLE

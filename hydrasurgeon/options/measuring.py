@@ -25,6 +25,7 @@ from hydrasurgeon.options.shared import (
     Bare,
     Checkpoint,
     ClassNames,
+    CostText,
     Device,
     Force,
     Paths,
@@ -53,7 +54,15 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     conflicts: ClassVar = (
         *(
             ("cascade", name)
-            for name in ("ensemble", "mc_dropout", "no_decision", "temperature", "card", "engine")
+            for name in (
+                "ensemble",
+                "mc_dropout",
+                "no_decision",
+                "temperature",
+                "card",
+                "engine",
+                "cost",
+            )
         ),
         ("engine", "mc_dropout"),
         *(("cascade", name) for name in ("predictions", "predictions_in")),
@@ -122,6 +131,13 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         None,
         metavar="NAME,…|all",
         help=(f"{', '.join(LOGITS)}, or what calibrate fitted, which is the default; else msp."),
+    )
+    cost: CostText = option(
+        None,
+        metavar="NAME=X,…",
+        unset="the decision state's",
+        help="What answers cost, wrong=1,abstain=0.1,unfamiliar=0.2,ood=0.5 (the fraction of OOD "
+        "rows): the report has their mean.",
     )
     no_decision: bool = option(False, help="Ignore decision states.")
     cascade: bool = option(

@@ -433,7 +433,8 @@ class Classes(Problem):
         return str(row["label"]), float(row["total"])
 
     def promises(self, decision: Decision) -> Mapping[str, float]:
-        return {} if decision.abstain is None else {"risk": decision.abstain.risk}
+        risk = None if decision.abstain is None else decision.abstain.risk
+        return {} if risk is None else {"risk": risk}
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
         if row.get("answer") in ("abstain", "unfamiliar"):

@@ -178,6 +178,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             foreign.append(outputs)
         else:
             few_ood.append(note)
+    _check_outside(arguments, foreign)
     state, notes = fit_alone(val, fit_outputs, foreign, arguments, problem)
     entry = step(
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
@@ -207,7 +208,7 @@ def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named
         option = (
             "--ood" if arguments.ood else "--ood-predictions" if arguments.ood_predictions else None
         )
-        if option is not None and not arguments.cascade:
+        if option is not None and not arguments.cascade and arguments.cost is None:
             raise UsageError(
                 f"{option}: chooses among OOD scores, and --ood-score {score} is chosen",
                 hint="Leave one of them out.",
@@ -255,13 +256,15 @@ def _fit(
         return problem.outputs(read)
 
     (validation,) = sets["--data"]
-    foreign: list[Outputs] = []
     val = outputs(validation)
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
+    _check_outside(arguments, ood)
+    outside = [outputs(samples) for samples in ood]
+    foreign = outside
     if auto or arguments.cascade:
         # OOD data of one kind may be too easy to tell scores apart: perturbed data have a say too.
-        foreign = [outputs(samples) for samples in (*ood, Perturbed(validation, arguments.seed))]
+        foreign = [*outside, outputs(Perturbed(validation, arguments.seed))]
     chosen_by: Chooser = "option"
     if auto:
         chosen_by = "ood" if ood else "perturbed"
@@ -281,6 +284,7 @@ def _fit(
         classifiers=linear,
         evidence=evidence,
         foreign=foreign,
+        outside=outside,
         leaves_out=[] if opened.family.named_classes else [*ZERO_SHOT],
         problem=problem,
         chosen_by=chosen_by,
@@ -299,6 +303,14 @@ def _fit(
     if arguments.engine == "int8":
         state = replace(state, record=state.record.model_copy(update={"engine": "int8"}))
     return state, (*filter(None, few_ood), *notes, *engine.notes)
+
+
+def _check_outside(arguments: CalibrateOptions, outside: Sequence[object]) -> None:
+    """Costs weigh OOD rows."""
+    if arguments.cost is not None and not outside:
+        raise DataError(
+            "--cost requires OOD data, and none has samples enough", hint="Give more --ood."
+        )
 
 
 def _costs(model: Classifier, samples: Samples, arguments: CalibrateOptions) -> MacsOf:

@@ -129,7 +129,12 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
 def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str]:
     """What the rows of models will be called, once each is known to be sound."""
     check_cascades(opened if arguments.cascade else ())
-    wanted = {"--html": arguments.html, "--shift": arguments.shift, "--corrupt": arguments.corrupt}
+    wanted = {
+        "--html": arguments.html,
+        "--shift": arguments.shift,
+        "--corrupt": arguments.corrupt,
+        "--cost": arguments.cost,
+    }
     for checkpoint in opened:
         for option in (name for name, given in wanted.items() if given):
             problem_of(checkpoint.manifest.model).need(option, checkpoint.name)
