@@ -1,4 +1,4 @@
-"""One number for three answers: losses by hand, thresholds against all pairs, torch-uncertainty's SCOD risk, and calibrate → eval."""
+"""One number for three answers: losses by hand, thresholds against all pairs, and calibrate → eval."""
 
 from __future__ import annotations
 
@@ -71,26 +71,6 @@ def test_thresholds_are_the_cheapest_of_all_pairs(costs: Costs) -> None:
     every = [loss(s, c - 1e-6) for s in scores for c in levels]
     assert found.loss == pytest.approx(min(every), abs=1e-6)
     assert loss(found.score, found.confidence) == pytest.approx(found.loss, abs=1e-6)
-
-
-def test_the_loss_of_two_answers_is_torch_uncertaintys_risk() -> None:
-    """Theirs halves each cost, divides by what is accepted, and has no third answer."""
-    tu = pytest.importorskip("torch_uncertainty.metrics.classification")
-    random = torch.Generator().manual_seed(0)
-    score = torch.rand(200, generator=random)
-    wrong = torch.rand(200, generator=random) < 0.3
-    is_ood = torch.arange(200) >= 150
-    risk = tu.scod_risk_coverage.SCODRiskAtxCov(cov_threshold=0.6, ood_cost=0.5)
-    risk.update(score, wrong, is_ood)
-    unfamiliar = score > score.sort().values[119]
-    costs, never = Costs(abstain=0, unfamiliar=0, ood=0.25), torch.zeros(200, dtype=torch.bool)
-    means = [
-        float(losses(costs, unfamiliar[at], never[at], bad[at], ood=ood).mean())
-        for ood, at, bad in ((False, ~is_ood, wrong), (True, is_ood, ~never))
-    ]
-    assert together(costs, means[0], means[1:]) == pytest.approx(
-        2 * 0.6 * float(risk.compute()), abs=1e-6
-    )
 
 
 @pytest.fixture(scope="module")
