@@ -21,6 +21,7 @@ install()
 _HOME = {command.function: command.place for command in COMMANDS if command.in_python} | {
     "Decision": "hydrasurgeon.runtime.standalone:Decision",
     "HydraError": "hydrasurgeon.errors:HydraError",
+    "Predictor": "hydrasurgeon.stages.predictor:Predictor",
     "load": "hydrasurgeon.runtime.classifier:load",
 }
 """Where each name of the public interface is defined; `python tools/render_stubs.py` writes their

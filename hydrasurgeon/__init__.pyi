@@ -14,6 +14,7 @@ from hydrasurgeon.stages.evaluate import Evaluation as Evaluation
 from hydrasurgeon.stages.finetune import Finetuned as Finetuned
 from hydrasurgeon.stages.fuse import Fused as Fused
 from hydrasurgeon.stages.predict import Predicted as Predicted
+from hydrasurgeon.stages.predictor import Predictor as Predictor
 from hydrasurgeon.stages.prune import Pruned as Pruned
 from hydrasurgeon.stages.replay import Replay as Replay
 from hydrasurgeon.stages.score import Scored as Scored
@@ -214,6 +215,7 @@ def calibrate(
     id_flagged: float = ...,
     risk: float | None = ...,
     delta: float | None = ...,
+    cost: str | None = ...,
     cascade: bool = ...,
     max_drop: float | None = ...,
     budget: float | None = ...,
@@ -252,6 +254,7 @@ def evaluate(
     ensemble: bool = ...,
     temperature: float | Literal['fit'] | None = ...,
     ood_score: str | None = ...,
+    cost: str | None = ...,
     no_decision: bool = ...,
     cascade: bool = ...,
     mc_dropout: int | None = ...,

@@ -13,12 +13,15 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from unicodedata import category
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, readable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], None]
@@ -144,24 +147,34 @@ def harmless(text: str) -> str:
 
 @contextlib.contextmanager
 def _parquet(file: IO[bytes], columns: Mapping[str, str]) -> Iterator[Write]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([(name, ARROW[kind]) for name, kind in columns.items()])
     waiting: list[Row] = []
-    with pq.ParquetWriter(file, schema) as table:
-
-        def typed(row: Row) -> Row:
-            return {name: _typed(row.get(name), kind) for name, kind in columns.items()}
+    with pq.ParquetWriter(file, schema_of(columns)) as table:
 
         def write(rows: Sequence[Row], *, least: int = GROUP) -> None:
-            waiting.extend(map(typed, rows))
+            waiting.extend(rows)
             while len(waiting) >= least:
-                table.write_table(pa.Table.from_pylist(waiting[:GROUP], schema))
+                table.write_batch(as_batch(waiting[:GROUP], columns))
                 del waiting[:GROUP]
 
         yield write
         write([], least=1)
+
+
+def schema_of(columns: Mapping[str, str]) -> pa.Schema:
+    """The columns of a table, as arrow calls them."""
+    import pyarrow as pa
+
+    return pa.schema([(name, ARROW[kind]) for name, kind in columns.items()])
+
+
+def as_batch(rows: Sequence[Row], columns: Mapping[str, str]) -> pa.RecordBatch:
+    """Rows as arrow has them; what has parts is JSON in it."""
+    import pyarrow as pa
+
+    values = {name: [_typed(row.get(name), kind) for row in rows] for name, kind in columns.items()}
+    return pa.RecordBatch.from_pydict(values, schema_of(columns))
 
 
 def _typed(value: Any, kind: str) -> Any:

@@ -1,0 +1,127 @@
+"""A checkpoint as a function of tables, for what hands tables to many workers: Ray Data, Spark,
+Dask, datasets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.checkpoints.class_names import classifying, need_classes
+from hydrasurgeon.checkpoints.folder import present
+from hydrasurgeon.engines import check_engine, engine_of, open_any
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.rows import as_batch, schema_of
+from hydrasurgeon.options.deciding import PredictOptions
+from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.columns import columns_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hydrasurgeon.checkpoints.reading import Checkpoint
+    from hydrasurgeon.runtime.answering import Engine
+
+WHERE = "the table"
+"""What a table that was handed over is called in messages."""
+
+
+class Predictor:
+    """A checkpoint that answers tables, in workers too: what is pickled is its options, and each
+    process loads it on its first call.
+
+    A dict of columns, a pandas or polars frame, or a pyarrow table or batch goes in, and the
+    columns of `predict` come back in the same form. A column `id` goes along.
+
+    >>> answers = hs.Predictor("backbone")({"id": [7], "image": ["bag.png"]})
+    >>> answers["id"], answers["label"], answers["answer"]
+    (['7'], ['6'], ['6'])
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        *,
+        columns: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """`columns` says what the table calls its texts or images: {"text": "question"}; the options
+        are those of `predict`: engine, device, dtype, batch_size, cascade, top.
+        """
+        if present(Path(checkpoint)):  # a worker has another current folder
+            checkpoint = os.path.abspath(checkpoint)
+        self.options = PredictOptions.of(checkpoint, **options)
+        self.columns = dict(columns or {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "columns": self.columns}
+
+    @cached_property
+    def _opened(self) -> Checkpoint:
+        checkpoint = open_any(self.options.checkpoint or "", arch=self.options.arch)
+        opened = classifying(checkpoint, self.options)
+        need_classes(opened.manifest, opened.path)
+        return opened
+
+    @cached_property
+    def _engine(self) -> Engine:
+        options = self.options
+        check_engine(options, options.dtype)
+        self._opened.check_weights()
+        return engine_of(
+            self._opened, engine=options.engine, device=options.device, dtype=options.dtype
+        )
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that come back, of a table with an `id`; it reads the manifest alone."""
+        return schema_of(columns_of(problem_of(self._opened.manifest.model)))
+
+    def __call__(self, table: Any) -> Any:
+        """The answers to a table's rows, in their order."""
+        from hydrasurgeon.data.samples import Samples
+        from hydrasurgeon.data.tables import ID, Columns, rows, table_of
+        from hydrasurgeon.runtime.answering import Answering
+
+        if not isinstance(table, Mapping) and not hasattr(table, "columns"):
+            what = f"{WHERE}: is no table but a {type(table).__name__}"
+            raise DataError(what, hint="Give a dict of columns, a frame, or a pyarrow table.")
+        engine, options = self._engine, self.options
+        source = table_of(WHERE, table)
+        samples: Samples = rows(source, Columns(self.columns, carried=(ID,)))
+        cascade = engine.in_steps(options.cascade)
+        answers: list[dict[str, Any]] = [{} for _ in range(len(samples))]
+        for piece in Answering([engine], samples, options, features=engine.reads, cascade=cascade):
+            index = piece.index.tolist()
+            begun = [{"id": samples.name(i)} for i in index]
+            made = engine.rows(engine.decided(piece.parts, cascade), begun, options.top)
+            for i, row in zip(index, made, strict=True):
+                answers[i] = row
+        columns = columns_of(engine.problem)
+        if ID not in source.names:
+            del columns[ID]
+        return _like(table, as_batch(answers, columns))
+
+
+def _like(table: Any, answers: pa.RecordBatch) -> Any:
+    """Answers in the form of the table that they are of."""
+    import pyarrow as pa
+
+    if isinstance(table, pa.RecordBatch):
+        return answers
+    if isinstance(table, pa.Table):
+        return pa.Table.from_batches([answers])
+    home = type(table).__module__
+    if home.startswith("pandas"):
+        return answers.to_pandas().set_index(table.index)
+    if home.startswith("polars"):
+        import polars
+
+        return polars.from_arrow(answers)
+    if not any(type(values).__module__ == "numpy" for values in table.values()):
+        return answers.to_pydict()
+    names = answers.schema.names
+    return {name: answers[name].to_numpy(zero_copy_only=False) for name in names}
