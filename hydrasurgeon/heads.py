@@ -51,6 +51,14 @@ def all_heads(kept: Kept) -> list[Head]:
     ]
 
 
+def even(rows: Layers) -> int | None:
+    """How many every layer keeps; None where they differ."""
+    counts = {len(row) for row in rows}
+    if len(counts) > 1:
+        return None
+    return counts.pop()
+
+
 def count(kept: Kept) -> int:
     """How many heads, neurons apart."""
     return sum(

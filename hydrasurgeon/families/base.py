@@ -231,6 +231,12 @@ class Family(ABC):
         """The text files that sit beside the weights in the family's own directory layout."""
         return {}
 
+    def stock_sizes(self, manifest: Manifest) -> dict[str, Any] | None:
+        """The settings by which its library builds a pruned model as one of its own, none for an
+        unpruned one; None where it cannot.
+        """
+        return None
+
     def usage(self, manifest: Manifest) -> Usage:
         """How such a directory is loaded: what a model card says."""
         return "hydrasurgeon", "image-classification", USAGE

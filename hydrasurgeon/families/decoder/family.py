@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +18,7 @@ from hydrasurgeon.families.decoder.architectures import (
 from hydrasurgeon.families.hf_encoder.architectures import Encoder, Kind
 from hydrasurgeon.families.hf_encoder.companions import GENERIC
 from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
-from hydrasurgeon.files.manifest import Manifest, Model, Tower
+from hydrasurgeon.files.manifest import Model, Tower
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,41 +62,16 @@ class Decoder(HFVariant):
         layers, dim = config.num_hidden_layers, config.hidden_size
         return {"text": Tower(layers=layers, heads=config.groups, head_dim=config.width, dim=dim)}
 
-    def directory(self, manifest: Manifest) -> dict[str, str]:
-        texts = super().directory(manifest)
-        sizes = self._alike(manifest)
-        if sizes:
-            config = json.loads(texts["config.json"]) | sizes
-            texts["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        return texts
-
-    def _cut(self, manifest: Manifest) -> bool:
-        return super()._cut(manifest) and not self._alike(manifest)
-
-    def _alike(self, manifest: Manifest) -> dict[str, int] | None:
-        """The sizes by which stock transformers builds a member that keeps equally many heads and
-        neurons in every layer; None where it cannot.
-        """
-        if manifest.kind != "member" or manifest.decision is not None:
-            return None
-        if manifest.model.pooling is not None:
-            return None
-        config = self._config(manifest.model)
-        (kept,) = manifest.kept.values()
-        neurons = manifest.kept_neurons or {}
-        heads, widths = ({len(row) for row in rows} for rows in (kept, neurons.get("text", ())))
-        widths = widths or {config.intermediate_size}
-        if len(heads) > 1 or len(widths) > 1:
-            return None
-        (groups,), (width,) = heads, widths
-        queries = groups * config.num_attention_heads // config.groups
-        if not queries or (config.model_type in DIVISIBLE and config.hidden_size % queries):
+    def sizes_of(self, config: Encoder, heads: int, width: int | None) -> dict[str, Any] | None:
+        assert isinstance(config, DecoderConfig)
+        queries = heads * config.num_attention_heads // config.groups
+        if config.model_type in DIVISIBLE and config.hidden_size % queries:
             return None
         return {
-            "num_key_value_heads": groups,
+            "num_key_value_heads": heads,
             "num_attention_heads": queries,
             "head_dim": config.width,
-            "intermediate_size": width,
+            "intermediate_size": width or config.intermediate_size,
         }
 
     def build(

@@ -175,6 +175,8 @@ class ImageEncoder(Encoder):
     patch_size: Pair = 16
     num_channels: Size = 3
     qkv_bias: bool = True
+    # Of fewer heads, which then do not add up to the width.
+    head_dim: Size | None = None
 
     @model_validator(mode="after")
     def _some_patches(self) -> Self:
@@ -220,6 +222,8 @@ class Kind:
     classifier: tuple[tuple[str, str], ...] = (("classifier", "classes"),)
     """Linear layers of the classifier with their output: `dim` or `classes`."""
     pooler: bool = False
+    fewer_heads: bool = False
+    """Whether the library builds heads that do not add up to the width."""
     weights_dropout: tuple[str, ...] = ()
     """The modules within a layer that drop what makes attention weights; none where there is only a
     rate.
@@ -246,7 +250,7 @@ ROBERTA = replace(
     pooler=False,
 )
 """The same with a deeper classifier in the place of a pooler."""
-VIT = Kind(ImageEncoder, "vit", "vision", ("ViTForImageClassification",))
+VIT = Kind(ImageEncoder, "vit", "vision", ("ViTForImageClassification",), fewer_heads=True)
 """The layout that all image encoders come from."""
 DINOV2 = replace(
     VIT,

@@ -19,6 +19,7 @@ from hydrasurgeon.families.base import Bare, Family, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
     UNCLASSIFIED,
+    Dinov2Config,
     Encoder,
     Facts,
     ImageEncoder,
@@ -54,7 +55,7 @@ from hydrasurgeon.families.settings import Images, Texts, known, parse
 from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.decided import CHOSEN
 from hydrasurgeon.files.manifest import Manifest, Model, ProblemName, Tower
-from hydrasurgeon.heads import NEURONS, Layers
+from hydrasurgeon.heads import NEURONS, Layers, even
 from hydrasurgeon.lookup import imported, nearest
 
 if TYPE_CHECKING:
@@ -299,7 +300,8 @@ class HFEncoder(Family):
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
-        config, heads = self._written(model), self._heads(manifest)
+        config = self._written(model, self.stock_sizes(manifest) or {})
+        heads = self._heads(manifest)
         texts = {}
         if heads is not None:
             hydra, file = manifest.kind == "hydra", MODELLING
@@ -335,15 +337,46 @@ class HFEncoder(Family):
             code += DECIDED
         return "transformers", task, code
 
-    def _written(self, model: Model) -> dict[str, Any]:
-        """config.json of the unpruned classification model."""
+    def stock_sizes(self, manifest: Manifest) -> dict[str, Any] | None:
+        if manifest.kind == "hydra" or manifest.decision is not None:
+            return None
+        if not is_cut(manifest):
+            return {}
+        if _classifies_pooled(manifest.model):
+            return None
+        ((tower, rows),) = manifest.kept.items()
+        heads, width = even(rows), None
+        if manifest.kept_neurons is not None:
+            width = even(manifest.kept_neurons[tower])
+            if width is None:
+                return None
+        if not heads:
+            return None
+        return self.sizes_of(self.config(manifest.model), heads, width)
+
+    def sizes_of(self, config: Encoder, heads: int, width: int | None) -> dict[str, Any] | None:
+        """Fields of the record for so many heads and neurons in every layer; None: all neurons."""
+        sizes: dict[str, Any] = {}
+        if heads != config.num_attention_heads:
+            if not self.kinds[config.model_type].fewer_heads:
+                return None
+            head_dim = config.hidden_size // config.num_attention_heads
+            sizes = {"num_attention_heads": heads, "head_dim": head_dim}
+        if width is None:
+            return sizes
+        if not isinstance(config, Dinov2Config):
+            return {**sizes, "intermediate_size": width}
+        ratio, rest = divmod(width, config.hidden_size)
+        if rest:  # the library's ratio is a whole number
+            return None
+        return {**sizes, "mlp_ratio": ratio}
+
+    def _written(self, model: Model, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """config.json of the classification model, of these sizes where it is pruned."""
+        record = self.config(model).model_copy(update=sizes)
         labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.num_classes))
         return {
-            **{
-                key: value
-                for key, value in self.config(model).library().items()
-                if key not in UNCLASSIFIED
-            },
+            **{key: value for key, value in record.library().items() if key not in UNCLASSIFIED},
             "architectures": [model.arch],
             "id2label": {str(i): label for i, label in enumerate(labels)},
             "label2id": {label: i for i, label in enumerate(labels)},
@@ -425,7 +458,7 @@ class HFEncoder(Family):
         return {"neurons": {"width": len(rows[0]), "bits": bits}}
 
     def _cut(self, manifest: Manifest) -> bool:
-        return is_cut(manifest)
+        return is_cut(manifest) and self.stock_sizes(manifest) is None
 
     def build(
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
@@ -524,16 +557,21 @@ def stock(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_cut(manifest: Manifest) -> bool:
-    """Whether stock transformers has no class for these weights."""
+    """Whether these weights are not those of a model as transformers knows it."""
     if manifest.kind == "hydra" or manifest.kept_neurons is not None:
         return True
-    if manifest.model.pooling is not None and manifest.model.num_classes:
+    if _classifies_pooled(manifest.model):
         return True
     return any(
         len(row) != manifest.towers[name].heads
         for name, rows in manifest.kept.items()
         for row in rows
     )
+
+
+def _classifies_pooled(model: Model) -> bool:
+    """Whether a linear layer reads pooled tokens, for which transformers has no class."""
+    return model.pooling is not None and model.num_classes > 0
 
 
 def _pooling(model: Model) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
@@ -23,7 +24,9 @@ from hydrasurgeon.families.timm_vit.architectures import (
     check_whole,
     fits,
 )
+from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
+from hydrasurgeon.heads import NEURONS, even
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.heads import Kept
 
 USAGE = """
-import hydrasurgeon, timm
+import timm
 
 model = timm.create_model("local-dir:DIR", pretrained=True)
 """
@@ -205,12 +208,10 @@ class TimmViT(Family):
         }
         if model.labels:
             config["label_names"] = list(model.labels)
-        heads = manifest.towers[TOWER].heads
-        if (
-            manifest.kind == "hydra"
-            or manifest.kept_neurons
-            or any(len(r) != heads for r in manifest.kept[TOWER])
-        ):
+        sizes = self.stock_sizes(manifest)
+        if sizes is not None:
+            config["model_args"] |= sizes
+        else:
             config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
             config["model_args"] = {
                 **config["model_args"],
@@ -218,8 +219,31 @@ class TimmViT(Family):
             }  # read by nothing, for people
         return {"config.json": json.dumps(config, indent=2) + "\n"}
 
+    def stock_sizes(self, manifest: Manifest) -> dict[str, Any] | None:
+        if manifest.kind == "hydra" or even(manifest.kept[TOWER]) != manifest.towers[TOWER].heads:
+            return None
+        if manifest.kept_neurons is None:
+            return {}
+        model, width = manifest.model, even(manifest.kept_neurons[TOWER])
+        dim = manifest.towers[TOWER].dim
+        if width is None:
+            return None
+        ratio = width / dim
+        if int(dim * ratio) < width:  # timm rounds down
+            ratio = math.nextafter(ratio, math.inf)
+        sizes = {"mlp_ratio": ratio}
+        made = [*self.listed({**self._args(model), "num_classes": model.num_classes, **sizes})]
+        # A pool's MLP may take its size from the same ratio, and a gated one may be rounded.
+        exact = even(all_neurons(made)[f"{TOWER}{NEURONS}"]) == width
+        if not exact or _shapes_outside(made) != _shapes_outside(self.weights(model)):
+            return None
+        return sizes
+
     def usage(self, manifest: Manifest) -> Usage:
-        return "timm", "image-classification", USAGE
+        code = USAGE
+        if self.stock_sizes(manifest) is None:
+            code = USAGE.replace("import ", "import hydrasurgeon, ")
+        return "timm", "image-classification", code
 
     def build(
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
@@ -287,6 +311,11 @@ def taken_apart(m: Any, embed: Callable[[Any], Stack], blocks: tuple[Block, ...]
         readout_parts=(m.norm, *(p for p in parts if p is not None)),
         reads=(1 if distillation is None else 2) if token else None,
     )
+
+
+def _shapes_outside(weights: Iterable[Weight]) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors but those of the layers' MLPs."""
+    return {weight.name: weight.shape for weight in weights if weight.part != "mlp"}
 
 
 def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dict[str, Any]:
