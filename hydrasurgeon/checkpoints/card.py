@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
+from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import code
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import Manifest
@@ -22,8 +23,31 @@ are left alone.
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
-def model_card(manifest: Manifest, usage: Usage) -> str:
-    """README.md in the hub's layout; every number in it comes from the manifest."""
+OURS = """## With hydrasurgeon
+
+It runs all members of a hydra in one pass and gives every member's logits:
+
+```python
+import hydrasurgeon as hs
+
+model = hs.load("DIR")
+probs = model.predict(inputs)
+```
+
+"""
+"""The section about loading a directory with us."""
+FOLDED = (
+    "- the constants that calibrate are in the model already: the probabilities that any client "
+    "makes of its logits are calibrated; decision.json holds the thresholds"
+)
+
+
+def model_card(
+    manifest: Manifest, usage: Usage, *, folded: Decision | None = None, ours: str = OURS
+) -> str:
+    """README.md in the hub's layout; every number in it comes from the manifest, or from the
+    decision that is `folded` into what lies there.
+    """
     model, (kind, what) = manifest.model, _what(manifest)
     library, task, loading = usage
     classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
@@ -49,21 +73,10 @@ tags:
 
 Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 
-## With hydrasurgeon
-
-It runs all members of a hydra in one pass and gives every member's logits:
-
-```python
-import hydrasurgeon as hs
-
-model = hs.load("DIR")
-probs = model.predict(inputs)
-```
-
-## Heads
+{ours}## Heads
 
 {_heads(manifest)}
-{_decision(manifest)}
+{_decision(manifest, folded)}
 ## How it was made
 
 {_history(manifest)}
@@ -125,13 +138,16 @@ def _heads(manifest: Manifest) -> str:
     )
 
 
-def _decision(manifest: Manifest) -> str:
+def _decision(manifest: Manifest, folded: Decision | None) -> str:
     """The section about the decision state; nothing where there is none."""
-    if manifest.decision is None:
+    decision = folded or manifest.decision
+    if decision is None:
         return ""
-    lines = [f"- {line}" for line in decision_lines(manifest.decision)]
-    if manifest.decision.abstain is None:
+    lines = [f"- {line}" for line in decision_lines(decision)]
+    if decision.abstain is None and decision.limits is None:
         lines.append("- it answers always: no risk was promised")
+    if folded is not None:
+        lines.append(FOLDED)
     lines += [
         f"- {use}: {code(data.spec)}, {data.rows} rows, sha256 {code(data.sha256[:12])}…"
         for use, data in data_lines(manifest)

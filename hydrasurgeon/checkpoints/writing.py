@@ -39,6 +39,13 @@ from hydrasurgeon.files.manifest import (
 from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, write_tensors
 
+THRESHOLDS = "decision.json"
+"""What says when to answer, beside a model whose calibration is in its weights or its graph."""
+GRAPHS, GRAPH = "onnx", "model.onnx"
+"""Where clients look for graphs, and for which first."""
+GRAPHS_INT8 = ("model_quantized.onnx", "model_quint8_avx512_vnni.onnx")
+"""What they call the graph in 8 bits: transformers.js and optimum, and sentence-transformers."""
+
 # Behind the name of a weight file without its suffix: nothing, the number of a shard, or an index.
 SHARDED = re.compile(r"(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.json")
 
@@ -87,15 +94,21 @@ def _foreign(folder: Path) -> list[str]:
     _sweep_within(folder)
     names = {entry.name for entry in folder.iterdir()}
     weights = {name for name in names if _holds_weights(name)}
-    ours = {*weights, "heads.json"}
+    ours = {*weights, "heads.json", THRESHOLDS}
     for family in families():
         ours |= {*family.layout, *family.companions(names)}
+    graphs = folder / GRAPHS
+    if graphs.is_dir() and {*os.listdir(graphs)} <= {GRAPH, *GRAPHS_INT8}:
+        ours.add(GRAPHS)
     if CARD in names and BEGIN in (folder / CARD).read_text(encoding="utf-8", errors="replace"):
         ours.add(CARD)
     results = folder / EVAL_RESULTS.parent
     if results.is_dir() and {*os.listdir(results)} <= {EVAL_RESULTS.name}:
         ours.add(results.name)
-    return sorted(names - ours if any(_is_ours(folder / name) for name in weights) else names)
+    written = any(_is_ours(folder / name) for name in weights)
+    if not weights:  # the graphs of `export` lie in a folder that holds none
+        written = {CARD, GRAPHS} <= ours
+    return sorted(names - ours if written else names)
 
 
 def _is_ours(weights: Path) -> bool:
@@ -112,9 +125,10 @@ def save(
     *,
     files: Mapping[str, str] | None = None,
     shard: int | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> ManifestT:
     """Write weights and manifest, each whole or not at all; in a directory, files of at most
-    `shard` bytes.
+    `shard` bytes, and `more` texts in place of or beside the usual ones.
     """
     if out.suffix == SUFFIX:
         with replacing(out, sidecar(out)) as (weights, beside):
@@ -128,7 +142,7 @@ def save(
         model = [plan for plan in planned if not plan.name.startswith(PREFIX)]
         others = write_tensors(folder / BESIDE, state, lambda _: {}) if state else []
         final = _write(weights, model, manifest, shard=shard, others=others)
-        for name, text in texts_beside(final, files).items():
+        for name, text in {**texts_beside(final, files), **(more or {})}.items():
             fill(folder / name, text.encode())
     return final
 

@@ -45,11 +45,14 @@ def select(
     layers: str | None = None,
     tower: str | None = None,
     seed: int = 0,
+    even: bool = False,
 ) -> dict[str, Layers]:
-    """Kept heads by `keep` (per layer), `remove` (in all) or `sample` (N of the first P to go)."""
+    """Kept heads by `keep` (per layer; on average unless `even`, where heads of all layers are
+    compared), `remove` (in all) or `sample` (N of the first P to go).
+    """
     candidates = movable(manifest, score, layers=layers, tower=tower)
     if keep is not None:
-        gone = _beyond(manifest, score, candidates, keep)
+        gone = _beyond(manifest, score, candidates, keep, even=even)
     elif sample is not None:
         gone = _sampled(score, candidates, sample, seed)
     elif remove is not None:
@@ -90,7 +93,7 @@ def scored_layers(score: Score, layers: str | None, most: int) -> frozenset[int]
 
 
 def _beyond(
-    manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int
+    manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int, *, even: bool
 ) -> list[Head]:
     """What goes where each layer keeps `keep` heads; on average, by a criterion that compares heads
     of all layers.
@@ -101,10 +104,11 @@ def _beyond(
         for layer in sorted({head.layer for head in candidates if head.tower == tower})
     ]
     gone: list[Head] = []
-    for row in rows if score.values else [list(candidates)]:
-        layers = 1 if score.values else max(1, len(rows))
+    apart = even or score.values is not None
+    for row in rows if apart else [list(candidates)]:
+        layers = 1 if apart else max(1, len(rows))
         where, present = (
-            f"{row[0].tower} layer {row[0].layer}" if score.values else "a layer on average",
+            f"{row[0].tower} layer {row[0].layer}" if apart else "a layer on average",
             len(row) / layers,
         )
         if not 1 <= keep <= present:
@@ -113,6 +117,8 @@ def _beyond(
                 hint=f"Keep between 1 and {present:g}.",
             )
         surplus = len(row) - keep * layers
+        if surplus == 0:
+            continue
         gone += (
             removal_order(score.values, row)[:surplus]
             if score.values

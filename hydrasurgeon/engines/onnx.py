@@ -51,9 +51,9 @@ their maker unless this is set when it is first imported.
 """
 
 
-def to_onnx(model: Classifier, *, plain: bool = False) -> Exported:
+def to_onnx(model: Classifier, *, plain: bool = False, stock: bool = False) -> Exported:
     """An ONNX model with a dynamic batch (and text length), proven to give torch's outputs."""
-    return exported(model, written, "onnxruntime", plain=plain)
+    return exported(model, written, "onnxruntime", plain=plain, stock=stock)
 
 
 def written(

@@ -36,6 +36,10 @@ DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
 """Outputs of a model with a decision state: calibrated probabilities, their entropy, and whether
 the score is above its threshold.
 """
+STOCK = ("logits", "ood_score", "unfamiliar")
+"""Outputs of a graph for clients that read logits [batch, class] alone: these are calibrated, and a
+decision state says the rest.
+"""
 READ = ("logits", "features")
 """Outputs of a graph that an engine runs: what a decision state decides by."""
 METADATA = "hydrasurgeon."
@@ -69,11 +73,14 @@ ARITHMETIC = {
 class _Graph(nn.Module):
     """Pictures in, `OUTPUTS` out, or `DECIDED` where there is a decision state."""
 
-    def __init__(self, model: Classifier, read: WithFeatures | None, plain: bool) -> None:
+    def __init__(
+        self, model: Classifier, read: WithFeatures | None, plain: bool, stock: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
         self._read = read
         self._plain = plain
+        self._stock = stock
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
         return self.answers(pixel_values)
@@ -82,9 +89,14 @@ class _Graph(nn.Module):
         logits, features = logits_and_features(self._read, self._logits, inputs)
         if self._plain:
             return (logits,) if features is None else (logits, features)
-        if self.model.state is None:
+        state = self.model.state
+        if self._stock and state is None:
+            return (self.model.problem.merged(logits),)
+        if state is None:
             return logits, self.model.problem.probs(logits).mean(dim=1)
-        return logits, *decided(self.model.state, logits, features)
+        if self._stock:
+            return calibrated(state, logits), *decided(state, logits, features)[2:]
+        return logits, *decided(state, logits, features)
 
     def _logits(self, inputs: Any) -> Tensor:
         """[batch, member, class]"""
@@ -116,6 +128,12 @@ def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tens
         score = state.ood_score(logits, features)
         unfamiliar = score > state.record.ood.threshold
         return state.answers(logits).float(), uncertainty.float(), score, unfamiliar
+
+
+def calibrated(state: State, logits: Tensor) -> Tensor:
+    """Logits [batch, class] that say the calibrated answers."""
+    with ExactNumbers():
+        return state.problem.said(state.answers(logits)).float()
 
 
 class ExactNumbers(TorchFunctionMode):
@@ -162,9 +180,12 @@ runs it.
 """
 
 
-def exported(model: Classifier, write: Writer, runtime: str, *, plain: bool = False) -> Exported:
+def exported(
+    model: Classifier, write: Writer, runtime: str, *, plain: bool = False, stock: bool = False
+) -> Exported:
     """A file with a dynamic batch (and text length), once `runtime` has given torch's outputs with
-    it; if `plain` it does not decide, but gives what decisions are taken by.
+    it; if `plain` it does not decide, but gives what decisions are taken by; `stock` is for others'
+    clients.
     """
     inputs = sample(model, batch=BATCH, length=LENGTH)
     text = "input_ids" in inputs
@@ -172,7 +193,9 @@ def exported(model: Classifier, write: Writer, runtime: str, *, plain: bool = Fa
     with settled(model, reads=plain and bool(model.problem.features)) as read:
         if plain:
             outputs = READ[:1] if read is None else READ
-        graph = (_Texts if text else _Graph)(model, read, plain).eval()
+        elif stock:
+            outputs = STOCK[:1] if model.state is None else STOCK
+        graph = (_Texts if text else _Graph)(model, read, plain, stock).eval()
         axes = dict.fromkeys((0, 1) if text else (0,), torch.export.Dim.DYNAMIC)
         content, run = write(
             captured(graph, (*inputs.values(),), (axes,) * len(inputs)),

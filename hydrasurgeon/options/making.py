@@ -110,6 +110,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
     """
 
     requires: ClassVar = {"compensate": ("data",)}
+    conflicts: ClassVar = tuple(("even", name) for name in ("remove", "sample", "mask"))
 
     method: str | None = option(
         None,
@@ -138,6 +139,11 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
         metavar="SHARE",
         recorded=True,
         help="Neurons to keep of each MLP: 0.5 keeps half.",
+    )
+    even: bool = option(
+        False,
+        recorded=True,
+        help="The same number in every layer, of a size that the model's own library builds.",
     )
     compensate: Literal["none", "mean", "lstsq"] = option(
         "none",

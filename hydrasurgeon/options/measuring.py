@@ -242,10 +242,10 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
 
 
 class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
-    """Write a model or a hydra for other runtimes (onnx, pt2), or with zeros for its own library
-    (padded).
+    """Write a model or a hydra for other runtimes (onnx, pt2) or for its own library (stock, padded).
 
-    Each is checked first.
+    Each is checked first. With -o DIR/ onnx is a folder that optimum, sentence-transformers and
+    transformers.js read; it and stock are calibrated for clients that read logits alone.
     """
 
     requires: ClassVar = {"int8": ("check",), "ood": ("check",), "limit": ("check",)}
@@ -255,8 +255,10 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
         *(("check_only", name) for name in ("int8", "cascade", "check", "out", "force")),
     )
 
-    format: Literal["onnx", "pt2", "padded"] = option(
-        "onnx", recorded=True, help="onnx, pt2 or padded."
+    format: Literal["onnx", "pt2", "stock", "padded"] = option(
+        "onnx",
+        recorded=True,
+        help="onnx, pt2, stock (no code of ours, calibrated) or padded (zeros for heads).",
     )
     cascade: bool = option(False, help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
     member: int | None = option(
@@ -296,5 +298,5 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
         flags=("-o", "--out"),
         metavar="OUT",
         group=WRITTEN,
-        help="The file, or DIR/ for padded; else beside CKPT.",
+        help="The file, or DIR/: stock, padded, and onnx for others' clients; else beside CKPT.",
     )

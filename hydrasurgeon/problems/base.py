@@ -20,7 +20,7 @@ from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.metrics import DIGITS
-from hydrasurgeon.statistics.probabilities import Labels, Scores, yes_or_no
+from hydrasurgeon.statistics.probabilities import TINY, Labels, Scores, yes_or_no
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score, scores_of
 from hydrasurgeon.statistics.scores.on_logits import score_of
 
@@ -387,6 +387,10 @@ class Problem(ABC):
     @abstractmethod
     def answers(self, logits: Tensor, constants: Constants) -> Tensor:
         """What thresholds are taken on: calibrated probabilities, or numbers and deviations."""
+
+    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
+        """Logits of a single model that gives these answers."""
+        return answers.clamp_min(TINY).log()
 
     @abstractmethod
     def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:

@@ -211,6 +211,9 @@ class Numbers(Problem):
         deviation = _deviation(joint.aleatoric, joint.epistemic, variance, unit)
         return torch.stack([value, deviation], dim=-1)
 
+    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
+        return answers[:, :1]
+
     def uncertainty(self, logits: Tensor, constants: Constants) -> Scores:
         return _moments(logits)[1].sqrt()
 

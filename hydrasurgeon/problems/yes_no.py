@@ -115,6 +115,10 @@ class YesNo(Classes):
         z = logits.float()
         return logsigmoid(z).logsumexp(dim=1) - logsigmoid(-z).logsumexp(dim=1)
 
+    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
+        no, yes = super().said(answers).split(1, dim=-1)
+        return yes - no
+
     def outputs(self, outputs: Outputs) -> Outputs:
         labels = None if outputs.labels is None else self.truth(outputs.labels)
         return Outputs(self.read(outputs.logits), outputs.features, labels, outputs.labels)

@@ -273,6 +273,10 @@ def exported(done: Export) -> None:
             ),
         )
         return
+    if done.format == "stock":
+        alike = f"probabilities differ by at most {done.max_difference:.2g} in float64"
+        show(path, f": its library runs it as it is, calibrated; {alike}")
+        return
     if done.checked_only:
         same = f"differ from those where it was made by at most {done.max_difference:.2g}"
         show(path, f": its logits on this machine {same}")

@@ -122,11 +122,11 @@ def in_file(file: Exported) -> Answer:
     return answer
 
 
-def difference(model: Classifier, file: Exported, samples: Samples, who: str) -> float:
+def difference(model: Classifier, file: Answer, samples: Samples, who: str) -> float:
     """The largest difference of a file's probabilities from torch's."""
     samples = limited(samples, DIFFERING, seed=0)
     expected, _, _ = answers(in_torch(model), model, samples, "the model")
-    answered, _, _ = answers(in_file(file), model, samples, who)
+    answered, _, _ = answers(file, model, samples, who)
     return float((answered - expected).abs().max())
 
 

@@ -57,34 +57,37 @@ class AtHand:
             raise CheckpointError(f"{folder}: no such directory")
         self._opened, self._hashed = cache(_opened), cache(_hashed)
 
-    def find(self, sha256: str, *, name: str, arch: str | None) -> Hashed | None:
+    def find(
+        self, sha256: str, *, name: str, arch: str | None, decides: bool = False
+    ) -> Hashed | None:
         """The checkpoint with these weights, the one called `name` first; `arch` reads what has no
-        manifest.
+        manifest. Without its decision state, unless the step read that.
         """
         paths = [self.folder / each for each in entries(self.folder)]
         for path in sorted(paths, key=lambda path: (path.name != name, path)):
-            opened = self._opened(path, arch)
+            opened = self._opened(path, arch, decides)
             if opened is None or (opened.recorded and opened.manifest.weights_sha256 != sha256):
                 continue
-            hashed = self._hashed(path, arch)
+            hashed = self._hashed(path, arch, decides)
             if hashed is not None and weights_sha256(opened.tensors, hashed.digests) == sha256:
                 return hashed
         return None
 
 
-def _opened(path: Path, arch: str | None) -> Checkpoint | None:
-    """The checkpoint without a decision state, or None for what is none that can be read."""
+def _opened(path: Path, arch: str | None, decides: bool) -> Checkpoint | None:
+    """The checkpoint, with a decision state or without; None for what is none that can be read."""
     if path.suffix != ".safetensors" and not (path.is_dir() and any(path.glob("*.safetensors"))):
         return None
     try:
-        return undecided(open_checkpoint(path, arch=arch))
+        opened = open_checkpoint(path, arch=arch)
     except HydraError:  # of another architecture, too
-        return None if arch is None else _opened(path, None)
+        return None if arch is None else _opened(path, None, decides)
+    return opened if decides else undecided(opened)
 
 
-def _hashed(path: Path, arch: str | None) -> Hashed | None:
+def _hashed(path: Path, arch: str | None, decides: bool) -> Hashed | None:
     """None where the manifest belongs to other weights."""
-    opened = _opened(path, arch)
+    opened = _opened(path, arch, decides)
     try:
         return None if opened is None else Hashed(opened, opened.digests())
     except ManifestError:
@@ -126,7 +129,12 @@ def ancestry(child: Hashed, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
         name = f"{file} = {entry.command} {', '.join(source.name for source in entry.inputs)}"
         parents: list[Hashed] = []
         for source in entry.inputs:
-            parent = at_hand.find(source.sha256, name=source.name, arch=entry.args.get("arch"))
+            parent = at_hand.find(
+                source.sha256,
+                name=source.name,
+                arch=entry.args.get("arch"),
+                decides=entry.args.get("format") == "stock",
+            )
             if parent is None:
                 yield Check(
                     name, None, f"{source.name} ({short(source.sha256)}) is not in {at_hand.folder}"
@@ -136,7 +144,13 @@ def ancestry(child: Hashed, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
         else:
             yield from _derived(Link(name, child, entry, options, parents, inputs))
             yield _continued(child, steps, parents)
-        waiting += parents
+        waiting += [_before_calibrate(parent) for parent in parents]
+
+
+def _before_calibrate(hashed: Hashed) -> Hashed:
+    """What `calibrate` read: it changed no weights."""
+    checkpoint = undecided(hashed.checkpoint)
+    return Hashed(checkpoint, {name: hashed.digests[name] for name in checkpoint.tensors})
 
 
 @dataclass(frozen=True)
@@ -168,10 +182,16 @@ def _derived(link: Link) -> Iterator[Check]:
 
 
 def exported(link: Link) -> Iterator[Check]:
-    """Zeros stand where heads are gone."""
-    from hydrasurgeon.sharing.padded import padded
+    """Zeros stand where heads are gone, or the calibration is in the classifier."""
+    if link.options.format == "stock":
+        from hydrasurgeon.sharing.stock import folded
 
-    yield _bits(link.name, link.child, padded(link.parent.checkpoint, link.options.member)[0])
+        planned = folded(link.parent.checkpoint).planned
+    else:
+        from hydrasurgeon.sharing.padded import padded
+
+        planned = padded(link.parent.checkpoint, link.options.member)[0]
+    yield _bits(link.name, link.child, planned)
 
 
 def _alike(parent: Hashed, child: Hashed) -> bool:

@@ -4,15 +4,26 @@ same outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import classifying, with_inputs
+from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with_inputs
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
-from hydrasurgeon.files.atomic import claim, fill, output_file, real, replacing, write_bytes
+from hydrasurgeon.files.atomic import (
+    SUFFIX,
+    claim,
+    fill,
+    named,
+    output_file,
+    real,
+    replacing,
+    staged,
+    write_bytes,
+)
 from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
@@ -53,8 +64,8 @@ class Export:
 
 @stage(ExportOptions)
 def export(arguments: ExportOptions) -> Export:
-    """Write the checkpoint for another runtime (onnx, pt2) or, with zeros for the heads that are
-    gone, for its own library (padded).
+    """Write the checkpoint for another runtime (onnx, pt2) or for its own library: as it is, with
+    its calibration in its last layer (stock), or with zeros for the heads that are gone (padded).
 
     Outputs of a graph are logits [batch, member, class] and probs; with a decision state they are
     logits, probabilities, uncertainty, ood_score and unfamiliar.
@@ -63,9 +74,20 @@ def export(arguments: ExportOptions) -> Export:
     if arguments.check_only:
         return _again(arguments)
     opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
-    write = _padded if arguments.format == "padded" else _in_steps if arguments.cascade else _graph
-    result = write(opened, arguments)
+    result = _writer(arguments)(opened, arguments)
     return replace(result, notes=((opened.note,) if opened.note else ()) + result.notes)
+
+
+def _writer(arguments: ExportOptions) -> Callable[[Checkpoint, ExportOptions], Export]:
+    """What writes the format."""
+    if arguments.format in ("padded", "stock"):
+        return {"padded": _padded, "stock": _stock}[arguments.format]
+    folder = arguments.out is not None and named(arguments.out)[1]
+    if arguments.format == "onnx" and folder:
+        return _graph_in_folder
+    if arguments.cascade:
+        return _in_steps
+    return _graph
 
 
 def _check(arguments: ExportOptions) -> None:
@@ -124,7 +146,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     if tried is not None and arguments.int8:
         floating, made = made, to_int8(made)
         quantised = tried.compared(model, trial.in_file(floating), trial.in_file(made), who="int8")
-        worst = trial.difference(model, made, tried.samples, "int8")
+        worst = trial.difference(model, trial.in_file(made), tried.samples, "int8")
         made = replace(made, max_difference=worst)
         if model.state is not None and model.state.record.engine != "int8":
             notes += (FITTED_OTHERWISE,)
@@ -204,3 +226,80 @@ def _padded(opened: Checkpoint, arguments: ExportOptions) -> Export:
     planned, manifest, difference = padded(opened, arguments.member)
     save(path, planned, manifest, files=opened.files)
     return Export(path, sum(plan.nbytes for plan in planned), (), (), difference, None, "padded")
+
+
+def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
+    """The model as its library has it, calibrated."""
+    out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-stock')}/"
+    path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
+    if path.suffix == SUFFIX:
+        raise UsageError(f"-o {out}: libraries read directories", hint="Give -o DIR/.")
+    need_classes(opened.manifest, opened.path)
+    opened.check_weights()
+    from hydrasurgeon.sharing.stock import folded
+
+    made = folded(opened)
+    save(path, made.planned, made.manifest, files=opened.files, more=made.more)
+    nbytes = sum(plan.nbytes for plan in made.planned)
+    notes = _uncalibrated(opened)
+    return Export(path, nbytes, (), (), made.difference, None, "stock", notes=notes)
+
+
+def _graph_in_folder(opened: Checkpoint, arguments: ExportOptions) -> Export:
+    """A graph of calibrated logits where clients look for one, and with --int8 another."""
+    assert arguments.out is not None
+    if arguments.cascade:
+        raise UsageError("--cascade: a folder holds one graph", hint="Give -o FILE.onnx.")
+    path = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
+    need_classes(opened.manifest, opened.path)
+    opened.check_weights()
+    from hydrasurgeon.engines.int8 import to_int8
+    from hydrasurgeon.engines.onnx import OPSET, to_onnx
+    from hydrasurgeon.problems import problem_of
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.sharing import stock, trial
+
+    stock.check_client(opened)
+    about = opened.manifest.model
+    if opened.manifest.decision is not None:
+        problem_of(about).need("a decision state in a graph", opened.name)
+    tried = None
+    if arguments.check is not None:
+        problem_of(about).need("--check", opened.name)
+        tried = trial.opened_trial(about, arguments.check, arguments)
+    model = as_classifier(opened, device="cpu")
+    made, small = to_onnx(as_classifier(stock.with_types(opened), device="cpu"), stock=True), None
+    quantised = checked = None
+    notes = _uncalibrated(opened)
+    worst = made.max_difference
+    if tried is not None:
+        floating = stock.answering(made, model)
+        checked = tried.compared(model, trial.in_torch(model), floating)
+    if tried is not None and arguments.int8:
+        small = to_int8(made)
+        answer = stock.answering(small, model)
+        quantised = tried.compared(model, floating, answer, who="int8")
+        worst = trial.difference(model, answer, tried.samples, "int8")
+        if model.state is not None and model.state.record.engine != "int8":
+            notes += (FITTED_OTHERWISE,)
+    with staged(path) as folder:
+        stock.fill_graphs(folder, stock.graph_texts(opened), made, small)
+    return Export(
+        path,
+        len((small or made).content),
+        made.inputs,
+        made.outputs,
+        worst,
+        OPSET,
+        quantised=quantised,
+        checked=checked,
+        notes=notes,
+    )
+
+
+def _uncalibrated(opened: Checkpoint) -> tuple[str, ...]:
+    if opened.manifest.decision is not None:
+        return ()
+    return (
+        "it has no decision state: its probabilities are what training made them; calibrate first",
+    )

@@ -24,17 +24,24 @@ from hydrasurgeon.files.manifest import (
     Score,
     SingleManifest,
 )
-from hydrasurgeon.heads import NEURONS, Kept, count
+from hydrasurgeon.heads import NEURONS, Kept, all_heads, count
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import PruneOptions
 from hydrasurgeon.sharing.output import claimed
-from hydrasurgeon.surgery.cut import plan_pruning
+from hydrasurgeon.surgery.cut import check_stock, plan_pruning
 from hydrasurgeon.surgery.repair import repaired_tensors
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.files.tensors import Raw
+
+
+EVEN = (
+    "Leave out --even, or give --neurons SHARE alone: every library takes fewer neurons (DINOv2 in "
+    "whole multiples of its width), few take fewer heads."
+)
+"""What to do where a cut is none of the library's."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,9 @@ def prune(arguments: PruneOptions) -> Pruned:
         kept = kept_from_file(Path(arguments.mask), opened.manifest)
     if (share := arguments.neurons) is not None:
         neurons |= choose_neurons(opened, scored(neurons_key(arguments.method)), share, arguments)
+    if arguments.even:
+        changes = {"kind": "member", "kept": kept, "kept_neurons": neurons or None}
+        check_stock(opened, rewritten(opened.manifest, **changes), hint=EVEN)
     cut = {**kept, **{f"{tower}{NEURONS}": rows for tower, rows in neurons.items()}}
     repaired: dict[str, Raw] = {}
     if arguments.repair is not None and samples is not None:
@@ -209,8 +219,19 @@ def _chosen(
             f"the {key} scores were computed layer by layer for --keep {decided}, not "
             f"{arguments.keep}"
         )
-    kept, more = chooser(key)(manifest, score, **amount, **where)
-    return kept, [*notes, *more]
+    choose = chooser(key)
+    if not arguments.even or criterion(key).own_number:
+        kept, more = choose(manifest, score, **amount, **where)
+        return kept, [*notes, *more]
+    kept, _ = choose(manifest, score, **amount, **where, even=True)
+    if score.order is not None:
+        free, _ = choose(manifest, score, **amount, **where)
+        others = len({*all_heads(kept)} - {*all_heads(free)})
+        notes.append(
+            f"--even: {others} of the {count(kept)} heads kept are others than {key} alone keeps; "
+            "`eval` both to see what that costs"
+        )
+    return kept, notes
 
 
 def _default_name(name: str, key: ScoreKey | None, arguments: PruneOptions) -> str:

@@ -10,9 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import head_axes, rows_of
+from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.files.tensors import Planned, as_bytes, sound
-from hydrasurgeon.heads import HeadAxis, Kept, head_mask, masked, positions, sliced_shape
+from hydrasurgeon.heads import HeadAxis, Kept, even, head_mask, masked, positions, sliced_shape
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -64,6 +66,19 @@ def plan_pruning(
         return Planned(name, info.dtype, shape, partial(produce, name))
 
     return [plan(name) for name in tensors]
+
+
+def check_stock(opened: Single, manifest: SingleManifest, *, hint: str) -> None:
+    """Refuse what the model's own library has no class for, or no class of this size."""
+    if opened.family.stock_sizes(manifest) is not None:
+        return
+    cut = [*manifest.kept.values(), *(manifest.kept_neurons or {}).values()]
+    what = f"{opened.family.name} takes no such number of heads or neurons"
+    if manifest.model.pooling is not None:
+        what = f"its classifier reads pooled tokens, for which {opened.family.name} has no class"
+    elif any(even(rows) is None for rows in cut):
+        what = "its layers keep different numbers of heads or neurons"
+    raise SurgeryError(f"{opened.name}: {what}", hint=hint)
 
 
 def _cuts(opened: Single, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:

@@ -1,0 +1,276 @@
+"""A checkpoint for clients that do not know us: what calibrates is in its last layer, or in the
+graph, and the thresholds lie beside it in decision.json.
+
+Of one model z/T + b is linear in the classifier: its weights are divided by T, and its bias becomes
+b_0/T + b. Of several, or where no library has a class for a cut, the graph ends in logits that say
+the calibrated answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydrasurgeon.checkpoints.card import CARD, model_card
+from hydrasurgeon.checkpoints.reading import (
+    Checkpoint,
+    Single,
+    all_kept,
+    as_single,
+    rewritten,
+    undecided,
+)
+from hydrasurgeon.checkpoints.writing import GRAPH, GRAPHS, GRAPHS_INT8, THRESHOLDS
+from hydrasurgeon.data.texts import IDS
+from hydrasurgeon.engines.program import Exported
+from hydrasurgeon.errors import CheckFailed, SurgeryError
+from hydrasurgeon.families.base import Usage
+from hydrasurgeon.files.atomic import fill
+from hydrasurgeon.files.decided import FITTED
+from hydrasurgeon.files.history import step
+from hydrasurgeon.files.manifest import SingleManifest
+from hydrasurgeon.files.tensors import Planned, as_float, from_float
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.tensors import to_weights
+from hydrasurgeon.surgery.cut import check_stock
+
+FORMAT = "hydrasurgeon.thresholds/1"
+"""Format identifier of decision.json."""
+CONSTANTS = ("temperature", "bias", "joint")
+"""What calibrates."""
+PROMISES = ("abstain", "limits", "labels", "conformal")
+"""What says when to answer, and with which sets."""
+TOLERANCE = {"F64": 1e-6, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
+"""Largest difference of a probability that rounding to a type may make."""
+ANY = "`export --format onnx -o DIR/` writes a graph that any client of ONNX runs."
+EVEN = f"`prune --even` makes cuts that a library has a class for. {ANY}"
+GIVEN = "nothing: the graph's outputs ood_score and unfamiliar say it"
+GRAPH_USAGE = """
+from optimum.onnxruntime import ORTModelFor{kind}Classification
+from transformers import pipeline
+
+model = ORTModelFor{kind}Classification.from_pretrained("DIR")
+classify = pipeline("{task}", model=model, {reader}="DIR")
+"""
+"""How a model card says to run a folder with a graph."""
+
+
+def thresholds(opened: Checkpoint, reads: str) -> dict[str, str]:
+    """decision.json, where there is a decision state: when to answer, in the manifest's words;
+    `reads` is what the OOD score is made of.
+    """
+    decision, model = opened.manifest.decision, opened.manifest.model
+    if decision is None:
+        return {}
+    said = decision.model_dump(mode="json", exclude_none=True)
+    record = {
+        "format": FORMAT,
+        "problem": model.problem,
+        "names": model.labels,
+        "folded": {name: said[name] for name in CONSTANTS if name in said},
+        "ood": {"score": decision.ood.score, "threshold": decision.ood.threshold, "reads": reads},
+        **{name: said[name] for name in PROMISES if name in said},
+    }
+    return {THRESHOLDS: json.dumps(record, indent=2) + "\n"}
+
+
+def _reads(opened: Single) -> str:
+    """What an OOD score is made of that a client of folded logits can make."""
+    decision = opened.manifest.decision
+    if decision is None or decision.ood.score in FITTED:
+        return "features, which the model does not give"
+    if decision.bias is not None:
+        return "temperature * (logits - bias)"
+    return "temperature * logits"
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A model with its calibration in its last layer."""
+
+    planned: list[Planned]
+    manifest: Callable[[str], SingleManifest]
+    more: Mapping[str, str]
+    """Texts beside the weights."""
+    difference: float
+    """Largest difference of any probability."""
+
+
+def folded(checkpoint: Checkpoint) -> Folded:
+    """The model as its own library has it; SurgeryError where that has no class for it."""
+    opened = _of_its_library(checkpoint)
+    plain = undecided(opened)
+    arrays = _classifier(opened)
+    tensors = plain.tensors
+    planned = []
+    for name in tensors:
+        blocks = partial(tensors.blocks, name)
+        if name in arrays:
+            blocks = partial(iter, [from_float(arrays[name], tensors[name].dtype)])
+        planned.append(Planned(name, tensors[name].dtype, tensors[name].shape, blocks))
+    source = opened.record(opened.digests())
+    entry = step("export", args={"format": "stock"}, inputs=[source])
+
+    def manifest(sha256: str) -> SingleManifest:
+        history = (*opened.manifest.history, entry.wrote(sha256))
+        changes = {"decision": None, "weights_sha256": sha256, "history": history}
+        return rewritten(plain.manifest, **changes)
+
+    about = manifest(plain.manifest.weights_sha256)
+    decision = opened.manifest.decision
+    card = model_card(about, opened.family.usage(about), folded=decision)
+    more = {CARD: card, **thresholds(opened, _reads(opened))}
+    return Folded(planned, manifest, more, _difference(opened, arrays))
+
+
+def _of_its_library(checkpoint: Checkpoint) -> Single:
+    """The checkpoint, if its library builds such a model."""
+    name, manifest = checkpoint.name, checkpoint.manifest
+    if manifest.kind == "hydra":
+        what = f"{name} is a hydra of {len(manifest.members)} members"
+        raise SurgeryError(f"{what}, for which no library has a class", hint=ANY)
+    opened = as_single(checkpoint)
+    hint = EVEN
+    if manifest.model.pooling is not None:
+        hint = ANY
+    check_stock(opened, undecided(opened).manifest, hint=hint)
+    return opened
+
+
+def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
+    """Tensors of the layers that make logits, with what calibrates in them."""
+    decision, model = opened.manifest.decision, opened.manifest.model
+    if decision is None or model.problem == "number":
+        return {}
+    temperatures = np.array(decision.temperatures or [decision.temperature])
+    arrays = {}
+    for weight in opened.weights.values():
+        if weight.part != "classifier" or weight.shape[0] != model.num_classes:
+            continue
+        stored = opened.tensors[weight.name]
+        values = as_float(opened.tensors.read(weight.name), stored.dtype)
+        arrays[weight.name] = (values.T / temperatures).T
+    biases = [name for name in arrays if name.endswith("bias")]
+    if decision.bias and not biases:
+        raise SurgeryError(
+            f"{opened.name}: its classifier has no bias that could hold the decision state's",
+            hint=ANY,
+        )
+    for name in biases:
+        arrays[name] += decision.bias or 0.0
+    return arrays
+
+
+@torch.inference_mode()
+def _difference(opened: Single, arrays: Mapping[str, NDArray[np.float64]]) -> float:
+    """The largest difference of a calibrated answer; CheckFailed where it is more than rounding."""
+    if not arrays:
+        return 0.0
+    model = as_classifier(opened, device="cpu", dtype="float64")
+    changed = as_classifier(undecided(opened), device="cpu", dtype="float64")
+    dtypes = {opened.tensors[name].dtype for name in arrays}
+    state = {}
+    for name, values in arrays.items():
+        dtype = opened.tensors[name].dtype
+        raw = from_float(values, dtype)
+        state[name] = to_weights(raw, dtype, name=name, path=opened.path).double()
+    changed.module.load_state_dict(state, strict=False)
+    assert model.state is not None
+    constants = model.problem.constants(model.state.record)
+    worst = 0.0
+    for batch in (1, 3):
+        inputs: Any = opened.family.example(
+            opened.manifest.model, batch, device=torch.device("cpu"), dtype=torch.float64
+        )
+        expected = model.problem.answers(model(inputs), constants)
+        found = model.problem.answers(changed(inputs), {})
+        worst = max(worst, float((found - expected).abs().max()))
+    allowed = max(TOLERANCE[dtype] for dtype in dtypes)
+    if not worst <= allowed:
+        raise CheckFailed(
+            f"export: with its calibration folded a probability differs by {worst:.3g}; allowed is "
+            f"{allowed:g}",
+            hint=f"Nothing was written. {ANY}",
+        )
+    return worst
+
+
+def with_types(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint that reads pairs of texts, as those who call a tokenizer alone always do."""
+    model = checkpoint.manifest.model
+    if "max_length" not in model.preprocess:
+        return checkpoint
+    pairs = model.model_copy(update={"inputs": "text_pair"})
+    return replace(checkpoint, manifest=rewritten(checkpoint.manifest, model=pairs))
+
+
+def answering(file: Exported, model: Classifier) -> Callable[[Any], tuple[Tensor, Tensor | None]]:
+    """What a client makes of a graph's logits, and the graph's own OOD score."""
+
+    def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
+        fed = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
+        for name in set(file.inputs) - set(fed):
+            fed[name] = torch.zeros_like(fed[IDS[0]])
+        values = dict(zip(file.outputs, file.run(fed), strict=True))
+        return model.problem.probs(values["logits"]), values.get("ood_score")
+
+    return answer
+
+
+def check_client(opened: Checkpoint) -> None:
+    """Refuse models that no client of a folder reads."""
+    if opened.manifest.model.family == "transformers" and not opened.family.named_classes:
+        return
+    raise SurgeryError(
+        f"{opened.name}: clients read folders with graphs of transformers' classifiers",
+        hint="Give -o FILE.onnx, which onnxruntime runs.",
+    )
+
+
+def graph_texts(opened: Checkpoint) -> dict[str, str]:
+    """All that lies beside a graph: the config of the unpruned model, which says what the classes
+    are, what reads inputs, and the card.
+    """
+    manifest = opened.manifest
+    about = SingleManifest(
+        kind="backbone",
+        model=manifest.model.model_copy(update={"pooling": None}),
+        towers=manifest.towers,
+        kept=all_kept(manifest.towers),
+        weights_sha256=manifest.weights_sha256,
+    )
+    usage = _usage(opened)
+    card = model_card(manifest, usage, folded=manifest.decision, ours="")
+    described = opened.family.directory(about)
+    return {**described, CARD: card, **thresholds(opened, GIVEN), **opened.files}
+
+
+def _usage(opened: Checkpoint) -> Usage:
+    kind, task, reader = "Image", "image-classification", "image_processor"
+    if "max_length" in opened.manifest.model.preprocess:
+        kind, task, reader = "Sequence", "text-classification", "tokenizer"
+    return "optimum", task, GRAPH_USAGE.format(kind=kind, task=task, reader=reader)
+
+
+def fill_graphs(
+    folder: Path, texts: Mapping[str, str], made: Exported, small: Exported | None
+) -> None:
+    """Write a folder: the texts, the graph, and the one in 8 bits under all of its names."""
+    for name, text in texts.items():
+        fill(folder / name, text.encode())
+    graphs = folder / GRAPHS
+    graphs.mkdir()
+    fill(graphs / GRAPH, made.content)
+    if small is None:
+        return
+    for name in GRAPHS_INT8:
+        fill(graphs / name, small.content)

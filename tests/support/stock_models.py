@@ -1,0 +1,79 @@
+"""Tiny calibrated models that every library has a class for: texts whose labels were drawn by what the
+model says, only surer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import tiny_families
+from tiny_families import WORDS, Family
+
+import hydrasurgeon as hs
+
+TRUE_TEMPERATURE, TRUE_BIAS = 0.2, 0.4
+"""What labels are drawn by."""
+
+
+def name_tokenizer(place: Path) -> None:
+    """As files on the hub do, which older transformers read too: its class, and the types of tokens."""
+    config = json.loads(place.read_text())
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
+    place.write_text(json.dumps(config))
+
+
+def texts(rows: int, *, pairs: bool = False, seed: int = 0) -> list[dict[str, str]]:
+    """Some words, and of pairs some others."""
+    rng = np.random.default_rng(seed)
+    names = ("text", "text_pair")[: 1 + pairs]
+    return [
+        {name: " ".join(rng.choice(WORDS, size=rng.integers(1, 7))) for name in names}
+        for _ in range(rows)
+    ]
+
+
+def labelled(model: Path, place: Path, samples: list[dict[str, str]]) -> str:
+    """The samples, with labels that a surer model would give."""
+    place.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    rng = np.random.default_rng(5)
+    lines = []
+    rows = hs.predict(model, data=str(place), device="cpu", top=tiny_families.CLASSES)
+    for sample, row in zip(samples, rows, strict=True):
+        if "logit" in row:
+            chance = 1 / (1 + np.exp(-(row["logit"] / TRUE_TEMPERATURE + TRUE_BIAS)))
+            label = int(rng.random() < chance)
+        else:
+            chances = np.array([p for _, p in row["top"]]) ** (1 / TRUE_TEMPERATURE)
+            label = int(row["top"][rng.choice(len(chances), p=chances / chances.sum())][0])
+        lines.append({**sample, "label": label})
+    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(place)
+
+
+def ready(
+    family: Family,
+    folder: Path,
+    *,
+    classes: int = 3,
+    pairs: bool = False,
+    neurons: float | None = 0.5,
+) -> tuple[Path, str]:
+    """A calibrated model with half of its neurons, and its data."""
+    before = tiny_families.CLASSES
+    tiny_families.CLASSES = classes
+    try:
+        family.write(folder / "source")
+        path = folder / "source"
+        if family.is_text:
+            name_tokenizer(path / "tokenizer_config.json")
+        if neurons is not None:
+            path = hs.prune(
+                path, method="magnitude", neurons=neurons, out=folder / "m.safetensors"
+            ).path
+        data = labelled(path, folder / "data.jsonl", texts(400, pairs=pairs))
+        made = hs.calibrate(path, data=data, ood_score="msp", out=folder / "ready.safetensors")
+    finally:
+        tiny_families.CLASSES = before
+    return made.path, data
