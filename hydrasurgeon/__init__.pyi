@@ -101,6 +101,7 @@ def prune(
     sample: str | None = ...,
     mask: str | Path | None = ...,
     neurons: float | None = ...,
+    even: bool = ...,
     compensate: Literal['none', 'mean', 'lstsq'] = ...,
     out: str | Path | None = ...,
     objective: str | None = ...,

@@ -165,6 +165,7 @@ def test_what_no_library_has_a_class_for_is_refused(tmp_path: Path) -> None:
 
 @exports
 @onnx_writes
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["choice", "yes or no"])
 def test_a_graph_gives_calibrated_logits(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
     import onnxruntime
