@@ -2,8 +2,8 @@
 
 Quality, three seeds each, of the models in benchmarks/decision_models.py and benchmarks/trunk.py (data sets stand there too):
 
-    fashion-mnist   the demo's three independently trained ViTs, three tuned members of each, no trunk
-    trunk           the demo's backbone, three tuned members that share half of the layers
+    fashion-mnist   three ViTs trained from random weights, three tuned members of each, no trunk
+    trunk           the first of them, three tuned members that share half of the layers
     minilm          all-MiniLM-L6-v2, three members of it, untuned, each behind a classifier of its own, no trunk
 
 `calibrate --cascade` fits each to validation data, and to OOD data (`textures`, `docstrings`) that are never
@@ -34,10 +34,11 @@ from typing import Any
 import torch
 import trunk
 from decision import evidence
-from decision_models import DEMO, SEEDS, TASKS, Answers, Source, drawn
+from decision_models import SEEDS, TASKS, Answers, Source, drawn
 from decision_models import images as image_sets
 from harness import machine
 from safetensors.torch import load_file, save_file
+from scratch_vits import NAMES, scratch_vit
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -92,21 +93,19 @@ def fused(members: Sequence[Path], out: Path) -> Path:
 
 def fashion(cache: Path, shared: Path, seed: int) -> tuple[Answers, Path]:
     answers = TASKS["fashion-mnist"].answers(cache / "fashion-mnist", shared, seed)["hydra"]
-    name = "backbone" if seed == 1 else f"independent-{seed}"
+    name = NAMES[seed - 1]
     members = [cache / "fashion-mnist" / f"{name}-{i}-tuned.safetensors" for i in (1, 2, 3)]
     return answers, fused(members, cache / f"hydra-fashion-{seed}.safetensors")
 
 
 def trunked(cache: Path, shared: Path, seed: int) -> tuple[Answers, Path]:
-    """Half of the demo's layers are the trunk; seeds draw and tune the members."""
+    """Half of the layers are the trunk; seeds draw and tune the members."""
     place = cache / "trunk"
     place.mkdir(parents=True, exist_ok=True)
     hydra = place / f"hydra-{trunk.LAYERS // 2}-{seed}-tuned.safetensors"
     if not hydra.exists():
         scored = place / "scored.safetensors"
-        hs.score(
-            DEMO / "backbone.safetensors", method="taylor", data="demo:val", out=scored, force=True
-        )
+        hs.score(scratch_vit("backbone"), method="taylor", data="demo:val", out=scored, force=True)
         trunk.hydra(scored, place, trunk.LAYERS // 2, seed, tuned=True)
     return of_hydra(hydra, image_sets(shared, large=False)), hydra
 
@@ -288,7 +287,7 @@ def timing(cache: Path, shared: Path) -> dict[str, Any]:
                 LONGER,
             )
             if name == "minilm"
-            else ("demo:val", "demo:textures", "demo:test", DEMO / "backbone.safetensors", BATCHES)
+            else ("demo:val", "demo:textures", "demo:test", scratch_vit("backbone"), BATCHES)
         )
         if not ready.exists():
             hs.calibrate(

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scratch_vits import PLACE, scratch_vit
 
 from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.criteria.circuits.criterion import TOGETHER
@@ -49,9 +50,10 @@ from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.classifier import live_module
 
 RESULTS = Path(__file__).parent / "results" / "circuits.json"
-DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo" / "backbone.safetensors"
+VIT = PLACE / "backbone.safetensors"
+"""Trained from random weights."""
 ALL = ("naive", "exact")
-NEAR = f"demo ViT, near={DEMO},demo:test,demo:near"
+NEAR = f"ViT from scratch, near={VIT},demo:test,demo:near"
 
 
 def problem(
@@ -299,7 +301,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--model", action="append", help="NAME=CKPT,ID,OOD; the demo's if not given"
+        "--model",
+        action="append",
+        help="NAME=CKPT,ID,OOD; a ViT trained from random weights if not given",
     )
     parser.add_argument("--objectives", default="acc,ood,avg")
     parser.add_argument("--samples", type=int, default=1500)
@@ -323,6 +327,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     until = time.monotonic() + 60 * arguments.minutes
+    if not arguments.model:
+        scratch_vit(VIT.stem)
     for entry in arguments.model or [NEAR]:
         name, _, spec = entry.partition("=")
         for kind in arguments.objectives.split(","):

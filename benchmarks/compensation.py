@@ -30,11 +30,13 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine
+from scratch_vits import PLACE, scratch_vit
 
 import hydrasurgeon as hs
 
 RESULTS = Path(__file__).parent / "results" / "compensation.json"
-DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo" / "backbone.safetensors"
+VIT = PLACE / "backbone.safetensors"
+"""Trained from random weights."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def task(arguments: argparse.Namespace) -> tuple[str, Sets]:
     """The model and its sets: those of a task, or those that are named."""
     if arguments.task is None:
-        own = arguments.checkpoint == str(DEMO)
+        own = arguments.checkpoint == str(VIT)
         foreign = (
             (("near:near=demo:near", "far:digits=demo:digits") if own else ())
             if arguments.ood is None
@@ -174,8 +176,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--name", default="demo ViT")
-    parser.add_argument("--checkpoint", default=str(DEMO))
+    parser.add_argument("--name", default="ViT from scratch")
+    parser.add_argument("--checkpoint", default=str(VIT))
     parser.add_argument("--score-data", default="demo:val")
     parser.add_argument("--calibration", default="demo:train")
     parser.add_argument("--test", default="demo:test")
@@ -187,6 +189,8 @@ def main() -> None:
     parser.add_argument("--cache", default="/tmp/answers", help="what is made on its way")
     parser.add_argument("--most", type=int, default=400, help="samples of its test and OOD sets")
     arguments = parser.parse_args()
+    if arguments.checkpoint == str(VIT):
+        scratch_vit(VIT.stem)
     with tempfile.TemporaryDirectory() as folder:
         found = run(arguments, Path(folder))
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"models": {}}

@@ -1,7 +1,7 @@
 """What models say of data sets, for benchmarks/decision.py: three real tasks, a single model and a hydra's members of
 each.
 
-    fashion-mnist   the demo's three independently trained ViTs; of each three members (12 of the first 30 heads by
+    fashion-mnist   three ViTs trained from random weights; of each three members (12 of the first 30 heads by
     taylor
                     removed), tuned by the demo's recipe
     dinov2          DINOv2-small at 84 pixels, as it is, for the demo's eight classes
@@ -31,6 +31,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from scratch_vits import NAMES, scratch_vit
 from torch import Tensor
 
 import hydrasurgeon as hs
@@ -49,7 +50,7 @@ TRAINED = 0.8
 # Samples that a large model goes over: of images, and of texts, which are short.
 IMAGES = {"train": 1600, "val": 1000, "test": 1000, "foreign": 400}
 TEXTS = {"train": 2400, "val": 1000, "test": 1500, "foreign": 600}
-# Of the 9,716 shapes, for the demo's small models.
+# Of the 9,716 shapes, for small models.
 ANIMALS = 600
 Linear = tuple[Tensor, Tensor]
 
@@ -175,7 +176,7 @@ def images(shared: Path, *, large: bool) -> dict[str, Source]:
 
 
 def fashion(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
-    source = DEMO / f"{'backbone' if seed == 1 else f'independent-{seed}'}.safetensors"
+    source = scratch_vit(NAMES[seed - 1], shared)
     sets = images(shared, large=False)
     cache.mkdir(parents=True, exist_ok=True)
     members = []

@@ -1,12 +1,12 @@
 """Whether the conditions of the paper's Proposition 1 hold, and what circuits do to the separation of OOD data
 (B.1, B.2).
 
-    conditions   the demo's three trained ViTs on Fashion-MNIST, and DINOv2-small at 84 pixels behind a linear
+    conditions   three ViTs trained on Fashion-MNIST from random weights, and DINOv2-small at 84 pixels behind a linear
     classifier:
                  a third of the heads removed by taylor, by magnitude and by chance; noise: each sample by one of the
                  fifteen corruptions at one
                  of five severities in turn
-    separation   the demo's three ViTs whole, and without 18 of 48 heads by a circuit for OOD detection (found on
+    separation   those three ViTs whole, and without 18 of 48 heads by a circuit for OOD detection (found on
                  textures, counted on others): mean distances of the last layer
 
 Writes benchmarks/results/probe.json, piece by piece; a piece that stands there is not made again.
@@ -24,8 +24,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from decision_models import DEMO, _dinov2_probe, images
+from decision_models import _dinov2_probe, images
 from harness import machine
+from scratch_vits import NAMES, scratch_vit
 
 import hydrasurgeon as hs
 
@@ -34,7 +35,6 @@ from probing.probe import probe
 from probing.report import ProbeReport
 
 RESULTS = Path(__file__).parent / "results" / "probe.json"
-DEMOS = ("backbone", "independent-2", "independent-3")
 METHODS = ("taylor", "magnitude", "random")
 LIMITS = {"demo": 300, "dinov2": 64}
 DRAWS = {"demo": 6, "dinov2": 4}
@@ -81,7 +81,7 @@ def probe_conditions(path: Path, kind: str) -> dict[str, Any]:
 
 def separation(name: str, folder: Path) -> dict[str, Any]:
     """Separation by the model as it is, and by its circuit for OOD detection."""
-    path = DEMO / f"{name}.safetensors"
+    path = scratch_vit(name)
     scored = hs.score(
         path,
         method="circuit",
@@ -149,12 +149,12 @@ def main() -> None:
         result["machine"] = machine()
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
-    for name in DEMOS:
+    for name in NAMES:
         if name not in result.get("separation", {}):
             keep("separation", name, separation(name, folder))
-    for name in DEMOS:
+    for name in NAMES:
         if name not in result.get("conditions", {}):
-            keep("conditions", name, probe_conditions(DEMO / f"{name}.safetensors", "demo"))
+            keep("conditions", name, probe_conditions(scratch_vit(name), "demo"))
     if "dinov2" not in result["conditions"] and (arguments.shared / "models").exists():
         source = folder / "dinov2"
         if not (source / "model.safetensors").exists():

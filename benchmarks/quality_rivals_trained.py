@@ -1,7 +1,7 @@
-"""Rivals that are trained from random weights as the demo's ViTs are, of torch-uncertainty's layers: Packed-Ensemble,
+"""Rivals that are trained from random weights as scratch_vits.py's are, of torch-uncertainty's layers: Packed-Ensemble,
 MIMO, BatchEnsemble.
 
-Each is a ViT of the demo's depth, heads and patches with three members, and answers with logits [batch, member, class];
+Each is a ViT of their depth, heads and patches with three members, and answers with logits [batch, member, class];
 same images, augmentations,
 optimizer and number of steps as the single model has, settings of the methods as in the paper's C.1.4.
 
@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from quality_tasks import FROM_SCRATCH, SCRATCH, Place, full_train
+from quality_tasks import Place
 from safetensors.torch import load_file, save_file
+from scratch_vits import FROM_SCRATCH, SCRATCH, full_train
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -65,7 +66,7 @@ class Absent(Exception):
 
 
 def shape() -> dict[str, int]:
-    """Arguments of the demo's ViT, as timm takes them."""
+    """Arguments of those ViTs, as timm takes them."""
     _, *settings = SCRATCH.format(dim=64, depth=6, heads=8).split(",")
     return {key: int(value) for key, _, value in (each.partition("=") for each in settings)}
 
@@ -307,7 +308,7 @@ def _train(
     """In place; goes on where it was interrupted."""
     recipe = load_recipe("scratch", dict(FROM_SCRATCH))
     about = base.manifest.model
-    samples = fit_classes(open_data(full_train(place)), about)
+    samples = fit_classes(open_data(full_train(place.cache, place.shared)), about)
     transform = family_of(about).transform(about, recipe.augment.model_dump(), files={})
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:

@@ -1,7 +1,7 @@
 """What benchmarks/quality.py works on: three tasks, their data in small files, and independently trained models of
 each.
 
-    fashion-mnist   the demo's ViTs, trained from random weights (eight classes; two held out are near-OOD)
+    fashion-mnist   ViTs trained from random weights (eight classes; two held out are near-OOD)
     dinov2          DINOv2-small at 56 pixels, tuned on the same classes
     minilm          all-MiniLM-L6-v2, tuned on sentences of movie reviews (good or bad); reviews of products are
     near-OOD
@@ -22,13 +22,13 @@ from typing import Any
 import decision_models
 import numpy as np
 from decision_models import DEMO, Source
+from scratch_vits import FROM_SCRATCH, NAMES, SCRATCH, full_train, scratch_vit
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batch, Batches, by_length
 from hydrasurgeon.options.shared import Dtype, Search
 from hydrasurgeon.runtime.classifier import Classifier
 
-SCRATCH = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim={dim},depth={depth},num_heads={heads},num_classes=8"
 # Samples of each set that the two larger models read.
 SMALL = {"train": 2400, "val": 500, "test": 1000, "near": 500, "far": 300, "choose": 250}
 # Samples of the training data that scores of features are fitted on.
@@ -154,10 +154,6 @@ def tuned(
     return out
 
 
-# Fashion-MNIST: as tools/make_demo.py trained the demo's own three.
-FROM_SCRATCH = {"epochs": "4", "dropout": "0", "lr": "2e-3"}
-
-
 def fashion_data(place: Place) -> dict[str, str]:
     specs = {name: f"demo:{name}" for name in ("train", "val", "test", "near")}
     specs |= {
@@ -170,31 +166,13 @@ def fashion_data(place: Place) -> dict[str, str]:
     return specs
 
 
-def full_train(place: Place) -> str:
-    """All of the training set's eight classes but the demo's validation images; the demo's own part without them."""
-    archive = place.shared / "data" / "fashion-mnist-train.npz"
-    out = place.cache / "full.npz"
-    if not archive.exists():
-        return "demo:train"
-    if not out.exists():
-        with np.load(archive) as read:
-            pixels, labels = read["images"], read["labels"]
-        inside = np.random.default_rng(0).permutation(np.flatnonzero(~np.isin(labels, (6, 7))))
-        rest = inside[1000:]
-        order = np.array([c for c in range(10) if c not in (6, 7)])
-        classes = np.load(DEMO / "train.npz")["classes"]
-        new = np.searchsorted(order, labels[rest])
-        np.savez_compressed(out, images=pixels[rest], labels=new, classes=classes)
-    return str(out)
-
-
 def fashion_base(place: Place, seed: int) -> Path:
-    shipped = DEMO / f"{'backbone' if seed == 1 else f'independent-{seed}'}.safetensors"
-    if shipped.exists():
-        return shipped
+    if seed <= len(NAMES):
+        return scratch_vit(NAMES[seed - 1], place.shared)
     spec = SCRATCH.format(dim=64, depth=6, heads=8)
     out = place.cache / f"base-{seed}.safetensors"
-    return tuned(spec, out, full_train(place), "scratch", FROM_SCRATCH, seed)
+    data = full_train(place.cache, place.shared)
+    return tuned(spec, out, data, "scratch", FROM_SCRATCH, seed)
 
 
 def small_npz(place: Place, name: str, spec: str, count: int) -> str:

@@ -1,7 +1,7 @@
 """Quality against cost over the trunk's length: hydras whose members lose heads in late layers only.
 
 Members lose a quarter of the heads of the layers after the trunk, drawn from the half of them with the
-lowest taylor scores; then those layers are tuned. Real data and the demo's trained backbone.
+lowest taylor scores; then those layers are tuned. Real data and a backbone trained from random weights.
 Writes benchmarks/results/trunk.json, from which tools/render_docs.py makes a table and docs/trunk.svg.
 
     python benchmarks/trunk.py [--seeds 3]
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine
+from scratch_vits import NAMES, scratch_vit
 
 import hydrasurgeon as hs
 
@@ -88,13 +89,12 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     seeds = parser.parse_args().seeds
-    demo = ROOT / "hydrasurgeon" / "demo"
     points: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         backbone = folder / "backbone.safetensors"
-        hs.score(demo / "backbone.safetensors", method="taylor", data="demo:val", out=backbone)
-        apart = [demo / f"{n}.safetensors" for n in ("backbone", "independent-2", "independent-3")]
+        hs.score(scratch_vit("backbone"), method="taylor", data="demo:val", out=backbone)
+        apart = [scratch_vit(name) for name in NAMES]
         (single,) = hs.evaluate([backbone], data="demo:test", ood=OOD).report.results
         (deep,) = hs.evaluate(apart, ensemble=True, data="demo:test", ood=OOD).report.results
         points.append(

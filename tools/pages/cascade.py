@@ -12,7 +12,7 @@ MARKS = (
 )
 TASKS = {
     "fashion-mnist": "Fashion-MNIST ViTs, no trunk",
-    "trunk": "demo ViT, a trunk of half the layers",
+    "trunk": "ViT from scratch, a trunk of half the layers",
     "minilm": "MiniLM, no trunk",
 }
 ASKED = {

@@ -35,7 +35,9 @@ def passage(results: dict[str, Any]) -> str:
             f"{hessian['along']:.3f}",
             f"{losses['gap']:.3f} → {losses['gap_pruned']:.3f}",
         )
-        lines.append(f"| {NAMES.get(name, f'demo, {name}')} | {method} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {NAMES.get(name, f'ViT from scratch, {name}')} | {method} | {' | '.join(cells)} |"
+        )
     lines += ["", _in_words([row for *_, row in rows])]
     if results.get("separation"):
         lines += ["", *_separation(results["separation"])]
@@ -124,7 +126,7 @@ def _in_words(rows: list[dict[str, Any]]) -> str:
 def _separation(rows: dict[str, Any]) -> list[str]:
     lines = [
         (
-            "What a circuit for OOD detection does to the separation (18 of 48 heads of the demo's models removed,"
+            "What a circuit for OOD detection does to the separation (18 of 48 heads of ViTs trained from random weights removed,"
             " found on textures; last layer, 1,000 test samples):"
         ),
         "",

@@ -25,7 +25,7 @@ def passage(results: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"Measured for {results['seconds'] / 60:.3g} minutes over loopback, clients and server on the same {machine['cores']} cores"
-            f" ({machine['device']}, shared with other work: load average {results['load_average'][1]:g}), with the demo's calibrated hydra of three and its"
+            f" ({machine['device']}, shared with other work: load average {results['load_average'][1]:g}), with a calibrated hydra of three small ViTs and its"
             " cascade; one by one in the same run, in a process without a server:",
             "",
             "| | answers a second | median | 99th percentile |",

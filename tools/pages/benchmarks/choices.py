@@ -34,7 +34,7 @@ def trunk(results: dict[str, Any]) -> list[str]:
         "## Quality against cost over the trunk's length",
         "",
         (
-            "The demo's backbone (6 layers × 8 heads) on its test images. Three members lose a quarter of the heads of"
+            "A ViT trained from random weights (6 layers × 8 heads) on the demo's test images. Three members lose a quarter of the heads of"
             " the layers after"
         ),
         (
