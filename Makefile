@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml
 
 setup: $(STAMP)  ## make .venv with everything in it
 
-demo: $(STAMP)  ## build a Hydra on real images and compare it (about two minutes)
+demo: $(STAMP)  ## what a mean, a half, a hydra and 8 bits are worth on real images (about two minutes)
 	$(BIN)/hydrasurgeon demo --force
 
 test: $(STAMP)  ## the tests, without the slow ones and those of the benchmarks

@@ -61,7 +61,7 @@ def demo(
     ] = Path("hydra-demo"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
-    """Build a hydra of a small ViT on real images, and compare it with a Deep Ensemble."""
+    """Make a mean, a half and a hydra of three small ViTs, and compare them with their Deep Ensemble."""
     from hydrasurgeon.cli.demo import demo as stage
 
     again = shlex.join(["hydrasurgeon", "demo", "-o", str(folder), "--force"])

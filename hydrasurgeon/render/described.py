@@ -268,6 +268,9 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
         show_table(each.title, heads, rows)
     if note := tokens([None if r.cost is None else r.cost.tokens for r in results]):
         show(note)
+    if evaluation.headline:
+        show("")
+        show(f"{evaluation.headline}.")
     asserted = evaluation.report.asserts
     if asserted and all(each.holds for each in asserted):
         show("")

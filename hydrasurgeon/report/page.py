@@ -109,6 +109,10 @@ class Material:
         return verdicts
 
     @property
+    def headline(self) -> str:
+        return headline(self.verdicts, self.names[self.reference])
+
+    @property
     def chances(self) -> str:
         """Many intervals are many chances to exclude 0 where nothing differs."""
         count = sum(len(each.differences) for each in self.verdicts)
@@ -138,7 +142,7 @@ def document(material: Material) -> str:
     return environment.from_string(part("page.html.j2")).render(
         **{name: getattr(material, name) for name in PASSED},
         **_charts(material, results),
-        headline=headline(material.verdicts, material.names[material.reference]),
+        headline=material.headline,
         policy=Markup(policy),
         style=style,
         script=script,

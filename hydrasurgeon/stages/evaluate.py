@@ -65,6 +65,8 @@ class Evaluation:
     """Reports that are for stdout, by kind."""
     hub: str | None = None
     """Where on the hub the model card was uploaded to."""
+    headline: str = ""
+    """The page's verdict in a sentence, where one was written."""
 
     def require(self) -> None:
         """CheckFailed where a limit that was asserted is broken."""
@@ -123,7 +125,9 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     at = 0 if reference is None else [row.name for row in rows].index(reference)
     material = _material(report, rows, at, opened, measured, notes, arguments)
     printed = _written(material, outputs)
-    return Evaluation(report, measured.skipped, paths, (*notes, *unlike_notes(rows)), printed, hub)
+    said = material.headline if "html" in outputs and len(rows) > 1 else ""
+    notes += unlike_notes(rows)
+    return Evaluation(report, measured.skipped, paths, tuple(notes), printed, hub, said)
 
 
 def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str]:

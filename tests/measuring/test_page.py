@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.report.columns import tables
 from hydrasurgeon.report.svg import Scale, number, ticks
 from hydrasurgeon.report.verdicts import amount
@@ -180,6 +181,19 @@ def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
     alone, text = page(files[:1], tmp_path / "one.html")
     assert "base" in "".join(alone.said("h1"))
     assert "by chance" not in text
+
+
+def test_the_headline_is_printed_too(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "r.html"
+    options = [word for file in files for word in ("--predictions-in", str(file))]
+    assert run(["eval", *options]) == 0
+    assert "Compared with" not in capsys.readouterr().out
+    assert run(["eval", *options, "--html", str(place)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    heading = "".join(Page(place.read_text()).said("h1"))
+    assert printed.endswith(" ".join(heading.split()))
 
 
 def small(path: Path, *, name: str, wrong: int, macs: int, rows: int = 300) -> Path:
