@@ -4,7 +4,7 @@
 >>> model = hs.load("backbone")
 >>> model.predict("bag.png")
      id  label  probability  total  answer
-bag.png      6        0.918  0.442       6
+bag.png      6        0.998  0.018       6
 not calibrated: no decision state was used
 """
 

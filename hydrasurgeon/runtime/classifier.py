@@ -76,8 +76,8 @@ class Classifier(LiveModel, Engine):
         >>> answers = hs.load("ready").predict(["bag.png", "boot.png"])
         >>> answers
               id  label  probability  total  ood_score  unfamiliar  answer
-         bag.png    bag        0.993  0.052     -3.861       False     bag
-        boot.png   boot        0.993  0.056     -3.935       False    boot
+         bag.png    bag        0.998  0.016     -7.343       False     bag
+        boot.png   boot        0.949  0.219     -6.391       False    boot
         >>> answers[0]["set"]
         ['bag']
         """

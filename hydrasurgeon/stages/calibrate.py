@@ -66,7 +66,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     >>> options = {"data": "demo:val", "ood_score": "msp", "limit": 300}
     >>> done = hs.calibrate("backbone", out="sure.safetensors", **options)
     >>> round(done.decision.temperature, 1)
-    0.6
+    1.0
     """
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))

@@ -67,9 +67,9 @@ def predict(arguments: PredictOptions) -> Predicted:
     >>> answers = hs.predict("backbone", data="demo:test", limit=3)
     >>> answers
       id  label  probability  total  answer
-    1236      6        0.915  0.454       6
-    1380      6        0.881  0.576       6
-    1946      6        0.903  0.503       6
+    1236      6        0.996  0.036       6
+    1380      6        0.887  0.543       6
+    1946      6        0.992  0.054       6
     not calibrated: no decision state was used
     >>> answers.to_pandas()["label"].tolist()
     [6, 6, 6]
