@@ -21,7 +21,7 @@ from torch import Tensor
 from hydrasurgeon.data.images import MAX_BYTES, decode
 from hydrasurgeon.data.places import TABLES, ending, is_there
 from hydrasurgeon.data.samples import Rows, Samples, limited
-from hydrasurgeon.data.tables import CAPTIONS, Columns, Table, read_table
+from hydrasurgeon.data.tables import CAPTIONS, Columns, Table, read_tables
 from hydrasurgeon.data.tables import IMAGES as IMAGE_COLUMNS
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, must, open_regular, portable, readable, utf8
@@ -46,7 +46,7 @@ def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples
     path, columns = Path(place), Columns(named)
     table = ending(path) in TABLES and is_there(path)
     samples = (
-        _captioned(read_table(spec, path, columns), columns)
+        _captioned(*read_tables(spec, path, columns), columns)
         if table
         else Shards(spec, _shards(spec, path))
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import glob
-from pathlib import Path
+import re
+from pathlib import Path, PurePath
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import readable
@@ -31,11 +32,13 @@ TABLES = (
 """Endings of tables."""
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 """Endings of files that are read as images."""
+URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+"""What the name of remote data begins with."""
 ENDINGS = (*TABLES, *PICTURES, ".npz", ".zip", ".txt")
 """Endings of files that are data."""
 
 
-def ending(path: Path) -> str:
+def ending(path: PurePath) -> str:
     """What a file's name ends in, as it is listed in ENDINGS; of a packed one both."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".gz"]:
@@ -44,10 +47,12 @@ def ending(path: Path) -> str:
 
 
 def located(spec: str) -> list[Path]:
-    """The files or the folder behind a spec, none for one with a scheme; DataError where nothing is
+    """The files or the folder behind a spec, none for one with a scheme or a URL; DataError where nothing is
     there.
     """
     scheme = spec.partition(":")[0]
+    if is_url(spec):
+        return []
     if scheme == "text" or (scheme in SCHEMES and not is_there(Path(spec))):
         return []
     path = Path(spec.partition("@")[0])
@@ -61,6 +66,11 @@ def located(spec: str) -> list[Path]:
     if ending(path) in ENDINGS:
         raise DataError(f"{spec}: no such file{_near(path)}")
     raise DataError(f"{spec}: no such data{_near(path)}", hint=f"Data is {KINDS}.")
+
+
+def is_url(spec: str) -> bool:
+    """Whether data lies elsewhere: `s3://…`, `hf://…`."""
+    return URL.match(spec) is not None
 
 
 def is_there(path: Path) -> bool:

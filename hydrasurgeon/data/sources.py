@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
@@ -25,9 +25,10 @@ from hydrasurgeon.data.labels import (
     numbered,
 )
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
-from hydrasurgeon.data.places import PICTURES, TABLES, ending, is_there, located
+from hydrasurgeon.data.places import PICTURES, TABLES, ending, is_there, is_url, located
+from hydrasurgeon.data.remote import read_remote
 from hydrasurgeon.data.samples import Arrays, Files, Rows, Samples, TextPairs, fit_classes, limited
-from hydrasurgeon.data.tables import ID, Columns, joined, read_table, rows, table_of
+from hydrasurgeon.data.tables import ID, Columns, Table, joined, read_tables, rows, table_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import (
     decoding,
@@ -150,12 +151,12 @@ def open_data(
     """
     place, roles = DataSpec.parse(spec)
     paths, columns = located(place), Columns(roles, carried, limit)
-    if not paths:
+    tables = _tables(spec, place, paths, columns)
+    if tables is not None:
+        samples = rows(joined(spec, [*tables], columns), columns)
+    elif not paths:
         scheme, _, rest = place.partition(":")
         samples = SCHEMES[scheme](place, rest, columns)
-    elif all(ending(path) in TABLES for path in paths):
-        tables = [read_table(spec, path, columns) for path in paths]
-        samples = rows(joined(spec, tables, columns), columns)
     elif all(ending(path) in PICTURES for path in paths):
         samples = Files(spec, paths)
     elif len(paths) > 1:
@@ -172,6 +173,35 @@ def open_data(
         samples.written = replace(samples.written, reading=roles[LABELS])
     samples = limited(samples, limit, seed)
     return samples if model is None else fit_classes(samples, model)
+
+
+def _tables(
+    spec: str, place: str, paths: Sequence[Path], columns: Columns
+) -> Iterator[Table] | None:
+    """The tables behind a spec, each as it is asked for; None where it is no tables."""
+    if is_url(place):
+        return read_remote(spec, place, columns)
+    if paths and all(ending(path) in TABLES for path in paths):
+        return (table for path in paths for table in read_tables(spec, path, columns))
+    return None
+
+
+def in_pieces(spec: str, *, at_once: int, carried: Collection[str] = ()) -> Iterator[Samples]:
+    """Samples behind a spec; those of tables in pieces of so many rows, each as it is asked for."""
+    place, roles = DataSpec.parse(spec)
+    columns = Columns(roles, carried, at_once=at_once)
+    tables = _tables(spec, place, located(place), columns)
+    if tables is None:
+        yield open_data(spec, carried=carried)
+        return
+    done = 0
+    for table in tables:
+        samples = rows(table, columns)
+        samples.spec = portable(spec) if done == 0 else f"{portable(spec)} from row {done} on"
+        done += len(samples)
+        yield samples
+    if not done:
+        raise DataError(f"{spec}: holds no samples")
 
 
 def in_memory(inputs: Any, kind: Literal["image", "text"]) -> Samples:

@@ -79,6 +79,8 @@ class Columns:
     carried: Collection[str] = ()
     limit: int | None = None
     """How many rows will be drawn from those that are read."""
+    at_once: int | None = None
+    """How many rows a table may have; None: all."""
 
     @property
     def wanted(self) -> set[str]:
@@ -175,20 +177,30 @@ def listed(names: Sequence[str]) -> str:
     return f"found: {', '.join([*shown, *more]) or 'none'}"
 
 
-def read_table(spec: str, path: Path, columns: Columns) -> Table:
-    """The wanted columns of one file."""
-    kind = ending(path)
+def read_tables(spec: str, path: Path, columns: Columns) -> Iterator[Table]:
+    """The wanted columns of one file, as many rows at a time as are wanted."""
     with open_regular(path, error=DataError) as file:
-        if not kind.endswith(".gz"):
-            return READERS[kind](Source(spec, file, path.parent, columns))
         size = os.fstat(file.fileno()).st_size
-        with (
-            decoding(f"{spec}: {path.name} is not a readable .gz file"),
-            gzip.open(file) as unpacked,
-        ):
-            most = max(MAX_UNPACKED, MAX_RATIO * size)
-            packed = Source(spec, cast(IO[bytes], unpacked), path.parent, columns, most)
-            return READERS[kind.removesuffix(".gz")](packed)
+        yield from tables_in(spec, ending(path), file, size, columns, root=path.parent)
+
+
+def tables_in(
+    spec: str,
+    kind: str,
+    file: IO[bytes],
+    size: int,
+    columns: Columns,
+    *,
+    root: Path | None = None,
+) -> Iterator[Table]:
+    """The same of an open file of so many bytes; `kind` is its ending."""
+    if not kind.endswith(".gz"):
+        yield from READERS[kind](Source(spec, file, root, columns))
+        return
+    with decoding(f"{spec}: is not a readable .gz file"), gzip.open(file) as unpacked:
+        most = max(MAX_UNPACKED, MAX_RATIO * size)
+        packed = Source(spec, cast(IO[bytes], unpacked), root, columns, most)
+        yield from READERS[kind.removesuffix(".gz")](packed)
 
 
 @dataclass(frozen=True)
@@ -197,7 +209,8 @@ class Source:
 
     spec: str
     file: IO[bytes]
-    root: Path
+    root: Path | None
+    """Where paths in it start; None of a remote file, which may hold none."""
     wanted: Columns
     most: int | None = None
     """Bytes that a packed file may unpack to."""
@@ -322,10 +335,10 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
     return first, second
 
 
-def _jsonl(source: Source) -> Table:
+def _jsonl(source: Source) -> Iterator[Table]:
     wanted, names = source.wanted.wanted, dict[str, None]()
     columns: dict[str, list[Any]] = {}
-    rows = 0
+    rows = begun = 0
     for number, line in enumerate(source.lines(), 1):
         if not line.strip():
             continue
@@ -336,17 +349,25 @@ def _jsonl(source: Source) -> Table:
                 f"{where}: is no record", hint='Each line is one, {"text": …, "label": …}.'
             )
         for name in record.keys() - names.keys() & wanted:
-            columns[name] = [None] * rows
+            columns[name] = [None] * (rows - begun)
         names |= dict.fromkeys(record)
         for name, values in columns.items():
             values.append(record.get(name))
         rows += 1
+        if rows - begun == source.wanted.at_once:
+            yield source.table(names, columns)
+            columns, begun = {name: [] for name in columns}, rows
         if source.is_enough(rows):
             break
-    return source.table(names, columns)
+    if rows > begun or not rows:
+        yield source.table(names, columns)
 
 
-def _json(source: Source) -> Table:
+def _json(source: Source) -> Iterator[Table]:
+    yield _whole_json(source)
+
+
+def _whole_json(source: Source) -> Table:
     """A list of records, or a record of columns."""
     wanted, spec = source.wanted.wanted, source.spec
     content = source.content()
@@ -369,15 +390,15 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
-def _csv(source: Source, *, between: str = ",") -> Table:
+def _csv(source: Source, *, between: str = ",") -> Iterator[Table]:
     csv.field_size_limit(MAX_LINE)
     spec, wanted = source.spec, source.wanted.wanted
     lines = csv.reader(source.lines(), delimiter=between, strict=True)
     with decoding(f"{spec}: not a readable .{'tsv' if between == TAB else 'csv'} file"):
         names = _once(spec, next(lines, []))
         columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
-        read = [(at, columns[name]) for at, name in enumerate(names) if name in columns]
-        rows = 0
+        read = [(at, name) for at, name in enumerate(names) if name in columns]
+        rows = begun = 0
         while not source.is_enough(rows) and (fields := next(lines, None)) is not None:
             if not fields:
                 continue
@@ -386,10 +407,14 @@ def _csv(source: Source, *, between: str = ",") -> Table:
                     f"{spec}, line {lines.line_num}: has {len(fields)} fields, the first line "
                     f"{len(names)}"
                 )
-            for at, values in read:
-                values.append(fields[at])
+            for at, name in read:
+                columns[name].append(fields[at])
             rows += 1
-    return source.table(names, columns)
+            if rows - begun == source.wanted.at_once:
+                yield source.table(names, columns)
+                columns, begun = {name: [] for name in columns}, rows
+    if rows > begun or not rows:
+        yield source.table(names, columns)
 
 
 def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -398,7 +423,8 @@ def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _parquet(source: Source) -> Table:
+def _parquet(source: Source) -> Iterator[Table]:
+    from pyarrow import Table as Arrow
     from pyarrow import parquet
 
     spec = source.spec
@@ -407,10 +433,16 @@ def _parquet(source: Source) -> Table:
         source.is_enough(file.metadata.num_rows)
         schema = file.schema_arrow
         names = _once(spec, schema.names)
-        table = file.read([name for name in names if name in source.wanted.wanted])
-        table.validate(full=True)  # that texts are UTF-8, among others
-    columns = {name: _Column(table[name]) for name in table.column_names}
-    return Table(spec, names, columns, _described(spec, schema), source.root)
+        wanted, at_once = [n for n in names if n in source.wanted.wanted], source.wanted.at_once
+        if at_once is None or not file.metadata.num_rows:
+            tables = iter([file.read(wanted)])
+        else:
+            batches = file.iter_batches(at_once, columns=wanted)
+            tables = (Arrow.from_batches([batch]) for batch in batches)
+        for table in tables:
+            table.validate(full=True)  # that texts are UTF-8, among others
+            columns = {name: _Column(table[name]) for name in table.column_names}
+            yield Table(spec, names, columns, _described(spec, schema), source.root)
 
 
 class _Column(Sequence[Any]):
@@ -448,7 +480,7 @@ def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, .
     }
 
 
-READERS: dict[str, Callable[..., Table]] = {
+READERS: dict[str, Callable[..., Iterator[Table]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,

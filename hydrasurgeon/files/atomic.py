@@ -108,6 +108,13 @@ def output_file(
     return claim(real(Path(path)), option=option, force=force, inputs=inputs)
 
 
+def output_folder(
+    path: str | Path, *, option: str, force: bool, inputs: Iterable[object] = ()
+) -> Path:
+    """A folder that an option names; claimed, refused when it exists."""
+    return claim(real(Path(path)), option=option, force=force, inputs=inputs, folder=True)
+
+
 def claim(
     path: Path,
     *beside: Path,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
@@ -26,6 +27,8 @@ MAX_NAME = 500
 # of lines.
 UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
 
+QUERY = re.compile(r"\?[^#]*")
+"""What a web address asks for, and is signed by."""
 Error = type[HydraError]
 
 
@@ -41,7 +44,7 @@ def decoding(what: str, hint: str | None = None) -> Iterator[None]:
     """Whatever a library makes of damaged bytes within the block, as one message."""
     try:
         yield
-    except DataError:
+    except HydraError:
         raise
     except Exception as failure:
         raise DataError(f"{what} ({reason(failure)})", hint=hint) from failure
@@ -169,8 +172,14 @@ def is_name(text: str) -> bool:
 
 def portable(spec: str) -> str:
     """A path, or LIST@ROOT of two, without the folders of this machine: what files record is the
-    same everywhere.
+    same everywhere; a URL without its password and signature.
     """
+    if "://" in spec:
+        scheme, _, rest = spec.partition("://")
+        host, slash, path = rest.partition("/")
+        if scheme in ("http", "https"):
+            path = QUERY.sub("", path)
+        return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
     return "@".join(Path(part).name if os.path.isabs(part) else part for part in spec.split("@"))
 
 

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from unicodedata import category
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.atomic import replacing
+from hydrasurgeon.files.atomic import replacing, staged
 from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, readable
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], None]
 GROUP = 10_000
 """Rows of a parquet file that are in memory at once."""
+PART = 1 << 18
+"""Rows of one of several parquet files, about."""
 MAX_LINE = 4 << 20
 """Most bytes of a row that is read."""
 ARROW = {"text": "string", "json": "string", "number": "float64", "whole": "int64", "flag": "bool"}
@@ -56,6 +58,27 @@ def writing(
             yield lambda rows: file.writelines(f"{line(row)}\n".encode() for row in rows)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def writing_parts(place: Path, columns: Mapping[str, str]) -> Iterator[Write]:
+    """The same as a folder of parquet files, `part-00000.parquet` and so on."""
+    with staged(place) as folder, contextlib.ExitStack() as stack:
+        rows = number = 0
+        part = stack.enter_context(contextlib.ExitStack())
+        append: Write | None = None
+
+        def write(more: Sequence[Row]) -> None:
+            nonlocal rows, number, append
+            if append is None or rows >= PART:
+                part.close()
+                path = folder / f"part-{number:05}.parquet"
+                append = part.enter_context(writing(path, columns, dict))
+                rows, number = 0, number + 1
+            append(more)
+            rows += len(more)
+
+        yield write
 
 
 def line(row: Row) -> str:

@@ -308,9 +308,9 @@ class PredictOptions(Engines, Answering, Force):
     out: PathLike | None = option(
         None,
         flags=("-o", "--out"),
-        metavar="F",
+        metavar="F|DIR/",
         group=WRITTEN,
-        help="A .jsonl, .csv or .parquet file; else JSON lines on stdout.",
+        help="A .jsonl, .csv or .parquet file, or a folder of .parquet; else lines on stdout.",
     )
 
     def printing(self, line: Callable[[str], None], *, json: bool) -> Self:

@@ -19,20 +19,24 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.engines import check_engine, engine_of, open_any
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.atomic import check_ending, output_file
-from hydrasurgeon.files.rows import line, writing
+from hydrasurgeon.files.atomic import check_ending, output_file, output_folder
+from hydrasurgeon.files.rows import line, writing, writing_parts
 from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
+from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.columns import columns_of, spread, without_state
 from hydrasurgeon.problems.printed import Answers
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
+    from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.options.shared import Run
 
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
+AT_ONCE = 1 << 16
+"""Rows of a table that are in memory at once, about: whole batches of them."""
 ROWS = 1024
 """Rows of predictions that are decided at once."""
 ENDINGS = (".jsonl", ".csv", ".parquet")
@@ -76,17 +80,19 @@ def predict(arguments: PredictOptions) -> Predicted:
     """
     _check(arguments)
     place = None
+    in_parts = str(arguments.out).endswith("/")
     if arguments.out is not None:
-        place = output_file(
-            arguments.out, option="-o", force=arguments.force, inputs=arguments.sources
-        )
+        claimed = output_folder if in_parts else output_file
+        place = claimed(arguments.out, option="-o", force=arguments.force, inputs=arguments.sources)
     source: _Model | _Predictions
     source = _Model(arguments) if arguments.predictions is None else _Predictions(arguments)
     counts = Counter[str]()
     returned: list[dict[str, Any]] = []
     keep: Callable[[list[dict[str, Any]]], None] = returned.extend
     with ExitStack() as stack:
-        if place is not None:
+        if place is not None and in_parts:
+            keep = stack.enter_context(writing_parts(place, source.columns(spread_out=False)))
+        elif place is not None:
             columns = source.columns(spread_out=place.suffix == ".csv")
             keep = stack.enter_context(writing(place, columns, spread))
         elif arguments.each is not None:
@@ -112,8 +118,9 @@ def _outcome(row: dict[str, Any]) -> str:
 
 def _check(arguments: PredictOptions) -> None:
     """Options that go together."""
-    if arguments.out is not None:
-        check_ending(arguments.out, *ENDINGS, option="-o", hint="The ending says the format.")
+    if arguments.out is not None and not str(arguments.out).endswith("/"):
+        hint = "The ending says the format; DIR/ is a folder of .parquet files."
+        check_ending(arguments.out, *ENDINGS, option="-o", hint=hint)
     if arguments.shard is not None:
         match = SHARD.fullmatch(arguments.shard)
         if match is None or int(match[1]) > int(match[2]):
@@ -139,13 +146,20 @@ class _Model:
         check_engine(arguments, arguments.dtype)
         opened = open_any(checkpoint, arch=arguments.arch)
         keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
-        self.samples = None if data == "-" else _samples(data, arguments, keep)
-        opened = classifying(opened, arguments, self.samples)
+        self.batch = batch_size_of(arguments.batch_size)
+        self.pieces: Iterator[Samples] = iter(())
+        first = None
+        if data != "-":
+            whole = _whole(opened.manifest.model, arguments)
+            at_once = None if whole else self.batch * -(-AT_ONCE // self.batch)
+            self.pieces = _samples(data, arguments, keep, at_once)
+            first = next(self.pieces)
+        self.samples = first
+        opened = classifying(opened, arguments, first)
         need_classes(opened.manifest, opened.path)
         opened.check_weights()
         check_cascades([opened] if arguments.cascade else [])
         self.arguments = arguments
-        self.batch = batch_size_of(arguments.batch_size)
         self.model = engine_of(
             opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
         )
@@ -168,6 +182,15 @@ class _Model:
             yield self._ranked(self.samples, groups, places)
         else:
             yield from self._over(self.samples, places, self.arguments)
+        at = len(self.samples)
+        for samples in self.pieces:
+            for rows in self._over(samples, range(len(samples)), self.arguments):
+                yield [self._further(samples, row, at) for row in rows]
+            at += len(samples)
+
+    def _further(self, samples: Samples, row: dict[str, Any], at: int) -> dict[str, Any]:
+        """A row of samples that follow others: without a name of its own, its number counts on."""
+        return row if self.id_column in samples.columns else {**row, "id": row["id"] + at}
 
     def _typed(self) -> Iterator[list[dict[str, Any]]]:
         """Rows of the lines that come on stdin."""
@@ -294,18 +317,39 @@ def _shard(shard: str | None, count: int, batch: int) -> range:
     return range(first, last)
 
 
-def _samples(data: str, arguments: PredictOptions, keep: list[str]) -> Samples:
-    """The data, with the columns that are carried over."""
-    from hydrasurgeon.data.sources import in_memory, open_data
+def _whole(model: Model, arguments: PredictOptions) -> bool:
+    """Whether all samples must be known before the first is answered: a part of them is wanted,
+    they have ranks, or their labels name the classes.
+    """
+    of_all = (arguments.limit, arguments.shard)
+    named = model.labels is None and arguments.classes is None
+    return any(of_all) or problem_of(model).ranks or (named and model.num_classes == 0)
+
+
+def _samples(
+    data: str, arguments: PredictOptions, keep: list[str], at_once: int | None
+) -> Iterator[Samples]:
+    """The data, with the columns that are carried over; at most so many rows of a table at once."""
+    from hydrasurgeon.data.sources import in_memory, in_pieces, open_data
 
     texts: Sequence[Any] = arguments.text
     if arguments.text_pair:
         texts = [*zip_longest(texts, arguments.text_pair)]
+    carried = (arguments.id_column or ID, *keep)
     if texts:
-        samples = in_memory(texts, "text")
+        pieces = iter([in_memory(texts, "text")])
+    elif at_once is None:
+        limit, seed = arguments.limit, arguments.seed
+        pieces = iter([open_data(data, limit=limit, seed=seed, carried=carried)])
     else:
-        carried = (arguments.id_column or ID, *keep)
-        samples = open_data(data, limit=arguments.limit, seed=arguments.seed, carried=carried)
+        pieces = in_pieces(data, at_once=at_once, carried=carried)
+    for samples in pieces:
+        _check_columns(samples, arguments, keep)
+        yield samples
+
+
+def _check_columns(samples: Samples, arguments: PredictOptions, keep: list[str]) -> None:
+    """Refuse names of columns that are not there."""
     wanted = [("--id-column", arguments.id_column), *(("--keep-columns", name) for name in keep)]
     for option, name in wanted:
         if name and name not in samples.columns:
@@ -314,7 +358,6 @@ def _samples(data: str, arguments: PredictOptions, keep: list[str]) -> Samples:
                 "case-sensitive."
             )
             raise DataError(f"{option} {name}: {samples.spec} has no such column", hint=hint)
-    return samples
 
 
 def plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from hydrasurgeon.checkpoints.checks import history_check, short
 from hydrasurgeon.checkpoints.folder import present
 from hydrasurgeon.checkpoints.hub import is_hub_id
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.data.places import is_url
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
 from hydrasurgeon.files.history import changes_weights
 from hydrasurgeon.files.manifest import Input, Step
@@ -221,13 +222,14 @@ def _located(entry: Step, folder: Path, *, fetch: bool) -> dict[str, Any]:
 
 def _data(option: str, spec: str, folder: Path, *, fetch: bool) -> str:
     """A data spec as it can be opened: as it was recorded where that works, else by file name."""
-    if spec.startswith(FETCHED) and not fetch:
+    fetched = spec.startswith(FETCHED) or is_url(spec)
+    if fetched and not fetch:
         raise DataError(
             f"--{option} {spec}: is not in {folder}, and nothing is fetched because a file says so",
             hint="Give --fetch if you want what the history names.",
         )
     pattern = any(character in spec for character in PATTERN) and _is_below(Path(spec))
-    if spec.startswith((*FETCHED, "demo:")) or pattern:
+    if fetched or spec.startswith("demo:") or pattern:
         return spec
     place, named, columns = (spec, "", "") if present(folder / spec) else spec.partition("#")
     file, at, root = place.partition("@")

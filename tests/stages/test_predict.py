@@ -19,7 +19,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import DataError, OutputError, UsageError
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 
 VIT, BERT = FAMILIES["timm ViT"], FAMILIES["BERT"]
@@ -360,3 +360,76 @@ def test_without_a_state(ready: Path, capfd: pytest.CaptureFixture[str]) -> None
     shown = capfd.readouterr()
     assert [json.loads(line) for line in shown.out.splitlines()] == rows(ready / "a.jsonl")
     assert "no decision state" in " ".join(shown.err.split())
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A model of texts, and the same 30 of them in every kind of table."""
+    BERT.write(tmp_path / "bert")
+    table = pa.table(
+        {"text": [f"{'words ' * (i % 4)}end {i}" for i in range(30)], "more": [*range(30)]}
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=9)
+    records = table.to_pylist()
+    (tmp_path / "t.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    lines = ["text,more", *(f"{each['text']},{each['more']}" for each in records)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    (tmp_path / "t.json").write_text(json.dumps(records))
+    return tmp_path
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv", "json"])
+def test_a_table_in_pieces_gives_the_rows_of_the_whole(
+    texts: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"batch_size": 4, "device": "cpu", "keep_columns": "more"}
+    whole = hs.predict(texts / "bert", data=str(texts / f"t.{ending}"), **options)
+    monkeypatch.setattr("hydrasurgeon.stages.predict.AT_ONCE", 7)
+    pieces = hs.predict(texts / "bert", data=str(texts / f"t.{ending}"), **options)
+    assert [*pieces] == [*whole]
+    assert [row["id"] for row in pieces] == [*range(30)]
+    assert [int(row["more"]) for row in pieces] == [*range(30)]
+
+
+def test_a_row_that_cannot_be_read_is_named_in_its_piece(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (texts / "t.jsonl").read_text().splitlines()
+    lines[19] = '{"text": "", "more": 19}'
+    (texts / "t.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr("hydrasurgeon.stages.predict.AT_ONCE", 8)
+    options = {"batch_size": 4, "device": "cpu"}
+    with pytest.raises(DataError, match="from row 16 on: row 3 has no text"):
+        hs.predict(texts / "bert", data=str(texts / "t.jsonl"), **options)
+    done = hs.predict(texts / "bert", data=str(texts / "t.jsonl"), skip_bad=True, **options)
+    assert [i for i, row in enumerate(done) if "error" in row] == [19]
+
+
+def test_a_folder_of_parquet_holds_the_rows_of_one_file(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydrasurgeon.files.rows.PART", 8)
+    options = {"data": str(texts / "t.parquet"), "batch_size": 4, "device": "cpu"}
+    hs.predict(texts / "bert", out=texts / "one.parquet", **options)
+    done = hs.predict(texts / "bert", out=f"{texts / 'parts'}/", **options)
+    assert done.rows == 30
+    parts = sorted((texts / "parts").iterdir())
+    assert [path.name for path in parts] == [f"part-{number:05}.parquet" for number in range(4)]
+    assert pq.read_table(texts / "parts").equals(pq.read_table(texts / "one.parquet"))
+    with pytest.raises(OutputError, match="already exists"):
+        hs.predict(texts / "bert", out=f"{texts / 'parts'}/", **options)
+    monkeypatch.setattr("hydrasurgeon.files.rows.PART", 1 << 18)
+    hs.predict(texts / "bert", out=f"{texts / 'parts'}/", force=True, **options)
+    assert [path.name for path in (texts / "parts").iterdir()] == ["part-00000.parquet"]
+
+
+def test_a_folder_that_could_not_be_finished_is_not_there(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (texts / "t.jsonl").read_text().splitlines()
+    (texts / "t.jsonl").write_text("\n".join([*lines, "no json"]))
+    monkeypatch.setattr("hydrasurgeon.stages.predict.AT_ONCE", 8)
+    before = {*texts.iterdir()}
+    with pytest.raises(DataError, match="line 31"):
+        hs.predict(texts / "bert", data=str(texts / "t.jsonl"), device="cpu", out=f"{texts}/parts/")
+    assert {*texts.iterdir()} == before
