@@ -44,12 +44,11 @@ def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples
     """Pairs behind a spec; with `limit` a seeded random subset of them."""
     place, named = DataSpec.parse(spec)
     path, columns = Path(place), Columns(named)
-    table = ending(path) in TABLES and is_there(path)
-    samples = (
-        _captioned(*read_tables(spec, path, columns), columns)
-        if table
-        else Shards(spec, _shards(spec, path))
-    )
+    if ending(path) in TABLES and is_there(path):
+        (table,) = read_tables(spec, path, columns)
+        samples = _captioned(table, columns)
+    else:
+        samples = Shards(spec, _shards(spec, path))
     if not len(samples):
         raise DataError(f"{spec}: holds no image–text pairs")
     samples.spec = portable(spec)
