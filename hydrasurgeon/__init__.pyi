@@ -44,6 +44,7 @@ def build(
     cache: str | Path | None = ...,
     plot: str | Path | None = ...,
     track: Literal['tensorboard', 'wandb', 'mlflow', 'trackio', 'comet_ml', 'aim', 'clearml', 'dvclive', 'swanlab'] | None = ...,
+    stock: bool = ...,
     dry_run: bool = ...,
     classes: str | None = ...,
     template: str | Sequence[str] = ...,

@@ -103,8 +103,22 @@ def built(
         last=rungs[-1],
         script=_script(search, commands, rungs, out),
         plan=search.plan.lines,
-        summary=summary_of(rungs, front.single, options),
+        summary=summary_of(rungs, front.single, options) + _cost_of_stock(front, rungs),
     )
+
+
+def _cost_of_stock(front: Front, rungs: Sequence[Rung]) -> str:
+    """What sizes that need our code would change, where --stock left them out."""
+    lines = []
+    for rung in rungs:
+        other = front.better_with_code(rung)
+        if other is None:
+            continue
+        changes = compared(other.answers, rung.entry.answers)
+        shown = "; ".join(_change(each) for each in changes if each.metric in MEASURES)
+        label = other.choice.members[0].label
+        lines.append(f"\nWithout --stock, {rung.budget}: {label}, with code of ours: {shown}")
+    return "".join(lines)
 
 
 def _commands(search: Search, rungs: Sequence[Rung], out: Path) -> dict[Path, list[Command | Copy]]:

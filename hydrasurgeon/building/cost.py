@@ -24,7 +24,7 @@ import torch
 
 from hydrasurgeon.anatomy.layers import after_attention, run_block
 from hydrasurgeon.anatomy.parts import Block, Stack
-from hydrasurgeon.checkpoints.reading import Checkpoint, Single
+from hydrasurgeon.checkpoints.reading import Checkpoint, Single, rewritten
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.weights import head_axes, neuron_sizes, output_of
 from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
@@ -236,7 +236,10 @@ class Size:
 class Sizes:
     """The sizes of one architecture, and what they cost before any is made."""
 
-    def __init__(self, model: CostModel, opened: Single) -> None:
+    def __init__(self, model: CostModel, opened: Single, *, stock: bool = False) -> None:
+        self.opened = opened
+        self.stock = stock
+        """Whether only those count that the model's own library builds."""
         tower = opened.manifest.towers[model.tower]
         self.model = model
         self.heads = tower.heads
@@ -257,6 +260,19 @@ class Sizes:
             saved["params"] += removed * self.neuron_costs[layer]["params"]
         return Part(kept, saved=saved)
 
+    def is_offered(self, size: Size) -> bool:
+        """Whether the model's own library builds it, where that counts."""
+        if not self.stock:
+            return True
+        widths = [max(1, round(size.neurons * neurons)) for neurons in self.neurons]
+        cut = rewritten(
+            self.opened.manifest,
+            kind="member",
+            kept=self.part(size).kept,
+            kept_neurons={self.model.tower: tuple(tuple(range(width)) for width in widths)},
+        )
+        return self.opened.family.stock_sizes(cut) is not None
+
     def cost(self, size: Size, unit: Unit) -> float:
         """Times the unpruned model's."""
         return self.model.relative([[self.part(size)]], unit)
@@ -268,13 +284,15 @@ class Sizes:
         """
         fits = []
         for heads in range(1, self.heads + 1):
+            if not self.is_offered(Size(heads, 1.0)):
+                continue
             least = self.cost(Size(heads, 0.0), budget.unit)
             most = self.cost(Size(heads, 1.0), budget.unit)
             fraction = (budget.most * (1 + SLACK) - least) / (most - least)
             percent = min(100, math.floor(100 * fraction))
             while percent > 0:
                 size = Size(heads, percent / 100)
-                if budget.allows(self.cost(size, budget.unit)):
+                if budget.allows(self.cost(size, budget.unit)) and self.is_offered(size):
                     share = heads / self.heads
                     usual = max(1.5 * share - 0.5, share / 2)
                     fits.append((abs(size.neurons - usual), size))
@@ -290,10 +308,11 @@ class Sizes:
         """
         for budget in budgets:
             if budget.most < 1 and self.filling(budget) is None:
-                least = self.cost(Size(1, 0.01), budget.unit)
+                least, what = self.cost(Size(1, 0.01), budget.unit), "one head a layer"
+                if self.stock:
+                    least, what = self.cost(Size(self.heads, 0.01), budget.unit), "hardly a neuron"
                 raise UsageError(
-                    f"--budget {budget}: a model with one head a layer costs "
-                    f"{budget.unit}={least:.2g}",
+                    f"--budget {budget}: a model with {what} costs {budget.unit}={least:.2g}",
                     hint="Allow more than that.",
                 )
         costs = {budget for budget in budgets if budget.most < 1}

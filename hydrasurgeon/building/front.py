@@ -151,6 +151,7 @@ class Front:
             for entry in self.plain
             if budget.allows(entry.cost[budget.unit])
             and wanted in (None, len(entry.choice.members))
+            and not self.search.needs_code(entry.choice.members)
         ]
         entries += [self.table.entry(choice) for choice in proposed]
         if budget.unit == "time":  # in one engine a proposal may take longer than in another
@@ -163,7 +164,7 @@ class Front:
         search = self.search
 
         def allowed(members: Sequence[Member]) -> bool:
-            if not compatible(members):
+            if not compatible(members) or search.needs_code(members):
                 return False
             if budget.unit != "time":
                 return budget.allows(search.cost(members, budget.unit))
@@ -177,9 +178,20 @@ class Front:
         proposed = [each for each in proposals(whole, first, rest) if each.members not in plain]
         return [choice for each in proposed for choice in search.computed(each)]
 
+    def better_with_code(self, rung: Rung) -> Entry | None:
+        """The best single model within a budget of those that --stock left out."""
+        cuts = [each for each in self.search.cuts if each.size and self.search.needs_code([each])]
+        choices = [each for cut in cuts for each in self.search.computed(Choice.of(cut))]
+        entries = [self.table.entry(choice) for choice in choices]
+        unit = rung.budget.unit
+        within = [entry for entry in entries if rung.budget.allows(entry.cost[unit])]
+        return max(within, key=lambda entry: entry.value, default=None)
+
     def _cascade(self, choice: Choice, budget: Budget) -> Choice | None:
         """The same as a cascade within a smaller budget, where it can be one."""
         if not self.options.calibrate or budget.unit != "macs" or len(choice.members) < 2:
+            return None
+        if self.options.stock:
             return None
         if self.options.goal == "rmse":  # nothing says of a number that one member is sure
             return None

@@ -70,7 +70,7 @@ def laddered(options: BuildOptions, budgets: Sequence[Budget]) -> bool:
     distilled.
     """
     several = len(options.checkpoints) > 1 or len(budgets) > 1 or options.seeds is not None
-    timed = budgets[0].unit == "time"
+    timed = budgets[0].unit == "time" or options.stock
     return options.tune is not None or several or timed or budgets[0].most < 1
 
 
@@ -98,6 +98,18 @@ class Search:
     """Hydras behind mean trunks."""
     probe: Member | None = None
     """The first model's body as it is, with a classifier in closed form."""
+    sizes_of_library: frozenset[Size] | None = None
+    """Sizes that the models' own library builds, where only such may be chosen."""
+
+    def needs_code(self, members: Sequence[Member]) -> bool:
+        """Whether they may not be chosen, for their library does not build them."""
+        if self.sizes_of_library is None:
+            return False
+        if self.probe is not None and self.probe in members:
+            opened = open_single(self.probe.file)
+            return opened.family.stock_sizes(opened.manifest) is None
+        sizes = {member.size for member in members} - {None}
+        return not sizes <= self.sizes_of_library
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -205,6 +217,8 @@ def in_macs(budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None) -> Seq
 
 def keys_of(options: BuildOptions) -> tuple[str, ...]:
     """The criteria, as manifests name their scores."""
+    if options.stock:
+        return ()
     circuits: tuple[str, ...] = ("circuit-acc",)
     if options.ood:
         circuits = WITH_OOD
@@ -241,12 +255,16 @@ def searched(
     """Score, make members, run them and know what they cost; whatever an earlier run left is used."""
     keys, opened, val = keys_of(options), models[0], sets["val"][0]
     cost_model = _counted(opened, val, options)
-    maker, wanted, count, clock = None, list[Size](), 0, None
+    maker, wanted, count, clock, sizes_of_library = None, list[Size](), 0, None, None
     if budgets[0].unit == "time":
         clock = Clock(opened, val, options)
     if laddered(options, budgets):
         sizes = Sizes(cost_model, opened)
         wanted = sizes.ladder(in_macs(budgets, sizes, clock))
+        if options.stock:  # the others say what that costs
+            its_own = Sizes(cost_model, opened, stock=True)
+            sizes_of_library = frozenset(its_own.ladder(in_macs(budgets, its_own, clock)))
+            wanted = sorted({*wanted, *sizes_of_library})
         maker = Cuts(models, sizes, options, averaged=averaged)
         count = len(maker.numbers)
     identity = _identity(models, sets, options)
@@ -296,6 +314,7 @@ def searched(
         plan=plan,
         maker=maker,
         clock=clock,
+        sizes_of_library=sizes_of_library,
     )
     if maker is None:
         return search

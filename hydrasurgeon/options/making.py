@@ -398,6 +398,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     command is repeated.
     """
 
+    conflicts: ClassVar = (("stock", "criteria"), ("stock", "members"))
     requires: ClassVar = {"teachers": ("tune",)}
 
     checkpoints: Paths = argument(
@@ -494,6 +495,10 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         group=WRITTEN,
         help="Write the curves of training to tensorboard, wandb, mlflow, trackio, …",
     )
+    stock: bool = option(
+        False,
+        help="Choose one model, of a size that its own library builds without code of ours.",
+    )
     dry_run: bool = option(
         False, group=RUNS, help="Choose, and print the commands as a script instead."
     )
@@ -524,6 +529,8 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     @property
     def wanted(self) -> int | None:
         """How many members; None: as many as are worth most."""
+        if self.stock:
+            return 1
         return None if self.members == "auto" else self.members
 
     @property

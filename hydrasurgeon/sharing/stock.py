@@ -101,8 +101,6 @@ class Folded:
     manifest: Callable[[str], SingleManifest]
     more: Mapping[str, str]
     """Texts beside the weights."""
-    difference: float
-    """Largest difference of any probability."""
 
 
 def folded(checkpoint: Checkpoint) -> Folded:
@@ -129,7 +127,7 @@ def folded(checkpoint: Checkpoint) -> Folded:
     decision = opened.manifest.decision
     card = model_card(about, opened.family.usage(about), folded=decision)
     more = {CARD: card, **thresholds(opened, _reads(opened))}
-    return Folded(planned, manifest, more, _difference(opened, arrays))
+    return Folded(planned, manifest, more)
 
 
 def _of_its_library(checkpoint: Checkpoint) -> Single:
@@ -171,8 +169,10 @@ def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
 
 
 @torch.inference_mode()
-def _difference(opened: Single, arrays: Mapping[str, NDArray[np.float64]]) -> float:
+def difference_when_folded(checkpoint: Checkpoint) -> float:
     """The largest difference of a calibrated answer; CheckFailed where it is more than rounding."""
+    opened = as_single(checkpoint)
+    arrays = _classifier(opened)
     if not arrays:
         return 0.0
     model = as_classifier(opened, device="cpu", dtype="float64")

@@ -29,11 +29,16 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.stages.fuse import fusable, with_common_names
+from hydrasurgeon.surgery.cut import check_stock
 from hydrasurgeon.surgery.means import check_common_start
 from hydrasurgeon.tuning.recipes import load_recipe
 
 FORMAT = "hydrasurgeon.build/1"
 """Format identifier of the JSON report."""
+NO_CLASS = (
+    "Leave out --stock; `export -o DIR/` writes a graph that clients run without code of ours."
+)
+"""What to do about models that their own library has no class for."""
 FEWEST = 20
 """Samples of the validation set."""
 
@@ -158,6 +163,8 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     models = with_common_names([classifying(opened, options, val) for opened in read])
     for opened in models:
         need_classes(opened.manifest, opened.path)
+        if options.stock:
+            check_stock(opened, opened.manifest, hint=NO_CLASS)
         if problem_of(opened.manifest.model).several and options.sees_ood:
             raise UsageError(
                 f"--objective {options.goal} is not supported for multi-label models "

@@ -236,13 +236,14 @@ def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
         raise UsageError(f"-o {out}: libraries read directories", hint="Give -o DIR/.")
     need_classes(opened.manifest, opened.path)
     opened.check_weights()
-    from hydrasurgeon.sharing.stock import folded
+    from hydrasurgeon.sharing.stock import difference_when_folded, folded
 
     made = folded(opened)
+    difference = difference_when_folded(opened)
     save(path, made.planned, made.manifest, files=opened.files, more=made.more)
     nbytes = sum(plan.nbytes for plan in made.planned)
     notes = _uncalibrated(opened)
-    return Export(path, nbytes, (), (), made.difference, None, "stock", notes=notes)
+    return Export(path, nbytes, (), (), difference, None, "stock", notes=notes)
 
 
 def _graph_in_folder(opened: Checkpoint, arguments: ExportOptions) -> Export:

@@ -73,7 +73,7 @@ def check_stock(opened: Single, manifest: SingleManifest, *, hint: str) -> None:
     if opened.family.stock_sizes(manifest) is not None:
         return
     cut = [*manifest.kept.values(), *(manifest.kept_neurons or {}).values()]
-    what = f"{opened.family.name} takes no such number of heads or neurons"
+    what = f"{opened.family.name} has no class with such a number of heads or neurons"
     if manifest.model.pooling is not None:
         what = f"its classifier reads pooled tokens, for which {opened.family.name} has no class"
     elif any(even(rows) is None for rows in cut):

@@ -150,7 +150,7 @@ def test_what_no_library_has_a_class_for_is_refused(tmp_path: Path) -> None:
     hydra = hydra_of(tmp_path / "source", tmp_path)
     for path, what in (
         (uneven, "different numbers of heads"),
-        (even, "takes no such number of heads"),
+        (even, "has no class with such a number"),
         (hydra, "is a hydra of 3 members"),
     ):
         with pytest.raises(SurgeryError, match=what) as refused:
@@ -248,7 +248,7 @@ def test_even_is_refused_where_the_library_has_no_such_size(tmp_path: Path) -> N
     BERT.write(tmp_path / "source")
     source = tmp_path / "source"
     how = {"method": "magnitude", "even": True, "out": tmp_path / "m.safetensors"}
-    with pytest.raises(SurgeryError, match="takes no such number") as refused:
+    with pytest.raises(SurgeryError, match="has no class with such a number") as refused:
         hs.prune(source, keep=2, **how)  # type: ignore[arg-type]
     assert "--neurons" in str(refused.value.hint)
     with pytest.raises(SurgeryError, match="different numbers"):
