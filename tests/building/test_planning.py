@@ -30,7 +30,7 @@ def test_the_stages_are_told_with_the_time_of_all() -> None:
 def test_the_time_left_is_the_stages(tmp_path: Path) -> None:
     """Not that of the repair of one layer, which ends in two seconds; a training tells its own."""
     plan = Plan([], 0.5, None)
-    options: Any = SimpleNamespace(device="cpu")
+    options: Any = SimpleNamespace(device="cpu", track=None)
     state: Any = None
     workshop = Workshop(options, state, plan.tick)
     told: dict[str, Any] = {}
