@@ -610,6 +610,49 @@ def test_monitored(reranker: Path, tmp_path: Path) -> None:
     assert f"most of all no from {1 - yes / 200:.1%} to 100.0%" in shifted.sentence
 
 
+def test_labels_test_both_promises(reranker: Path, tmp_path: Path) -> None:
+    """Of what is answered yes, what is not; of what is, what is answered no."""
+    data, out = likely(tmp_path / "d.jsonl", reranker, 200), tmp_path / "c.safetensors"
+    hs.calibrate(reranker, data=data, ood_score="msp", risk=0.55, out=out, device="cpu")
+    hs.predict(out, data=data, device="cpu", out=tmp_path / "a.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    truth = [at % 3 == 0 for at in range(len(rows))]
+    labels = zip((row["id"] for row in rows), truth, strict=True)
+    (tmp_path / "l.jsonl").write_text(
+        "".join(json.dumps({"id": name, "label": label}) + "\n" for name, label in labels)
+    )
+    state = tmp_path / "s.json"
+    found = monitor(tmp_path / "a.jsonl", against=out, state=state, labels=tmp_path / "l.jsonl")
+    answers = [row["answer"] for row in rows]
+    pairs = [*zip(answers, truth, strict=True)]
+    assert json.loads(state.read_text())["looks"][0]["kept"] == {
+        "risk of no": [sum(truth), pairs.count(("no", True))],
+        "risk of yes": [answers.count("yes"), pairs.count(("yes", False))],
+    }
+    assert [test.name for test in found.drift.tests] == ["unfamiliar", "classes", "risk"]
+
+
+def test_costs_choose_when_one_logit_answers(reranker: Path, tmp_path: Path) -> None:
+    data, out = likely(tmp_path / "d.jsonl", reranker, 200), tmp_path / "c.safetensors"
+    lines = [json.loads(line) for line in Path(data).read_text().splitlines()]
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text("".join(json.dumps({**row, "text": row["text"][::-1]}) + "\n" for row in lines))
+    given = {"data": data, "ood_score": "msp", "device": "cpu"}
+    done = hs.calibrate(reranker, ood=[str(odd)], cost="abstain=0.3", out=out, **given)
+    assert done.decision.limits is None
+    assert done.decision.abstain is not None
+    report = hs.evaluate([out], data=data, ood=[f"near:odd={odd}"], device="cpu").report
+    (result,) = report.results
+    rows = hs.predict(out, data=data, device="cpu")
+    price = {"abstain": 0.3, "unfamiliar": 0.2}
+    paid = [
+        price.get(row["answer"], float((row["answer"] == "yes") != bool(line["label"])))
+        for row, line in zip(rows, lines, strict=True)
+    ]
+    assert result.scod is not None
+    assert result.scod.id == pytest.approx(sum(paid) / len(paid), abs=0.02)
+
+
 def test_fractions_are_no_classes(tmp_path: Path) -> None:
     BERT.write(tmp_path / "three")
     with pytest.raises(DataError, match=r"row 0 has the label 0\.5"):
