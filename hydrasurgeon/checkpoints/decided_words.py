@@ -39,7 +39,7 @@ def decision_lines(decision: Decision) -> list[str]:
         (
             f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, "
             "where"
-            f" {100 * ood.id_flagged:g} % of in-distribution samples lie"
+            f" {100 * ood.id_flagged:.3g} % of in-distribution samples lie"
         ),
         _sets(decision),
     ]

@@ -204,7 +204,7 @@ class Costs(Record):
     abstain: NotNegative = 0.1
     unfamiliar: NotNegative = 0.2
     """Of in-distribution data; of OOD data it is right, and costs nothing."""
-    ood: Share = 0.5
+    ood: Share = 0.1
     """The fraction of rows that are expected to be OOD; OOD sets share it alike."""
 
 

@@ -188,7 +188,7 @@ class CalibrateOptions(Engines, Answering, Output):
         metavar="NAME=X,…",
         recorded=True,
         help="Instead of both: thresholds that cost least on VAL and --ood, by wrong=1,abstain=0.1,"
-        "unfamiliar=0.2,ood=0.5 (the fraction of OOD rows).",
+        "unfamiliar=0.2,ood=0.1 (the fraction of OOD rows).",
     )
     cascade: bool = option(
         False,

@@ -136,7 +136,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         None,
         metavar="NAME=X,…",
         unset="the decision state's",
-        help="What answers cost, wrong=1,abstain=0.1,unfamiliar=0.2,ood=0.5 (the fraction of OOD "
+        help="What answers cost, wrong=1,abstain=0.1,unfamiliar=0.2,ood=0.1 (the fraction of OOD "
         "rows): the report has their mean.",
     )
     no_decision: bool = option(False, help="Ignore decision states.")
