@@ -71,7 +71,7 @@ def drift_over(
     questions = [_unfamiliar(nights, decision, level)]
     if before is not None:
         questions.append(_classes(nights, before, labels, level))
-    if promises:
+    if any(look.kept for look in looks):
         questions.append(_risk(looks, promises))
     tests = tuple(question.asked(level) for question in questions)
     last = next(night for night in reversed(nights) if night.rows)

@@ -53,7 +53,7 @@ def _path(test: DriftTest, bar: float) -> Markup:
     values = [min(max(value, ends[0]), ends[1]) for value in test.log10_e]
     last, most = test.log10_e[-1], max(test.log10_e)
     says = f"After {len(values)} looks it is 10^{last:.1f}, at most it was 10^{most:.1f}."
-    looks = (1, max(2, len(values)))
+    looks = (1, max(6, len(values)))  # fewer would have halves among the ticks
     heights = (min(-1, *values), max(bar + 1, *values))
     chart = Chart.of(
         f"Evidence: {test.name}", f"{says} An alarm takes 10^{bar:.1f}.", x=looks, y=heights

@@ -135,6 +135,13 @@ def test_the_promised_risk_against_mapies_monitoring() -> None:
 
 def test_labels_may_be_late_or_missing() -> None:
     night = tally(5, 50, 30, 20)
+    silent = drift_over(
+        [Look(answers=MARK, seen=night)], decision(None), "abc", {"risk": 0.1}, alpha=0.01
+    )
+    assert [test.name for test in silent.tests] == ["unfamiliar"]
+    assert silent.bar == pytest.approx(
+        np.log10(2 * 2 / 0.01), abs=1e-5
+    )  # alpha is shared all the same
     looks = [
         Look(answers=MARK, seen=night),
         Look(answers=MARK, seen=None, labels=MARK, kept={"risk": (80, 40)}),
