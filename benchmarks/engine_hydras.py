@@ -25,7 +25,7 @@ from harness import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.engines.int8 import to_int8
+from hydrasurgeon.engines.int8 import inputs_of, to_int8
 from hydrasurgeon.engines.onnx import to_onnx
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
@@ -112,7 +112,7 @@ def measure(runs: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         live = {name: hs.load(path, device="cpu") for name, path in models(Path(folder)).items()}
         graphs = {name: to_onnx(model, plain=True) for name, model in live.items()}
-        small = {name: to_int8(graph) for name, graph in graphs.items()}
+        small = {name: to_int8(graph, inputs_of(live[name])) for name, graph in graphs.items()}
     for batch in (1, 16):
         ids = torch.randint(
             1000, 20000, (batch, TOKENS), generator=torch.Generator().manual_seed(0)

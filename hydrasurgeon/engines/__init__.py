@@ -46,6 +46,20 @@ def open_models(specs: Sequence[str | Path], *, arch: str | None) -> list[Checkp
     ]
 
 
+def fitted_otherwise(checkpoint: Checkpoint, engine: str) -> str | None:
+    """What to say of a state that was fitted to float32's outputs and decides in 8 bits, or the
+    other way round.
+    """
+    engine = getattr(checkpoint, "engine", engine)  # a graph's own
+    decision = checkpoint.manifest.decision
+    if decision is None or (decision.engine == "int8") == (engine == "int8"):
+        return None
+    return (
+        f"{checkpoint.name}: its decision state was fitted to another engine's outputs; "
+        f"run calibrate --engine {engine}"
+    )
+
+
 def check_engine(options: Engines, dtype: str) -> None:
     """What an engine needs and cannot do, before any work."""
     if options.engine == "torch":

@@ -23,7 +23,7 @@ from hydrasurgeon.checkpoints.folder import companions_inside
 from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.decision.cascaded import Said
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.engines.int8 import quantised
+from hydrasurgeon.engines.int8 import engine_in, inputs_of, quantised, to_int8
 from hydrasurgeon.engines.onnx import (
     ALL_FEATURES,
     GOES_ON,
@@ -35,7 +35,7 @@ from hydrasurgeon.engines.onnx import (
 )
 from hydrasurgeon.engines.program import DECIDED, METADATA, Run
 from hydrasurgeon.engines.sealed import Told, is_sound, sealed
-from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError
+from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.decided import FITTED
@@ -48,13 +48,6 @@ from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier, state_in
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
-OTHERWISE = (
-    "{name}: its decision state was fitted to another engine's outputs; "
-    "run calibrate --engine {engine}"
-)
-"""What to say of a state that was fitted to float32's outputs and decides in 8 bits, or the other
-way round.
-"""
 UNSEEN = {"history", "record_sha256", "weights_sha256", "scores"}
 """What a manifest says that no graph depends on."""
 HINT = "Export the checkpoint again; answers of other models go to --predictions-in of eval."
@@ -68,6 +61,8 @@ class Graph(Checkpoint):
     run: Run | None = None
     outputs: tuple[str, ...] = ()
     told: Told | None = None
+    engine: str = "onnx"
+    """`onnx`, or `int8`: which the file was exported for."""
 
     def digests(self) -> dict[str, str]:
         """There are no tensors to hash: the file was, when it was opened."""
@@ -114,6 +109,7 @@ def open_graph(path: Path) -> Graph:
         run=wanted(session, outputs),
         outputs=outputs,
         told=told,
+        engine=engine_in(content),
     )
 
 
@@ -169,9 +165,12 @@ class InOnnxruntime(nn.Module, Engine):
 
         def make() -> list[bytes]:
             model = as_classifier(self._checkpoint, device="cpu", lean=True)
-            return [
-                _in_engine(file.content, self._engine) for file in two_graphs(model, plain=True)
-            ]
+            first, rest = two_graphs(model, plain=True)
+            if self._engine != "int8":
+                return [first.content, rest.content]
+            inputs = inputs_of(model)
+            going = carried(inputs, dict(zip(first.outputs, first.run(inputs), strict=True)))
+            return [quantised(first.content, inputs), quantised(rest.content, going)]
 
         assert self.state is not None
         gate = self.state.record.model_dump(mode="json")
@@ -243,29 +242,27 @@ def in_onnxruntime(checkpoint: Checkpoint, engine: str, *, keep: bool) -> InOnnx
     """A graph that runs: the file's own, or one that is captured from the checkpoint."""
     if isinstance(checkpoint, Graph):
         assert checkpoint.run is not None
+        if engine not in ("torch", checkpoint.engine):  # torch: none was asked for
+            raise UsageError(
+                f"--engine {engine} conflicts with {checkpoint.path}, a graph for {checkpoint.engine}",
+                hint="Leave it out, or give the checkpoint that the graph was exported from.",
+            )
         state = _state_of(checkpoint)
         return InOnnxruntime(checkpoint, checkpoint.run, checkpoint.outputs, state=state).eval()
 
     def make() -> list[bytes]:
         model = as_classifier(checkpoint, device="cpu", lean=True)
-        return [_in_engine(to_onnx(model, plain=True).content, engine)]
+        made = to_onnx(model, plain=True)
+        if engine == "int8":
+            made = to_int8(made, inputs_of(model))
+        return [made.content]
 
     (session,), notes = _sessions(_places(undecided(checkpoint), [engine], "whole"), make, keep)
     outputs = [output.name for output in session.get_outputs()]
-    state = state_in(checkpoint)
-    if state is not None and (state.record.engine == "int8") != (engine == "int8"):
-        notes += (OTHERWISE.format(name=checkpoint.name, engine=engine),)
-    run = wanted(session, outputs)
+    run, state = wanted(session, outputs), state_in(checkpoint)
     return InOnnxruntime(
         checkpoint, run, outputs, state=state, engine=engine, keep=keep, notes=notes
     ).eval()
-
-
-def _in_engine(content: bytes, engine: str) -> bytes:
-    """A float32 graph as the engine runs it."""
-    if engine == "int8":
-        return quantised(content)
-    return content
 
 
 def _places(checkpoint: Checkpoint, facts: list[Any], *kinds: str) -> list[Path]:

@@ -1,61 +1,99 @@
 """The engine `int8`: a graph's products and embeddings in 8 bits.
 
 A row x of what a product reads has a scale of its own, so that an answer does not depend on the
-rows that are computed beside it; a column w of the weights has one too:
+rows that are computed beside it; a column w of the weights has a step s:
 
-    x·w ≈ (max|x| / 127) · (max|w| / 63) · round(127 x / max|x|) · round(63 w / max|w|)
+    x·w ≈ (max|x| / 127) · s · round(127 x / max|x|) · round(w / s)
 
-Weights take 7 of their 8 bits: two products of an unsigned and a signed byte then fit into 16 bits,
-where processors without VNNI add them.
+Processors without VNNI add two products of an unsigned and a signed byte, those of neighbouring
+rows of the weights, in 16 bits. They fit if the sum of both weights is at most 128 steps.
+
+A channel that is much larger than others takes the bits of all. What comes from a norm is therefore
+balanced: its channels are multiplied by c, and the rows of the weights divided by it, with
+
+    c = √(max|row of weights| / max|channel|)        (SmoothQuant, arXiv 2211.10438, α = ½)
+
+What a channel is at most is seen on random inputs: after a norm it hardly depends on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hydrasurgeon.engines.onnx import in_onnxruntime
-from hydrasurgeon.engines.program import Exported
+from hydrasurgeon.engines.program import Exported, sample
+from hydrasurgeon.runtime.classifier import Classifier
 
-INPUTS, WEIGHTS = 127, 63
-"""Largest whole number of an input and of a weight."""
+MOST, PAIR = 127, 128
+"""Largest whole number of a number, and of two neighbouring weights of one sign."""
 MIDDLE = 128
 """What stands for an input of 0: onnxruntime multiplies unsigned by signed bytes."""
 CONTRIB = "com.microsoft"
 """Domain of onnxruntime's own operators."""
+PRODUCT = "MatMulIntegerToFloat"
+"""The one of bytes."""
 LARGE = 1 << 16
 """Embeddings with fewer numbers stay as they are."""
+ROWS, TOKENS = 8, 16
+"""Random inputs that norms are seen on, and the length of texts."""
 TINY = 1e-30
 """Least scale: a row of zeros is no division by zero."""
 
 
-def to_int8(made: Exported) -> Exported:
-    """The same graph in 8 bits."""
-    content = quantised(made.content)
+def to_int8(made: Exported, inputs: Mapping[str, Tensor]) -> Exported:
+    """The same graph in 8 bits, balanced on these inputs."""
+    content = quantised(made.content, inputs)
     return replace(made, content=content, run=in_onnxruntime(content, made.outputs))
 
 
-def quantised(content: bytes) -> bytes:
-    """A graph's file in 8 bits; what decides, in float64, stays as it is."""
+def inputs_of(model: Classifier) -> Mapping[str, Tensor]:
+    """Random inputs to balance a model's graph on."""
+    return sample(model, batch=ROWS, length=TOKENS)
+
+
+def quantised(content: bytes, inputs: Mapping[str, Tensor]) -> bytes:
+    """A graph's file in 8 bits, balanced on these inputs; what decides, in float64, stays as it is."""
     import onnx
 
     proto = onnx.load_from_string(content)
-    _Quantised(proto).write()
+    _Quantised(proto, _largest(content, inputs)).write()
     written: bytes = proto.SerializeToString()
     return written
+
+
+def engine_in(content: bytes) -> str:
+    """The engine that a graph's file is for."""
+    return "int8" if PRODUCT.encode() in content else "onnx"
+
+
+def _largest(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """The largest number of each channel of what norms give."""
+    import onnx
+
+    proto = onnx.load_from_string(content)
+    norms = [node.output[0] for node in proto.graph.node if node.op_type == "LayerNormalization"]
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in norms)
+    values = in_onnxruntime(proto.SerializeToString(), norms)(inputs) if norms else []
+    return {
+        name: np.abs(each.flatten(0, -2).numpy()).max(axis=0)
+        for name, each in zip(norms, values, strict=True)
+    }
 
 
 class _Quantised:
     """A graph whose nodes are written anew."""
 
-    def __init__(self, proto: Any) -> None:
+    def __init__(self, proto: Any, largest: Mapping[str, NDArray[Any]]) -> None:
         import onnx
 
-        self.proto, self.onnx = proto, onnx
+        self.proto, self.onnx, self.largest = proto, onnx, largest
         self.constants = {
             tensor.name: tensor
             for tensor in proto.graph.initializer
@@ -104,23 +142,39 @@ class _Quantised:
     def _product(self, node: Any, weight: NDArray[Any], bias: Any) -> Iterator[Any]:
         """Bytes times bytes, then the scales of columns and of rows."""
         (out,) = node.output
-        whole, scale = _whole(weight, WEIGHTS, axis=-2)
+        name = node.input[0]
+        if name in self.largest:
+            name, factors = f"{out}.balanced", self._factors(name, weight)
+            weight = weight / factors[:, None]
+            stored = self._constant(f"{out}.factors", factors)
+            yield self._node("Mul", [node.input[0], stored], name)
+        whole, scale = _columns(weight)
         if weight.ndim == 2:
             scale = scale[0]
-        quantise, (row, largest) = self._row(node.input[0])
+        quantise, (row, largest) = self._row(name)
         yield from quantise
         inputs = [
             row,
             self._constant(f"{out}.weight", whole),
-            self._constant("int8.step", np.float32(1 / INPUTS)),
+            self._constant("int8.step", np.float32(1 / MOST)),
             self._constant(f"{out}.scale", scale),
             self._constant("int8.middle", np.uint8(MIDDLE)),
         ]
-        yield self._node("MatMulIntegerToFloat", inputs, f"{out}.unscaled", domain=CONTRIB)
+        yield self._node(PRODUCT, inputs, f"{out}.unscaled", domain=CONTRIB)
         product = f"{out}.product" if bias else out
         yield self._node("Mul", [f"{out}.unscaled", largest], product)
         if bias:
             yield self._node("Add", [product, *bias], out)
+
+    def _factors(self, name: str, weight: NDArray[Any]) -> NDArray[Any]:
+        """What balances the channels of an input with the rows of weights."""
+        rows = np.abs(weight).max(
+            axis=tuple(each for each in range(weight.ndim) if each != weight.ndim - 2)
+        )
+        factors = np.sqrt(np.maximum(rows, TINY) / np.maximum(self.largest[name], TINY))
+        # Powers of two: the last digit of what was seen, which depends on the processor, is no part
+        # of the file.
+        return np.exp2(np.rint(np.log2(factors / np.median(factors)))).astype(np.float32)
 
     def _row(self, name: str) -> tuple[list[Any], tuple[str, str]]:
         """Nodes that make bytes of an input, unless another product has them already; and where
@@ -130,13 +184,11 @@ class _Quantised:
             return [], self.rows[name]
         row = self.rows[name] = f"{name}.bytes", f"{name}.largest"
         axis = self._constant("int8.last", np.array([-1]))
-        tiny = self._constant("int8.tiny", np.float32(TINY))
-        step = self._constant("int8.step", np.float32(1 / INPUTS))
+        step = self._constant("int8.step", np.float32(1 / MOST))
         middle = self._constant("int8.middle", np.uint8(MIDDLE))
         nodes = [
             self._node("Abs", [name], f"{name}.abs"),
-            self._node("ReduceMax", [f"{name}.abs", axis], f"{name}.max", keepdims=1),
-            self._node("Max", [f"{name}.max", tiny], row[1]),
+            self._node("ReduceMax", [f"{name}.abs", axis], row[1], keepdims=1),
             self._node("Div", [name, row[1]], f"{name}.unit"),
             self._node("QuantizeLinear", [f"{name}.unit", step, middle], row[0]),
         ]
@@ -146,7 +198,8 @@ class _Quantised:
         """Bytes of an embedding times its scale."""
         (out,) = node.output
         table, at = node.input
-        whole, scale = _whole(self._values(table), INPUTS, axis=-1)
+        values = self._values(table)
+        whole, scale = _whole(values, np.abs(values).max(axis=-1, keepdims=True) / MOST)
         for name, values in (("bytes", whole), ("scale", scale)):
             stored = self._constant(f"{table}.{name}", values)
             yield self._node("Gather", [stored, at], f"{out}.{name}", axis=0)
@@ -167,7 +220,19 @@ class _Quantised:
         return self.onnx.helper.make_node(kind, inputs, [output], name=output, **options)
 
 
-def _whole(weight: NDArray[Any], most: int, *, axis: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Weights as whole numbers from −most to most, and the scale of each column or row."""
-    scale = np.maximum(np.abs(weight).max(axis=axis, keepdims=True), TINY) / most
-    return np.rint(weight / scale).astype(np.int8), scale.astype(np.float32)
+def _columns(weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Weights as whole numbers, and the step of each column."""
+    rows = weight.shape[-2]
+    padded = np.zeros((*weight.shape[:-2], rows + rows % 2, weight.shape[-1]), weight.dtype)
+    padded[..., :rows, :] = weight
+    first, second = padded[..., ::2, :], padded[..., 1::2, :]
+    sums = np.where(first * second > 0, np.abs(first + second), 0)
+    # Rounding adds half a step to each of a pair.
+    steps = [np.abs(weight).max(axis=-2) / MOST, sums.max(axis=-2) / (PAIR - 1)]
+    return _whole(weight, np.maximum(*steps)[..., None, :])
+
+
+def _whole(values: NDArray[Any], step: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Numbers as whole numbers of steps, and the steps."""
+    step = np.maximum(step, TINY)
+    return np.rint(values / step).astype(np.int8), step.astype(np.float32)

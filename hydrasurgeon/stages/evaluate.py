@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data.batches import batch_size_of
-from hydrasurgeon.engines import check_engine, open_models
+from hydrasurgeon.engines import check_engine, fitted_otherwise, open_models
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
@@ -121,6 +121,10 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
     if plain is not None and twin is None:
         notes.append(plain.advice())
+    for each in opened:
+        if arguments.ensemble or decision_ignored([each], arguments):
+            continue
+        notes += filter(None, [fitted_otherwise(each, arguments.engine)])
     reference = arguments.reference if twin is None else twin.name
     at = 0 if reference is None else [row.name for row in rows].index(reference)
     material = _material(report, rows, at, opened, measured, notes, arguments)

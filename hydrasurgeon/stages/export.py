@@ -125,7 +125,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         problem_of(opened.manifest.model).need("--check", opened.name)
     if opened.manifest.decision is not None:
         problem_of(opened.manifest.model).need("a decision state in a graph", opened.name)
-    from hydrasurgeon.engines.int8 import to_int8
+    from hydrasurgeon.engines.int8 import inputs_of, to_int8
     from hydrasurgeon.engines.onnx import OPSET, to_onnx
     from hydrasurgeon.engines.sealed import sealed
     from hydrasurgeon.measuring.cost import told_of
@@ -136,15 +136,16 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     about, check = opened.manifest.model, arguments.check
     tried = None if check is None else trial.opened_trial(about, check, arguments)
     opened = opened if tried is None else with_inputs(opened, tried.samples)
-    model = as_classifier(opened, device="cpu")
     pt2 = arguments.format == "pt2"
+    # As the engines run it: an exported graph and theirs are the same.
+    model = as_classifier(opened, device="cpu", lean=not pt2)
     made = to_pt2(model) if pt2 else to_onnx(model)
     quantised = checked = None
     notes: tuple[str, ...] = ()
     if tried is not None and tried.samples.note is not None:
         notes = (tried.samples.note,)
     if tried is not None and arguments.int8:
-        floating, made = made, to_int8(made)
+        floating, made = made, to_int8(made, inputs_of(model))
         quantised = tried.compared(model, trial.in_file(floating), trial.in_file(made), who="int8")
         worst = trial.difference(model, trial.in_file(made), tried.samples, "int8")
         made = replace(made, max_difference=worst)
@@ -154,8 +155,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         checked = tried.compared(model, trial.in_torch(model), trial.in_file(made))
     content = made.content
     if not pt2:
-        counted = as_classifier(opened, device="cpu", lean=True)
-        content = sealed(content, told_of(counted, made))
+        content = sealed(content, told_of(model, made))
     write_bytes(path, content)
     return Export(
         path,

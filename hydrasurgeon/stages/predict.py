@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.engines import check_engine, engine_of, open_any
+from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file, output_folder
 from hydrasurgeon.files.rows import line, writing, writing_parts
@@ -167,7 +167,8 @@ class _Model:
         own = ("id", *self.model.problem.columns)
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
-        self.notes = (*filter(None, (opened.note,)), *self.model.notes)
+        said = opened.note, fitted_otherwise(opened, arguments.engine)
+        self.notes = (*filter(None, said), *self.model.notes)
         if self.model.state is None:
             self.notes += (without_state(opened.name),)
 

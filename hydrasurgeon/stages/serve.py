@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.engines import check_engine, engine_of, open_any
+from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.files.rows import Appended
@@ -109,7 +109,8 @@ def _app(
     # What cannot answer fails before it listens.
     answer([(0, _first(kind_read(opened.manifest), model.transform))])
     uncalibrated = without_state(opened.name) if model.state is None else None
-    for note in filter(None, (opened.note, uncalibrated, *model.notes)):
+    otherwise = fitted_otherwise(opened, arguments.engine)
+    for note in filter(None, (opened.note, uncalibrated, otherwise, *model.notes)):
         arguments.say(f"note: {note}")
 
     def counted(samples: list[Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from runtime_states import drawn
 from tiny_families import CLASSIFIERS, FAMILIES, Family, thoroughly
-from tiny_members import KEPTS, RAGGED, member
+from tiny_members import KEPTS, RAGGED, member, tune
 
 import hydrasurgeon as hs
 from hydrasurgeon.decision.state import decide
@@ -69,11 +69,17 @@ def made(folder: Path, family: Family, kind: str, score: str, *, rows: int = 90)
     path = folder / "source"
     if kind == "member":
         path = member(path, family, RAGGED, folder / "m.safetensors")
-    elif kind == "hydra":
+    elif kind in ("hydra", "mean trunk"):
         members = [
             member(path, family, each, folder / f"m{i}.safetensors") for i, each in enumerate(KEPTS)
         ]
-        path = hs.fuse(members, out=folder / "h.safetensors").path
+        trunk = None
+        if kind == "mean trunk":
+            trunk = 1
+            members = [
+                tune(each, folder / f"t{i}.safetensors", i) for i, each in enumerate(members)
+            ]
+        path = hs.fuse(members, mean_trunk=trunk, out=folder / "h.safetensors").path
     data = family.data(folder, rows=rows)
     return hs.calibrate(path, data=data, ood_score=score, out=f"{folder / 'ready'}/").path
 
@@ -103,7 +109,7 @@ def check(folder: Path, family: Family) -> None:
     assert torch.equal(answer.unfamiliar[clear], right.unfamiliar[clear])
 
 
-@pytest.mark.parametrize("kind", ["backbone", "member", "hydra"])
+@pytest.mark.parametrize("kind", ["backbone", "member", "hydra", "mean trunk"])
 @pytest.mark.parametrize("family", HF)
 def test_the_model_of_a_directory_decides(family: Family, kind: str, tmp_path: Path) -> None:
     folder = made(tmp_path, family, kind, "vim")
