@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with_inputs
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
+from hydrasurgeon.engines import fitted_otherwise
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import (
     SUFFIX,
@@ -31,12 +32,6 @@ from hydrasurgeon.options.measuring import ExportOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.sharing.trial import Compared
-
-
-FITTED_OTHERWISE = (
-    "the decision state was fitted to the outputs in float32; calibrate --engine int8 fits it to those "
-    "in 8 bits"
-)
 
 
 @dataclass(frozen=True)
@@ -149,8 +144,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         quantised = tried.compared(model, trial.in_file(floating), trial.in_file(made), who="int8")
         worst = trial.difference(model, trial.in_file(made), tried.samples, "int8")
         made = replace(made, max_difference=worst)
-        if model.state is not None and model.state.record.engine != "int8":
-            notes += (FITTED_OTHERWISE,)
+        notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
     elif tried is not None:
         checked = tried.compared(model, trial.in_torch(model), trial.in_file(made))
     content = made.content
@@ -254,7 +248,7 @@ def _graph_in_folder(opened: Checkpoint, arguments: ExportOptions) -> Export:
     path = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     need_classes(opened.manifest, opened.path)
     opened.check_weights()
-    from hydrasurgeon.engines.int8 import to_int8
+    from hydrasurgeon.engines.int8 import inputs_of, to_int8
     from hydrasurgeon.engines.onnx import OPSET, to_onnx
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -269,7 +263,8 @@ def _graph_in_folder(opened: Checkpoint, arguments: ExportOptions) -> Export:
         problem_of(about).need("--check", opened.name)
         tried = trial.opened_trial(about, arguments.check, arguments)
     model = as_classifier(opened, device="cpu")
-    made, small = to_onnx(as_classifier(stock.with_types(opened), device="cpu"), stock=True), None
+    typed, small = as_classifier(stock.with_types(opened), device="cpu"), None
+    made = to_onnx(typed, stock=True)
     quantised = checked = None
     notes = _uncalibrated(opened)
     worst = made.max_difference
@@ -277,12 +272,11 @@ def _graph_in_folder(opened: Checkpoint, arguments: ExportOptions) -> Export:
         floating = stock.answering(made, model)
         checked = tried.compared(model, trial.in_torch(model), floating)
     if tried is not None and arguments.int8:
-        small = to_int8(made)
+        small = to_int8(made, inputs_of(typed))
         answer = stock.answering(small, model)
         quantised = tried.compared(model, floating, answer, who="int8")
         worst = trial.difference(model, answer, tried.samples, "int8")
-        if model.state is not None and model.state.record.engine != "int8":
-            notes += (FITTED_OTHERWISE,)
+        notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
     with staged(path) as folder:
         stock.fill_graphs(folder, stock.graph_texts(opened), made, small)
     return Export(
