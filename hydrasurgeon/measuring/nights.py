@@ -3,9 +3,10 @@
 Each question has an e-process (`statistics.betting`) and an equal part of alpha, half of which is
 that of its bets. The other half pays for what calibration estimated on a sample, how many inputs
 are flagged and how often each class is predicted: bets are against the exact upper confidence limit
-(Clopper and Pearson) of such a fraction. Of classes, some are on more of each and some on less. A
-promised risk is a number that was not estimated. With n validation scores and the k-th smallest as
-the threshold, the fraction above it is as that of n samples of which n − k were flagged.
+(Clopper and Pearson) of such a fraction. Of classes, some are on more of each and some on less; of
+ranges of numbers, on how many values lie below each level. A promised risk is a number that was not
+estimated. With n validation scores and the k-th smallest as the threshold, the fraction above it is
+as that of n samples of which n − k were flagged.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def drift_over(
     nights = [look.seen or nothing for look in looks]
     questions = [_unfamiliar(nights, decision, level)]
     if before is not None:
-        questions.append(_classes(nights, before, labels, level))
+        ordered = bool(decision.levels)
+        questions.append(_classes(nights, before, labels, level, ordered=ordered))
     if any(look.kept for look in looks):
         questions.append(_risk(looks, promises))
     tests = tuple(question.asked(level) for question in questions)
@@ -92,10 +94,19 @@ def _unfamiliar(nights: Sequence[Seen], decision: Decision, level: float) -> _Qu
 
 
 def _classes(
-    nights: Sequence[Seen], before: Seen, labels: Sequence[str | int], level: float
+    nights: Sequence[Seen],
+    before: Seen,
+    labels: Sequence[str | int],
+    level: float,
+    *,
+    ordered: bool,
 ) -> _Question:
-    each, rows = np.array([n.predicted for n in nights]), _column(n.rows for n in nights)
-    expected = [*before.predicted, *(before.rows - count for count in before.predicted)]
+    rows = _column(night.rows for night in nights)
+    each = np.array([seen.predicted for seen in (before, *nights)])
+    if ordered:
+        each = each.cumsum(axis=1)[:, :-1]
+    then, each = each[0].tolist(), each[1:]
+    expected = [*then, *(before.rows - count for count in then)]
     limit = cache(lambda count: risk_bound(count, before.rows, level / len(expected)))
     limits = [limit(count) for count in expected]
     counted = np.hstack([each, rows - each])
