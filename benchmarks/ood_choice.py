@@ -3,7 +3,7 @@
 Each task has a frozen body with a linear classifier on it (`finetune --recipe probe`), or a fine-tuned one, and two sets that
 are reported: near (other intents, products, animals, clothes, digits) and far. A rule sees VAL alone, or an OOD set of another kind
 beside it, or the far set. Scores are fitted on TRAIN, or on a part of VAL. The cache holds each task's outputs, and a second run takes seconds.
-Writes benchmarks/results/ood_choice.json.
+Writes benchmarks/results/ood_choice.json, where tasks that are not run keep their results.
 
     python benchmarks/ood_choice.py [TASK …] [--shared ../shared] [--cache FOLDER]
 """
@@ -323,6 +323,8 @@ def main() -> None:
     options.cache.mkdir(parents=True, exist_ok=True)
     place = quality_tasks.Place("ood-choice", options.cache, options.shared)
     results: dict[str, Any] = {}
+    if RESULTS.exists():
+        results = json.loads(RESULTS.read_text())["tasks"]
     for name in options.tasks:
         sets, linear = outputs_of(name, place)
         test = sets["test"]
