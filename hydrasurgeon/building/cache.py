@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from hydrasurgeon.building.members import MeanTrunk, Member
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.data import Samples, open_data
-from hydrasurgeon.decision.fitting import evidence_of
+from hydrasurgeon.decision.fitting import dealt_out, evidence_of, without_ood
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes, write_text
@@ -44,13 +44,15 @@ from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.runtime.tensors import to_tensor
-from hydrasurgeon.statistics.scores.fitted import fit
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore, fit
 from hydrasurgeon.surgery.repair import repaired_tensors
 
 SIDE_BY_SIDE = 8
 """Members that run together."""
 ABOUT = "hydrasurgeon.answers"
 """Header key of what a file of answers says of itself."""
+HINT = "hints."
+"""What the names of such tensors begin with."""
 BODY = "body.json"
 """What a work folder says of the body that its models were tuned from: a state too."""
 MOST_STATE = 4 << 20
@@ -61,7 +63,7 @@ MOST_STATE = 4 << 20
 class State(Resumable):
     """What a work folder belongs to."""
 
-    work: Work = ("build", "hydrasurgeon.build-state/5")
+    work: Work = ("build", "hydrasurgeon.build-state/6")
 
     def check(self) -> None:
         """Refuse a folder that belongs to other work."""
@@ -149,6 +151,8 @@ class Answers:
     """OOD scores that are fitted on features: of the validation set and of each OOD set."""
     rows_each: int = 1
     """Rows of a sample, which stand together."""
+    hints: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What `without_ood` says of each OOD score that a decision state could use."""
 
     @property
     def sets(self) -> tuple[Float[Tensor, "row klass"], ...]:
@@ -170,6 +174,7 @@ class Answers:
             tuple(map(half, self.ood)),
             {kind: tuple(map(half, values)) for kind, values in self.scores.items()},
             self.rows_each,
+            self.hints,
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -178,7 +183,18 @@ class Answers:
         tensors |= {f"ood.{number}": rows for number, rows in enumerate(self.ood)}
         for kind, values in self.scores.items():
             tensors |= {f"scores.{kind}.{number}": each for number, each in enumerate(values)}
+        for kind, aurocs in self.hints.items():
+            tensors[f"{HINT}{kind}"] = torch.tensor(aurocs, dtype=torch.float64)
         return tensors
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One member's OOD scores."""
+
+    values: Mapping[str, tuple[Float[Tensor, " sample"], ...]] = field(default_factory=dict)
+    """Of those that are fitted, on each set."""
+    hints: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -278,7 +294,7 @@ class Cache:
         sees_ood = bool(self.ood)
         sets = [self.val, *self.ood]
         outputs = [collected([engine], samples, run, features=sees_ood) for samples in sets]
-        scores: list[dict[str, tuple[Tensor, ...]]] = [{} for _ in range(model.members)]
+        scores = [Scored() for _ in range(model.members)]
         if sees_ood:
             scores = self._scores(model, engine, outputs)
         orders = [_order(len(each.logits)) for each in outputs]
@@ -296,17 +312,18 @@ class Cache:
             )
             shuffled = {
                 kind: tuple(each[order] for each, order in zip(values, orders, strict=True))
-                for kind, values in scores[number].items()
+                for kind, values in scores[number].values.items()
             }
             rows_each = len(val) // len(orders[0])
-            answers.append(Answers(val, labels, tuple(ood), shuffled, rows_each))
+            hints = scores[number].hints
+            answers.append(Answers(val, labels, tuple(ood), shuffled, rows_each, hints))
         return answers
 
     def _scores(
         self, model: Classifier, engine: Engine, outputs: Sequence[Outputs]
-    ) -> list[dict[str, tuple[Tensor, ...]]]:
-        """Each member's OOD scores that are fitted on features of TRAIN; those that cannot be
-        fitted are left out.
+    ) -> list[Scored]:
+        """Each member's OOD scores that are fitted on features of TRAIN, and what is said of all
+        scores without OOD data; those that cannot be fitted are left out.
         """
         problem = problem_of(self.backbone.manifest.model)
         run = self.options.but(progress=None)
@@ -317,18 +334,25 @@ class Cache:
         unfit: Sequence[str] = ZERO_SHOT
         if self.backbone.family.named_classes:
             unfit = ()
-        scores: list[dict[str, tuple[Tensor, ...]]] = []
+        scores: list[Scored] = []
         for number in range(model.members):
-            parts = [each.among([number]) for each in sets]
-            fitted = {}
+            val, *others = (each.among([number]) for each in sets)
+            kinds: dict[str, EnsembleScore | None]
+            kinds = {kind: None for kind in problem.scores if kind != "mi"}
             for kind in FITTED:
-                if kind in unfit:
+                if kind in unfit or kind not in problem.features:
                     continue
                 with contextlib.suppress(DataError):
-                    held = (parts[0].features, parts[0].logits)
-                    score = fit(kind, [evidence[number]], held)  # type: ignore[arg-type]
-                    fitted[kind] = tuple(each.scores(kind, score).double() for each in parts)
-            scores.append(fitted)
+                    held = (val.features, val.logits)
+                    kinds[kind] = fit(kind, [evidence[number]], held)  # type: ignore[arg-type]
+            values = {
+                kind: tuple(each.scores(kind, score).double() for each in (val, *others))
+                for kind, score in kinds.items()
+                if score is not None
+            }
+            dealt = dealt_out(val, [linear[number]], self.options.seed)
+            hints = without_ood(kinds, [evidence[number]], val, dealt)
+            scores.append(Scored(values, hints))
         return scores
 
     def _classifier(self, file: Path) -> Classifier:
@@ -408,7 +432,14 @@ class Cache:
                 if values:
                     scores[kind] = values
             ood = _numbered(tensors, "ood")
-            return Answers(tensors["val"], tensors["labels"], ood, scores, about["rows_each"])
+            hints = {
+                name.removeprefix(HINT): tensor.tolist()
+                for name, tensor in tensors.items()
+                if name.startswith(HINT)
+            }
+            return Answers(
+                tensors["val"], tensors["labels"], ood, scores, about["rows_each"], hints
+            )
         except (CheckpointError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(
                 f"{place}: its answers were changed, or are damaged",

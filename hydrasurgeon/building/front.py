@@ -24,6 +24,7 @@ from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.problems import problem_of
 
 FORMAT = "hydrasurgeon.front/1"
 """Format identifier of a front's JSON."""
@@ -60,9 +61,9 @@ class Front:
         single = Choice.of(search.backbone, name="single model, calibrated")
         objective = Objective(self.options.goal)
         if objective.sees_ood:
-            plain = Table(objective, search.read, search.cost).entry(single).figures()
+            plain = self._table(objective).entry(single).figures()
             objective = replace(objective, floor=float(plain["accuracy"]) - self.options.spare)
-        self.table = Table(objective, search.read, search.cost, search.timed)
+        self.table = self._table(objective)
         rivals = [search.computed(choice) for choice in (single, *self._rivals())]
         self.references = [self.table.entry(in_float32) for in_float32, *_ in rivals]
         self.single = self.references[0]
@@ -83,6 +84,11 @@ class Front:
             for n in (0, 1)
         ]
         self.pools = (whole, *halves)
+
+    def _table(self, objective: Objective) -> Table:
+        search = self.search
+        problem = problem_of(search.cache.backbone.manifest.model)
+        return Table(objective, search.read, search.cost, search.timed, problem)
 
     def _rivals(self) -> list[Choice]:
         """What needs no surgery, besides the model itself: a probe, the mean of several, and their
@@ -201,7 +207,7 @@ class Front:
         if budget.allows(self.search.cost(choice.members, "macs")):
             return None
         for members in (choice.members, *choice.halves):
-            if max(self.search.cost([member], "macs") for member in members) >= budget.most:
+            if min(self.search.cost([member], "macs") for member in members) >= budget.most:
                 return None
         return Choice(choice.members, choice.halves, cascade=budget.most)
 

@@ -36,7 +36,7 @@ from hydrasurgeon.building.members import (
     scored,
 )
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
-from hydrasurgeon.building.table import Choice, Entry
+from hydrasurgeon.building.table import AUTO, Choice, Entry
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
@@ -577,11 +577,13 @@ def _calibration(search: Search, entry: Entry, file: Path) -> Command:
     options = search.options
     words: dict[str, Any] = {"data": options.val, **options.names, **options.running}
     words |= {"limit": options.limit, "seed": options.seed}
-    score = entry.objective.score
-    if score == "auto" or (score == "mi" and len(entry.choice.members) == 1):
-        words["ood"] = list(options.ood)
-    else:
+    score = entry.score
+    if score == "mi" and len(entry.choice.members) == 1:
+        score = AUTO
+    if score != AUTO:
         words["ood_score"] = score
+    if score == AUTO or entry.choice.cascade is not None:
+        words["ood"] = list(options.ood)
     if not problem_of(search.cache.backbone.manifest.model).several:
         words["fit_data"] = options.data
     if entry.choice.cascade is not None:

@@ -1,16 +1,16 @@
 """build's table: what a choice of members is worth, measured once, and by these figures it is
 chosen, shown and recorded.
 
-Each half of the samples judges what the other half chose: the members, the temperature of their
-mean, and the OOD score that a decision state would use, which is the one that tells OOD data from
-validation data best on the half that chooses. Scores of the two halves are joined as ranks within
+Each half of the samples judges what the other half chose: the members, and a decision state, which
+is fitted as `calibrate` fits it: what calibrates, the OOD score, the gate of a cascade. Scores of the two halves are joined as ranks within
 their half, so that AUROC is about the mean of the halves'.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -21,17 +21,21 @@ from hydrasurgeon.building.cache import Answers
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import UNITS, Unit
 from hydrasurgeon.building.members import Member
+from hydrasurgeon.decision.cascaded import in_steps
 from hydrasurgeon.decision.fitting import best_score
-from hydrasurgeon.files.decided import FITTED, LOGITS
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.files.decided import FITTED, LOGITS, Cascade, Decision, Ood, Standard
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
+from hydrasurgeon.measuring.cascades.choice import families, within
+from hydrasurgeon.measuring.cascades.fit import answers_of
+from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.problems import PROBLEMS, SINGLE
-from hydrasurgeon.problems.base import Problem
+from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Ranked, Rows, Values, bootstrap
 from hydrasurgeon.statistics.probabilities import TINY
-from hydrasurgeon.statistics.scores.on_logits import score_of
-from hydrasurgeon.statistics.temperature import calibrated, temperature_of
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 AUTO = "auto"
 """The OOD score that a decision state chooses."""
@@ -134,6 +138,8 @@ class Entry:
     cost: Mapping[str, float]
     answers: Answered
     objective: Objective
+    score: str = AUTO
+    """The OOD score of its decision state; without OOD data `calibrate` chooses it."""
 
     @property
     def is_plain(self) -> bool:
@@ -205,11 +211,13 @@ class Table:
         read: Callable[[Member], Answers],
         cost: Callable[[Sequence[Member], Unit], float],
         timed: Callable[[Choice], Mapping[str, float]] = lambda choice: {},
+        problem: Problem = SINGLE,
     ) -> None:
         self.objective = objective
         self.read = read
         self.cost = cost
         self.timed = timed
+        self.problem = problem
         self._entries: dict[tuple[object, ...], Entry] = {}
 
     def entry(self, choice: Choice) -> Entry:
@@ -230,24 +238,71 @@ class Table:
         problem = SINGLE
         if self.objective.name == "rmse":
             problem = PROBLEMS["number"]
-        return Entry(choice, cost, _joined(parts, problem), self.objective)
+        score = self.objective.score
+        everyone = [self._reads(choice)(member) for member in choice.members]
+        if everyone[0].ood:
+            score = state_score(everyone, score)
+        return Entry(choice, cost, _joined(parts, problem), self.objective, score)
+
+    def _reads(self, choice: Choice) -> Callable[[Member], Answers]:
+        """What reads the answers of a choice's members, as they are computed."""
+        if choice.engine == EIGHT_BITS and not choice.assumed:
+            return partial(self.read, engine=EIGHT_BITS)  # type: ignore[call-arg]
+        return self.read
 
     def _judged(self, choice: Choice, members: Sequence[Member], chosen_on: int) -> _Half:
         """What members that one half chose answer on the other."""
-        read = self.read
-        if choice.engine == EIGHT_BITS and not choice.assumed:
-            read = partial(self.read, engine=EIGHT_BITS)  # type: ignore[call-arg]
+        read = self._reads(choice)
         halves = [read(member).halves() for member in members]
         fitting = [half[chosen_on] for half in halves]
         judging = [half[1 - chosen_on] for half in halves]
         if self.objective.name == "rmse":
             values = torch.stack([half.val for half in judging]).mean(dim=0)
             return _Half(judging[0].labels, [values], [], rows_each=1)
+        state = self._state(fitting)
+        sets = outputs_of(judging)
         if choice.cascade is None:
-            return _together(fitting, judging, self.objective.score)
-        costs = [self.cost([member], "macs") for member in members]
+            macs = 0.0
+            said = [
+                (state.answers(each.logits), state.ood_score(each.logits, each.features))
+                for each in sets
+            ]
+        else:
+            cascade, steps = self._cascade(state, fitting, members, choice.cascade)
+            said = [answers_of(state, cascade, each) for each in sets]
+            going = in_steps(state, cascade, sets[0].logits, sets[0].features)[1]
+            macs = steps.expected(float(going.double().mean()))
+        logs = [self.problem.chances(answers).clamp_min(TINY).log() for answers, _ in said]
+        ranks: list[Tensor] = []
+        if judging[0].ood:
+            ranks = _ranks([scores.double() for _, scores in said])
+        return _Half(judging[0].labels, logs, ranks, judging[0].rows_each, macs)
+
+    def _state(self, fitting: Sequence[Answers]) -> State:
+        """As `calibrate` fits it to these, without what is promised."""
+        val = outputs_of(fitting)[0]
+        kind = state_score(fitting, self.objective.score)
+        record = Decision.model_construct(
+            **{"temperature": 1.0, **self.problem.fitted(val)},
+            ood=Ood.model_construct(score=kind, threshold=math.inf),
+            conformal=None,
+        )
+        return State(record, scorer(kind, fitting), self.problem)
+
+    def _cascade(
+        self, state: State, fitting: Sequence[Answers], members: Sequence[Member], most: float
+    ) -> tuple[Cascade, StepMacs]:
+        """As `calibrate --cascade --budget` chooses it."""
         full = self.cost(members, "macs")
-        return _in_steps(fitting, judging, self.objective.score, costs, full, choice.cascade)
+
+        def steps(starters: Sequence[int]) -> StepMacs:
+            first = self.cost([members[number] for number in starters], "macs")
+            return StepMacs(first, full - first)
+
+        val, *foreign = outputs_of(fitting)
+        chosen = within(families(state, val, foreign, steps), most)
+        assert chosen is not None  # one of them alone is affordable
+        return chosen.cascade, chosen.steps
 
 
 @dataclass(frozen=True)
@@ -264,61 +319,60 @@ class _Half:
     """Of a cascade, on average."""
 
 
-def _together(fitting: Sequence[Answers], judging: Sequence[Answers], score: str) -> _Half:
-    """All members' mean, at the temperature that fits their mean best."""
-    at = temperature_of(_stacked([each.val for each in fitting]), fitting[0].labels)
-    sets = [_stacked(rows) for rows in zip(*(each.sets for each in judging), strict=True)]
-    logs = [calibrated(logits, at).clamp_min(TINY).log() for logits in sets]
-    ranks: list[Tensor] = []
-    if judging[0].ood:
-        kind = state_score(fitting, score)
-        ranks = _ranks([values_of(kind, fitting, judging, n) for n in range(len(sets))])
-    return _Half(judging[0].labels, logs, ranks, judging[0].rows_each)
+@dataclass(frozen=True)
+class ScoredBefore(EnsembleScore):
+    """An OOD score whose values of each member come in place of features."""
+
+    column: int = 0
+
+    def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
+        means, deviations = (
+            torch.tensor([getattr(each, name) for each in self.standards], dtype=torch.float64)
+            for name in ("mean", "deviation")
+        )
+        return ((features[..., self.column] - means) / deviations).mean(dim=1)
 
 
-def _in_steps(
-    fitting: Sequence[Answers],
-    judging: Sequence[Answers],
-    score: str,
-    costs: Sequence[float],
-    full: float,
-    most: float,
-) -> _Half:
-    """The member that is right most often answers alone where it is sure; as many samples as the
-    budget pays for go on to all members, those of which it is least sure, of many labels of any
-    one: c_first + share · (c_all − c_first) = budget. Each member has a temperature of its own.
-    """
-    right = [metrics.accuracy(each.val, each.labels) for each in fitting]
-    first = right.index(max(right))
-    share = min(1.0, max(0.0, (most - costs[first]) / (full - costs[first])))
-    temperatures = [temperature_of(each.val[:, None], each.labels) for each in fitting]
-    rows_each = judging[0].rows_each
-    sure = _surest(fitting[first].val / temperatures[first], rows_each)
-    threshold = sure[::rows_each].quantile(share)
-    alone = _together([fitting[first]], [judging[first]], score)
-    everyone = _together(fitting, judging, score)
-    logs, ranks, going_on = [], [], 0.0
-    for number, rows in enumerate(zip(*(each.sets for each in judging), strict=True)):
-        each = [logits / at for logits, at in zip(rows, temperatures, strict=True)]
-        is_sure = _surest(each[first], rows_each) > threshold
-        probs = torch.stack(each).softmax(dim=-1)
-        mixed = torch.where(is_sure[:, None], probs[first], probs.mean(dim=0))
-        logs.append(mixed.clamp_min(TINY).log())
-        if everyone.ranks:
-            ranks.append(torch.where(is_sure, alone.ranks[number], everyone.ranks[number]))
-        if number == 0:
-            going_on = 1 - float(is_sure.double().mean())
-    macs = costs[first] + going_on * (full - costs[first])
-    return _Half(judging[0].labels, logs, _ranks(ranks), rows_each, macs)
+def outputs_of(members: Sequence[Answers]) -> list[Outputs]:
+    """What they say together of each set: fitted scores in place of features."""
+    first = members[0]
+    kinds = kinds_of(members)
+    together = []
+    for number in range(len(first.sets)):
+        logits = _stacked([each.sets[number] for each in members])
+        if first.rows_each > 1:  # [sample, member, label, choice]
+            logits = logits.unflatten(0, (-1, first.rows_each)).transpose(1, 2)
+        features = None
+        if kinds:
+            columns = [_stacked([each.scores[kind][number] for each in members]) for kind in kinds]
+            features = torch.stack(columns, dim=-1)
+        together.append(Outputs(logits, features))
+    labels = first.labels
+    if first.rows_each > 1:
+        labels = labels.unflatten(0, (-1, first.rows_each))
+    together[0] = replace(together[0], labels=labels, shares=labels.double())
+    return together
 
 
-def _surest(logits: Tensor, rows_each: int) -> Tensor:
-    """How sure each row is: as sure as the least sure of its sample's."""
-    sure = logits.softmax(dim=-1).amax(dim=-1)
-    return sure.unflatten(0, (-1, rows_each)).amin(dim=1).repeat_interleave(rows_each)
+def kinds_of(members: Sequence[Answers]) -> list[str]:
+    """The fitted scores that all of them have."""
+    return [kind for kind in FITTED if all(kind in each.scores for each in members)]
 
 
-def _stacked(rows: Sequence[Tensor]) -> Float[Tensor, "row member klass"]:
+def scorer(kind: str, fitting: Sequence[Answers]) -> ScoredBefore | None:
+    """A fitted score, standardised on these validation samples."""
+    if kind in LOGITS:
+        return None
+    held = [each.scores[kind][0] for each in fitting]
+    standards = tuple(
+        Standard(mean=float(values.mean()), deviation=float(values.std(correction=0)) or 1.0)
+        for values in held
+    )
+    column = kinds_of(fitting).index(kind)
+    return ScoredBefore(kind, ({},) * len(held), standards, column=column)
+
+
+def _stacked(rows: Sequence[Tensor]) -> Float[Tensor, "row member *klass"]:
     return torch.stack([*rows], dim=1)
 
 
@@ -342,34 +396,28 @@ def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
 
 
 def state_score(fitting: Sequence[Answers], score: str = AUTO) -> str:
-    """The OOD score that a decision state of these members would use."""
-    if score != AUTO:
-        return score
-    kinds = [kind for kind in LOGITS if kind != "mi" or len(fitting) > 1]
-    kinds += [kind for kind in FITTED if all(kind in each.scores for each in fitting)]
+    """The OOD score of a decision state of these members: that was asked for, or the one that tells
+    OOD data best, with what `without_ood` says of each member.
+    """
+    if score != AUTO or not fitting[0].ood:
+        return "msp" if score == AUTO else score
+    kinds = [kind for kind in fitting[0].hints or LOGITS if kind in LOGITS and kind != "mi"]
+    sets = range(1, len(fitting[0].sets))
     aurocs = {}
-    for kind in kinds:
-        inside, *outside = (
-            values_of(kind, fitting, fitting, number) for number in range(len(fitting[0].sets))
-        )
-        aurocs[kind] = [metrics.auroc(inside, values) or 0.0 for values in outside]
+    for kind in [*kinds, *kinds_of(fitting)]:
+        inside = values_of(kind, fitting, fitting, 0)
+        areas = [metrics.auroc(inside, values_of(kind, fitting, fitting, n)) for n in sets]
+        hints = [each.hints[kind] for each in fitting if kind in each.hints]
+        means = [sum(values) / len(values) for values in zip(*hints, strict=True)]
+        aurocs[kind] = [*(area or 0.0 for area in areas), *means]
     return best_score(aurocs)
 
 
 def values_of(
     kind: str, fitting: Sequence[Answers], judging: Sequence[Answers], number: int
 ) -> Float[Tensor, " sample"]:
-    """How unfamiliar each sample of one set looks; of a fitted score the mean of what each member
-    says, standardised.
-    """
-    if kind in LOGITS:
-        return score_of(kind, _stacked([each.sets[number] for each in judging])).double()
-    values = []
-    for fitted, judged in zip(fitting, judging, strict=True):
-        held = fitted.scores[kind][0]
-        deviation = float(held.std(correction=0)) or 1.0
-        values.append((judged.scores[kind][number] - held.mean()) / deviation)
-    return torch.stack(values).mean(dim=0)
+    """How unfamiliar each sample of one set looks."""
+    return outputs_of(judging)[number].scores(kind, scorer(kind, fitting)).double()
 
 
 def _ranks(sets: Sequence[Tensor]) -> list[Tensor]:

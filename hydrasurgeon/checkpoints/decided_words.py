@@ -111,6 +111,9 @@ def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:
     """The cascade in words: who answers first, who goes on, at what cost and loss."""
     first, gate = cascade.order[: cascade.steps[0]], cascade.gate
     who = f"member {first[0]}" if len(first) == 1 else f"members {first[0]} and {first[1]}"
+    late = f"all {len(cascade.order)}"
+    if cascade.rest is not None:
+        late = f"member {cascade.followers[0]} alone"
     score = GATES.get(gate.score, ood_score)
     if cascade.temperatures is not None and gate.score == "msp":
         score = "the doubt about the least sure label"
@@ -136,8 +139,7 @@ def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:
     limit = f"at most {wanted}, {how}" if cascade.max_drop is not None else wanted
     return [
         (
-            f"cascade: {who} first; {100 * cascade.shares[1]:.1f} % of samples go on to all "
-            f"{len(cascade.order)}"
+            f"cascade: {who} first; {100 * cascade.shares[1]:.1f} % of samples go on to {late}"
             f" ({window})"
         ),
         (

@@ -1,5 +1,5 @@
 """What a cascade answers: rows that stopped early by the members that ran, the others as the hydra
-would.
+would, or by the members that had not run yet.
 
 Each row gets the calibrated answer of its own members, so that it does not matter which rows it
 came with; what is promised (sets, abstention, fraction flagged) has thresholds that were taken on
@@ -44,7 +44,7 @@ class Said:
 
 
 def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
-    """The decision state for answers of these members: the first ones, or all."""
+    """The decision state for answers of these members: the first ones, the others, or all."""
     record = state.record
     ood = record.ood.model_copy(update={"threshold": cascade.ood_threshold})
     changes: dict[str, Any] = {
@@ -54,8 +54,10 @@ def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
         "limits": cascade.limits,
         "cascade": None,
     }
-    if len(members) < len(cascade.order):
-        changes |= state.problem.early(record, cascade)
+    if {*members} == {*cascade.starters}:
+        changes |= state.problem.of_some(record, cascade)
+    elif cascade.rest is not None:
+        changes |= state.problem.of_some(record, cascade.rest)
     fitted = None if state.fitted is None else state.fitted.among(members)
     return State(record.model_copy(update=changes), fitted, state.problem)
 
@@ -96,13 +98,13 @@ def in_steps(
     state: State, cascade: Cascade, logits: Tensor, features: Tensor | None
 ) -> tuple[list[Said], Bool[Tensor, " sample"]]:
     """What the cascade would have said where all members were run; and which rows go on."""
-    first, every = list(cascade.starters), tuple(range(len(cascade.order)))
+    first = list(cascade.starters)
     going = torch.ones(len(logits), dtype=torch.bool)
     if not cascade.gate.everything:
         early = None if features is None else features[:, first]
         going = lets(cascade.gate, gate_scores(state, cascade, logits[:, first], early))
     parts = []
-    for which, members in ((~going, tuple(first)), (going, every)):
+    for which, members in ((~going, tuple(first)), (going, cascade.finishers)):
         rows = which.nonzero()[:, 0]
         at = rows[:, None], list(members)
         parts.append(Said(rows, members, logits[at], None if features is None else features[at]))

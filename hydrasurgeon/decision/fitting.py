@@ -133,9 +133,10 @@ def fit_state(
             fitting.at(slice(cut, None)),
         )
     fit = problem.calibrated(fitting, certifying)
+    dealt: Sequence[Outputs] = ()
     if score == "auto" and evidence is not None and problem.features:
-        foreign = [*foreign, *dealt_out(fitting, classifiers, seed)]
-    kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, leaves_out, problem)
+        dealt = dealt_out(fitting, classifiers, seed)
+    kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, dealt, leaves_out, problem)
     penalty = problem.penalty(fitting, fit.constants, promise)
     answers = problem.answers(certifying.logits, fit.constants)
     promised = problem.promised(answers, certifying, promise, penalty)
@@ -231,6 +232,7 @@ def _ood(
     evidence: Sequence[Evidence] | None,
     held: Outputs,
     foreign: Sequence[Outputs],
+    dealt: Sequence[Outputs],
     leaves_out: Sequence[str],
     problem: Problem,
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
@@ -251,17 +253,30 @@ def _ood(
             candidates[kind] = _fit(kind, evidence, held)
         except DataError as error:
             notes.append(f"--ood-score auto leaves out {error.message}")
+    worth = without_ood(candidates, evidence, held, dealt)
+    for kind, fitted in candidates.items():
+        worth[kind] += [_auroc(kind, fitted, held, other) for other in foreign]
+    best = best_score(worth)
+    auroc = {kind: sum(values) / len(values) for kind, values in worth.items()}
+    chosen = candidates[best]
+    return best, chosen, auroc, [*notes, *(() if chosen is None else chosen.notes)]
+
+
+def without_ood(
+    candidates: Mapping[str, EnsembleScore | None],
+    evidence: Sequence[Evidence] | None,
+    held: Outputs,
+    dealt: Sequence[Outputs],
+) -> dict[str, list[float]]:
+    """The AUROC of each score where nothing is OOD but what `dealt_out` and `left_out` make."""
     worth = {
-        kind: [_auroc(kind, fitted, held, other) for other in foreign]
+        kind: [_auroc(kind, fitted, held, other) for other in dealt]
         for kind, fitted in candidates.items()
     }
     if evidence is not None and held.logits.shape[-1] >= PARTS:
         for kind, value in left_out([*candidates], evidence, held).items():
             worth[kind].append(value)
-    best = best_score(worth)
-    auroc = {kind: sum(values) / len(values) for kind, values in worth.items()}
-    chosen = candidates[best]
-    return best, chosen, auroc, [*notes, *(() if chosen is None else chosen.notes)]
+    return worth
 
 
 def best_score(aurocs: Mapping[str, Sequence[float]]) -> str:

@@ -206,7 +206,6 @@ class InOnnxruntime(nn.Module, Engine):
         assert self.state is not None
         cascade = self.state.record.cascade
         assert cascade is not None
-        every = tuple(range(self.members))
         if cascade.gate.everything:
             (whole,) = self.ask(inputs, features=True)
             return [whole]
@@ -223,7 +222,7 @@ class InOnnxruntime(nn.Module, Engine):
             going = {name: value[goes] for name, value in carried(fed, early).items()}
             late = _answers(rest, going)
             self.check(late["logits"])
-            parts.append(Said(goes, every, late["logits"], late.get(ALL_FEATURES)))
+            parts.append(Said(goes, cascade.finishers, late["logits"], late.get(ALL_FEATURES)))
         return parts
 
 

@@ -209,13 +209,15 @@ class _Rest(_Step):
         logits, features = logits_and_features(
             self._read, hydra.part(self.cascade.followers).finish, started
         )
+        if self.cascade.rest is not None:
+            return self.answers(self.cascade.finishers, logits, features)
         # Members as the file numbers them: place i of the whole is place back[i] of the order.
         order = list(self.cascade.order)
         back = [order.index(member) for member in range(len(order))]
         logits = torch.cat([inputs["first_logits"], logits], dim=1)[:, back]
         if features is not None:
             features = torch.cat([inputs["features"], features], dim=1)[:, back]
-        return self.answers(tuple(range(len(order))), logits, features)
+        return self.answers(self.cascade.finishers, logits, features)
 
 
 def two_graphs(model: Classifier, *, plain: bool = False) -> tuple[Exported, Exported]:

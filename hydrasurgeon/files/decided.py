@@ -334,6 +334,15 @@ class Drop(Record):
         return self
 
 
+class Alone(Record):
+    """What calibrates some members of a hydra where they answer without the others."""
+
+    temperature: Positive
+    bias: float | None = Field(default=None, ge=-1e6, le=1e6)
+    temperatures: tuple[Positive, ...] | None = None
+    _silent = _silent_of("bias", "temperatures")
+
+
 class Cascade(Record):
     """Members in order, the first of which answer every row, and what is promised of the answers
     that come of it.
@@ -348,11 +357,15 @@ class Cascade(Record):
     """The fraction of validation samples that comes to each step."""
     cost: CascadeCost
     temperature: Positive
-    """Temperature of rows that the first members answer; others have the hydra's."""
+    """Temperature of rows that the first members answer."""
     bias: float | None = Field(default=None, ge=-1e6, le=1e6)
     """Of one logit, beside that temperature; absent from others."""
     temperatures: tuple[Positive, ...] | None = None
     """Of many labels, each one's instead of it; absent from others. Thresholds are the hydra's."""
+    rest: Alone | None = None
+    """What calibrates the other members, where they alone answer what goes on; absent where all
+    members do, as the hydra.
+    """
     ood_threshold: float
     conformal: Conformal
     abstain: Abstention | None = None
@@ -368,7 +381,7 @@ class Cascade(Record):
     """
     certified: bool
     """Whether every interval lies below `max_drop`."""
-    _silent = _silent_of("bias", "temperatures", "limits")
+    _silent = _silent_of("bias", "temperatures", "limits", "rest")
 
     @property
     def starters(self) -> tuple[int, ...]:
@@ -377,8 +390,15 @@ class Cascade(Record):
 
     @property
     def followers(self) -> tuple[int, ...]:
-        """The members that answer what goes on."""
+        """The members that run on what goes on."""
         return self.order[self.steps[0] :]
+
+    @property
+    def finishers(self) -> tuple[int, ...]:
+        """The members that answer what goes on."""
+        if self.rest is None:
+            return tuple(range(len(self.order)))
+        return self.followers
 
     @model_validator(mode="after")
     def _whole(self) -> Cascade:
@@ -400,6 +420,10 @@ class Cascade(Record):
             (
                 1 <= first <= min(MOST_FIRST, len(self.order) - 1) and last == len(self.order),
                 f"steps: {first} and {last} of {len(self.order)} members",
+            ),
+            (
+                self.rest is None or not self.gate.everything,
+                "rest: a gate without bounds is the hydra itself",
             ),
             (
                 (self.gate.score == "disagreement") == (first == 2),
@@ -526,20 +550,23 @@ class Decision(Record):
                 [None if a is None else (a.risk, a.delta) for a in (each.abstain, each.limits)]
                 for each in (self, self.cascade)
             ]
+            parts = [self.cascade]
+            if self.cascade.rest is not None:
+                parts.append(self.cascade.rest)
             labels = [
-                None if each is None else len(each)
-                for each in (self.temperatures, self.cascade.temperatures)
+                None if each.temperatures is None else len(each.temperatures)
+                for each in (self, *parts)
             ]
             must(
                 (sets[0] == sets[1], "cascade: promises other prediction sets than the hydra"),
                 (risks[0] == risks[1], "cascade: promises another risk than the hydra"),
                 (
-                    (self.bias is None) == (self.cascade.bias is None),
+                    all((self.bias is None) == (each.bias is None) for each in parts),
                     "cascade: a bias belongs to one logit",
                 ),
                 (
-                    labels[0] == labels[1],
-                    f"cascade: temperatures of {labels[1]} labels, the hydra has {labels[0]}",
+                    len({*labels}) == 1,
+                    f"cascade: temperatures of {labels[-1]} labels, the hydra has {labels[0]}",
                 ),
             )
         return self

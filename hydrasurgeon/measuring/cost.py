@@ -167,8 +167,8 @@ def told_of(model: Classifier, file: Exported) -> Told:
 class StepMacs:
     """Multiply-adds of one sample in a cascade of two steps."""
 
-    first: int
-    rest: int
+    first: float
+    rest: float
 
     def expected(self, share: float) -> float:
         """On average, where such a share of the rows goes on."""

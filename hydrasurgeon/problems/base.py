@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.files.decided import Cascade, Conformal, Decision, GateScore, Penalty
+from hydrasurgeon.files.decided import Alone, Cascade, Conformal, Decision, GateScore, Penalty
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.printed import Answers
@@ -380,6 +380,10 @@ class Problem(ABC):
         """Logits and labels as decisions take them."""
         return Outputs(self.read(outputs.logits), outputs.features, outputs.labels)
 
+    def fitted(self, outputs: Outputs) -> dict[str, Any]:
+        """What calibrates, fitted to some outputs."""
+        raise self._without_classes
+
     @abstractmethod
     def constants(self, record: Decision) -> Constants:
         """What calibrates, of a record."""
@@ -414,16 +418,16 @@ class Problem(ABC):
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
         """With prediction sets, what is unfamiliar, and where to abstain."""
 
-    def early(self, record: Decision, cascade: Cascade) -> dict[str, Any]:
-        """Constants of a cascade's first members, as fields of a `Decision`."""
-        return {"temperature": cascade.temperature, "joint": None, "bias": cascade.bias}
+    def of_some(self, record: Decision, constants: Cascade | Alone) -> dict[str, Any]:
+        """Constants of members that answer rows of their own, as fields of a `Decision`."""
+        return {"temperature": constants.temperature, "joint": None, "bias": constants.bias}
 
     def centred(self, logits: Tensor, record: Decision) -> Tensor:
         """Logits by which a cascade's gate sees how far each is from another answer."""
         return self.read(logits)
 
     def alone(self, outputs: Outputs) -> dict[str, Any]:
-        """Constants of members that answer rows of their own, as fields of a `Cascade`."""
+        """Constants of members that answer rows of their own, as fields of a `Cascade` or `Alone`."""
         raise self._without_classes
 
     def marked(self, prediction: Any, outputs: Outputs) -> tuple[Tensor, Scores, Scores | None]:

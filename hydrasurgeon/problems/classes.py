@@ -382,16 +382,17 @@ class Classes(Problem):
         constants = self.alone(outputs)
         unfit.check_fit(
             self.losses_of(outputs, {"joint": None, **constants})["temperature"],
-            self.guessing(outputs.truth if outputs.shares is None else outputs.shares),
+            self.guessing(outputs),
             accuracy,
             constants["temperature"],
             agreement=unfit.agreement_with_classes(mean_logs(outputs.logits), outputs.truth),
             separated=accuracy == 1,
         )
 
-    def guessing(self, labels: Tensor) -> float:
+    def guessing(self, outputs: Outputs) -> float:
         """The NLL of answering every sample with the shares of the classes."""
-        return float(entropy(labels.bincount().double() / len(labels)))
+        counts = outputs.truth.bincount().double()
+        return float(entropy(counts / counts.sum()))
 
     def _answers(self, outputs: Outputs, constants: Constants) -> Labels:
         """The most probable class of each sample."""
@@ -402,17 +403,25 @@ class Classes(Problem):
     def _cross_fitted(
         self, fitting: Outputs, certifying: Outputs
     ) -> tuple[dict[str, Any], dict[str, float]]:
-        constants = self.fitted(fitting)
-        losses = self._crossed((constants, certifying), (self.fitted(certifying), fitting))
-        if constants.get("joint") is not None:
-            cut = len(fitting.logits) // 2
-            first, second = fitting.at(slice(cut)), fitting.at(slice(cut, None))
-            inner = self._crossed((self.fitted(first), second), (self.fitted(second), first))
-            if inner["joint"] >= inner["temperature"]:
-                constants["joint"] = None
-        return constants, losses
+        constants = self.least(fitting)
+        losses = self._crossed((constants, certifying), (self.least(certifying), fitting))
+        return self._settled(constants, fitting), losses
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
+        return self._settled(self.least(outputs), outputs)
+
+    def _settled(self, constants: dict[str, Any], outputs: Outputs) -> dict[str, Any]:
+        """Without the joint calibration where it is no better on halves of these outputs."""
+        if constants.get("joint") is None:
+            return constants
+        cut = len(outputs.logits) // 2
+        first, second = outputs.at(slice(cut)), outputs.at(slice(cut, None))
+        inner = self._crossed((self.least(first), second), (self.least(second), first))
+        if inner["joint"] >= inner["temperature"]:
+            return constants | {"joint": None}
+        return constants
+
+    def least(self, outputs: Outputs) -> dict[str, Any]:
         """Constants with the smallest NLL."""
         joint = None
         if outputs.logits.shape[1] > 1:
@@ -420,7 +429,7 @@ class Classes(Problem):
         return {"temperature": temperature_of(outputs.logits, outputs.truth), "joint": joint}
 
     def alone(self, outputs: Outputs) -> dict[str, Any]:
-        """Constants of members that answer rows of their own, as fields of a `Cascade`."""
+        """Constants of members that answer rows of their own, as fields of a `Cascade` or `Alone`."""
         return {"temperature": temperature_of(outputs.logits, outputs.truth)}
 
     def marked(

@@ -23,7 +23,15 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import OF_LABELS, Cascade, Conformal, Decision, Penalty, PerLabel
+from hydrasurgeon.files.decided import (
+    OF_LABELS,
+    Alone,
+    Cascade,
+    Conformal,
+    Decision,
+    Penalty,
+    PerLabel,
+)
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import unfit
@@ -186,7 +194,8 @@ class ManyLabels(YesNo):
         refuse(flags, name, "a model with many labels", hint)
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        labels = fit_labels(fitting.logits, fitting.truth.bool())
+        constants = self.fitted(fitting)
+        labels = constants["labels"]
         count, truth = len(labels.temperatures), certifying.truth.double()
         chances = probs_of(certifying.logits, labels.temperatures)
         losses = {
@@ -200,7 +209,11 @@ class ManyLabels(YesNo):
         right = (chances >= _row(labels.thresholds)) == truth.bool()
         accuracy = float(right.double().mean())
         _check_fit(fitting.joined(certifying), accuracy)
-        return Calibration({"temperature": 1.0, "labels": labels}, accuracy, losses)
+        return Calibration(constants, accuracy, losses)
+
+    def fitted(self, outputs: Outputs) -> dict[str, Any]:
+        labels = fit_labels(outputs.logits, outputs.truth.bool())
+        return {"temperature": 1.0, "labels": labels}
 
     def alone(self, outputs: Outputs) -> dict[str, Any]:
         temperatures = fit_labels(outputs.logits, outputs.truth.bool()).temperatures
@@ -211,10 +224,10 @@ class ManyLabels(YesNo):
         hits = (chosen & holds).double().sum(dim=-1)
         return hits, prediction.probability, (chosen ^ holds).double().sum(dim=-1) / 2
 
-    def early(self, record: Decision, cascade: Cascade) -> dict[str, Any]:
+    def of_some(self, record: Decision, constants: Cascade | Alone) -> dict[str, Any]:
         assert record.labels is not None
-        labels = record.labels.model_copy(update={"temperatures": cascade.temperatures})
-        return {**super().early(record, cascade), "labels": labels}
+        labels = record.labels.model_copy(update={"temperatures": constants.temperatures})
+        return {**super().of_some(record, constants), "labels": labels}
 
     def centred(self, logits: Tensor, record: Decision) -> Tensor:
         """Calibrated, and moved so that each answer changes at ½."""

@@ -156,18 +156,19 @@ class YesNo(Classes):
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         return YES_NO[float(row["logit"]) > 0], float(row["total"])
 
-    def guessing(self, labels: Tensor) -> float:
-        yes = labels.double().mean()
+    def guessing(self, outputs: Outputs) -> float:
+        shares = outputs.truth if outputs.shares is None else outputs.shares
+        yes = shares.double().mean()
         return float(entropy(torch.stack([1 - yes, yes])))
 
-    def fitted(self, outputs: Outputs) -> dict[str, Any]:
+    def least(self, outputs: Outputs) -> dict[str, Any]:
         """Platt's temperature and bias."""
         if outputs.shares is None:
-            return super().fitted(outputs)
+            return super().least(outputs)
         temperature, bias = platt(outputs.logits, outputs.shares)
         return {"temperature": temperature, "joint": None, "bias": bias}
 
-    alone = fitted
+    alone = least
 
     def centred(self, logits: Tensor, record: Decision) -> Tensor:
         """Calibrated, for the answer changes at ½."""

@@ -66,7 +66,7 @@ def said(model: LiveModel, inputs: Any, read: WithFeatures | None = None) -> lis
     state, cascade = cascade_in(model)
     if read is None and cascade.gate.score == "ood" and state.fitted is not None:
         read = WithFeatures(model)
-    every, count = tuple(range(len(cascade.order))), rows_in(inputs)
+    count = rows_in(inputs)
     hydra = model.module
     assert isinstance(hydra, Hydra)  # others have no cascade
 
@@ -75,7 +75,7 @@ def said(model: LiveModel, inputs: Any, read: WithFeatures | None = None) -> lis
 
     if cascade.gate.everything:
         whole = run(hydra, inputs)
-        return [Said(torch.arange(count), every, whole.logits, whole.features)]
+        return [Said(torch.arange(count), cascade.finishers, whole.logits, whole.features)]
     started = hydra.start(inputs)
     together = run(hydra.finish, started) if hydra.going_on > MOSTLY else None
     first = (
@@ -93,14 +93,15 @@ def said(model: LiveModel, inputs: Any, read: WithFeatures | None = None) -> lis
     if len(went):
         rows = went.to(device)
         if together is None:
-            more = run(
+            late = run(
                 hydra.part(cascade.followers).finish,
                 started if len(went) == count else started.at(rows),
             )
-            whole = _beside(first.at(rows), more, cascade.order)
+            if cascade.rest is None:
+                late = _beside(first.at(rows), late, cascade.order)
         else:
-            whole = together.at(rows)
-        parts.append(Said(went, every, whole.logits, whole.features))
+            late = together.at(rows).among(cascade.finishers)
+        parts.append(Said(went, cascade.finishers, late.logits, late.features))
     return parts
 
 

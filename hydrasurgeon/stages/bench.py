@@ -216,7 +216,7 @@ def _expect_macs(entries: Sequence[_Entry], models: Sequence[Any], batches: Sequ
         if cascade.gate.everything:
             continue
         parts = [part for batch in batches for part in said(module.model, batch)]
-        went = sum(len(part.rows) for part in parts if len(part.members) == len(cascade.order))
+        went = sum(len(part.rows) for part in parts if part.members == cascade.finishers)
         steps = step_macs(module.model, batches[0], cascade.starters)
         entry.macs = round(steps.expected(went / sum(map(rows_in, batches))))
 

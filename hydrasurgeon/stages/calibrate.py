@@ -292,9 +292,10 @@ def _fit(
     )
     if arguments.cascade:
         costs = _costs(model, validation, arguments)
-        cascade, more = CascadeFit(state, val, foreign, costs, seed=arguments.seed).record(
-            arguments
-        )
+        # Where a budget says how much goes on, what chooses is what was asked for.
+        by_foreign = bool(ood) or arguments.budget is None
+        fit = CascadeFit(state, val, foreign, costs, seed=arguments.seed, by_foreign=by_foreign)
+        cascade, more = fit.record(arguments)
         state, notes = (
             replace(state, record=state.record.model_copy(update={"cascade": cascade})),
             (*notes, *more),

@@ -9,24 +9,33 @@ from typing import Any
 import pytest
 import torch
 from drawn_answers import answers, member
+from promised import promise
 from torch import Tensor
 
 from hydrasurgeon.building.cache import Answers
-from hydrasurgeon.building.table import Choice, Objective, Table, state_score
+from hydrasurgeon.building.table import Choice, Objective, Table, outputs_of, state_score
+from hydrasurgeon.decision.cascaded import in_steps
+from hydrasurgeon.decision.fitting import fit_state
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.files.decided import Cascade
+from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, answers_of
+from hydrasurgeon.measuring.cost import StepMacs
+from hydrasurgeon.problems import PROBLEMS, SINGLE
+from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
-from hydrasurgeon.statistics.temperature import calibrated, temperature_of
+from hydrasurgeon.statistics.temperature import calibrated
 
 MEMBERS = [member(0), member(1), member(2)]
 COSTS = {(0,): 0.5, (1,): 0.75, (0, 1): 1.25}
 """Multiply-adds of two members that share nothing."""
 
 
-def table(everyone: Sequence[Answers], name: str = "avg") -> Table:
+def table(everyone: Sequence[Answers], name: str = "avg", problem: Problem = SINGLE) -> Table:
     def cost(members: Sequence[Any], unit: str) -> float:
         return COSTS.get(tuple(MEMBERS.index(each) for each in members), 1.0)
 
-    return Table(Objective(name), lambda each: everyone[MEMBERS.index(each)], cost)
+    return Table(Objective(name), lambda each: everyone[MEMBERS.index(each)], cost, problem=problem)
 
 
 def scores(kind: str, fitting: Sequence[Answers], judging: Sequence[Answers], at: int) -> Tensor:
@@ -41,9 +50,13 @@ def scores(kind: str, fitting: Sequence[Answers], judging: Sequence[Answers], at
     return torch.stack(standard).mean(dim=0)
 
 
+def stacked(members: Sequence[Answers]) -> Tensor:
+    return torch.stack([each.val for each in members], dim=1)
+
+
 @pytest.mark.parametrize("name", ["avg", "energy"])
 def test_each_half_judges_what_the_other_chose(name: str) -> None:
-    """The first half chose members 0 and 1, the rest chose 2 alone."""
+    """The first half chose members 0 and 1, the rest chose 2 alone; `calibrate` fits the same."""
     everyone = answers(rows=200)
     chosen = [[everyone[0], everyone[1]], [everyone[2]]]
     losses, right, areas = [], [], []
@@ -51,8 +64,9 @@ def test_each_half_judges_what_the_other_chose(name: str) -> None:
         fitting = [each.halves()[fits] for each in members]
         judging = [each.halves()[1 - fits] for each in members]
         labels = judging[0].labels
-        at = temperature_of(torch.stack([e.val for e in fitting], dim=1), fitting[0].labels)
-        probs = calibrated(torch.stack([e.val for e in judging], dim=1), at)
+        sides = [Outputs(stacked(part), None, part[0].labels) for part in (fitting, judging)]
+        constants = SINGLE.calibrated(*sides).constants
+        probs = calibrated(sides[1].logits, **constants)
         losses.append(metrics.nll(probs, labels))
         right.append(metrics.accuracy(probs, labels))
         kind = state_score(fitting) if name == "avg" else name
@@ -118,47 +132,77 @@ def test_halves_keep_the_labels_of_a_sample_together() -> None:
     assert (one.labels.tolist(), two.labels.tolist()) == ([0, 1], [2, 3, 4, 5])
 
 
-def both(budget: float) -> Choice:
-    pair = (MEMBERS[0], MEMBERS[1])
-    return Choice(pair, (pair, pair), cascade=budget)
+PAIR = (MEMBERS[0], MEMBERS[1])
+STEPS = {(0,): StepMacs(0.5, 0.75), (1,): StepMacs(0.75, 0.5)}
 
 
-def at_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydrasurgeon.building.table.temperature_of", lambda *given: 1.0)
+def as_calibrated(
+    halves: Sequence[Sequence[Answers]], budget: float, problem: Problem, patch: pytest.MonkeyPatch
+) -> tuple[State, Cascade]:
+    """What `calibrate --cascade --budget` makes of the first of these halves of all samples."""
+    parts = [outputs_of(half) for half in halves]
+    val, *foreign = (one.joined(other) for one, other in zip(*parts, strict=True))
+    cut = len(parts[0][0].logits)
+    rows = torch.arange(len(val.logits)).tensor_split([cut])
+    for module in ("decision.fitting", "measuring.cascades.fit"):
+        patch.setattr(f"hydrasurgeon.{module}.halves", lambda count, seed: rows)
+    sets = parts[0][1:], parts[1][1:]
+    patch.setattr("hydrasurgeon.measuring.cascades.fit._split", lambda foreign, seed: sets)
+    score = state_score(halves[0]) if foreign else "msp"
+    state, _ = fit_state(val, promise=promise(), score=score, problem=problem)
+    macs = MacsOf(1, 2, lambda starters: STEPS[starters])
+    fit = CascadeFit(state, val, foreign, macs, seed=0)
+    return state, fit._within(budget).cascade
 
 
-def test_the_surest_half_is_answered_by_the_first_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight samples of class 0. The first member is right everywhere, of falling sureness in each half; the second is
-    wrong, and equally unsure. (0.875 − 0.5) / (1.25 − 0.5) = 0.5: of four samples two go on."""
-    at_one(monkeypatch)
-    sure = torch.tensor([4.0, 3.0, 2.0, 1.0] * 2)
-    first = torch.stack([sure, torch.zeros(8)], dim=1)
-    second = torch.tensor([[0.0, 0.5]] * 8)
-    labels = torch.zeros(8, dtype=torch.long)
-    entry = table([Answers(first, labels), Answers(second, labels)], "nll").entry(both(0.875))
-    alone, other = (rows.softmax(dim=-1) for rows in (first, second))
-    expected = torch.where(
-        torch.tensor([True, True, False, False] * 2)[:, None], alone, (alone + other) / 2
-    )
-    assert entry.cost["macs"] == pytest.approx(0.5 + 0.5 * 0.75)
-    assert entry.value == pytest.approx(float(expected[:, 0].log().mean()), abs=1e-6)
-    torch.testing.assert_close(entry.answers.inside.nll.exp() ** -1, expected[:, 0].double())
+@pytest.mark.parametrize(("budget", "labels"), [(0.875, 1), (1.0, 1), (0.875, 2)])
+def test_a_cascade_is_what_calibrate_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch, budget: float, labels: int
+) -> None:
+    """Its gate, who answers, and the figures of the other half; with labels that go on together."""
+    problem = PROBLEMS["multi_label"] if labels > 1 else SINGLE
+    everyone = answers(rows=400, count=2)
+    if labels > 1:
+        rows = [each.val[:, :2] for each in everyone]
+        truth = everyone[0].labels % 2
+        everyone = [Answers(each, truth, rows_each=labels) for each in rows]
+    losses, right, costs, areas = [], [], [], []
+    for fits in (1, 0):
+        halves = [[each.halves()[n] for each in everyone] for n in (fits, 1 - fits)]
+        state, cascade = as_calibrated(halves, budget, problem, monkeypatch)
+        inside, *outside = outputs_of(halves[1])
+        chances, scores = answers_of(state, cascade, inside)
+        chances = problem.chances(chances)
+        losses.append(metrics.nll(chances, halves[1][0].labels))
+        right.append(metrics.accuracy(chances, halves[1][0].labels))
+        going = in_steps(state, cascade, inside.logits, None)[1].double().mean()
+        costs.append(STEPS[cascade.starters].expected(float(going)))
+        for each in outside:
+            areas.append(metrics.auroc(scores, answers_of(state, cascade, each)[1]))
+        assert cascade.finishers == (0, 1)
+    measured = table(everyone, "nll" if labels > 1 else "avg", problem)
+    row = measured.entry(Choice(PAIR, (PAIR, PAIR), cascade=budget)).row("both")
+    assert row.worth["nll"] == pytest.approx(sum(losses) / 2, abs=1e-9)
+    assert row.worth["accuracy"] == pytest.approx(sum(right) / 2, abs=1e-9)
+    assert row.cost["macs"] == pytest.approx(sum(costs) / 2, abs=1e-9)
+    assert 0.5 < row.cost["macs"] < 1.25
+    if areas:
+        assert row.worth["auroc"] == pytest.approx(sum(areas) / len(areas), abs=0.03)
 
 
-def test_a_sample_of_many_labels_goes_on_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four samples of two labels the first member doubts one label of two samples: both labels go on."""
-    at_one(monkeypatch)
-    doubts = [[4.0, 3.5], [0.2, 5.0], [3.0, 3.0], [6.0, 1.0]]
-    sure = torch.tensor([*doubts, [0.3, 5.0], [4.0, 3.5], [6.0, 1.0], [3.0, 3.0]])
-    first = torch.stack([sure.flatten(), torch.zeros(16)], dim=1)
-    second = torch.tensor([[0.0, 0.5]] * 16)
-    labels = torch.zeros(16, dtype=torch.long)
-    everyone = [Answers(each, labels, rows_each=2) for each in (first, second)]
-    entry = table(everyone, "nll").entry(both(0.875))
-    goes_on = [False, True, False, True, True, False, True, False]
-    alone, other = (rows.softmax(dim=-1) for rows in (first, second))
-    expected = torch.where(
-        torch.tensor(goes_on).repeat_interleave(2)[:, None], (alone + other) / 2, alone
-    )
-    torch.testing.assert_close(entry.answers.inside.nll.exp() ** -1, expected[:, 0].double())
-    assert entry.cost["macs"] == pytest.approx(0.5 + 0.5 * 0.75)
+def test_a_member_that_knows_more_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is right nearly everywhere, the first seldom: what goes on is the second's."""
+    one, other = answers(rows=400, count=2)
+    truth = torch.nn.functional.one_hot(one.labels, 4).float()
+    poor = Answers(one.val / 2, one.labels, one.ood)
+    good = Answers(6 * truth + 0.5 * other.val, one.labels, other.ood)
+    halves = [[each.halves()[n] for each in (poor, good)] for n in (0, 1)]
+    state, cascade = as_calibrated(halves, 0.7, SINGLE, monkeypatch)
+    assert (cascade.starters, cascade.finishers) == ((0,), (1,))
+    inside = outputs_of(halves[1])[0]
+    going = in_steps(state, cascade, inside.logits, None)[1]
+    assert cascade.rest is not None
+    alone = calibrated(inside.logits[:, 1:], cascade.rest.temperature)
+    said = answers_of(state, cascade, inside)[0]
+    torch.testing.assert_close(said[going], alone[going])
+    assert not torch.allclose(said[~going], alone[~going])

@@ -10,7 +10,7 @@ the families end at, the cheapest is taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -21,12 +21,12 @@ from torch import Tensor
 
 from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.files.decided import Cascade, Gate, GateScore
+from hydrasurgeon.files.decided import Alone, Cascade, Gate, GateScore
 from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.results import Interval
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.bootstrap import REPEATS, bootstrap
-from hydrasurgeon.statistics.metrics import DIGITS, areas
+from hydrasurgeon.statistics.metrics import DIGITS, areas, nll
 from hydrasurgeon.statistics.probabilities import Scores
 
 SHARES = (
@@ -87,8 +87,11 @@ class Sides:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is measured."""
-        return MEASURES if self.amiss is None else OF_LABELS
+        """What is measured: AUROC and FPR95 where there are OOD sets."""
+        names = OF_LABELS
+        if self.amiss is None:
+            names = MEASURES
+        return tuple(name for name in names if self.outside or name not in ("auroc", "fpr95"))
 
     def mixed(self, other: Sides, going: Sequence[Tensor]) -> Sides:
         """This one's answer where a row stops, the other's where it goes on; `going` of the
@@ -129,10 +132,10 @@ class Sides:
             needed = math.ceil(0.95 * out.shape[-1] - 1e-9)
             threshold = out[:, max(needed, 1) - 1, None].contiguous()
             false.append(1 - torch.searchsorted(ordered, threshold)[:, 0].double() / count)
-        area, flagged = (torch.stack(of_sets).mean(dim=0) for of_sets in (each, false))
+        unlike = [torch.stack(of_sets).mean(dim=0) for of_sets in (each, false) if of_sets]
         if self.amiss is not None:
             hits, amiss = self.correct[rows].sum(dim=-1), self.amiss[rows].sum(dim=-1)
-            return torch.stack([(hits / (hits + amiss)).nan_to_num(), area, flagged], dim=-1)
+            return torch.stack([(hits / (hits + amiss)).nan_to_num(), *unlike], dim=-1)
         sure, order = self.confidence[rows].sort(dim=-1, descending=True, stable=True)
         correct = self.correct[rows]
         wrong = (~correct.gather(-1, order)).double().cumsum(dim=-1)
@@ -142,7 +145,7 @@ class Sides:
         ends[:, :-1] = sure[:, 1:] != sure[:, :-1]
         kept = (wrong / answered <= 0.05 + 1e-12) & ends
         covered = (kept * answered).amax(dim=-1) / count
-        return torch.stack([correct.double().mean(dim=-1), area, flagged, covered], dim=-1)
+        return torch.stack([correct.double().mean(dim=-1), *unlike, covered], dim=-1)
 
 
 def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:
@@ -211,15 +214,29 @@ def families(
     hydra = sides(state, samples, foreign)
     for starters in _starters(samples):
         cascade = _plain(state, samples, starters)
-        of_starters = step_state(state, cascade, starters)
-        first = [each.among(starters) for each in (samples, *foreign)]
-        early = sides(of_starters, first[0], first[1:])
+        every = (samples, *foreign)
+        early = said_by(state, cascade, starters, every)
+        cascade, late = _finished(state, cascade, every, hydra)
         steps = costs(starters)
-        for kind in state.problem.gates if len(starters) == 1 else PAIRED:
+        gates = PAIRED
+        if len(starters) == 1:
+            # Without OOD data nothing says what a gate on their score is worth.
+            gates = [kind for kind in state.problem.gates if foreign or kind != "ood"]
+        for kind in gates:
             looking = cascade.model_copy(update={"gate": Gate(score=kind)})
+            first = [each.among(starters) for each in every]
             seen = [gate_scores(state, looking, each.logits, each.features) for each in first]
             if seen[0].min() < seen[0].max():  # else it tells nothing apart
-                yield from _windows(looking, seen, (early, hydra), steps)
+                yield from _windows(looking, seen, (early, late, hydra), steps)
+
+
+def within(families: Iterable[Sequence[Candidate]], macs: float) -> Candidate | None:
+    """The candidate that loses least, among those of each family with the most rows that so many
+    multiply-adds pay for.
+    """
+    affordable = [next((c for c in each if c.macs <= macs), None) for each in families]
+    some = [c for c in affordable if c is not None]
+    return min(some, key=lambda c: (c.worst, c.macs), default=None)
 
 
 def _starters(samples: Outputs) -> list[tuple[int, ...]]:
@@ -254,24 +271,59 @@ def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade
     return Cascade.model_construct(**draft)
 
 
+def said_by(
+    state: State, cascade: Cascade, members: Sequence[int], every: Sequence[Outputs]
+) -> Sides:
+    """What the first members, or those that answer what goes on, say of the samples and of each
+    OOD set.
+    """
+    samples, *foreign = (each.among(members) for each in every)
+    return sides(step_state(state, cascade, members), samples, foreign)
+
+
+def _finished(
+    state: State, cascade: Cascade, every: Sequence[Outputs], hydra: Sides
+) -> tuple[Cascade, Sides]:
+    """Who answers what goes on: all members, or the only other one where its NLL is lower."""
+    if len(cascade.followers) > 1:
+        return cascade, hydra
+    others = every[0].among(cascade.followers)
+    alone = cascade.model_copy(update={"rest": Alone(**state.problem.alone(others))})
+    if _nll(step_state(state, alone, alone.finishers), others) < _nll(state, every[0]):
+        return alone, said_by(state, alone, alone.finishers, every)
+    return cascade, hydra
+
+
+def _nll(state: State, outputs: Outputs) -> float:
+    """Of calibrated answers."""
+    chances = state.problem.chances(state.answers(outputs.logits))
+    return nll(chances, outputs.truth.flatten())
+
+
 def _windows(
-    cascade: Cascade, seen: Sequence[Scores], answers: tuple[Sides, Sides], steps: StepMacs
+    cascade: Cascade, seen: Sequence[Scores], answers: tuple[Sides, Sides, Sides], steps: StepMacs
 ) -> Iterator[list[Candidate]]:
     """A family for each share that lies above the window; `seen` is what the gate sees of the
     samples, then of each OOD set.
     """
-    early, hydra = answers
+    early, late, hydra = answers
     ordered = seen[0].double().sort().values
 
     def candidate(gate: Gate) -> Candidate:
         going = [lets(gate, scores) for scores in seen]
-        mixed = early.mixed(hydra, going)
+        mixed = early.mixed(late, going)
         share = float(going[0].double().mean())
         return Candidate(
             cascade.model_copy(update={"gate": gate}), steps, share, mixed, drops_of(mixed, hydra)
         )
 
-    everything = candidate(Gate(score=cascade.gate.score))
+    everything = Candidate(
+        cascade.model_copy(update={"gate": Gate(score=cascade.gate.score), "rest": None}),
+        steps,
+        1.0,
+        hydra,
+        dict.fromkeys(hydra.names, 0.0),
+    )
     for top in TOPS:
         high = _bound(ordered, top)
         bounds = [_bound(ordered, top + share) for share in SHARES if top + share < 1]

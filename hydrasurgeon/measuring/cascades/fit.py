@@ -26,7 +26,9 @@ from hydrasurgeon.measuring.cascades.choice import (
     drops_of,
     families,
     intervals,
+    said_by,
     sides,
+    within,
 )
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
@@ -56,11 +58,21 @@ class CascadeFit:
     """All candidates, on the samples that choose; `record` takes the one that is wanted."""
 
     def __init__(
-        self, state: State, val: Outputs, foreign: Sequence[Outputs], macs: MacsOf, *, seed: int
+        self,
+        state: State,
+        val: Outputs,
+        foreign: Sequence[Outputs],
+        macs: MacsOf,
+        *,
+        seed: int,
+        by_foreign: bool = True,
     ) -> None:
+        """Foreign sets say what is lost; `by_foreign` lets half of each choose too."""
         self.state, self.val, self.macs, self.seed = state, val, macs, seed
         fitting, self.certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
         shown, self.kept = _split(foreign, seed)
+        if not by_foreign:
+            shown = []
         self.families = list(families(state, fitting, shown, macs.steps))
         self.hydra = sides(state, fitting, shown)
 
@@ -105,15 +117,9 @@ class CascadeFit:
         return made, tuple(notes)
 
     def _within(self, budget: float) -> Candidate:
-        """The candidate that loses least, among those of each family with the most rows that the
-        budget pays for.
-        """
         single = self.macs.single
-        affordable = [
-            next((c for c in family if c.macs <= budget * single), None) for family in self.families
-        ]
-        some = [c for c in affordable if c is not None]
-        if not some:
+        chosen = within(self.families, budget * single)
+        if chosen is None:
             least = min(c.macs for family in self.families for c in family) / single
             raise UsageError(
                 f"--budget {budget:g}: no cascade of this hydra costs so little",
@@ -122,7 +128,7 @@ class CascadeFit:
                     "single model."
                 ),
             )
-        return min(some, key=lambda c: (c.worst, c.macs))
+        return chosen
 
     def _dropping(self, most: float) -> Candidate:
         """The cheapest that keeps every measure; where it can be, one whose intervals do too."""
@@ -172,11 +178,12 @@ class CascadeFit:
         """Against the hydra, on samples that chose nothing."""
         state, every = self.state, (self.certifying, *self.kept)
         hydra = sides(state, every[0], every[1:])
-        first = [each.among(cascade.starters) for each in every]
-        early = sides(step_state(state, cascade, cascade.starters), first[0], first[1:])
-        mixed = early.mixed(
-            hydra, [in_steps(state, cascade, each.logits, each.features)[1] for each in every]
+        early, late = (
+            said_by(state, cascade, members, every)
+            for members in (cascade.starters, cascade.finishers)
         )
+        going = [in_steps(state, cascade, each.logits, each.features)[1] for each in every]
+        mixed = early.mixed(late, going)
         ends = intervals(mixed, hydra, seed=self.seed)
         return {
             name: Drop(drop=drop, low=ends[name][0], high=ends[name][1])

@@ -63,11 +63,11 @@ class InSteps(Reading):
 
 
 def _by_step(logits: Tensor, cascade: Cascade) -> list[tuple[Tensor, tuple[int, ...]]]:
-    """The rows that the first members answered, and those of all; without a step that has none."""
+    """The rows that the first members answered, and the others; without a step that has none."""
     early = logits[:, cascade.followers[0]].isnan().any(dim=-1)
     steps = [
         (early.nonzero()[:, 0], cascade.starters),
-        ((~early).nonzero()[:, 0], tuple(range(len(cascade.order)))),
+        ((~early).nonzero()[:, 0], cascade.finishers),
     ]
     return [(rows, members) for rows, members in steps if len(rows)]
 
