@@ -18,7 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.decision.cascaded import lets, own_score
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.decided import Gate, Joint, Standard
+from hydrasurgeon.files.decided import Alone, Gate, Joint, Standard
 from hydrasurgeon.runtime.cascaded import said
 
 ORDER = (2, 0, 1)
@@ -195,6 +195,27 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
     plain = model.decide(inputs, cascade=False)
     assert plain.members_run.tolist() == [3] * ROWS
     assert torch.equal(plain.unfamiliar, plain.ood_score > given.record.ood.threshold)
+
+
+def test_those_that_run_later_may_answer_alone(tmp_path: Path) -> None:
+    """What goes on is answered by members 0 and 1, at a temperature of their own."""
+    model = hydra(tmp_path, FAMILIES["timm ViT"])
+    inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
+    bound = middle(model, inputs, "msp", ORDER[:1])
+    model.state = with_cascade(state(Gate(score="msp", low=bound)), rest=Alone(temperature=0.6))
+    with torch.inference_mode():
+        everyone = model(inputs)
+    going = lets(Gate(score="msp", low=bound), own_score("msp", everyone[:, 2:]))
+    for lately in (0.0, 1.0):
+        model.module.going_on = lately
+        found = model.decide(inputs)
+        assert found.members_run.tolist() == [2 if goes else 1 for goes in going]
+        for at, logits in enumerate(everyone):
+            mean, temperature = logits[2].softmax(-1), 1.7
+            if going[at]:
+                mean, temperature = logits[:2].softmax(-1).mean(0), 0.6
+            expected = (mean.log() / temperature).softmax(-1)
+            torch.testing.assert_close(found.probabilities[at], expected, rtol=0, atol=1e-6)
 
 
 def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines.onnx import two_graphs
 from hydrasurgeon.engines.program import Exported
 from hydrasurgeon.errors import CheckpointError, OutputError, SurgeryError
-from hydrasurgeon.files.decided import Gate
+from hydrasurgeon.files.decided import Alone, Gate
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, pytest.mark.slow]
@@ -79,15 +79,16 @@ def some(inputs: Any, at: slice) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "tuned", "first", "score"),
+    ("name", "tuned", "first", "score", "rest"),
     [
-        ("timm ViT", True, 2, "disagreement"),
-        ("BERT", False, 1, "entropy"),
-        ("OpenCLIP", False, 1, "msp"),
+        ("timm ViT", True, 2, "disagreement", None),
+        ("BERT", False, 1, "entropy", None),
+        ("OpenCLIP", False, 1, "msp", None),
+        ("BERT", True, 1, "msp", Alone(temperature=0.6)),
     ],
 )
 def test_rows_stop_and_go_on_as_in_python(
-    name: str, tuned: bool, first: int, score: str, tmp_path: Path
+    name: str, tuned: bool, first: int, score: str, rest: Alone | None, tmp_path: Path
 ) -> None:
     family = FAMILIES[name]
     model = hydra(tmp_path, family, tuned=tuned)
@@ -95,14 +96,15 @@ def test_rows_stop_and_go_on_as_in_python(
     with torch.inference_mode():
         scores = own_score(score, model(inputs)[:, list(ORDER[:first])])
     bound = float(scores.quantile(0.6))
-    model.state = state(Gate(score=score, low=bound), first)
+    model.state = with_cascade(state(Gate(score=score, low=bound), first), rest=rest)
+    late = 3 - (rest is not None)
     write(two_graphs(model), tmp_path)
     run = runner(tmp_path / "c.onnx")
     clear = ((scores - bound).abs() > 1e-5).numpy()
     for at in (slice(0, 1), slice(1, 300)):
         batch = some(inputs, at)
         answers, right, sure = run(fed(batch)), model.decide(batch, cascade=True), clear[at]
-        assert answers["went_on"][sure].tolist() == (right.members_run == 3)[sure].tolist()
+        assert answers["went_on"][sure].tolist() == (right.members_run == late)[sure].tolist()
         for key, value in (
             ("probabilities", right.probabilities),
             ("uncertainty", right.total),
