@@ -110,6 +110,7 @@ class Front:
         for number, budget in enumerate(budgets):
             larger = [choice for each in budgets[number + 1 :] for choice in proposed[each]]
             larger += [entry.choice for entry in self.references]
+            larger += self._small_first()
             entries = self._within(budget, proposed[budget], larger)
             below = None
             if rungs:
@@ -120,6 +121,17 @@ class Front:
             else:
                 rungs.append(Rung(budget, entry, f"{budget.unit}-{budget.most:g}{SUFFIX}"))
         return rungs
+
+    def _small_first(self) -> list[Choice]:
+        """Of the best model what is left of it at each size, and the model itself: as cascades."""
+        search = self.search
+        best = max(
+            (entry for entry in self.references if entry.choice.members[0] in search.members),
+            key=lambda entry: (len(entry.choice.members) == 1, entry.value),
+        )
+        (unpruned,) = best.choice.members
+        cuts = [each for each in search.cuts if each.size is not None]
+        return [Choice.of(cut, unpruned) for cut in cuts if cut.model == unpruned.model]
 
     def _decided(self, entries: list[Entry], budget: Budget, below: Entry | None) -> Entry:
         """What stands once nothing about it is assumed."""

@@ -119,9 +119,9 @@ def cost(model: CostModel, members: Sequence[Member], unit: Unit) -> float:
         part = members[0].part
         behind = len(members) * model.behind([part], hydra.layers)
         return (model.shared(part, hydra.layers) + behind) / model.full[unit]
-    groups: dict[int, list[Part]] = {}
+    groups: dict[tuple[int, Size | None], list[Part]] = {}
     for member in members:
-        groups.setdefault(member.model, []).append(member.part)
+        groups.setdefault((member.model, member.size), []).append(member.part)
     return model.relative(groups.values(), unit)
 
 

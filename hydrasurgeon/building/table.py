@@ -300,7 +300,7 @@ class Table:
             return StepMacs(first, full - first)
 
         val, *foreign = outputs_of(fitting)
-        chosen = within(families(state, val, foreign, steps), most)
+        chosen = within(families(state, val, foreign, steps, most), most)
         assert chosen is not None  # one of them alone is affordable
         return chosen.cascade, chosen.steps
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from drawn_answers import member
 from fitted_heads import solved, with_head
 from tiny_families import FAMILIES, Family, thoroughly
@@ -340,9 +341,11 @@ def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
 ) -> None:
     """With the cost and the answers of what `fuse --mean-trunk` makes."""
     seen: dict[str, Entry] = {}
+    steps: list[Entry] = []
 
     def recorded(entries: Sequence[Entry], unit: str, below: Entry | None) -> Entry:
         seen.update({entry.choice.name: entry for entry in entries})
+        steps.extend(entry for entry in entries if entry.choice.cascade == 1)
         return decide(entries, unit, below)
 
     monkeypatch.setattr(front, "decide", recorded)
@@ -359,6 +362,16 @@ def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
     assert said.logits is not None
     right = said.logits.softmax(dim=-1).mean(dim=1).argmax(dim=-1) == said.labels
     assert entry.row("").worth["accuracy"] == pytest.approx(float(right.double().mean()))
+    # What is left of the mean first, the mean where that is unsure: each costs what it costs alone.
+    pairs = [entry.choice.members for entry in steps if len(entry.choice.members) == 2]
+    small = next(pair for pair in pairs if [each.size is None for each in pair] == [False, True])
+    cut = hs.load(small[0].file, device="cpu")
+    parts = [price(each.file, tasks.models[0]) for each in small]
+    hydra = hs.fuse([each.file for each in small], mlp="separate", out=tasks.folder / "steps").path
+    assert price(hydra, tasks.models[0]) == pytest.approx(sum(parts), abs=1e-9)
+    inputs = VIT.inputs()
+    torch.testing.assert_close(hs.load(hydra, device="cpu")(inputs)[:, :1], cut(inputs))
+    assert all(entry.cost["macs"] >= min(parts) for entry in steps if entry.choice.members == small)
 
 
 SPEED = {"torch": 2.0, "onnx": 1.0, "int8": 0.25}

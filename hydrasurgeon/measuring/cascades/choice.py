@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import torch
@@ -208,9 +208,16 @@ def _bound(ordered: Float[Tensor, " sample"], above: float) -> float | None:
 
 
 def families(
-    state: State, samples: Outputs, foreign: Sequence[Outputs], costs: Costs
+    state: State,
+    samples: Outputs,
+    foreign: Sequence[Outputs],
+    costs: Costs,
+    macs: float | None = None,
 ) -> Iterator[list[Candidate]]:
-    """Each a list of candidates, with ever fewer rows that go on; the first lets every row through."""
+    """Each a list of candidates, with ever fewer rows that go on; the first lets every row through.
+
+    `macs` leaves of each the one with the most rows that so many multiply-adds pay for, if any.
+    """
     hydra = sides(state, samples, foreign)
     for starters in _starters(samples):
         cascade = _plain(state, samples, starters)
@@ -227,7 +234,7 @@ def families(
             first = [each.among(starters) for each in every]
             seen = [gate_scores(state, looking, each.logits, each.features) for each in first]
             if seen[0].min() < seen[0].max():  # else it tells nothing apart
-                yield from _windows(looking, seen, (early, late, hydra), steps)
+                yield from _windows(looking, seen, (early, late, hydra), steps, macs)
 
 
 def within(families: Iterable[Sequence[Candidate]], macs: float) -> Candidate | None:
@@ -301,7 +308,11 @@ def _nll(state: State, outputs: Outputs) -> float:
 
 
 def _windows(
-    cascade: Cascade, seen: Sequence[Scores], answers: tuple[Sides, Sides, Sides], steps: StepMacs
+    cascade: Cascade,
+    seen: Sequence[Scores],
+    answers: tuple[Sides, Sides, Sides],
+    steps: StepMacs,
+    macs: float | None,
 ) -> Iterator[list[Candidate]]:
     """A family for each share that lies above the window; `seen` is what the gate sees of the
     samples, then of each OOD set.
@@ -330,4 +341,12 @@ def _windows(
         gates = [Gate(score=cascade.gate.score, low=low, high=high) for low in bounds]
         if top == 0 and cascade.gate.score == "msp":
             gates.append(Gate(score="msp", low=1.0))  # 1 − max p is always below: nothing goes on
-        yield [everything, *map(candidate, gates)]
+        if macs is None:
+            yield [everything, *map(candidate, gates)]
+        elif steps.expected(1.0) <= macs:
+            yield [everything]
+        else:
+            shares = (float(lets(gate, seen[0]).double().mean()) for gate in gates)
+            pairs = zip(gates, shares, strict=True)
+            affordable = (gate for gate, share in pairs if steps.expected(share) <= macs)
+            yield [candidate(gate) for gate in islice(affordable, 1)]
