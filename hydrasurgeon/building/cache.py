@@ -51,6 +51,8 @@ SIDE_BY_SIDE = 8
 """Members that run together."""
 ABOUT = "hydrasurgeon.answers"
 """Header key of what a file of answers says of itself."""
+Scored = tuple[dict[str, tuple[Tensor, ...]], dict[str, list[float]]]
+"""One member's fitted OOD scores on each set, and the hints of all kinds."""
 HINT = "hints."
 """What the names of such tensors begin with."""
 BODY = "body.json"
@@ -189,15 +191,6 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """One member's OOD scores."""
-
-    values: Mapping[str, tuple[Float[Tensor, " sample"], ...]] = field(default_factory=dict)
-    """Of those that are fitted, on each set."""
-    hints: Mapping[str, Sequence[float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Cache:
     """The files of answers, one a member; what members are tried on, and how they run."""
 
@@ -294,7 +287,7 @@ class Cache:
         sees_ood = bool(self.ood)
         sets = [self.val, *self.ood]
         outputs = [collected([engine], samples, run, features=sees_ood) for samples in sets]
-        scores = [Scored() for _ in range(model.members)]
+        scores: list[Scored] = [({}, {}) for _ in range(model.members)]
         if sees_ood:
             scores = self._scores(model, engine, outputs)
         orders = [_order(len(each.logits)) for each in outputs]
@@ -312,10 +305,10 @@ class Cache:
             )
             shuffled = {
                 kind: tuple(each[order] for each, order in zip(values, orders, strict=True))
-                for kind, values in scores[number].values.items()
+                for kind, values in scores[number][0].items()
             }
             rows_each = len(val) // len(orders[0])
-            hints = scores[number].hints
+            hints = scores[number][1]
             answers.append(Answers(val, labels, tuple(ood), shuffled, rows_each, hints))
         return answers
 
@@ -352,7 +345,7 @@ class Cache:
             }
             dealt = dealt_out(val, [linear[number]], self.options.seed)
             hints = without_ood(kinds, [evidence[number]], val, dealt)
-            scores.append(Scored(values, hints))
+            scores.append((values, hints))
         return scores
 
     def _classifier(self, file: Path) -> Classifier:

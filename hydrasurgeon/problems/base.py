@@ -382,7 +382,7 @@ class Problem(ABC):
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         """What calibrates, fitted to some outputs."""
-        raise self._without_classes
+        return self.alone(outputs)
 
     @abstractmethod
     def constants(self, record: Decision) -> Constants:

@@ -23,12 +23,12 @@ from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, Size, Sizes, cost_model, stored
 from hydrasurgeon.building.making import commands_of
-from hydrasurgeon.building.table import Choice, Entry, Objective
+from hydrasurgeon.building.table import Choice, Entry
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.bootstrap import Difference
-from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.measuring.cost import macs, step_macs
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
@@ -177,7 +177,7 @@ def test_a_hydra_of_halves_answers_as_its_members(tasks: Tasks) -> None:
 
 
 def test_a_cascade_is_calibrated_as_one() -> None:
-    """For its budget, by the data that chose it."""
+    """For its budget, by the data that chose it, with the OOD score of its row."""
     options = BuildOptions(checkpoints=("m",), data="d", val="v", ood=("o",), out="h.safetensors")
     manifest = SimpleNamespace(model=SimpleNamespace(problem="single_label"))
     search: Any = SimpleNamespace(
@@ -186,12 +186,17 @@ def test_a_cascade_is_calibrated_as_one() -> None:
     )
     pair = (member(0), member(1))
     choice = Choice(pair, (pair, pair), cascade=0.8)
-    entry: Any = SimpleNamespace(choice=choice, objective=Objective("avg"))
+    entry: Any = SimpleNamespace(choice=choice, score="gen")
     fusion, calibration = commands_of(search, entry, Path("h.safetensors"))
     assert isinstance(calibration, Command)
     assert (fusion.out, calibration.out) == (calibration.inputs[0], Path("h.safetensors"))
     wanted = {"cascade": True, "budget": 0.8, "data": "v", "fit_data": "d", "ood": ["o"]}
-    assert wanted.items() <= calibration.options.items()
+    assert {**wanted, "ood_score": "gen"}.items() <= calibration.options.items()
+    # Without OOD data nothing is known of scores: `calibrate` chooses one.
+    entry.score = "auto"
+    (*_, calibration) = commands_of(search, entry, Path("h.safetensors"))
+    assert isinstance(calibration, Command)
+    assert "ood_score" not in calibration.options
 
 
 def difference(metric: str, value: float) -> Difference:
@@ -368,9 +373,13 @@ def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
     cut = hs.load(small[0].file, device="cpu")
     parts = [price(each.file, tasks.models[0]) for each in small]
     hydra = hs.fuse([each.file for each in small], mlp="separate", out=tasks.folder / "steps").path
-    assert price(hydra, tasks.models[0]) == pytest.approx(sum(parts), abs=1e-9)
-    inputs = VIT.inputs()
-    torch.testing.assert_close(hs.load(hydra, device="cpu")(inputs)[:, :1], cut(inputs))
+    live, inputs = hs.load(hydra, device="cpu"), VIT.inputs()
+    full = macs(as_classifier(open_checkpoint(tasks.models[0]), device="cpu", lean=True), inputs)
+    counted = step_macs(live, inputs, (0,))
+    assert counted.first / full == pytest.approx(parts[0], abs=1e-9)
+    # What both start from is there already.
+    assert parts[1] - 0.1 < counted.rest / full <= parts[1]
+    torch.testing.assert_close(live(inputs)[:, :1], cut(inputs))
     assert all(entry.cost["macs"] >= min(parts) for entry in steps if entry.choice.members == small)
 
 
