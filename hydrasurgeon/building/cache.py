@@ -256,7 +256,7 @@ class Cache:
             computing: Engine = live
             if engine != "torch":
                 opened = undecided(open_single(member.file))
-                computing = engine_of(opened, engine=engine, keep=False)
+                computing = engine_of(opened, engine=engine)
             (answers,) = self.answers_of(live, computing)
             self._write(place, answers)
         return self._read(place)
@@ -267,7 +267,7 @@ class Cache:
         live = as_classifier(opened, device=self.options.device, dtype=self.options.dtype)
         computing: Engine = live
         if engine != "torch":
-            computing = engine_of(opened, engine=engine, keep=False)
+            computing = engine_of(opened, engine=engine)
         for number, answers in enumerate(self.answers_of(live, computing)):
             place = self._place_in(hydra, number)
             if engine != "torch":

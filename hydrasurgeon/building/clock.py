@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, get_args
 
@@ -16,10 +17,11 @@ import numpy as np
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, undecided
 from hydrasurgeon.data import Batches, Samples
-from hydrasurgeon.engines import PACKAGES, engine_of
+from hydrasurgeon.engines import PACKAGES, engines_of
 from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.engines import Engines
 from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.runtime.answering import Engine
 
 EIGHT_BITS = "int8"
 """The engine whose answers are not those of float32."""
@@ -55,7 +57,7 @@ class Clock:
         )
         self.inputs = [batch.inputs for batch in batches]
         self.engines = _engines()
-        self.unpruned = {name: self._passes(opened, name) for name in self.engines}
+        self.unpruned = self._passes(opened)
         seconds = interleaved(self.unpruned, self.inputs, runs=RUNS)
         self.known = {UNPRUNED: self._taken(seconds, seconds)}
 
@@ -73,22 +75,22 @@ class Clock:
         """By engine, of models that are alike but for their weights."""
         if shape not in self.known:
             checkpoint = opened()
-            passes = {name: self._passes(checkpoint, name) for name in self.engines}
+            passes = self._passes(checkpoint)
             in_turn = {f"unpruned {name}": run for name, run in self.unpruned.items()}
             seconds = interleaved({**passes, **in_turn}, self.inputs, runs=RUNS)
             unpruned = {name: seconds[f"unpruned {name}"] for name in self.engines}
             self.known[shape] = self._taken(seconds, unpruned)
         return self.known[shape]
 
-    def _passes(self, opened: Checkpoint, engine: str) -> Callable[[Sequence[Any]], None]:
-        """All samples, one by one."""
-        live = engine_of(undecided(opened), engine=engine, device=self.options.device, keep=False)
+    def _passes(self, opened: Checkpoint) -> dict[str, Callable[[Sequence[Any]], None]]:
+        """By engine: all samples, one by one."""
 
-        def run(inputs: Sequence[Any]) -> None:
+        def run(live: Engine, inputs: Sequence[Any]) -> None:
             for sample in inputs:
                 live.ask(sample)
 
-        return run
+        engines = engines_of(undecided(opened), self.engines, device=self.options.device)
+        return {name: partial(run, live) for name, live in engines.items()}
 
 
 def _engines() -> tuple[str, ...]:

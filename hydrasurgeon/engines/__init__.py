@@ -8,6 +8,7 @@ decision state then means the same, whatever computed it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,3 +92,17 @@ def engine_of(
     from hydrasurgeon.engines.graph import in_onnxruntime
 
     return in_onnxruntime(checkpoint, engine, keep=keep)
+
+
+def engines_of(checkpoint: Checkpoint, names: Sequence[str], *, device: str) -> dict[str, Engine]:
+    """Several engines of a checkpoint, whose graph is captured once and not kept."""
+    live = {name: engine_of(checkpoint, device=device) for name in names if name == "torch"}
+    if len(live) == len(names):
+        return live
+    from hydrasurgeon.engines.graph import captured, in_onnxruntime
+
+    content = cache(partial(captured, checkpoint))
+    for name in names:
+        if name not in live:
+            live[name] = in_onnxruntime(checkpoint, name, keep=False, capture=lambda _: content())
+    return live

@@ -33,7 +33,7 @@ from hydrasurgeon.engines.onnx import (
     two_graphs,
     wanted,
 )
-from hydrasurgeon.engines.program import DECIDED, METADATA, Run
+from hydrasurgeon.engines.program import DECIDED, METADATA, Exported, Run
 from hydrasurgeon.engines.sealed import Told, is_sound, sealed
 from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, UsageError
 from hydrasurgeon.families import family_of
@@ -237,7 +237,23 @@ def _answers(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(outputs, wanted(session, outputs)(inputs), strict=True))
 
 
-def in_onnxruntime(checkpoint: Checkpoint, engine: str, *, keep: bool) -> InOnnxruntime:
+Captured = tuple[Exported, Mapping[str, Tensor]]
+"""A graph in float32, and inputs to balance it on."""
+
+
+def captured(checkpoint: Checkpoint) -> Captured:
+    """The graph of a checkpoint."""
+    model = as_classifier(checkpoint, device="cpu", lean=True)
+    return to_onnx(model, plain=True), inputs_of(model)
+
+
+def in_onnxruntime(
+    checkpoint: Checkpoint,
+    engine: str,
+    *,
+    keep: bool,
+    capture: Callable[[Checkpoint], Captured] = captured,
+) -> InOnnxruntime:
     """A graph that runs: the file's own, or one that is captured from the checkpoint."""
     if isinstance(checkpoint, Graph):
         assert checkpoint.run is not None
@@ -250,10 +266,9 @@ def in_onnxruntime(checkpoint: Checkpoint, engine: str, *, keep: bool) -> InOnnx
         return InOnnxruntime(checkpoint, checkpoint.run, checkpoint.outputs, state=state).eval()
 
     def make() -> list[bytes]:
-        model = as_classifier(checkpoint, device="cpu", lean=True)
-        made = to_onnx(model, plain=True)
+        made, inputs = capture(checkpoint)
         if engine == "int8":
-            made = to_int8(made, inputs_of(model))
+            made = to_int8(made, inputs)
         return [made.content]
 
     (session,), notes = _sessions(_places(undecided(checkpoint), [engine], "whole"), make, keep)

@@ -378,7 +378,7 @@ def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
     counted = step_macs(live, inputs, (0,))
     assert counted.first / full == pytest.approx(parts[0], abs=1e-9)
     # What both start from is there already.
-    assert parts[1] - 0.1 < counted.rest / full <= parts[1]
+    assert 0.8 < counted.rest / full < parts[1]
     torch.testing.assert_close(live(inputs)[:, :1], cut(inputs))
     assert all(entry.cost["macs"] >= min(parts) for entry in steps if entry.choice.members == small)
 
@@ -391,8 +391,8 @@ SPEED = {"torch": 2.0, "onnx": 1.0, "int8": 0.25}
 def counted_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model takes as long as it has numbers: no test depends on how fast a machine is."""
 
-    def passes(self: Clock, opened: Any, engine: str) -> float:
-        return SPEED[engine] * stored(opened)
+    def passes(self: Clock, opened: Any) -> dict[str, float]:
+        return {engine: SPEED[engine] * stored(opened) for engine in self.engines}
 
     monkeypatch.setattr(Clock, "_passes", passes)
     monkeypatch.setattr(clock, "interleaved", lambda passes, inputs, runs: dict(passes))
