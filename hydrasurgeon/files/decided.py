@@ -550,18 +550,17 @@ class Decision(Record):
                 [None if a is None else (a.risk, a.delta) for a in (each.abstain, each.limits)]
                 for each in (self, self.cascade)
             ]
-            parts = [self.cascade]
+            parts: list[Decision | Cascade | Alone] = [self, self.cascade]
             if self.cascade.rest is not None:
                 parts.append(self.cascade.rest)
             labels = [
-                None if each.temperatures is None else len(each.temperatures)
-                for each in (self, *parts)
+                None if each.temperatures is None else len(each.temperatures) for each in parts
             ]
             must(
                 (sets[0] == sets[1], "cascade: promises other prediction sets than the hydra"),
                 (risks[0] == risks[1], "cascade: promises another risk than the hydra"),
                 (
-                    all((self.bias is None) == (each.bias is None) for each in parts),
+                    len({each.bias is None for each in parts}) == 1,
                     "cascade: a bias belongs to one logit",
                 ),
                 (
