@@ -100,7 +100,7 @@ def main() -> None:
         )
         stages.close()
     names = {"0": "begin", **{line.partition(".")[0]: line for line in built.plan[1:]}}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"stage": names[number], "seconds": round(wall, 1), "cpu": round(cpu, 1)}
         for number, (wall, cpu) in stages.seconds.items()
     ]

@@ -69,8 +69,8 @@ def parts(model: Path, cache: Path, train: str, val: str) -> dict[str, Path]:
         assert size is not None
         files[name] = cache / f"{name}.safetensors"
         if not files[name].exists():
-            keep = {"method": "taylor", "keep": size.heads, "neurons": size.neurons}
-            hs.prune(scored, compensate="lstsq", out=files[name], **keep, **read)
+            keep: dict[str, Any] = {"keep": size.heads, "neurons": size.neurons}
+            hs.prune(scored, method="taylor", compensate="lstsq", out=files[name], **keep, **read)
     return files
 
 
@@ -113,7 +113,7 @@ def measured(files: dict[str, Path], engine: str, cache: Path, folder: Path) -> 
         outputs[name] = torch.load(place, weights_only=False)
         (last,) = classifiers(as_classifier(open_single(file), device="cpu"))
         linear[name] = (last.weight, last.bias)
-    rows = {}
+    rows: dict[str, Any] = {}
     options = CalibrateOptions.of("model", data="val", out="out")
     for name, sets in outputs.items():
         foreign = [sets["val-ood"]]
@@ -127,7 +127,7 @@ def measured(files: dict[str, Path], engine: str, cache: Path, folder: Path) -> 
         foreign = [both["val-ood"]]
         state, _ = fit_state(both["val"], promise=options, classifiers=pair, foreign=foreign)
         costs = {(0,): StepMacs(part, 1.0), (1,): StepMacs(1.0, part)}
-        macs = MacsOf(1, 2, lambda starters, costs=costs: costs[starters])
+        macs = MacsOf(1, 2, costs.__getitem__)
         fit = CascadeFit(state, both["val"], foreign, macs, seed=0)
         for budget in BUDGETS:
             if budget <= part:
@@ -179,7 +179,7 @@ def main() -> None:
     train, val = (str(folder / f"clinc-{name}.jsonl") for name in ("train", "val"))
     model = arguments.model or cache / "tuned.safetensors"
     if not model.exists():
-        settings = {"max_length": 32, "batch_size": 32}
+        settings: dict[str, Any] = {"max_length": 32, "batch_size": 32}
         hs.finetune(start(), recipe="text", data=train, val=val, set=settings, out=model)
     files = parts(model, cache, train, val)
     rows = {engine: measured(files, engine, cache, folder) for engine in ("torch", "int8")}

@@ -125,6 +125,8 @@ class Front:
     def _small_first(self) -> list[Choice]:
         """Of the best model what is left of it at each size, and the model itself: as cascades."""
         search = self.search
+        if self.options.wanted is not None:  # so many are to answer together
+            return []
         best = max(
             (entry for entry in self.references if entry.choice.members[0] in search.members),
             key=lambda entry: (len(entry.choice.members) == 1, entry.value),

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -282,11 +283,10 @@ class Table:
         """As `calibrate` fits it to these, without what is promised."""
         val = outputs_of(fitting)[0]
         kind = state_score(fitting, self.objective.score)
-        record = Decision.model_construct(
-            **{"temperature": 1.0, **self.problem.fitted(val)},
-            ood=Ood.model_construct(score=kind, threshold=math.inf),
-            conformal=None,
-        )
+        ood: dict[str, Any] = {"score": kind, "threshold": math.inf}
+        fields: dict[str, Any] = {"ood": Ood.model_construct(**ood), "conformal": None}
+        fields |= {"temperature": 1.0, **self.problem.fitted(val)}
+        record = Decision.model_construct(**fields)
         return State(record, scorer(kind, fitting), self.problem)
 
     def _cascade(

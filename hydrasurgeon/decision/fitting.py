@@ -254,8 +254,8 @@ def _ood(
         except DataError as error:
             notes.append(f"--ood-score auto leaves out {error.message}")
     worth = without_ood(candidates, evidence, held, dealt)
-    for kind, fitted in candidates.items():
-        worth[kind] += [_auroc(kind, fitted, held, other) for other in foreign]
+    for kind, candidate in candidates.items():
+        worth[kind] += [_auroc(kind, candidate, held, other) for other in foreign]
     best = best_score(worth)
     auroc = {kind: sum(values) / len(values) for kind, values in worth.items()}
     chosen = candidates[best]

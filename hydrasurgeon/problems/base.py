@@ -396,6 +396,10 @@ class Problem(ABC):
         """Logits of a single model that gives these answers."""
         return answers.clamp_min(TINY).log()
 
+    def chances(self, answers: Tensor) -> Float[Tensor, "choice klass"]:
+        """The probabilities of each choice."""
+        return answers
+
     @abstractmethod
     def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
         """Of some samples, the fields of a `Judged`."""

@@ -334,10 +334,6 @@ class Classes(Problem):
             fields["set_size"] = sets.sum(dim=-1).double()
         return fields
 
-    def chances(self, answers: Tensor) -> Float[Tensor, "choice klass"]:
-        """The probabilities of each choice."""
-        return answers
-
     def together(
         self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
     ) -> JudgedClasses:

@@ -168,7 +168,9 @@ class YesNo(Classes):
         temperature, bias = platt(outputs.logits, outputs.shares)
         return {"temperature": temperature, "joint": None, "bias": bias}
 
-    alone = least
+    def alone(self, outputs: Outputs) -> dict[str, Any]:
+        constants = self.least(outputs)
+        return {name: constants.get(name) for name in ("temperature", "bias")}
 
     def centred(self, logits: Tensor, record: Decision) -> Tensor:
         """Calibrated, for the answer changes at ½."""

@@ -88,7 +88,7 @@ class Sides:
     @property
     def names(self) -> tuple[str, ...]:
         """What is measured: AUROC and FPR95 where there are OOD sets."""
-        names = OF_LABELS
+        names: tuple[str, ...] = OF_LABELS
         if self.amiss is None:
             names = MEASURES
         return tuple(name for name in names if self.outside or name not in ("auroc", "fpr95"))
