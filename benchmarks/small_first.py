@@ -126,8 +126,11 @@ def measured(files: dict[str, Path], engine: str, cache: Path, folder: Path) -> 
         pair = [linear[name], linear["model"]]
         foreign = [both["val-ood"]]
         state, _ = fit_state(both["val"], promise=options, classifiers=pair, foreign=foreign)
-        costs = {(0,): StepMacs(part, 1.0), (1,): StepMacs(1.0, part)}
-        macs = MacsOf(1, 2, costs.__getitem__)
+        costs: dict[tuple[int, ...], StepMacs] = {
+            (0,): StepMacs(part, 1.0),
+            (1,): StepMacs(1.0, part),
+        }
+        macs = MacsOf(1, 2, lambda starters: costs[starters])  # noqa: B023
         fit = CascadeFit(state, both["val"], foreign, macs, seed=0)
         for budget in BUDGETS:
             if budget <= part:

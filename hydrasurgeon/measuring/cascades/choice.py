@@ -304,7 +304,7 @@ def _finished(
 def _nll(state: State, outputs: Outputs) -> float:
     """Of calibrated answers."""
     chances = state.problem.chances(state.answers(outputs.logits))
-    return nll(chances, outputs.truth.flatten())
+    return nll(chances, outputs.truth.flatten().long())
 
 
 def _windows(
