@@ -324,10 +324,11 @@ class PredictOptions(Engines, Answering, Force):
 
 class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
     """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
-    /openapi.json.
+    /openapi.json; also in Open Inference Protocol v2 (/v2) and, of texts, as Text Embeddings
+    Inference does (/predict, /rerank).
 
-    It has no authentication: put it behind what your site uses for that. SIGTERM stops it when what
-    was taken is answered.
+    It has no TLS, and no authentication but --token-env: put it behind what your site uses for
+    that. SIGTERM stops it when what was taken is answered.
     """
 
     host: str = option(
@@ -375,6 +376,12 @@ class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
         metavar="MB",
         group=RUNS,
         help="Megabytes of a request, at most; 1 for texts and 32 for pictures if not given.",
+    )
+    token_env: str | None = option(
+        None,
+        metavar="NAME",
+        group=RUNS,
+        help="Environment variable with a token that requests must bear; health needs none.",
     )
     device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where the model runs.")
     dtype: Dtype = option(

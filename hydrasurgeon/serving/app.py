@@ -6,26 +6,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import importlib.metadata
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from starlette.exceptions import HTTPException as Refused
 from starlette.requests import ClientDisconnect
 
-from hydrasurgeon.serving.inputs import FORM, JSON, PATIENCE, SECOND, Bodies, Full, inputs_of
+from hydrasurgeon.serving.inputs import (
+    FORM,
+    JSON,
+    PATIENCE,
+    SECOND,
+    Asked,
+    Bodies,
+    Full,
+    Row,
+    inputs_of,
+)
+from hydrasurgeon.serving.open_inference import HEADER, Signature
+from hydrasurgeon.serving.text_inference import asked_by_hub, asked_to_predict, asked_to_rerank
 
 if TYPE_CHECKING:
     from hydrasurgeon.problems.base import Problem
 
-Row = dict[str, Any]
-"""An answer, as `predict` writes it."""
+UNPROTECTED = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
+"""Routes that need no token."""
 
 
 class Batcher:
@@ -143,6 +159,17 @@ TYPES = {
 """A kind of value in an answer, as OpenAPI has it."""
 
 
+Reading = Callable[[bytes, int], Awaitable[Asked]]
+"""What a body asks, of at most so many inputs."""
+
+
+def shortened(rows: Sequence[Row], top: int) -> list[Row]:
+    """Answers with so many of the most probable labels; another request in their pass may have
+    wanted more.
+    """
+    return [{**row, "top": row["top"][:top]} if "top" in row else row for row in rows]
+
+
 @dataclass(frozen=True)
 class Service:
     """What answers requests: their inputs are prepared by `transform` and wait in the batcher."""
@@ -151,31 +178,44 @@ class Service:
     counts: Counts
     transform: Any
     bodies: Bodies
+    top: int
+    """Most probable labels that an answer lists."""
 
     @property
     def reads(self) -> str:
         """`text` or `image`."""
         return getattr(self.transform, "kind", "image")
 
-    async def _answered(self, request: Request) -> list[dict[str, Any]]:
-        content_type, batcher = request.headers.get("content-type", ""), self.batcher
-        async with self.bodies.whole(request) as body:
-            sent = await inputs_of(content_type, body, self.reads, batcher.size)
-        with batcher.places(len(sent)):
-            self.counts.waiting.set(batcher.taken)
-            prepared = asyncio.to_thread(
-                lambda: [(each.id, each.prepared(self.transform)) for each in sent]
-            )
-            return await batcher.rows(await prepared)
-
-    async def predict(self, request: Request) -> dict[str, Any]:
+    async def predict(self, request: Request) -> Any:
         """An answer for each input, in order; or one message."""
+        content_type = request.headers.get("content-type", "")
+
+        async def read(body: bytes, most: int) -> Asked:
+            inputs = await inputs_of(content_type, body, self.reads, most)
+            return Asked(inputs, lambda rows: {"answers": shortened(rows, self.top)}, self.top)
+
+        return await self.answered(request, read)
+
+    async def _reply(self, request: Request, read: Reading) -> Any:
+        async with self.bodies.whole(request) as body:
+            asked = await read(body, self.batcher.size)
+        with self.batcher.places(len(asked.inputs)):
+            self.counts.waiting.set(self.batcher.taken)
+            prepared = asyncio.to_thread(
+                lambda: [
+                    (each.id, each.prepared(self.transform), asked.top) for each in asked.inputs
+                ]
+            )
+            return asked.reply(await self.batcher.rows(await prepared))
+
+    async def answered(self, request: Request, read: Reading) -> Any:
+        """The reply to what is read from a body, in whatever protocol."""
         start, status = time.perf_counter(), 500
         try:
-            answers = await self._answered(request)
+            reply = await self._reply(request, read)
             status = 200
             self.counts.seconds.observe(time.perf_counter() - start)
-            return {"answers": answers}
+            return reply
         except Refused as error:
             status = error.status_code
             raise
@@ -214,7 +254,9 @@ class Service:
         return Response(self.counts.text(), media_type="text/plain; version=0.0.4")
 
 
-def app_of(service: Service, *, columns: Mapping[str, str], name: str) -> FastAPI:
+def app_of(
+    service: Service, *, columns: Mapping[str, str], model: Signature, token: str | None = None
+) -> FastAPI:
     """The routes of a service whose answers have these columns, each of a kind."""
 
     @asynccontextmanager
@@ -223,18 +265,92 @@ def app_of(service: Service, *, columns: Mapping[str, str], name: str) -> FastAP
         yield  # until the last request that was taken is answered
         work.cancel()
 
+    async def admitted(request: Request) -> None:
+        sent = request.headers.get("authorization", "").encode()
+        right = token is None or hmac.compare_digest(sent, f"Bearer {token}".encode())
+        if not right and request.url.path not in UNPROTECTED:
+            raise HTTPException(401, "the bearer token is wrong", {"WWW-Authenticate": "Bearer"})
+
     app = FastAPI(
         title="hydrasurgeon",
-        description=f"Answers of {name}, as `predict` writes them.",
+        description=f"Answers of {model.name}, as `predict` writes them.",
         lifespan=running,
         docs_url=None,  # it would load its scripts from elsewhere
         redoc_url=None,
+        dependencies=[Depends(admitted)],
     )
     app.post("/v1/predict", **_described(service.reads, columns))(service.predict)
     app.get("/health")(service.health)
     app.get("/ready")(service.ready)
     app.get("/metrics")(service.metrics)
+    app.exception_handler(Refused)(_refusal)
+    _open_inference(app, service, model)
+    if service.reads == "text":
+        _text_inference(app, service, ranks="logit" in columns)
     return app
+
+
+async def _refusal(request: Request, error: Refused) -> Response:
+    """One message, as each protocol has it."""
+    path, status = request.url.path, error.status_code
+    if path.startswith("/v2"):
+        status = 400 if status == 422 else status
+    others = path.startswith("/v2") or path in ("/", "/predict", "/rerank")
+    return JSONResponse({"error" if others else "detail": error.detail}, status, error.headers)
+
+
+def _open_inference(app: FastAPI, service: Service, model: Signature) -> None:
+    """The routes of Open Inference Protocol v2."""
+
+    def check(name: str) -> None:
+        if name != model.name:
+            raise HTTPException(404, f"no model {name!r}; here is {model.name!r}")
+
+    async def server() -> Any:
+        version = importlib.metadata.version("hydrasurgeon")
+        return {
+            "name": "hydrasurgeon",
+            "version": version,
+            "extensions": ["binary_tensor_data"],
+        }
+
+    async def metadata(name: str) -> Any:
+        check(name)
+        return model.described()
+
+    async def ready(name: str) -> Any:
+        check(name)
+        return await service.ready()
+
+    async def infer(name: str, request: Request) -> Any:
+        check(name)
+        header = request.headers.get(HEADER)
+
+        async def read(body: bytes, most: int) -> Asked:
+            return await asyncio.to_thread(model.asked, header, body, most)
+
+        return await service.answered(request, read)
+
+    app.get("/v2")(server)
+    app.get("/v2/health/live")(service.health)
+    app.get("/v2/health/ready")(service.ready)
+    app.get("/v2/models/{name}")(metadata)
+    app.get("/v2/models/{name}/ready")(ready)
+    app.post("/v2/models/{name}/infer")(infer)
+
+
+def _text_inference(app: FastAPI, service: Service, *, ranks: bool) -> None:
+    """The routes of Text Embeddings Inference and of InferenceClient."""
+
+    def route(path: str, asked: Callable[[bytes, int], Asked]) -> None:
+        async def answer(request: Request) -> Any:
+            return await service.answered(request, partial(asyncio.to_thread, asked))
+
+        app.post(path, summary=path)(answer)
+
+    route("/", asked_by_hub)
+    route("/predict", asked_to_predict)
+    route("/rerank", partial(asked_to_rerank, ranks=ranks))
 
 
 def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import base64
 import binascii
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +45,14 @@ BODY = 'the body is not {"inputs": [...]}'
 """What is wrong with JSON of another shape."""
 PIECES = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[{,]', re.DOTALL)
 """A string of a JSON text, or what stands between its values."""
-PIECES_OF_INPUT = 12
-"""An input has at most three names, three values and what stands between them."""
+PIECES_OF_INPUT, PIECES_OF_REQUEST = 12, 512
+"""An input has at most three names, three values and what stands between them; a request in another
+protocol describes itself besides.
+"""
+Row = dict[str, Any]
+"""An answer, as `predict` writes it."""
+ALL = sys.maxsize
+"""So many of the most probable labels: each."""
 
 
 class Full(Exception):
@@ -112,6 +119,16 @@ class Input:
             raise HTTPException(422, error.message) from error
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a request wants answered, and what its client is told."""
+
+    inputs: Sequence[Input]
+    reply: Callable[[list[Row]], Any]
+    top: int = ALL
+    """Most probable labels that the reply needs."""
+
+
 async def inputs_of(content_type: str, body: bytes, reads: str, most: int) -> list[Input]:
     """The inputs in a body, at most so many, for a model that reads texts (`text`) or pictures
     (`image`).
@@ -124,21 +141,25 @@ async def inputs_of(content_type: str, body: bytes, reads: str, most: int) -> li
     raise HTTPException(415, f"the content type is not {JSON} or {FORM}")
 
 
-def _listed(body: bytes, reads: str, most: int) -> list[Input]:
-    """The inputs of a JSON text; how many there are is known before any is built."""
+def parsed(body: bytes, most: int) -> Any:
+    """A JSON text of at most so many inputs, which are counted before any is built."""
     for number, _ in enumerate(PIECES.finditer(body)):
-        if number > PIECES_OF_INPUT * (most + 1):
+        if number > PIECES_OF_INPUT * (most + 1) + PIECES_OF_REQUEST:
             raise HTTPException(413, f"more values than {most:,} inputs have")
     try:
-        content = parse_json(body, "the body", most=len(body), error=DataError)
+        return parse_json(body, "the body", most=len(body), error=DataError)
     except DataError as error:
         raise HTTPException(400, error.message) from error
-    entries = None
+
+
+def _listed(body: bytes, reads: str, most: int) -> list[Input]:
+    """The inputs of a JSON text."""
+    content, entries = parsed(body, most), None
     if isinstance(content, dict) and set(content) == {"inputs"}:
         entries = content["inputs"]
     if not isinstance(entries, list):
         raise HTTPException(422, BODY)
-    _check_count(len(entries), most)
+    check_count(len(entries), most)
     return [_entry(entry, reads, at) for at, entry in enumerate(entries)]
 
 
@@ -161,21 +182,21 @@ async def _filled_in(content_type: str, body: bytes, reads: str, most: int) -> l
     try:
         async with request.form(max_files=most + 1, max_fields=most + 1) as form:
             parts = [part for _, part in form.multi_items()]
-            _check_count(len(parts), most)
+            check_count(len(parts), most)
             contents = [await _part(part, reads, at) for at, part in enumerate(parts)]
     except MultiPartException as error:
         raise HTTPException(400, error.message) from error
-    return [_input(f"part {at}", at, content) for at, content in enumerate(contents)]
+    return [input_of(f"part {at}", at, content) for at, content in enumerate(contents)]
 
 
-def _check_count(count: int, most: int) -> None:
+def check_count(count: int, most: int) -> None:
     if count == 0:
         raise HTTPException(422, "there are no inputs")
     if count > most:
         raise HTTPException(413, f"{count:,} inputs; at most {most:,} are taken in one request")
 
 
-def _input(where: str, name: str | int, content: str | tuple[str, str] | bytes) -> Input:
+def input_of(where: str, name: str | int, content: str | tuple[str, str] | bytes) -> Input:
     """An input within its bounds."""
     if len(str(name).encode()) > MAX_ID:
         raise HTTPException(422, f"{where}: its id has more than {MAX_ID:,} bytes")
@@ -204,9 +225,9 @@ def _entry(entry: Any, reads: str, at: int) -> Input:
     if not set(fields) <= {"id", reads}:
         raise HTTPException(422, f'{where}: holds more than "id" and "{reads}"')
     if reads == "text":
-        return _input(where, name, content if second is None else (content, second))
+        return input_of(where, name, content if second is None else (content, second))
     try:
-        return _input(where, name, base64.b64decode(content, validate=True))
+        return input_of(where, name, base64.b64decode(content, validate=True))
     except (binascii.Error, ValueError) as error:
         raise HTTPException(422, f"{where}: is not base64") from error
 

@@ -5,6 +5,7 @@ taken.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def serve(arguments: ServeOptions) -> Served:
     """Answer requests until a signal comes."""
     need(*PACKAGES, purpose="serve", extra="serve")
     check_engine(arguments, arguments.dtype)
+    token = _token(arguments.token_env)
     opened = classifying(open_any(arguments.checkpoint, arch=arguments.arch), arguments)
     need_classes(opened.manifest, opened.path)
     check_cascades([opened] if arguments.cascade else [])
@@ -67,7 +69,7 @@ def serve(arguments: ServeOptions) -> Served:
     with _bound(arguments) as listener, _kept(place) as kept:
         from hydrasurgeon.serving.connections import BACKLOG, server_of
 
-        app, counts = _app(opened, arguments, kept)
+        app, counts = _app(opened, arguments, kept, token)
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         listener.listen(BACKLOG)  # who reads the next line may connect at once
@@ -86,14 +88,15 @@ def serve(arguments: ServeOptions) -> Served:
 
 
 def _app(
-    opened: Checkpoint, arguments: ServeOptions, kept: Appended | None
+    opened: Checkpoint, arguments: ServeOptions, kept: Appended | None, token: str | None = None
 ) -> tuple[FastAPI, Counts]:
     """The routes around a model that has answered once, and what is counted."""
     from torch.utils.data import default_collate
 
     from hydrasurgeon.data.batches import batch_size_of
-    from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
+    from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of, shortened
     from hydrasurgeon.serving.inputs import Bodies
+    from hydrasurgeon.serving.open_inference import DATATYPES, Signature
 
     model = engine_of(
         opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
@@ -102,12 +105,13 @@ def _app(
 
     def answer(samples: list[Any]) -> list[dict[str, Any]]:
         answers = model.answered(
-            collate([prepared for _, prepared in samples]), cascade=arguments.cascade
+            collate([prepared for _, prepared, _ in samples]), cascade=arguments.cascade
         )
-        return model.rows(answers, [{"id": name} for name, _ in samples], arguments.top)
+        top = max(top for _, _, top in samples)
+        return model.rows(answers, [{"id": name} for name, _, _ in samples], top)
 
     # What cannot answer fails before it listens.
-    answer([(0, _first(kind_read(opened.manifest), model.transform))])
+    (begun,) = answer([(0, _first(kind_read(opened.manifest), model.transform), arguments.top)])
     uncalibrated = without_state(opened.name) if model.state is None else None
     otherwise = fitted_otherwise(opened, arguments.engine)
     for note in filter(None, (opened.note, uncalibrated, otherwise, *model.notes)):
@@ -117,7 +121,7 @@ def _app(
         rows = answer(samples)
         counts.add(rows, model.members, model.problem)
         if kept is not None:
-            counts.answers_lost.inc(kept.add(rows))
+            counts.answers_lost.inc(kept.add(shortened(rows, arguments.top)))
         return rows
 
     batch = batch_size_of(arguments.batch_size)
@@ -128,9 +132,35 @@ def _app(
     columns = columns_of(model.problem)
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
-    return app_of(
-        Service(batcher, counts, model.transform, Bodies(most)), columns=columns, name=opened.name
-    ), counts
+    service = Service(batcher, counts, model.transform, Bodies(most), arguments.top)
+    tensors = {
+        name: kind
+        for name, kind in columns.items()
+        if name != "id" and kind in DATATYPES and begun.get(name) is not None
+    }
+    known = opened.manifest.model
+    labels = known.labels or range(known.num_classes)
+    if "top" not in columns or len({*labels}) < len(labels):
+        labels = ()  # their probabilities could not be told apart
+    signature = Signature(_name(opened.path), service.reads, tensors, labels)
+    return app_of(service, columns=columns, model=signature, token=token), counts
+
+
+def _name(path: Path) -> str:
+    """A checkpoint's name as that of a model."""
+    return path.name.removesuffix(".safetensors").removesuffix(".onnx")
+
+
+def _token(variable: str | None) -> str | None:
+    """What an environment variable holds."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise UsageError(
+            f"--token-env {variable}: this variable is not set",
+            hint=f"Set it: {variable}=… hydrasurgeon serve …",
+        )
+    return os.environ[variable]
 
 
 def _first(reads: str, transform: Callable[[Any], Any]) -> Any:

@@ -102,9 +102,10 @@ def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any)
     from hydrasurgeon.data.texts import Tokenize
     from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
     from hydrasurgeon.serving.inputs import Bodies
+    from hydrasurgeon.serving.open_inference import Signature
 
     def echo(samples: list[Any]) -> list[Any]:
-        return [row(name, sample) for name, sample in samples]
+        return [row(name, sample) for name, sample, _ in samples]
 
     limits = {"batch": 4, "wait": 0.0, "size": 8} | {
         name: bound for name, bound in bounds.items() if name != "inputs"
@@ -112,8 +113,10 @@ def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any)
     most = limits.pop("most_bytes", 1 << 20)
     batcher = Batcher(answer or echo, **limits)
     transform = Tokenize(lambda: None, max_length=8, inputs=bounds.get("inputs"))
-    service = Service(batcher, Counts(), transform, Bodies(most))
-    return app_of(service, columns={"id": "text"}, name="m")
+    service = Service(batcher, Counts(), transform, Bodies(most), 5)
+    columns = {"label": "text", "total": "number", "unfamiliar": "flag", "members_run": "whole"}
+    model = Signature("m", "text", columns, ())
+    return app_of(service, columns={"id": "text"}, model=model)
 
 
 def png(width: int = 8, height: int = 8) -> bytes:
@@ -369,7 +372,7 @@ def test_requests_that_come_together_run_together_and_more_than_may_wait_are_ref
     def answer(samples: list[Any]) -> list[Any]:
         go.wait(30)
         sizes.append(len(samples))
-        return [row(name, sample) for name, sample in samples]
+        return [row(name, sample) for name, sample, _ in samples]
 
     def body(*names: str) -> bytes:
         return json.dumps({"inputs": names}).encode()

@@ -1,0 +1,232 @@
+"""Open Inference Protocol v2: tensors of texts or files of pictures → tensors of `predict`'s columns,
+in JSON or binary behind it, as Triton's client sends them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException, Response
+
+from hydrasurgeon.serving.inputs import ALL, JSON, SECOND, Asked, Row, input_of, parsed
+
+DATATYPES = {"text": "BYTES", "names": "BYTES", "number": "FP32", "flag": "BOOL", "whole": "INT64"}
+"""A kind of column as the protocol has it."""
+PACKED = {"FP32": "f", "BOOL": "?", "INT64": "q"}
+"""A datatype as `struct` has it."""
+PROBABILITIES = "probabilities"
+"""The output of every class's probability, in their order."""
+HEADER = "Inference-Header-Content-Length"
+"""Bytes of the JSON, where binary tensors follow it."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A model as the protocol knows it."""
+
+    name: str
+    reads: str
+    """`text` or `image`."""
+    columns: Mapping[str, str]
+    """Outputs that have one value for each input, each of a kind."""
+    labels: Sequence[str | int]
+    """The classes, where there is an output of all their probabilities."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """Names of tensors that are read; the second may be missing."""
+        return ("text", SECOND) if self.reads == "text" else ("image",)
+
+    @property
+    def outputs(self) -> dict[str, dict[str, Any]]:
+        """What is answered, by name."""
+        made: dict[str, dict[str, Any]] = {
+            name: {"name": name, "datatype": DATATYPES[kind], "shape": [-1]}
+            for name, kind in self.columns.items()
+        }
+        if self.labels:
+            made[PROBABILITIES] = {
+                "name": PROBABILITIES,
+                "datatype": "FP32",
+                "shape": [-1, len(self.labels)],
+                "parameters": {"labels": list(self.labels)},
+            }
+        return made
+
+    def described(self) -> dict[str, Any]:
+        """The protocol's metadata of a model."""
+        inputs = [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in self.inputs]
+        return {
+            "name": self.name,
+            "platform": "hydrasurgeon",
+            "inputs": inputs,
+            "outputs": [*self.outputs.values()],
+        }
+
+    def asked(self, header: str | None, body: bytes, most: int) -> Asked:
+        """What a request for inference wants."""
+        length = len(body) if header is None else _length(header, len(body))
+        request = parsed(body[:length], most)
+        if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):
+            raise HTTPException(400, 'the body is not {"inputs": [...]}')
+        tensors = dict(_tensors(request["inputs"], body[length:], most))
+        names = self.inputs[: len(tensors)] or self.inputs
+        if set(names) != set(tensors):
+            wanted = " and ".join(self.inputs)
+            raise HTTPException(400, f"inputs: {', '.join(tensors)}; this model reads {wanted}")
+        if len({len(values) for values in tensors.values()}) > 1:
+            raise HTTPException(400, "inputs: their shapes differ")
+        samples = [*zip(*(tensors[name] for name in names), strict=True)]
+        inputs = [
+            input_of(f"inputs[{at}]", at, self._content(f"inputs[{at}]", sample))
+            for at, sample in enumerate(samples)
+        ]
+        wanted_outputs = self._wanted(request)
+        top = ALL if PROBABILITIES in wanted_outputs else 1
+        return Asked(inputs, lambda rows: self._reply(request, wanted_outputs, rows), top)
+
+    def _content(self, where: str, sample: Sequence[str | bytes]) -> Any:
+        """A text, a pair of texts, or the bytes of a picture."""
+        try:
+            if self.reads == "text":
+                texts = [each if isinstance(each, str) else each.decode() for each in sample]
+                return texts[0] if len(texts) == 1 else tuple(texts)
+            (sent,) = sample
+            return sent if isinstance(sent, bytes) else base64.b64decode(sent, validate=True)
+        except UnicodeDecodeError as error:
+            raise HTTPException(400, f"{where}: is not UTF-8 text") from error
+        except (binascii.Error, ValueError) as error:
+            raise HTTPException(400, f"{where}: is not base64") from error
+
+    def _wanted(self, request: Mapping[str, Any]) -> dict[str, bool]:
+        """Outputs by name, and whether each is to be binary."""
+        always = _flag(request, "binary_data_output")
+        listed = request.get("outputs") or [{"name": name} for name in self.outputs]
+        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+            raise HTTPException(400, "outputs: is no list of objects")
+        for each in listed:
+            if str(each.get("name")) not in self.outputs:
+                known = ", ".join(self.outputs)
+                raise HTTPException(400, f"outputs: no {each.get('name')!r}; there are {known}")
+        return {each["name"]: _flag(each, "binary_data", always) for each in listed}
+
+    def _reply(
+        self, request: Mapping[str, Any], wanted: Mapping[str, bool], rows: Sequence[Row]
+    ) -> Response:
+        made, tail = [], b""
+        for name, binary in wanted.items():
+            tensor = {**self.outputs[name]}
+            values = self._values(name, tensor["datatype"], rows)
+            tensor["shape"] = [len(rows), *tensor["shape"][1:]]
+            if binary:
+                content = _packed(tensor["datatype"], values)
+                tensor["parameters"] = {"binary_data_size": len(content)}
+                tail += content
+            else:
+                tensor["data"] = values
+            made.append(tensor)
+        reply: dict[str, Any] = {"model_name": self.name, "outputs": made}
+        if "id" in request:
+            reply["id"] = request["id"]
+        head = json.dumps(reply, ensure_ascii=False).encode()
+        if not any(wanted.values()):
+            return Response(head, media_type=JSON)
+        headers = {HEADER: str(len(head))}
+        return Response(head + tail, media_type="application/octet-stream", headers=headers)
+
+    def _values(self, name: str, datatype: str, rows: Sequence[Row]) -> list[Any]:
+        """An output, row by row."""
+        if name == PROBABILITIES:
+            chances = [dict(row["top"]) for row in rows]
+            return [each[label] for each in chances for label in self.labels]
+        values = [row[name] for row in rows]
+        return [_text(each) for each in values] if datatype == "BYTES" else values
+
+
+def _text(value: Any) -> str:
+    """A label, or the labels that hold, as tables have them."""
+    return "|".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _length(header: str, most: int) -> int:
+    if not header.isdecimal() or int(header) > most:
+        raise HTTPException(400, f"{HEADER}: is not the length of the JSON")
+    return int(header)
+
+
+def _flag(entry: Mapping[str, Any], name: str, usual: bool = False) -> bool:
+    """One of its parameters."""
+    parameters = entry.get("parameters") or {}
+    value = parameters.get(name, usual) if isinstance(parameters, dict) else None
+    if not isinstance(value, bool):
+        raise HTTPException(400, f"parameters: {name} is neither true nor false")
+    return value
+
+
+def _tensors(
+    listed: Sequence[Any], tail: bytes, most: int
+) -> Iterator[tuple[str, list[str | bytes]]]:
+    """The inputs by name; binary ones follow one another in the tail."""
+    for at, tensor in enumerate(listed):
+        if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
+            raise HTTPException(400, f"inputs[{at}]: has no name")
+        where = f"input {tensor['name']}"
+        if tensor.get("datatype") != "BYTES":
+            raise HTTPException(400, f"{where}: is {tensor.get('datatype')}; BYTES are read")
+        count = _count(where, tensor.get("shape"), most)
+        parameters = tensor.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise HTTPException(400, f"{where}: its parameters are no object")
+        size, values = parameters.get("binary_data_size"), tensor.get("data")
+        if size is not None:
+            if type(size) is not int or not 0 <= size <= len(tail):
+                raise HTTPException(400, f"{where}: its binary data are not there")
+            values, tail = _unpacked(where, tail[:size]), tail[size:]
+        elif isinstance(values, list) and all(isinstance(each, list) for each in values):
+            values = [each for row in values for each in row]
+        if not isinstance(values, list) or not all(isinstance(v, str | bytes) for v in values):
+            raise HTTPException(400, f"{where}: its data are no list of strings")
+        if len(values) != count:
+            raise HTTPException(400, f"{where}: {len(values)} values, {count} by its shape")
+        yield tensor["name"], values
+    if tail:
+        raise HTTPException(400, "more binary data than the inputs have")
+
+
+def _count(where: str, shape: Any, most: int) -> int:
+    """Values of a tensor, one for each input."""
+    whole = isinstance(shape, list) and all(type(each) is int for each in shape)
+    if not whole or len(shape) not in (1, 2) or shape[1:] not in ([], [1]) or shape[0] < 1:
+        raise HTTPException(400, f"{where}: its shape is {shape}; [n] and [n, 1] are read")
+    if shape[0] > most:
+        raise HTTPException(413, f"{shape[0]:,} inputs; at most {most:,} are taken in one request")
+    return int(shape[0])
+
+
+def _unpacked(where: str, content: bytes) -> list[bytes]:
+    """Strings behind their lengths."""
+    values, at = [], 0
+    while at < len(content):
+        if at + 4 > len(content):
+            raise HTTPException(400, f"{where}: its binary data are cut")
+        (length,) = struct.unpack_from("<I", content, at)
+        at += 4 + length
+        if at > len(content):
+            raise HTTPException(400, f"{where}: its binary data are cut")
+        values.append(content[at - length : at])
+    return values
+
+
+def _packed(datatype: str, values: Sequence[Any]) -> bytes:
+    if datatype == "BYTES":
+        encoded = [each.encode() for each in values]
+        return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+    numbers = [math.nan if each is None else each for each in values]
+    return struct.pack(f"<{len(values)}{PACKED[datatype]}", *numbers)

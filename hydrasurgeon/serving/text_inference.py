@@ -1,0 +1,113 @@
+"""Text Embeddings Inference's `/predict` and `/rerank`, and Hugging Face's InferenceClient, from and
+to rows of `predict`. Scores are its probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import HTTPException
+
+from hydrasurgeon.serving.inputs import Asked, Input, Row, check_count, input_of, parsed
+
+IGNORED = {"truncate", "truncation_direction"}
+"""Options of Text Embeddings Inference: a text is cut as `predict` cuts it."""
+RERANK = "/rerank needs a model of one logit"
+
+
+def asked_to_predict(body: bytes, most: int) -> Asked:
+    """A text, a pair of two, or a list of such lists; scores of labels, the largest first."""
+    request = _fields(body, most, {"inputs", "raw_scores", *IGNORED})
+    _no_raw_scores(request)
+    return _labelled(request["inputs"], most, alone=True)
+
+
+def asked_by_hub(body: bytes, most: int) -> Asked:
+    """As InferenceClient asks: the answer to one text is a list of lists, too."""
+    request = _fields(body, most, {"inputs", "parameters"})
+    parameters = request.get("parameters") or {}
+    if not isinstance(parameters, dict) or not set(parameters) <= {"top_k"}:
+        raise HTTPException(422, "parameters: only top_k is read")
+    top = parameters.get("top_k")
+    if top is not None and (type(top) is not int or top < 1):
+        raise HTTPException(422, "top_k: is no number of labels")
+    return _labelled(request["inputs"], most, alone=False, top=top)
+
+
+def asked_to_rerank(body: bytes, most: int, *, ranks: bool) -> Asked:
+    """Texts for a query; their places and scores, the best first."""
+    request = _fields(body, most, {"query", "texts", "raw_scores", "return_text", *IGNORED})
+    if not ranks:
+        raise HTTPException(422, RERANK)
+    query: Any = request.get("query")
+    texts: Any = request.get("texts")
+    if not isinstance(query, str) or not _all_texts(texts):
+        raise HTTPException(422, 'the body is not {"query": "…", "texts": ["…", …]}')
+    check_count(len(texts), most)
+    score = "logit" if _flag(request, "raw_scores") else "probability"
+    with_text = _flag(request, "return_text")
+
+    def reply(rows: list[Row]) -> list[Row]:
+        ranked = [{"index": at, "score": row[score]} for at, row in enumerate(rows)]
+        if with_text:
+            ranked = [{**each, "text": texts[each["index"]]} for each in ranked]
+        return sorted(ranked, key=lambda each: -each["score"])
+
+    return Asked([input_of(f"texts[{at}]", at, (query, t)) for at, t in enumerate(texts)], reply)
+
+
+def _labelled(sent: Any, most: int, *, alone: bool, top: int | None = None) -> Asked:
+    """Inputs whose answers are scores of labels."""
+    single = isinstance(sent, str) or (_all_texts(sent) and len(sent) <= 2)
+    entries = [sent] if single else sent
+    if not isinstance(entries, list):
+        raise HTTPException(422, "inputs: is neither a text nor a list")
+    check_count(len(entries), most)
+    inputs = [_input(at, entry) for at, entry in enumerate(entries)]
+
+    def reply(rows: list[Row]) -> Any:
+        scores = [_scores(row)[:top] for row in rows]
+        return scores[0] if single and alone else scores
+
+    return Asked(inputs, reply)
+
+
+def _input(at: int, entry: Any) -> Input:
+    texts = [entry] if isinstance(entry, str) else entry
+    if not _all_texts(texts) or len(texts) not in (1, 2):
+        raise HTTPException(422, f"inputs[{at}]: is neither a text nor a pair of texts")
+    return input_of(f"inputs[{at}]", at, texts[0] if len(texts) == 1 else (texts[0], texts[1]))
+
+
+def _scores(row: Row) -> list[Row]:
+    """The labels of an answer, the most probable first."""
+    if "top" in row:
+        return [{"label": str(label), "score": p} for label, p in row["top"]]
+    if "logit" in row:
+        return [{"label": "yes", "score": row["probability"]}]
+    raise HTTPException(422, "the model answers with numbers; ask /v1/predict")
+
+
+def _fields(body: bytes, most: int, names: set[str]) -> dict[str, Any]:
+    request = parsed(body, most)
+    if not isinstance(request, dict) or not set(request) <= names:
+        raise HTTPException(422, f"the body is no object of {', '.join(sorted(names))}")
+    if "inputs" in names and "inputs" not in request:
+        raise HTTPException(422, "there are no inputs")
+    return request
+
+
+def _no_raw_scores(request: dict[str, Any]) -> None:
+    if _flag(request, "raw_scores"):
+        raise HTTPException(422, "raw_scores: the scores are calibrated probabilities")
+
+
+def _flag(request: dict[str, Any], name: str) -> bool:
+    value = request.get(name, False)
+    if not isinstance(value, bool):
+        raise HTTPException(422, f"{name}: is neither true nor false")
+    return value
+
+
+def _all_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, str) for each in values)
