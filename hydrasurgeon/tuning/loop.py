@@ -116,13 +116,7 @@ def train(
     standing = TrainingPosition()
     model.to(accelerator.device)
     copies = Copies(model, training.recipe, validated=training.validation is not None)
-    # What else decides the bits of the next step.
-    place = {
-        "dtype": run.dtype,
-        "device": accelerator.device.type,
-        "processes": accelerator.num_processes,
-    }
-    state = replace(state, identity={**state.identity, **place})
+    state = _placed(state, run, accelerator)
     if resume and (before := state.read(model, optimizer, copies.expected)) is not None:
         standing = before[0]
         copies.restore(before[1])
@@ -180,6 +174,16 @@ def train(
         stopped_early=standing.step < total,
         is_main=accelerator.is_main_process,
     )
+
+
+def _placed(state: TrainingState, run: Run, accelerator: Any) -> TrainingState:
+    """The state with what else decides the bits of the next step."""
+    place = {
+        "dtype": run.dtype,
+        "device": accelerator.device.type,
+        "processes": accelerator.num_processes,
+    }
+    return replace(state, identity={**state.identity, **place})
 
 
 def _line(entry: Mapping[str, float]) -> str:
