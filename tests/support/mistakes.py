@@ -331,6 +331,13 @@ MISTAKES = (
     Mistake("A picture in an unknown format", f"{BUILD} p.pdf", 2),
     Mistake("A hydra where one selection is expected", "inspect hydra a", 2),
     Mistake("Eight bits without data to check them on", "export vit --int8", 2),
+    Mistake("A hydra as a stock directory", "export hydra --format stock -o stock/", 4),
+    Mistake(
+        "An option that is none, in a file",
+        "prune run.toml",
+        2,
+        lambda folder: (folder / "run.toml").write_text('checkpoint = "vit"\nkeeep = 2\n'),
+    ),
     Mistake("A padded hydra", "export hydra --format padded", 2),
     Mistake(
         "A directory that is not empty", "demo -o full", 2, folder_of("full", {"notes.txt": "mine"})
@@ -523,6 +530,7 @@ MISTAKES = (
         6,
         without=("kmedoids", "kneed"),
     ),
+    Mistake("Remote data that is not there", "eval vit --data memory://none.parquet", 5),
     Mistake(
         "ONNX without its packages", "export vit", 6, without=("onnx", "onnxscript", "onnxruntime")
     ),
