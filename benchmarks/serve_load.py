@@ -1,11 +1,12 @@
 """`serve` under load: 64 clients over loopback, every answer compared with what `predict` says of the same picture.
 
 The model is the demo's hydra of three, calibrated with a cascade. Clients ask one picture at a time, over a connection
-that they keep, as fast as answers come. Before and after, for a tenth of the time each, one process answers the same
-pictures one by one without a server: decode, decide, make the row. Writes benchmarks/results/serve.json, from which
-tools/render_docs.py makes a passage of docs/guide/serving.md.
+that they keep, as fast as answers come; every request that was sent is counted as answered, refused or lost. Before and
+after, for a tenth of the time each, one process answers the same pictures one by one without a server: decode, decide,
+make the row. So does a plain loop over the exported graph (all members, no rows) in onnxruntime. Writes
+benchmarks/results/serve.json, from which tools/render_docs.py makes a passage of docs/guide/serving.md.
 
-    python benchmarks/serve_load.py hydra-demo/hydra [--seconds 300] [--clients 64]
+    python benchmarks/serve_load.py hydra-demo/hydra [--seconds 600] [--clients 64] [-o F.json]
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -46,24 +48,54 @@ def bodies(count: int) -> list[bytes]:
     return made
 
 
-def sequential(ready: Path, requests: list[bytes], seconds: float) -> list[float]:
+def one_by_one(
+    answer: Callable[[bytes], Any], requests: list[bytes], seconds: float
+) -> list[float]:
     """Latencies of one process that answers one picture after another."""
-    import hydrasurgeon as hs
-    from hydrasurgeon.data.images import decode
-    from hydrasurgeon.problems.base import rows_of
-
-    model, latencies = hs.load(ready, device="cpu"), []
-    pictures = [base64.b64decode(json.loads(body)["inputs"][0]) for body in requests]
+    pictures, latencies = [base64.b64decode(json.loads(body)["inputs"][0]) for body in requests], []
     end, at = time.perf_counter() + seconds, -20
     while (start := time.perf_counter()) < end or at < 1:
-        inputs = model.transform(decode(pictures[at % len(pictures)], "picture"))[None]
-        json.dumps(
-            rows_of(model.decide(inputs), [{"id": at}], names=model.manifest.model.labels, top=5)
-        )
+        answer(pictures[at % len(pictures)])
         at += 1
         if at > 0:  # the first ones warm it up
             latencies.append(time.perf_counter() - start)
     return latencies
+
+
+def alone(ready: Path) -> Callable[[bytes], Any]:
+    """What `serve` does with a picture, without a server."""
+    import hydrasurgeon as hs
+    from hydrasurgeon.data.images import decode
+    from hydrasurgeon.problems.base import rows_of
+
+    model = hs.load(ready, device="cpu")
+    names = model.manifest.model.labels
+
+    def answer(picture: bytes) -> str:
+        decided = model.decide(model.transform(decode(picture, "picture"))[None])
+        return json.dumps(rows_of(decided, [{"id": 0}], names=names, top=5))
+
+    return answer
+
+
+def plain(ready: Path, folder: Path) -> Callable[[bytes], Any]:
+    """What a loop over the graph in onnxruntime does with a picture."""
+    import onnxruntime
+
+    import hydrasurgeon as hs
+    from hydrasurgeon.data.images import decode
+    from hydrasurgeon.stages.export import export
+
+    transform = hs.load(ready, device="cpu").transform
+    graph = folder / "plain.onnx"
+    export(ready, format="onnx", out=graph)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+
+    def answer(picture: bytes) -> Any:
+        return session.run(None, {name: transform(decode(picture, "picture"))[None].numpy()})
+
+    return answer
 
 
 def wrong(answer: dict[str, Any], right: dict[str, Any], threshold: float) -> bool:
@@ -85,7 +117,7 @@ class Client(threading.Thread):
         super().__init__()
         self.port, self.number, self.load = port, number, load
         self.latencies: list[float] = []
-        self.lost = self.wrong = self.refused = 0
+        self.sent = self.lost = self.wrong = self.refused = 0
 
     def run(self) -> None:
         load, at = self.load, self.number
@@ -94,6 +126,7 @@ class Client(threading.Thread):
             index = at % len(load.requests)
             at += load.clients
             start = time.perf_counter()
+            self.sent += 1
             try:
                 connection.request(
                     "POST",
@@ -127,7 +160,7 @@ class Load:
 
 
 def calibrated(checkpoint: Path, folder: Path) -> tuple[Path, float]:
-    """The demo's hydra with a decision state, unless it has one with a cascade already; and its OOD threshold."""
+    """The demo's hydra with a decision state, unless it has one already; and its OOD threshold."""
     import hydrasurgeon as hs
     from hydrasurgeon.checkpoints.reading import open_checkpoint
 
@@ -146,7 +179,8 @@ def calibrated(checkpoint: Path, folder: Path) -> tuple[Path, float]:
             out=folder / "ready.safetensors",
         )
         path, decision = made.path, made.decision
-    assert decision.cascade is not None
+    if decision.cascade is None:
+        return path, decision.ood.threshold
     return path, decision.cascade.ood_threshold
 
 
@@ -188,7 +222,7 @@ def served(ready: Path, load: Load, seconds: float) -> dict[str, Any]:
     latencies = [each for client in clients for each in client.latencies]
     tallies = {
         name: sum(getattr(client, name) for client in clients)
-        for name in ("lost", "refused", "wrong")
+        for name in ("sent", "lost", "refused", "wrong")
     }
     return {
         **measured(latencies, wall),
@@ -216,12 +250,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "checkpoint", type=Path, help="the demo's hydra, calibrated with a cascade or not at all"
-    )
-    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("checkpoint", type=Path, help="the demo's hydra, calibrated or not")
+    parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--pictures", type=int, default=500)
+    parser.add_argument("-o", "--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
 
     from harness import machine
@@ -234,11 +267,13 @@ def main() -> None:
         hs.predict(ready, data="demo:test", each=lines.append, device="cpu")
         rows = [json.loads(line) for line in lines[: arguments.pictures]]
         requests = bodies(arguments.pictures)
-        before = sequential(ready, requests, arguments.seconds / 10)
+        loops = {"sequential": alone(ready), "onnxruntime": plain(ready, Path(name))}
+        tenth = arguments.seconds / 10
+        before = {each: one_by_one(loop, requests, tenth) for each, loop in loops.items()}
         server = served(
             ready, Load(requests, rows, threshold, arguments.clients), arguments.seconds
         )
-        after = sequential(ready, requests, arguments.seconds / 10)
+        after = {each: one_by_one(loop, requests, tenth) for each, loop in loops.items()}
     results = {
         "machine": machine(),
         "load_average": [round(each, 1) for each in os.getloadavg()],
@@ -246,10 +281,15 @@ def main() -> None:
         "seconds": arguments.seconds,
         "pictures": arguments.pictures,
         "server": server,
-        "sequential": measured([*before, *after], sum(before) + sum(after)),
-        "sequential_per_second": [len(each) / sum(each) for each in (before, after)],
+        **{
+            each: measured([*before[each], *after[each]], sum(before[each]) + sum(after[each]))
+            for each in loops
+        },
+        "sequential_per_second": [
+            len(each["sequential"]) / sum(each["sequential"]) for each in (before, after)
+        ],
     }
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
 
 

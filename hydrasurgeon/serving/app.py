@@ -266,7 +266,7 @@ def app_of(
         work.cancel()
 
     async def admitted(request: Request) -> None:
-        sent = request.headers.get("authorization", "").encode()
+        sent = request.headers.get("authorization", "").encode("latin-1")
         right = token is None or hmac.compare_digest(sent, f"Bearer {token}".encode())
         if not right and request.url.path not in UNPROTECTED:
             raise HTTPException(401, "the bearer token is wrong", {"WWW-Authenticate": "Bearer"})
