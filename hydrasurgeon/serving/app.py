@@ -343,8 +343,11 @@ def _text_inference(app: FastAPI, service: Service, *, ranks: bool) -> None:
     """The routes of Text Embeddings Inference and of InferenceClient."""
 
     def route(path: str, asked: Callable[[bytes, int], Asked]) -> None:
+        async def read(body: bytes, most: int) -> Asked:
+            return await asyncio.to_thread(asked, body, most)
+
         async def answer(request: Request) -> Any:
-            return await service.answered(request, partial(asyncio.to_thread, asked))
+            return await service.answered(request, read)
 
         app.post(path, summary=path)(answer)
 
