@@ -266,8 +266,9 @@ def app_of(
         work.cancel()
 
     async def admitted(request: Request) -> None:
-        sent = request.headers.get("authorization", "").encode("latin-1")
-        right = token is None or hmac.compare_digest(sent, f"Bearer {token}".encode())
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(sent.encode("latin-1"), (token or "").encode())
+        right = token is None or (same and scheme.lower() == "bearer")
         if not right and request.url.path not in UNPROTECTED:
             raise HTTPException(401, "the bearer token is wrong", {"WWW-Authenticate": "Bearer"})
 

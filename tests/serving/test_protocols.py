@@ -355,7 +355,8 @@ def test_a_token_is_asked_for(texts_model: Path) -> None:
         )
         for path in ("/health", "/ready", "/v2/health/live", "/v2/health/ready"):
             assert ask(f"{at}{path}")[0] == 200
-        assert ask(infer, sent, Authorization="Bearer s3cret")[0] == 200
+        for scheme in ("Bearer", "bearer"):
+            assert ask(infer, sent, Authorization=f"{scheme} s3cret")[0] == 200
 
 
 def test_a_variable_without_a_token(texts_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
