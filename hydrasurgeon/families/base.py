@@ -95,6 +95,8 @@ class Family(ABC):
     """Whether `check_config` is asked before the weights are downloaded."""
     fresh_spec: ClassVar[str | None] = None
     """What `init:` specs look like, where `fresh_model` reads them."""
+    graph_clients: ClassVar[bool] = False
+    """Whether optimum and the like read its config beside a graph."""
     named_classes: ClassVar[bool] = False
     """Whether the classifier is made of class names and prompts, by a tower of the model."""
 

@@ -228,7 +228,7 @@ def answering(file: Exported, model: Classifier) -> Callable[[Any], tuple[Tensor
 
 def check_client(opened: Checkpoint) -> None:
     """Refuse models that no client of a folder reads."""
-    if opened.manifest.model.family == "transformers" and not opened.family.named_classes:
+    if opened.family.graph_clients:
         return
     raise SurgeryError(
         f"{opened.name}: clients read folders with graphs of transformers' classifiers",

@@ -132,6 +132,7 @@ answer = model(**inputs)  # answer.probabilities, .uncertainty, .ood_score, .unf
 class HFEncoder(Family):
     name = "transformers"
     scheme = "hf"
+    graph_clients = True
     example_id = "hf:google-bert/bert-base-uncased"
     layout = ("config.json", f"{MODELLING}.py", f"{DECIDING}.py")
     descriptions = (MODULES, POOLING, LIMITS)
