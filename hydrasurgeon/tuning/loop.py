@@ -161,7 +161,8 @@ def train(
             if ended:
                 break
     accelerator.wait_for_everyone()
-    accelerator.end_training()
+    for tracker in accelerator.trackers:  # end_training would end the processes' group too
+        tracker.finish()
     copies.settle()
     # accelerate leaves its mixed-precision wrapper on the forward method.
     accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu").eval()
