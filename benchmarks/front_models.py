@@ -56,13 +56,18 @@ def _minilm(place: Place) -> str:
 
 def _dinov2(place: Place) -> str:
     """DINOv2-small, reading images of 56 pixels: 16 patches."""
-    from transformers import AutoImageProcessor, AutoModel
+    from transformers import AutoModel, BitImageProcessor
 
     folder = place.cache.parent / "dinov2"
     if not folder.exists():
         source = place.shared / "models" / "dinov2-small"
         side = {"height": 56, "width": 56}
-        processor = AutoImageProcessor.from_pretrained(source, size=side, do_center_crop=False)
+        processor = BitImageProcessor(
+            size=side,
+            do_center_crop=False,
+            image_mean=[0.485, 0.456, 0.406],
+            image_std=[0.229, 0.224, 0.225],
+        )
         AutoModel.from_pretrained(source).save_pretrained(folder)
         processor.save_pretrained(folder)
     return str(folder)
@@ -126,6 +131,7 @@ TASKS = {
             "choose": "demo:textures",
         },
         epochs=2,
+        limit=4000,
     ),
 }
 """Name → the task."""
