@@ -1,0 +1,71 @@
+"""Words: what a token classifier answers for, by the first token of each.
+
+A batch of its inputs holds windows of texts, and under `words` where each word of each text stands
+among their tokens: [text, word], window · length + token, −1 where a text has no such word. Logits of
+tokens become logits of words, [text, member, word, class], which then are what every kind of problem
+has: one row a sample. A place without a word holds `NOTHING` in all classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+WORDS = "words"
+"""The input that says where words stand."""
+NOTHING = -16384.0
+"""The logit of every class where there is no word: exact in any floating-point type, and no softmax of
+it is NaN.
+"""
+
+
+def of_words(
+    tokens: Float[Tensor, "window *member token klass"], words: Int[Tensor, "text word"]
+) -> Float[Tensor, "text *member word klass"]:
+    """What was said of tokens, as what is said of words."""
+    by_member = tokens.movedim(0, -3)
+    flat = by_member.flatten(-3, -2)
+    nothing = flat.new_full((*flat.shape[:-2], 1, flat.shape[-1]), NOTHING)
+    held = torch.cat([flat, nothing], dim=-2)
+    # −1 is the last place.
+    places = torch.where(words < 0, held.shape[-2] - 1, words)
+    picked = held.index_select(-2, places.flatten())
+    return picked.unflatten(-2, tuple(words.shape)).movedim(-3, 0)
+
+
+def are_there(logits: Float[Tensor, "*any word klass"]) -> Bool[Tensor, "*any word"]:
+    """Which places hold a word."""
+    return (logits != NOTHING).any(dim=-1)
+
+
+def mean_of_words(
+    values: Float[Tensor, "text *member word width"],
+) -> Float[Tensor, "text *member width"]:
+    """The mean of what words hold; zeros of a text without words."""
+    there = are_there(values)[..., None]
+    count = there.sum(dim=-2).clamp_min(1)
+    return (values * there).sum(dim=-2) / count
+
+
+def widened(values: Tensor, count: int, axis: int) -> Tensor:
+    """With places for so many words: NOTHING in logits, −1 in labels, False in flags."""
+    lacking = count - values.shape[axis]
+    if lacking <= 0:
+        return values
+    fill = NOTHING if values.is_floating_point() else 0 if values.dtype == torch.bool else -1
+    shape = [*values.shape]
+    shape[axis] = lacking
+    return torch.cat([values, values.new_full(shape, fill)], dim=axis)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Samples one behind the other; texts of few words get the places of the longest."""
+    first = parts[0]
+    if len({part.shape[1:] for part in parts}) == 1:
+        return torch.cat(list(parts))
+    axis = next(i for i in range(1, first.dim()) if len({part.shape[i] for part in parts}) > 1)
+    most = max(part.shape[axis] for part in parts)
+    return torch.cat([widened(part, most, axis) for part in parts])
