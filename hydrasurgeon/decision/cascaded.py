@@ -34,7 +34,7 @@ class Said:
     rows: Int[Tensor, " row"]
     members: tuple[int, ...]
     """As the file numbers them, in the order of `logits`."""
-    logits: Float[Tensor, "row member klass"]
+    logits: Float[Tensor, "row member *klass"]
     features: Float[Tensor, "row member width"] | None
 
     def on_cpu(self) -> Said:

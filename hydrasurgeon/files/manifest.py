@@ -54,7 +54,7 @@ LONG_LIST = re.compile(r"\[(?:\s*\d+,){16,}\s*\d+\s*\]")
 
 NAMES = {
     "families": ["timm", "transformers", "open_clip"],
-    "problems": ["single_label", "one_logit", "multi_label", "number"],
+    "problems": ["single_label", "one_logit", "multi_label", "number", "tokens"],
 }
 """The families that a model may be of, the format's own and those that `families.register` adds;
 and the kinds of problems. Those of plugins come on top.
@@ -110,7 +110,7 @@ ProblemName = Annotated[
     WithJsonSchema({"enum": [*NAMES["problems"]], "type": "string"}),
 ]
 """What logits mean: one of several classes; yes or no, by one logit; any number of labels, a logit
-each.
+each; a number; a tag for each word.
 """
 Json = Annotated[dict[str, Any], AfterValidator(_json)]
 """JSON values of a library's, a criterion's or a command's own: whoever reads one checks what it
@@ -131,8 +131,10 @@ def _usual(said: dict[str, Any]) -> ProblemName:
 class Pooling(Record):
     """How the tokens of a text become the one vector that its classifier reads."""
 
-    mode: Literal["mean", "cls", "last"]
-    """The mean over real tokens, the first token, or the last real one."""
+    mode: Literal["mean", "cls", "last", "words"]
+    """The mean over real tokens, the first token, or the last real one; or none of all tokens: each
+    word's first.
+    """
     normalize: bool = False
     """Whether the vector is brought to length 1."""
 

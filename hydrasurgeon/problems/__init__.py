@@ -8,6 +8,7 @@ from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.problems.classes import Classes
 from hydrasurgeon.problems.many_labels import ManyLabels
 from hydrasurgeon.problems.number import Numbers
+from hydrasurgeon.problems.tokens import Tokens
 from hydrasurgeon.problems.yes_no import YesNo
 
 
@@ -19,7 +20,9 @@ class _Kinds(dict[str, Problem]):
         return self[name]
 
 
-PROBLEMS = _Kinds({each.name: each for each in (Classes(), YesNo(), ManyLabels(), Numbers())})
+PROBLEMS = _Kinds(
+    {each.name: each for each in (Classes(), YesNo(), ManyLabels(), Numbers(), Tokens())}
+)
 """Every kind of problem, by the name that manifests have for it."""
 SINGLE = PROBLEMS["single_label"]
 """The usual one."""

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hydrasurgeon.anatomy import words
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.decided import Alone, Cascade, Conformal, Decision, GateScore, Penalty
@@ -51,8 +52,10 @@ class Outputs:
     features: Float[Tensor, "sample member width"] | None
     """None where only scores of the logits are asked for."""
     labels: Tensor | None = None
-    shares: Float[Tensor, " sample"] | None = None
-    """Of one logit how true yes is, of which the labels are the nearer class."""
+    shares: Tensor | None = None
+    """Of one logit how true yes is, of which the labels are the nearer class; the numbers, or the
+    tags of words, where OOD scores see one class.
+    """
 
     def at(self, rows: Tensor | slice) -> Outputs:
         parts = (self.logits, self.features, self.labels, self.shares)
@@ -61,7 +64,7 @@ class Outputs:
     def joined(self, other: Outputs) -> Outputs:
         """These and then the other's."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Outputs(*(None if pair[0] is None else torch.cat(pair) for pair in pairs))  # type: ignore[arg-type]
+        return Outputs(*(None if pair[0] is None else words.joined(pair) for pair in pairs))  # type: ignore[arg-type]
 
     def among(self, members: Sequence[int]) -> Outputs:
         """The same of some members, in this order."""
@@ -163,7 +166,7 @@ def joined(parts: Sequence[PredictionT], order: Tensor | slice = slice(None)) ->
     """One after another, or in this order."""
     first = parts[0]
     whole = {
-        field.name: torch.cat([getattr(part, field.name) for part in parts])[order]
+        field.name: words.joined([getattr(part, field.name) for part in parts])[order]
         for field in fields(first)
         if isinstance(getattr(first, field.name), Tensor)
     }
@@ -279,6 +282,8 @@ class Problem(ABC):
     """The column that says how unsure an answer is."""
     ranks: ClassVar[bool] = False
     """Whether the samples of a group have ranks."""
+    by_word: ClassVar[bool] = False
+    """Whether every word of a text has an answer: logits are [sample, member, word, class]."""
     columns: ClassVar[Mapping[str, str]]
     """What a row of `predict` holds, and what kind of value each is."""
     lacks: ClassVar[Mapping[str, str]] = {}

@@ -1,0 +1,83 @@
+"""Entities: what tags of words say together.
+
+Tags are numbers: 0 is O, 2k + 1 is B of the kind k and 2k + 2 its I; no word is −1. By strict IOB2 an
+entity is a B and what follows of its I without a gap; an I without its B begins none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Tags = Int[Tensor, "text word"]
+
+
+@dataclass(frozen=True)
+class Entities:
+    """All entities of some texts, in their order."""
+
+    text: Int[Tensor, " entity"]
+    first: Int[Tensor, " entity"]
+    """The number of its first word in the text, and …"""
+    last: Int[Tensor, " entity"]
+    """… of its last."""
+    kind: Int[Tensor, " entity"]
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def counts(self, texts: int) -> Int[Tensor, " text"]:
+        """How many each text has."""
+        return torch.bincount(self.text, minlength=texts)
+
+    def words(self) -> tuple[Int[Tensor, " word"], Int[Tensor, " word"], Int[Tensor, " word"]]:
+        """Of every word of an entity the number of that, its text, and where it stands there."""
+        lengths = self.last - self.first + 1
+        owner = torch.arange(len(self)).repeat_interleave(lengths)
+        begins = (lengths.cumsum(0) - lengths)[owner]
+        return owner, self.text[owner], self.first[owner] + torch.arange(len(owner)) - begins
+
+
+def _inside(tags: Tags) -> Bool[Tensor, "text word"]:
+    """Which words go on with what the word before is of."""
+    before = torch.cat([torch.zeros_like(tags[:, :1]), tags[:, :-1]], dim=1)
+    same = (tags + 1) // 2 == (before + 1) // 2
+    return same & (tags > 0) & (tags % 2 == 0)
+
+
+def begun(tags: Tags) -> Tags:
+    """With a B wherever an I has none: every word that is not O then belongs to an entity."""
+    alone = (tags > 0) & (tags % 2 == 0) & ~_inside(tags)
+    return tags - alone.long()
+
+
+def entities_of(tags: Tags) -> Entities:
+    """The entities of each text."""
+    groups = (~_inside(tags)).flatten().cumsum(0)
+    sizes = torch.bincount(groups)
+    begins = ((tags > 0) & (tags % 2 == 1)).flatten().nonzero()[:, 0]
+    text, first = begins // max(1, tags.shape[1]), begins % max(1, tags.shape[1])
+    kind = tags.flatten()[begins] // 2
+    return Entities(text, first, first + sizes[groups[begins]] - 1, kind)
+
+
+def are_right(entities: Entities, truth: Tags) -> Bool[Tensor, " entity"]:
+    """Which of them the truth has: of the same kind, from the same word to the same word."""
+    true = entities_of(truth)
+    last = torch.full_like(truth, -1)
+    last[true.text, true.first] = true.last
+    place = entities.text, entities.first
+    return (last[place] == entities.last) & (truth[place] == 2 * entities.kind + 1)
+
+
+def joint_chances(
+    entities: Entities, chances: Float[Tensor, "text word"], how: str
+) -> Float[Tensor, " entity"]:
+    """The probability of each entity: the product of those of its words, or the least."""
+    owner, text, word = entities.words()
+    values = chances[text, word]
+    whole = values.new_ones(len(entities))
+    return whole.scatter_reduce(0, owner, values, {"product": "prod", "least": "amin"}[how])
