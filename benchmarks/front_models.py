@@ -117,6 +117,21 @@ TASKS = {
             "choose": "docstrings.jsonl",
         },
     ),
+    "tweets": Task(
+        _minilm,
+        "text",
+        {"batch_size": "32", "max_length": "96"},
+        {"batch_size": "32", "lr": "1e-4"},
+        {
+            "train": "ner-btc-train.jsonl",
+            "val": "ner-btc-val.jsonl",
+            "test": "ner-btc-test.jsonl",
+            "near": "ner-wnut-test.jsonl",
+            "far": "docstrings.jsonl",
+            "choose": "few-amazon.jsonl",
+        },
+        dtype="float32",
+    ),
     "cifar": Task(
         _dinov2,
         "image",

@@ -61,11 +61,16 @@ def widened(values: Tensor, count: int, axis: int) -> Tensor:
     return torch.cat([values, values.new_full(shape, fill)], dim=axis)
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Samples one behind the other; texts of few words get the places of the longest."""
-    first = parts[0]
-    if len({part.shape[1:] for part in parts}) == 1:
-        return torch.cat(list(parts))
-    axis = next(i for i in range(1, first.dim()) if len({part.shape[i] for part in parts}) > 1)
+def alike(*parts: Tensor) -> list[Tensor]:
+    """With as many places for words in all of them, where they differ in that."""
+    axes = [i for i in range(1, parts[0].dim()) if len({part.shape[i] for part in parts}) > 1]
+    if not axes:
+        return [*parts]
+    (axis,) = axes
     most = max(part.shape[axis] for part in parts)
-    return torch.cat([widened(part, most, axis) for part in parts])
+    return [widened(part, most, axis) for part in parts]
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Samples one behind the other."""
+    return torch.cat(alike(*parts))

@@ -292,22 +292,24 @@ class Cache:
             scores = self._scores(model, engine, outputs)
         orders = [_order(len(each.logits)) for each in outputs]
         assert outputs[0].labels is not None  # its classes are fitted
-        labels, rows = outputs[0].labels[orders[0]], problem.rows
-        if self.options.goal == "rmse":
-            rows = _values
-        else:
-            labels = problem.truth(labels).flatten()
+        truth, rows = outputs[0].labels[orders[0]], problem.rows
         answers = []
         for number in range(model.members):
             val, *ood = (
-                rows(each.logits[order, number : number + 1])[:, 0].float().clone()
+                each.logits[order, number : number + 1]
                 for each, order in zip(outputs, orders, strict=True)
             )
+            labels = truth
+            if self.options.goal == "rmse":
+                val = _values(val)
+            else:
+                val, labels = problem.labelled(val, truth)
+            val, *ood = (each[:, 0].float().clone() for each in (val, *map(rows, ood)))
             shuffled = {
                 kind: tuple(each[order] for each, order in zip(values, orders, strict=True))
                 for kind, values in scores[number][0].items()
             }
-            rows_each = len(val) // len(orders[0])
+            rows_each = 1 if problem.by_word else len(val) // len(orders[0])
             hints = scores[number][1]
             answers.append(Answers(val, labels, tuple(ood), shuffled, rows_each, hints))
         return answers

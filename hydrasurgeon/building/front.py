@@ -24,7 +24,7 @@ from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems import SINGLE, problem_of
 
 FORMAT = "hydrasurgeon.front/1"
 """Format identifier of a front's JSON."""
@@ -88,6 +88,8 @@ class Front:
     def _table(self, objective: Objective) -> Table:
         search = self.search
         problem = problem_of(search.cache.backbone.manifest.model)
+        if problem.by_word:
+            problem = SINGLE  # a word is a row here
         return Table(objective, search.read, search.cost, search.timed, problem)
 
     def _rivals(self) -> list[Choice]:

@@ -19,6 +19,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.words import WORDS, mean_of_words, of_words
 from hydrasurgeon.checkpoints.folder import companions_inside
 from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.decision.cascaded import Said
@@ -186,7 +187,7 @@ class InOnnxruntime(nn.Module, Engine):
         return len(self.manifest.members) if self.manifest.kind == "hydra" else 1
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
-        fed = _named(inputs)
+        fed = {name: value for name, value in _named(inputs).items() if name != WORDS}
         return dict(zip(self._outputs, self._run(fed), strict=True))
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
@@ -198,6 +199,9 @@ class InOnnxruntime(nn.Module, Engine):
             read = answers["ood_score"][:, None, None]
         elif not features:
             read = None
+        if WORDS in inputs:
+            logits = of_words(logits, inputs[WORDS])
+            read = None if read is None else mean_of_words(of_words(read, inputs[WORDS]))
         self.check(logits)
         return [Said(torch.arange(len(logits)), tuple(range(self.members)), logits, read)]
 

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import CheckpointError, Disagreement, ManifestError, UsageError
+from hydrasurgeon.errors import (
+    CheckpointError,
+    Disagreement,
+    ManifestError,
+    SurgeryError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -245,8 +251,15 @@ class Family(ABC):
 
     # --- classes ---
 
-    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
-        """The model with a new classifier for these classes."""
+    def with_classes(
+        self, model: Model, count: int, labels: tuple[str, ...] | None, *, words: bool = False
+    ) -> Model:
+        """The model with a new classifier for these classes; `words`: one for every word of a text."""
+        if words:
+            raise SurgeryError(
+                f"{model.arch} has no classifier of words",
+                hint="Start from an encoder of texts: BERT, RoBERTa, ELECTRA, DeBERTa, ModernBERT.",
+            )
         return model.model_copy(update={"num_classes": count, "labels": labels})
 
     def fresh_model(self, arch: str) -> Model | None:

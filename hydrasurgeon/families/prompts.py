@@ -55,7 +55,9 @@ class NamedClasses(Family):
     ) -> Callable[[Sequence[str]], Tensor]:
         """What makes token ids of texts."""
 
-    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
+    def with_classes(
+        self, model: Model, count: int, labels: tuple[str, ...] | None, *, words: bool = False
+    ) -> Model:
         names = labels if labels is not None else model.labels
         if names is None or len(names) != count:
             what = f"zero-shot classification needs the names of the {count} classes"

@@ -139,6 +139,10 @@ class Pooling(Record):
     """Whether the vector is brought to length 1."""
 
 
+OF_WORDS = Pooling(mode="words")
+"""That of models that answer for every word."""
+
+
 class Model(Record):
     """What the family's library must be told to build the model before anything was pruned."""
 

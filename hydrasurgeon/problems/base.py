@@ -373,6 +373,10 @@ class Problem(ABC):
         """The number of the class that each choice should have made."""
         raise self._without_classes
 
+    def labelled(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Int[Tensor, " choice"]]:
+        """`rows` and `truth`, choice by choice."""
+        return self.rows(logits), self.truth(labels).flatten()
+
     def temperature(self, logits: Float[Tensor, "sample member klass"], labels: Tensor) -> float:
         """The one that fits labelled samples best."""
         raise self._without_classes

@@ -220,9 +220,14 @@ class Tokens(Problem):
     def truth(self, labels: Tensor) -> Int[Tensor, " word"]:
         return labels[labels != UNLABELLED]
 
+    def labelled(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Int[Tensor, " word"]]:
+        """The words that have both."""
+        truth = _beside(labels, logits)
+        known = (truth != UNLABELLED) & are_there(logits[:, 0])
+        return logits.movedim(2, 1)[known], truth[known]
+
     def temperature(self, logits: Float[Tensor, "text member word klass"], labels: Tensor) -> float:
-        rows, truth = _labelled(logits, labels)
-        return temperature_of(rows, truth)
+        return temperature_of(*self.labelled(logits, labels))
 
     def constants(self, record: Decision) -> Constants:
         return {"temperature": record.temperature}
@@ -293,10 +298,3 @@ def _beside(labels: Int[Tensor, "text any"], logits: Tensor) -> Int[Tensor, "tex
     """Labels of as many words as the logits have."""
     words = logits.shape[-2]
     return widened(labels[:, :words], words, 1)
-
-
-def _labelled(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Words with a label: logits [word, member, class], and the labels."""
-    truth = _beside(labels, logits)
-    known = truth != UNLABELLED
-    return logits.movedim(2, 1)[known], truth[known]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.decision_file import DecisionFile
 from hydrasurgeon.files.history import command_line
+from hydrasurgeon.files.manifest import OF_WORDS
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import (
     Part,
@@ -109,7 +110,9 @@ def _checkpoint(inspection: Inspection) -> None:
             f"{tower.dim}"
         )
     pooling = manifest.model.pooling
-    if pooling is not None:
+    if pooling == OF_WORDS:
+        show("  answers for every word, by its first token")
+    elif pooling is not None:
         length = ", to length 1" if pooling.normalize else ""
         show(f"  pooled as its sentence embedder does: {pooling.mode}{length}")
     if manifest.kind == "hydra":

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.words import alike
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
 from hydrasurgeon.decision.cascaded import Said, decided_in_steps
@@ -176,6 +177,7 @@ def gathered(
                 # memory twice.
                 if name not in whole:
                     whole[name] = values.new_empty(len(samples), *values.shape[1:])
+                whole[name], values = alike(whole[name], values)
                 whole[name][index] = values
     if not whole:
         raise unreadable(samples)

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.words import WORDS
 from hydrasurgeon.decision.cascaded import Said, gate_scores, lets
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
@@ -46,6 +47,8 @@ def cascade_in(model: LiveModel) -> tuple[State, Cascade]:
 
 def rows_in(inputs: Any) -> int:
     """Samples of a batch."""
+    if isinstance(inputs, Mapping) and WORDS in inputs:
+        return len(inputs[WORDS])
     first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
     return len(first)
 

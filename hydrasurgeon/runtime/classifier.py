@@ -109,7 +109,8 @@ class Classifier(LiveModel, Engine):
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
         if not rows_in(inputs):
             width = (self.state and self.state.record.ood.width) or 0
-            logits = torch.zeros(0, self.members, self.facts.num_classes)
+            words = (0,) if self.problem.by_word else ()
+            logits = torch.zeros(0, self.members, *words, self.facts.num_classes)
             read = torch.zeros(0, self.members, width)
             return [Said(torch.arange(0), tuple(range(self.members)), logits, read)]
         weight = next(self.parameters())

@@ -8,7 +8,7 @@ logits = features @ weightᵀ + bias.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.notes import note_inputs, noting
 from hydrasurgeon.anatomy.parts import Anatomy
+from hydrasurgeon.anatomy.words import WORDS, mean_of_words, of_words
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_of
@@ -59,7 +60,8 @@ class LiveModel(nn.Module):
 
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
         logits: Tensor = self.module(inputs)
-        return logits if logits.dim() == 3 else logits[:, None]
+        several = isinstance(self.module, Hydra) or hasattr(self.module, "passes")
+        return logits if several else logits[:, None]
 
 
 @dataclass(frozen=True)
@@ -129,13 +131,14 @@ def _answers(part: nn.Module, classes: int) -> bool:
 
 
 class WithFeatures:
-    """Calls a model and returns its logits with the features they were made of.
+    """Calls a model and returns its logits with the features they were made of; of words their mean,
+    unless `each_word` is wanted.
 
     Nothing is kept between calls: threads may share a model, and each gets its own features.
     """
 
-    def __init__(self, model: LiveModel) -> None:
-        self.model = model
+    def __init__(self, model: LiveModel, *, each_word: bool = False) -> None:
+        self.model, self.each_word = model, each_word
         self._places = {
             part: place for parts in last_layers(model) for place, part in enumerate(parts)
         }
@@ -160,4 +163,8 @@ class WithFeatures:
                 read.setdefault(self._places[part], []).append(features)
         # Member after member, whether they were read one by one or in one piece.
         whole = torch.cat([torch.cat(read[place]) for place in sorted(read)], dim=-1)
-        return logits, whole.unflatten(0, (logits.shape[1], -1)).transpose(0, 1)
+        made = whole.unflatten(0, (logits.shape[1], -1)).transpose(0, 1)
+        if isinstance(inputs, Mapping) and WORDS in inputs:
+            made = of_words(made, inputs[WORDS])
+            return logits, made if self.each_word else mean_of_words(made)
+        return logits, made

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import Hidden, after_attention, run_block
 from hydrasurgeon.anatomy.parts import Anatomy, Stack
+from hydrasurgeon.anatomy.words import WORDS, of_words
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
 from hydrasurgeon.runtime.shared_heads import SharedHeads, captured, same
 
@@ -104,7 +105,10 @@ class Hydra(nn.Module):
         return [*union, *parts, *([] if self._grouped is None else self._grouped.copies)]
 
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
-        return self.finish(self.start(inputs))
+        logits = self.finish(self.start(inputs))
+        if isinstance(inputs, Mapping) and WORDS in inputs:
+            return of_words(logits, inputs[WORDS])
+        return logits
 
     def start(self, inputs: Any) -> Started:
         """What all members read: the trunk's output, where they embed alike."""

@@ -37,7 +37,7 @@ from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.atomic import fill
 from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import SingleManifest
+from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest
 from hydrasurgeon.files.tensors import Planned, as_float, from_float
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.tensors import to_weights
@@ -138,7 +138,7 @@ def _of_its_library(checkpoint: Checkpoint) -> Single:
         raise SurgeryError(f"{what}, for which no library has a class", hint=ANY)
     opened = as_single(checkpoint)
     hint = EVEN
-    if manifest.model.pooling is not None:
+    if manifest.model.pooling not in (None, OF_WORDS):
         hint = ANY
     check_stock(opened, undecided(opened).manifest, hint=hint)
     return opened
@@ -240,10 +240,12 @@ def graph_texts(opened: Checkpoint) -> dict[str, str]:
     """All that lies beside a graph: the config of the unpruned model, which says what the classes
     are, what reads inputs, and the card.
     """
-    manifest = opened.manifest
+    manifest, model = opened.manifest, opened.manifest.model
+    if model.pooling != OF_WORDS:
+        model = model.model_copy(update={"pooling": None})
     about = SingleManifest(
         kind="backbone",
-        model=manifest.model.model_copy(update={"pooling": None}),
+        model=model,
         towers=manifest.towers,
         kept=all_kept(manifest.towers),
         weights_sha256=manifest.weights_sha256,
@@ -258,6 +260,8 @@ def _usage(opened: Checkpoint) -> Usage:
     kind, task, reader = "Image", "image-classification", "image_processor"
     if "max_length" in opened.manifest.model.preprocess:
         kind, task, reader = "Sequence", "text-classification", "tokenizer"
+    if opened.manifest.model.pooling == OF_WORDS:
+        kind, task = "Token", "token-classification"
     return "optimum", task, GRAPH_USAGE.format(kind=kind, task=task, reader=reader)
 
 

@@ -199,7 +199,7 @@ def _alike(parent: Hashed, child: Hashed) -> bool:
     return (a.model.family, a.model.arch, a.towers) == (b.model.family, b.model.arch, b.towers)
 
 
-NEW_CLASSIFIER = {"num_classes", "labels", "problem", "inputs"}
+NEW_CLASSIFIER = {"num_classes", "labels", "problem", "inputs", "arch", "pooling"}
 """What a new classifier says of itself."""
 
 

@@ -365,9 +365,13 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     made = open_checkpoint(target)
     together, _ = logits([made])
     problem = problem_of(made.manifest.model)
-    p, q = member_probs(problem.rows(alone)), member_probs(problem.rows(together))
+    truth = None
+    if labels is None:
+        p, q = (member_probs(problem.rows(each)) for each in (alone, together))
+    else:
+        (rows, truth), (fused, _) = (problem.labelled(each, labels) for each in (alone, together))
+        p, q = member_probs(rows), member_probs(fused)
     p = p if q.shape[1] > 1 else p.mean(dim=1, keepdim=True)  # one model answers for all of them
-    labels = None if labels is None else problem.truth(labels).flatten()
     mean_p, mean_q = p.mean(dim=1), q.mean(dim=1)
     kl = (mean_p * (mean_p.clamp_min(TINY).log() - mean_q.clamp_min(TINY).log())).sum(dim=1).mean()
     return Agreement(
@@ -375,6 +379,6 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
         max_difference=float((p - q).abs().max()),
         mean_difference=float((p - q).abs().mean()),
         kl=float(kl),
-        accuracy_members=None if labels is None else accuracy(mean_p, labels),
-        accuracy_fused=None if labels is None else accuracy(mean_q, labels),
+        accuracy_members=None if truth is None else accuracy(mean_p, truth),
+        accuracy_fused=None if truth is None else accuracy(mean_q, truth),
     )

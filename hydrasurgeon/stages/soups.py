@@ -43,7 +43,7 @@ def chosen(
         model = as_classifier(made(some, away), device=arguments.device, dtype=arguments.dtype)
         logits, labels = logits_of([model], samples, arguments)
         assert labels is not None
-        rows, truth = model.problem.rows(logits), model.problem.truth(labels).flatten()
+        rows, truth = model.problem.labelled(logits, labels)
         return nll_of(rows, truth, temperature_of(rows, truth))
 
     some = list(range(len(models)))

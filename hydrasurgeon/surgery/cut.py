@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import head_axes, rows_of
-from hydrasurgeon.files.manifest import SingleManifest
+from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest
 from hydrasurgeon.files.tensors import Planned, as_bytes, sound
 from hydrasurgeon.heads import HeadAxis, Kept, even, head_mask, masked, positions, sliced_shape
 
@@ -74,7 +74,7 @@ def check_stock(opened: Single, manifest: SingleManifest, *, hint: str) -> None:
         return
     cut = [*manifest.kept.values(), *(manifest.kept_neurons or {}).values()]
     what = f"{opened.family.name} has no class with such a number of heads or neurons"
-    if manifest.model.pooling is not None:
+    if manifest.model.pooling not in (None, OF_WORDS):
         what = f"its classifier reads pooled tokens, for which {opened.family.name} has no class"
     elif any(even(rows) is None for rows in cut):
         what = "its layers keep different numbers of heads or neurons"

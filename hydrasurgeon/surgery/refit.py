@@ -260,7 +260,7 @@ def _traced(anatomy: Anatomy, inputs: Any, places: Sequence[Place]) -> _Trace:
                 hint="It overflows on this data: use --dtype float32, or check it with eval.",
             )
         best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
-        margin = (best[:, 0] - best[:, -1]) if best.shape[-1] == 2 else best[:, 0]
+        margin = (best[..., 0] - best[..., -1]) if best.shape[-1] == 2 else best[..., 0]
         gradients = torch.autograd.grad(margin.sum(), [*outputs.values()], allow_unused=True)
     sensitivity = {}
     for place, gradient in zip(outputs, gradients, strict=True):

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.words import are_there
 from hydrasurgeon.data import Batches, moved
 from hydrasurgeon.data.samples import UNLABELLED, Samples
 from hydrasurgeon.errors import UsageError
@@ -62,12 +63,13 @@ def probe(
         )
     features, labels = read(model, samples, run)
     (layers,), problem = last_layers(model), problem_of(model.manifest.model)
+    losses = SINGLE.losses if problem.by_word else problem.losses  # each word is a row
 
     def fitted(penalty: float) -> list[Fit]:
         # A distilled model has two classifiers side by side, each with features of its own.
         parts = features.chunk(len(layers), dim=1)
         return [
-            logistic(part, labels, layer, problem.losses, penalty)
+            logistic(part, labels, layer, losses, penalty)
             for part, layer in zip(parts, layers, strict=True)
         ]
 
@@ -86,7 +88,7 @@ def probe(
         def nll(fits: Sequence[Fit]) -> float:
             pairs = zip(val_parts, fits, strict=True)
             logits = torch.stack([part @ weight.T + bias for part, (weight, bias) in pairs]).mean(0)
-            return float(problem.losses(logits, val_labels).mean())
+            return float(losses(logits, val_labels).mean())
 
         best = min((usual, *(fitted(penalty) for penalty in PENALTIES)), key=nll)
     put(best)
@@ -101,13 +103,17 @@ def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "r
     batches = Batches(
         samples, model.transform, batch_size=run.batch_size, order=order, skip_bad=run.skip_bad
     )
-    features_of, features, labels = WithFeatures(model), list[Tensor](), list[Tensor]()
+    features_of = WithFeatures(model, each_word=True)
+    features, labels = list[Tensor](), list[Tensor]()
     for batch in fed(batches, run.but(progress=None), module=model):
         assert batch.labels is not None
-        labelled = problem_of(model.manifest.model).known(batch.labels)
-        rows = features_of(batch.inputs)[1][:, 0].cpu()
+        rows, said = features_of(batch.inputs)[1][:, 0].cpu(), batch.labels
+        labelled = problem_of(model.manifest.model).known(said)
+        if rows.dim() == 3:
+            said = said[:, : rows.shape[1]]
+            labelled = are_there(rows) & (said != UNLABELLED)
         features.append(rows[labelled].double())
-        labels.append(batch.labels[labelled])
+        labels.append(said[labelled])
     return torch.cat(features), torch.cat(labels)
 
 

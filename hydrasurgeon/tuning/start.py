@@ -153,6 +153,7 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
     """
     from hydrasurgeon.data.labels import new_problem
     from hydrasurgeon.data.samples import reading
+    from hydrasurgeon.problems import PROBLEMS
 
     if plan.problem not in (None, model.problem) and plan.classifier == "keep":
         raise UsageError(
@@ -162,7 +163,8 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
     column = samples.written
     if plan.classifier != "keep" and column is not None:
         problem, count, classes = new_problem(samples.spec, column, plan.problem)
-        model = family_of(model).with_classes(model, count, classes)
+        words = PROBLEMS[problem].by_word
+        model = family_of(model).with_classes(model, count, classes, words=words)
         model = model.model_copy(update={"problem": problem, "inputs": None})
     model = reading(model, samples)
     longest = model.preprocess.get("max_length")

@@ -211,10 +211,6 @@ def test_one_logit_is_what_its_own_library_says(
     ("change", "message"),
     [
         (
-            {"architectures": ["BertForTokenClassification"]},
-            "BertForTokenClassification is made for token classif",
-        ),
-        (
             {"architectures": ["BertForQuestionAnswering"]},
             "BertForQuestionAnswering is made for question answering",
         ),

@@ -150,12 +150,12 @@ def hf(name: str, tower: str, cls: str, nested: str | None = None, **config: Any
     return Family(name, tower, write, stock)
 
 
-def modernbert(name: str, **config: Any) -> Family:
+def modernbert(name: str, kind: str = "Sequence", **config: Any) -> Family:
     """A global layer and two local ones, whose windows are smaller than the texts."""
     return hf(
         name,
         "text",
-        "ModernBertForSequenceClassification",
+        f"ModernBertFor{kind}Classification",
         local_attention=4,
         reference_compile=False,
         bos_token_id=0,
@@ -166,14 +166,14 @@ def modernbert(name: str, **config: Any) -> Family:
     )
 
 
-def deberta(name: str, **config: Any) -> Family:
+def deberta(name: str, kind: str = "Sequence", **config: Any) -> Family:
     """Both terms of distances, and no places of tokens: texts are longer than the distances that are told apart."""
     distances = {
         "relative_attention": True,
         "position_biased_input": False,
         "pos_att_type": ["p2c", "c2p"],
     }
-    return hf(name, "text", "DebertaV2ForSequenceClassification", **{**distances, **config})
+    return hf(name, "text", f"DebertaV2For{kind}Classification", **{**distances, **config})
 
 
 def decoder(name: str, cls: str, **config: Any) -> Family:

@@ -78,6 +78,7 @@ KIND = Kind(
     "deberta",
     "text",
     ("DebertaV2ForSequenceClassification",),
+    of_words="DebertaV2ForTokenClassification",
     classifier=(("pooler.dense", "dim"), ("classifier", "classes")),
     weights_dropout=("attention.self.dropout", "attention.self.pos_dropout"),
 )

@@ -31,8 +31,11 @@ def anatomy(encoder: Encoder) -> Anatomy:
         )
         return Stack(hidden, padding(mask, hidden))
 
+    by_words = encoder.pooling is not None
+
     def readout(stack: Stack) -> Tensor:
-        logits: Tensor = inner.classifier(inner.dropout(inner.pooler(stack.hidden)))
+        vector = stack.hidden if by_words else inner.pooler(stack.hidden)
+        logits: Tensor = inner.classifier(inner.dropout(vector))
         return logits
 
     shared = [getattr(base.encoder, name, None) for name in ("rel_embeddings", "LayerNorm")]
@@ -44,8 +47,8 @@ def anatomy(encoder: Encoder) -> Anatomy:
             for at, layer in enumerate(base.encoder.layer)
         ),
         readout=readout,
-        readout_parts=(inner.pooler, inner.classifier),
-        reads=1,
+        readout_parts=(inner.classifier,) if by_words else (inner.pooler, inner.classifier),
+        reads=None if by_words else 1,
     )
 
 

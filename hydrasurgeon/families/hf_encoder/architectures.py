@@ -219,6 +219,10 @@ class Kind:
     out: str = "attention.output.dense"
     mlp: tuple[str, str] = ("intermediate.dense", "output.dense")
     norms: tuple[str, str] = ("layernorm_before", "layernorm_after")
+    of_words: str | None = None
+    """The model that answers for every token, where the type has one."""
+    word_head: bool = False
+    """Whether its classifier stands behind the same head as the usual one's."""
     classifier: tuple[tuple[str, str], ...] = (("classifier", "classes"),)
     """Linear layers of the classifier with their output: `dim` or `classes`."""
     pooler: bool = False
@@ -229,12 +233,18 @@ class Kind:
     rate.
     """
 
+    @property
+    def all_classes(self) -> tuple[str, ...]:
+        """With the one that answers for every token."""
+        return self.classes if self.of_words is None else (*self.classes, self.of_words)
+
 
 BERT = Kind(
     BertConfig,
     "bert",
     "text",
     ("BertForSequenceClassification",),
+    of_words="BertForTokenClassification",
     qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
     norms=("attention.output.LayerNorm", "output.LayerNorm"),
     pooler=True,
@@ -246,6 +256,7 @@ ROBERTA = replace(
     record=RobertaConfig,
     prefix="roberta",
     classes=("RobertaForSequenceClassification",),
+    of_words="RobertaForTokenClassification",
     classifier=(("classifier.dense", "dim"), ("classifier.out_proj", "classes")),
     pooler=False,
 )
@@ -266,16 +277,23 @@ KINDS: dict[str, Kind] = {
     "bert": BERT,
     "roberta": ROBERTA,
     "xlm-roberta": replace(
-        ROBERTA, record=XLMRobertaConfig, classes=("XLMRobertaForSequenceClassification",)
+        ROBERTA,
+        record=XLMRobertaConfig,
+        classes=("XLMRobertaForSequenceClassification",),
+        of_words="XLMRobertaForTokenClassification",
     ),
     "camembert": replace(
-        ROBERTA, record=XLMRobertaConfig, classes=("CamembertForSequenceClassification",)
+        ROBERTA,
+        record=XLMRobertaConfig,
+        classes=("CamembertForSequenceClassification",),
+        of_words="CamembertForTokenClassification",
     ),
     "electra": replace(
         ROBERTA,
         record=ElectraConfig,
         prefix="electra",
         classes=("ElectraForSequenceClassification",),
+        of_words="ElectraForTokenClassification",
     ),
     "distilbert": Kind(
         DistilBertConfig,
@@ -287,7 +305,8 @@ KINDS: dict[str, Kind] = {
         "attention.out_lin",
         ("ffn.lin1", "ffn.lin2"),
         ("sa_layer_norm", "output_layer_norm"),
-        (("pre_classifier", "dim"), ("classifier", "classes")),
+        classifier=(("pre_classifier", "dim"), ("classifier", "classes")),
+        of_words="DistilBertForTokenClassification",
         weights_dropout=("attention.dropout",),
     ),
     "mpnet": replace(
@@ -295,6 +314,7 @@ KINDS: dict[str, Kind] = {
         record=MPNetConfig,
         prefix="mpnet",
         classes=("MPNetForSequenceClassification",),
+        of_words="MPNetForTokenClassification",
         qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
         out="attention.attn.o",
         norms=("attention.LayerNorm", "output.LayerNorm"),
@@ -343,7 +363,7 @@ def class_name(kind: Kind, model: Model) -> str:
     """The table's own spelling of a model's class: the only one that may reach code or an
     attribute's name.
     """
-    return kind.classes[kind.classes.index(model.arch)]
+    return kind.all_classes[kind.all_classes.index(model.arch)]
 
 
 def has_pooler(config: Encoder, kind: Kind) -> bool:

@@ -54,7 +54,7 @@ from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, known, parse
 from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.decided import CHOSEN
-from hydrasurgeon.files.manifest import Manifest, Model, ProblemName, Tower
+from hydrasurgeon.files.manifest import OF_WORDS, Manifest, Model, ProblemName, Tower
 from hydrasurgeon.heads import NEURONS, Layers, even
 from hydrasurgeon.lookup import imported, nearest
 
@@ -67,14 +67,14 @@ if TYPE_CHECKING:
     from hydrasurgeon.heads import Kept
 
 TASK = re.compile(
-    r"For(?!MaskedLM|PreTraining|MaskedImageModeling|(?:Sequence|Image)Classification)([A-Z]\w*)$"
+    r"For(?!MaskedLM|PreTraining|MaskedImageModeling|(?:Sequence|Image|Token)Classification)([A-Z]\w*)$"
 )
 """How the name of a class tells that its head is for another task than to classify an input, or to
 pretrain.
 """
 WHOLE = (
     "Supported: classifiers that choose one class, say yes or no, or name any number of "
-    "labels, for a whole input."
+    "labels, for a whole input or for each of its words."
 )
 """The hint where a model is made for another task."""
 OTHERS: tuple[tuple[str, Any, str], ...] = (
@@ -157,32 +157,34 @@ class HFEncoder(Family):
         kind = self.kinds[read.model_type]
         names = canonical(kind, tensors)
         named = (facts.architectures or kind.classes)[0]
-        classes = _classes(kind, names, tensors, where) if named in kind.classes else 0
+        of_words = named == kind.of_words
+        classifier = "classifier" if of_words else kind.classifier[-1][0]
+        classes = 0
+        if named in kind.all_classes:
+            classes = _classes(classifier, names, tensors)
         prepared, pooling = preprocess(read, files, where), None
         if not classes:
             read = self.unclassified(read, names)
             pooling = pooling_of(bare.described, where) if self.pools(read) else None
+        elif of_words:
+            pooling = OF_WORDS
         if pooling is not None and (limit := longest(bare.described, where)) is not None:
             prepared["max_length"] = min(prepared["max_length"], limit)
         model = Model(
             family="transformers",
-            arch=named if named in kind.classes else kind.classes[0],
+            arch=named if classes and named in kind.all_classes else kind.classes[0],
             config=read.written(),
             num_classes=classes,
             labels=_labels(facts, classes),
             preprocess=prepared,
             pooling=pooling,
-            **(
-                {"problem": TOLD[facts.problem_type]}
-                if classes and facts.problem_type in TOLD
-                else {}
-            ),
+            **_problem(facts, classes, of_words=of_words),
         )
         return model, self._note(model, named, names, files, where)
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         config = self.config(model, f"{where}: model.config")
-        classes = self.kinds[config.model_type].classes
+        classes = self.kinds[config.model_type].all_classes
         if model.arch not in classes:
             what = (
                 f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type "
@@ -190,8 +192,11 @@ class HFEncoder(Family):
             )
             raise ManifestError(what, hint=f"Known: {', '.join(classes)}.")
         super().check(model, towers, where)
-        if model.pooling is not None and not self.pools(config):
+        if model.pooling not in (None, OF_WORDS) and not self.pools(config):
             raise ManifestError(f"{where}: model.pooling: {config.model_type} pools by itself")
+        by_words = model.arch == self.kinds[config.model_type].of_words
+        if by_words != (model.pooling == OF_WORDS):
+            raise ManifestError(f"{where}: model.pooling: {model.arch} reads otherwise")
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
             check_size(
@@ -289,15 +294,27 @@ class HFEncoder(Family):
     def weights(self, model: Model) -> Iterator[Weight]:
         config, classes = self.config(model), model.num_classes
         table = self.table_of(config, model)
-        return table if model.pooling is None else pooled(table, config.hidden_size, classes)
+        if model.pooling is None or (by_words(model) and self.kind(model).word_head):
+            return table
+        return pooled(table, config.hidden_size, classes)
 
     def table_of(self, config: Encoder, model: Model) -> Iterator[Weight]:
         """The tensors of the architecture as its library has it."""
         return weights(config, model.arch, model.num_classes)
 
-    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
+    def with_classes(
+        self, model: Model, count: int, labels: tuple[str, ...] | None, *, words: bool = False
+    ) -> Model:
         config = {key: value for key, value in model.config.items() if key not in UNCLASSIFIED}
-        return model.model_copy(update={"num_classes": count, "labels": labels, "config": config})
+        made = {"num_classes": count, "labels": labels, "config": config}
+        kind = self.kind(model)
+        if words and kind.of_words is not None:
+            made |= {"arch": kind.of_words, "pooling": OF_WORDS}
+        elif words:
+            return super().with_classes(model, count, labels, words=True)
+        elif by_words(model):
+            made |= {"arch": kind.classes[0], "pooling": None}
+        return model.model_copy(update=made)
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
@@ -331,6 +348,8 @@ class HFEncoder(Family):
 
     def usage(self, manifest: Manifest) -> Usage:
         task = "text-classification" if _reads_text(manifest.model) else "image-classification"
+        if by_words(manifest.model):
+            task = "token-classification"
         trust = ", trust_remote_code=True" if self._heads(manifest) else ""
         warning = CUT if self._cut(manifest) else ""
         code = USAGE.format(auto=_auto(manifest.model), task=task, trust=trust, warning=warning)
@@ -382,9 +401,9 @@ class HFEncoder(Family):
             "id2label": {str(i): label for i, label in enumerate(labels)},
             "label2id": {label: i for i, label in enumerate(labels)},
             **(
-                {}
-                if model.problem == "one_logit"
-                else {"problem_type": PROBLEM_TYPES[model.problem]}
+                {"problem_type": PROBLEM_TYPES[model.problem]}
+                if model.problem in PROBLEM_TYPES
+                else {}
             ),
         }
 
@@ -483,12 +502,14 @@ class HFEncoder(Family):
         config = self.config(model)
         if isinstance(config, TextEncoder):
             from hydrasurgeon.data.texts import Tokenize
+            from hydrasurgeon.data.words import TokenizeWords
 
             load = partial(
                 load_tokenizer, dict(files or {}), config.model_type, config.vocab_size, self.reader
             )
             length, kinds = model.preprocess["max_length"], getattr(config, "type_vocab_size", 0)
-            return Tokenize(load, max_length=length, inputs=model.inputs, typed=kinds > 1)
+            made = TokenizeWords if by_words(model) else Tokenize
+            return made(load, max_length=length, inputs=model.inputs, typed=kinds > 1)
         from hydrasurgeon.families.hf_encoder import pictures
 
         white = white_behind(config, files or {})
@@ -570,14 +591,21 @@ def is_cut(manifest: Manifest) -> bool:
     )
 
 
+def by_words(model: Model) -> bool:
+    """Whether a model answers for every word."""
+    return model.pooling == OF_WORDS
+
+
 def _classifies_pooled(model: Model) -> bool:
     """Whether a linear layer reads pooled tokens, for which transformers has no class."""
-    return model.pooling is not None and model.num_classes > 0
+    return model.pooling not in (None, OF_WORDS) and model.num_classes > 0
 
 
 def _pooling(model: Model) -> dict[str, Any]:
     """What a directory's config.json says of it."""
-    return {} if model.pooling is None else {"pooling": model.pooling.model_dump()}
+    if model.pooling is None or by_words(model):
+        return {}
+    return {"pooling": model.pooling.model_dump()}
 
 
 def _reads_text(model: Model) -> bool:
@@ -586,6 +614,8 @@ def _reads_text(model: Model) -> bool:
 
 def _auto(model: Model) -> str:
     """The auto class that loads a directory."""
+    if by_words(model):
+        return "AutoModelForTokenClassification"
     return f"AutoModelFor{'Sequence' if _reads_text(model) else 'Image'}Classification"
 
 
@@ -622,17 +652,26 @@ def supported(config: Mapping[str, Any]) -> str:
 
 
 def _decides(manifest: Manifest) -> bool:
-    """Whether the modelling file decides; thresholds of many labels stay in heads.json, for our own
-    commands.
+    """Whether the modelling file decides; thresholds of many labels, and of words, stay in
+    heads.json, for our own commands.
     """
-    return manifest.decision is not None and manifest.model.problem not in TOLD.values()
+    if manifest.decision is None or by_words(manifest.model):
+        return False
+    return manifest.model.problem not in TOLD.values()
 
 
-def _classes(
-    kind: Kind, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], where: str
-) -> int:
+def _problem(facts: Facts, classes: int, *, of_words: bool) -> dict[str, Any]:
+    """The kind of problem, where the number of outputs does not tell it."""
+    if not classes:
+        return {}
+    if of_words:
+        return {"problem": "tokens"}
+    return {"problem": TOLD[facts.problem_type]} if facts.problem_type in TOLD else {}
+
+
+def _classes(classifier: str, names: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> int:
     """How many classes the file's classifier tells apart; 0 where there is none."""
-    for name in (f"{kind.classifier[-1][0]}.weight", "cls_classifier.weight"):
+    for name in (f"{classifier}.weight", "cls_classifier.weight"):
         if name in names:
             return next(iter(tensors[names[name]].shape), 0)
     return 0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.construction import construction
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
+from hydrasurgeon.anatomy.words import WORDS, of_words
 from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
@@ -32,7 +33,7 @@ from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
     pool,
     shrink,
 )
-from hydrasurgeon.files.manifest import Model, Pooling
+from hydrasurgeon.files.manifest import OF_WORDS, Model, Pooling
 
 # Memory → disk, where version 5 renamed modules; names that already are the disk's pass unchanged.
 RENAMES = {
@@ -73,12 +74,13 @@ class Encoder(DiskNamed):
         self.kept = tuple(tuple(row) for row in kept)
 
     def forward(self, inputs: Any) -> Tensor:
-        if self.pooling is not None:
-            fields = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        fields = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        places = fields.pop(WORDS, None)
+        if self.pooling is not None and self.pooling["mode"] != WORDS:
             return classified(self.model, self.pooling, fields)
-        made = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
+        made = self.model(**fields) if isinstance(inputs, Mapping) else self.model(inputs)
         logits: Tensor = made.logits
-        return logits
+        return logits if places is None else of_words(logits, places)
 
     def disk_name(self, name: str) -> str:
         """`model.vit.layers.0.…`, as the module has it → `vit.encoder.layer.0.…`, as files have it."""
@@ -95,7 +97,7 @@ def build(
 ) -> Encoder:
     """A model of the library with so many heads in each layer."""
     inner = stock_model(model, kind, library_config(model, config), fresh=fresh)
-    if model.pooling is not None:
+    if model.pooling is not None and model.pooling != OF_WORDS:
         classify_pooled(inner, pooled_classifier(model, config, fresh=fresh))
     elif not model.num_classes:
         _behead(inner, config, kind)
@@ -184,16 +186,18 @@ def anatomy(encoder: Encoder) -> Anatomy:
     kind = encoder.kind
     base = getattr(inner, KINDS[kind].prefix)
     embed, embed_parts = _embedding(base, kind)
-    read, readout_parts = _reader(inner, base, kind)
-    reads = None if kind in DINOV2 else 2 if kind == "deit" else 1
-    if encoder.pooling is not None:
+    pooling = encoder.pooling
+    if pooling is None:
+        read, readout_parts = _reader(inner, base, kind)
+        # DINOv2 also averages the patches; DeiT may have a distillation token beside the class
+        # token.
+        reads = None if kind in DINOV2 else 2 if kind == "deit" else 1
+    else:
         readout_parts = (inner.classifier,)
-        reads = 1 if encoder.pooling["mode"] == "cls" else None
+        reads = 1 if pooling["mode"] == "cls" else None
 
     def readout(stack: Stack) -> Tensor:
-        if encoder.pooling is not None:
-            return pooled_logits(inner, encoder.pooling, stack)
-        return read(stack.hidden)
+        return read(stack.hidden) if pooling is None else pooled_logits(inner, pooling, stack)
 
     return Anatomy(
         embed=embed,
@@ -203,15 +207,15 @@ def anatomy(encoder: Encoder) -> Anatomy:
         ),
         readout=readout,
         readout_parts=readout_parts,
-        # DINOv2 also averages the patches; DeiT may have a distillation token beside the class
-        # token.
         reads=reads,
     )
 
 
 def pooled_logits(inner: Any, pooling: Mapping[str, Any], stack: Stack) -> Tensor:
     """What the classifier makes of the last layer's tokens."""
-    vector = pool(stack.hidden, real_tokens(stack), pooling["mode"], pooling["normalize"])
+    vector = stack.hidden
+    if pooling["mode"] != WORDS:
+        vector = pool(vector, real_tokens(stack), pooling["mode"], pooling["normalize"])
     logits: Tensor = inner.classifier(vector)
     return logits
 

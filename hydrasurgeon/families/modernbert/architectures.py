@@ -104,6 +104,8 @@ KIND = Kind(
     "model",
     "text",
     ("ModernBertForSequenceClassification",),
+    of_words="ModernBertForTokenClassification",
+    word_head=True,
     classifier=(("head.dense", "dim"), ("classifier", "classes")),
 )
 """What its modules are called."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
+from hydrasurgeon.anatomy.words import WORDS
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import classify_pooled, pool
 from hydrasurgeon.families.hf_encoder.modules import (
     Encoder,
@@ -24,7 +25,7 @@ from hydrasurgeon.families.hf_encoder.modules import (
     stock_model,
 )
 from hydrasurgeon.families.modernbert.architectures import KIND, LOCAL, ModernBertConfig
-from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.files.manifest import OF_WORDS, Model
 
 
 def build(
@@ -34,7 +35,7 @@ def build(
     stock.reference_compile = False  # transformers before 5.2 compiles parts on its own
     inner = stock_model(model, KIND, stock, fresh=fresh)
     inner.model.rotary_emb = Angles(config)
-    if model.pooling is not None:
+    if model.pooling is not None and model.pooling != OF_WORDS:
         classify_pooled(inner, pooled_classifier(model, config, fresh=fresh))
     elif not model.num_classes:
         inner.classifier = Features()
@@ -74,15 +75,18 @@ def anatomy(encoder: Encoder) -> Anatomy:
 
     def readout(stack: Stack) -> Tensor:
         tokens = base.final_norm(stack.hidden)
-        if encoder.pooling is not None:
+        vector = tokens
+        if encoder.pooling is None:
+            vector = pool(tokens, real_tokens(stack), pooling, normalize=False)
+        elif encoder.pooling["mode"] != WORDS:
             return pooled_logits(inner, encoder.pooling, replace(stack, hidden=tokens))
-        vector = pool(tokens, real_tokens(stack), pooling, normalize=False)
         logits: Tensor = inner.classifier(inner.drop(inner.head(vector)))
         return logits
 
     parts: tuple[nn.Module, ...] = (base.final_norm, inner.head, inner.classifier)
     if encoder.pooling is not None:
-        pooling, parts = encoder.pooling["mode"], (base.final_norm, inner.classifier)
+        pooling = encoder.pooling["mode"]
+        parts = parts if pooling == WORDS else (base.final_norm, inner.classifier)
 
     return Anatomy(
         embed=embed,
