@@ -306,7 +306,7 @@ class HFEncoder(Family):
         self, model: Model, count: int, labels: tuple[str, ...] | None, *, words: bool = False
     ) -> Model:
         config = {key: value for key, value in model.config.items() if key not in UNCLASSIFIED}
-        made = {"num_classes": count, "labels": labels, "config": config}
+        made: dict[str, Any] = {"num_classes": count, "labels": labels, "config": config}
         kind = self.kind(model)
         if words and kind.of_words is not None:
             made |= {"arch": kind.of_words, "pooling": OF_WORDS}
