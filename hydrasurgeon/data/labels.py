@@ -54,6 +54,7 @@ ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows 
 FRACTIONS = "Labels of a model with one logit are 1 for yes, 0 for no, or a fraction between."
 NUMBERS = "Labels of a model of numbers are numbers, one for each row."
 LISTS = 'Labels of a model with many labels are lists of names, such as ["red", "round"]; [] where none holds.'
+TAGS = "Tags are lists of names: O, B-X for the first word of an X, and I-X for its others."
 OTHER_CLASSES = (
     "Use the data set the model was trained for, make it a classifier of these classes "
     "(hydrasurgeon finetune "
@@ -253,6 +254,8 @@ def new_problem(
     their names.
     """
     labels = column.labels
+    if labels.ndim == 2 and labels.dtype.kind == "i":
+        return "tokens", *_tags(spec, column)
     if labels.ndim == 2:
         return "multi_label", *new_classes(spec, column)
     problem = wanted or OF_DTYPES[labels.dtype.kind]
@@ -489,12 +492,41 @@ def _of_numbers(
     return labels.astype(np.float64), model.labels, None
 
 
+def _tags(spec: str, column: Column) -> tuple[int, tuple[str, ...]]:
+    if column.names is None:
+        raise DataError(f"{spec}: its tags are numbers without names", hint=TAGS)
+    return len(column.names), column.names
+
+
+def _of_tokens(spec: str, column: Column, model: Model) -> Fit:
+    """A tag for each word, by name where the data has names."""
+    labels, count = column.labels, model.num_classes
+    if labels.ndim != 2 or labels.dtype.kind != "i":
+        raise DataError(f"{spec}: row 0 has one label, where a tag for each word is due", hint=TAGS)
+    places = np.arange(count)
+    if column.numbers is None and column.names is not None and model.labels is not None:
+        position = {name: at for at, name in enumerate(model.labels)}
+        places = np.array([position.get(name, -1) for name in column.names], dtype=np.int64)
+    known = labels != UNLABELLED
+    used = np.unique(labels[known])
+    unknown = next((at for at in used if not 0 <= at < len(places) or places[at] < 0), None)
+    if unknown is not None:
+        name = column.names[unknown] if column.names is not None else unknown
+        raise DataError(
+            f"{spec}: row {int(np.argmax((labels == unknown).any(axis=1)))}: the model has no tag "
+            f"{name}; it has {listed(model.labels or ())}",
+            hint=OTHER_CLASSES,
+        )
+    return np.where(known, places[labels], UNLABELLED), model.labels, None
+
+
 Match = Callable[[str, Column, Model], tuple[Labels, tuple[str, ...] | None, str | None]]
 READ: dict[str, Match] = {
     "single_label": _of_classes,
     "one_logit": _of_one_logit,
     "multi_label": _of_many_labels,
     "number": _of_numbers,
+    "tokens": _of_tokens,
 }
 """Kind of problem → how labels are fitted to a model of it."""
 

@@ -28,6 +28,7 @@ TABLES = (
     ".json.gz",
     ".jsonl.gz",
     ".parquet",
+    ".conll",
 )
 """Endings of tables."""
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")

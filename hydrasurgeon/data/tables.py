@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 from hydrasurgeon.data.labels import class_names, labels_of
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs
+from hydrasurgeon.data.words import Tokens, of_tokens, rows_of_conll, tagged, with_entities
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
 from hydrasurgeon.lookup import did_you_mean
@@ -31,9 +32,15 @@ LABELS = ("label", "labels", "fine_label")
 """Columns that may hold labels."""
 GROUPS = ("group",)
 """Columns that may say which query a row belongs to."""
+TOKENS = "tokens"
+"""The column that lists the words of each text."""
+TAGS = ("tags", "ner_tags")
+"""Columns that may hold a tag for each word."""
+ENTITIES = "entities"
+"""The column that lists what is named in each text, by places in it."""
 SECOND = "text_pair"
 """The column that holds the second text of each pair; the first is one of TEXTS."""
-COLUMNS = frozenset((*IMAGES, *TEXTS, *CAPTIONS, *LABELS, *GROUPS, SECOND))
+COLUMNS = frozenset((*IMAGES, *TEXTS, *CAPTIONS, *LABELS, *GROUPS, SECOND, TOKENS, *TAGS, ENTITIES))
 """The columns that samples are made of."""
 ID = "id"
 """The column that says what each row is called in a list of answers."""
@@ -290,6 +297,8 @@ def rows(table: Table, columns: Columns) -> Samples:
     """Images, texts or pairs of texts, with labels and groups where there are columns of them."""
     if not table.names:
         raise DataError(f"{table.spec}: holds no samples")
+    if (words := _words(table, columns)) is not None:
+        return words
     image = second = None
     if not {"text", "text_pair"} & columns.named.keys():
         image = table.column("image", columns, IMAGES)
@@ -313,6 +322,30 @@ def rows(table: Table, columns: Columns) -> Samples:
     if group is not None:
         made.grouping = table.columns[group]
     made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}
+    return made
+
+
+def _words(table: Table, columns: Columns) -> Tokens | None:
+    """Texts whose words, or whose entities, the table lists."""
+    spec, found = table.spec, table.columns
+    labels = table.column("label", columns, TAGS)
+    if TOKENS in found and columns.named.get("text") is None:
+        texts = [of_tokens(spec, row, listed) for row, listed in enumerate(found[TOKENS])]
+        used: tuple[str, ...] = (TOKENS,)
+        written = None
+        if labels is not None:
+            names = table.classes.get(labels)
+            used, written = (TOKENS, labels), tagged(spec, texts, found[labels], names)
+    elif ENTITIES in found and (text := table.column("text", columns, TEXTS)) is not None:
+        plain = Rows(spec, found[text], "text")
+        read = [str(plain.read(i)) for i in range(len(plain))]
+        texts, written = with_entities(spec, read, found[ENTITIES])
+        used = (text, ENTITIES)
+    else:
+        return None
+    made = Tokens(spec, texts, written)
+    made.found, made.used = table.names, used
+    made.columns = {name: found[name] for name in columns.carried if name in found}
     return made
 
 
@@ -473,11 +506,18 @@ def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, .
     """The names of the classes that the datasets library knows, for each column of labels."""
     from datasets import ClassLabel
 
-    return {
-        n: class_names(spec, f.names)
-        for n, f in features.items()
-        if n in LABELS and isinstance(f, ClassLabel)
-    }
+    each = {n: getattr(f, "feature", f) for n, f in features.items() if n in (*LABELS, *TAGS)}
+    return {n: class_names(spec, f.names) for n, f in each.items() if isinstance(f, ClassLabel)}
+
+
+def _conll(source: Source) -> Iterator[Table]:
+    tokens, tags = list[Any](), list[Any]()
+    for words, theirs in rows_of_conll(source.lines()):
+        tokens.append(words)
+        tags.append(theirs)
+        if source.is_enough(len(tokens)):
+            break
+    yield source.table((TOKENS, TAGS[0]), {TOKENS: tokens, TAGS[0]: tags})
 
 
 READERS: dict[str, Callable[..., Iterator[Table]]] = {
@@ -486,5 +526,6 @@ READERS: dict[str, Callable[..., Iterator[Table]]] = {
     ".csv": _csv,
     ".tsv": partial(_csv, between=TAB),
     ".parquet": _parquet,
+    ".conll": _conll,
 }
 """Ending of a file, unpacked → its reader."""

@@ -100,6 +100,8 @@ class Prediction(ABC):
     """What the samples are called; else their numbers."""
     names: Sequence[str] | None = None
     """The classes."""
+    texts: Sequence[Any] | None = None
+    """What was asked, where answers speak of places in it."""
 
     if TYPE_CHECKING:
 

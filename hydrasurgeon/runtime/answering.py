@@ -99,9 +99,17 @@ class Engine(ABC):
         return decide(state, whole.logits, whole.features)
 
     def rows(
-        self, answers: Prediction, begun: Sequence[dict[str, Any]], top: int
+        self,
+        answers: Prediction,
+        begun: Sequence[dict[str, Any]],
+        top: int,
+        asked: Callable[[], Sequence[Any]] = tuple,
     ) -> list[dict[str, Any]]:
-        """Answers as rows of `predict`, each continuing what is `begun`."""
+        """Answers as rows of `predict`, each continuing what is `begun`; `asked` gives the samples,
+        where answers speak of places in them.
+        """
+        if self.problem.by_word:
+            answers = replace(answers, texts=asked())
         return rows_of(answers, begun, names=self.facts.labels, top=top)
 
 

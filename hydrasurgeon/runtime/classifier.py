@@ -143,7 +143,8 @@ class Classifier(LiveModel, Engine):
         )
         answers = [self.decided(piece.parts, cascade) for piece in pieces]
         whole = joined(answers or [self.answered(torch.zeros(0))])
-        return replace(whole, ids=ids, names=names)
+        texts = [samples.read(i) for i in range(len(ids))] if self.problem.by_word else None
+        return replace(whole, ids=ids, names=names, texts=texts)
 
 
 def load(

@@ -220,7 +220,9 @@ class _Model:
         for piece in answering:
             index = piece.index.tolist()
             begun = [self._named(samples, i) for i in index]
-            rows = model.rows(model.decided(piece.parts, cascade), begun, self.arguments.top)
+            asked: Any = partial(list, map(samples.read, index))
+            decided = model.decided(piece.parts, cascade)
+            rows = model.rows(decided, begun, self.arguments.top, asked)
             answers = dict(zip(index, rows, strict=True))
             end = max(index) + 1
             for i in range(at, end):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,9 @@ class Predictor:
         for piece in Answering([engine], samples, options, features=engine.reads, cascade=cascade):
             index = piece.index.tolist()
             begun = [{"id": samples.name(i)} for i in index]
-            made = engine.rows(engine.decided(piece.parts, cascade), begun, options.top)
+            asked: Any = partial(list, map(samples.read, index))
+            decided = engine.decided(piece.parts, cascade)
+            made = engine.rows(decided, begun, options.top, asked)
             for i, row in zip(index, made, strict=True):
                 answers[i] = row
         columns = columns_of(engine.problem)

@@ -108,7 +108,8 @@ def _app(
             collate([prepared for _, prepared, _ in samples]), cascade=arguments.cascade
         )
         top = max(top for _, _, top in samples)
-        return model.rows(answers, [{"id": name} for name, _, _ in samples], top)
+        begun = [{"id": name} for name, _, _ in samples]
+        return model.rows(answers, begun, top, lambda: [text for _, text, _ in samples])
 
     # What cannot answer fails before it listens.
     (begun,) = answer([(0, _first(kind_read(opened.manifest), model.transform), arguments.top)])

@@ -1,0 +1,228 @@
+"""Texts by their words: what data say of them, and where a tokenizer's tokens stand."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_families
+from transformers import PreTrainedTokenizerFast
+
+from hydrasurgeon.data import open_data
+from hydrasurgeon.data.labels import new_problem
+from hydrasurgeon.data.samples import fit_classes
+from hydrasurgeon.data.sources import in_memory
+from hydrasurgeon.data.words import TokenizeWords, Words, words_of
+from hydrasurgeon.errors import CheckpointError, DataError
+from hydrasurgeon.files.manifest import OF_WORDS, Model
+
+TOKENS = [["Anna", "met", "New", "York", "."], ["nobody"]]
+TAGS = [["B-PER", "O", "B-LOC", "I-LOC", "O"], ["O"]]
+NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+POSITIONS = [[3, 0, 1, 2, 0], [0, -1, -1, -1, -1]]
+
+
+def lines(place: Path, rows: list[dict[str, Any]]) -> str:
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(place)
+
+
+def model(labels: tuple[str, ...] = NAMES) -> Model:
+    return Model(
+        family="transformers",
+        arch="BertForTokenClassification",
+        num_classes=len(labels),
+        labels=labels,
+        problem="tokens",
+        pooling=OF_WORDS,
+    )
+
+
+def forms(folder: Path) -> dict[str, str]:
+    """The same two texts in every form."""
+    import pyarrow as pa
+    from datasets import ClassLabel, Dataset, Features, List, Value
+    from pyarrow import parquet
+
+    table = pa.table({"tokens": TOKENS, "tags": TAGS})
+    parquet.write_table(table, folder / "it.parquet")
+    order = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+    features = Features(
+        {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=order))}
+    )
+    numbers = [[order.index(tag) for tag in row] for row in TAGS]
+    Dataset.from_dict({"tokens": TOKENS, "ner_tags": numbers}, features).to_parquet(
+        str(folder / "numbers.parquet")
+    )
+    (folder / "it.conll").write_text(
+        "-DOCSTART- -X- O O\n\n"
+        + "\n\n".join(
+            "\n".join(f"{token} _ _ {tag}" for token, tag in zip(tokens, tags, strict=True))
+            for tokens, tags in zip(TOKENS, TAGS, strict=True)
+        )
+        + "\n"
+    )
+    entities = [
+        {"start": 9, "end": 17, "label": "LOC"},
+        {"start": 0, "end": 4, "label": "PER"},
+    ]
+    rows = [
+        {"text": "Anna met New York.", "entities": entities},
+        {"text": "nobody", "entities": []},
+    ]
+    pairs = zip(TOKENS, TAGS, strict=True)
+    return {
+        "jsonl": lines(folder / "it.jsonl", [{"tokens": a, "tags": b} for a, b in pairs]),
+        "parquet": str(folder / "it.parquet"),
+        "numbers": str(folder / "numbers.parquet"),
+        "conll": str(folder / "it.conll"),
+        "entities": lines(folder / "entities.jsonl", rows),
+    }
+
+
+def test_all_forms_say_the_same(tmp_path: Path) -> None:
+    for name, spec in forms(tmp_path).items():
+        samples = open_data(spec)
+        column = samples.written
+        assert column is not None
+        assert (name, column.names, column.labels.tolist()) == (name, NAMES, POSITIONS)
+        assert new_problem(spec, column, None) == ("tokens", 5, NAMES)
+        text = samples.read(0)
+        assert isinstance(text, Words)
+        assert [text[start:end] for start, end in text.spans] == TOKENS[0]
+        again = pickle.loads(pickle.dumps(text))
+        assert (again, again.spans) == (text, text.spans)
+
+
+def test_tags_become_the_models_by_name(tmp_path: Path) -> None:
+    spec = forms(tmp_path)["jsonl"]
+    other = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-X", "I-X")
+    fitted = fit_classes(open_data(spec), model(other)).labels
+    assert fitted is not None
+    assert fitted.tolist() == [[1, 0, 3, 4, 0], [0, -1, -1, -1, -1]]
+    with pytest.raises(DataError, match="row 0: the model has no tag B-LOC"):
+        fit_classes(open_data(spec), model(("O", "B-PER", "I-PER")))
+    single = open_data(lines(tmp_path / "one.jsonl", [{"text": "a", "label": "b"}]))
+    with pytest.raises(DataError, match="where a tag for each word is due"):
+        fit_classes(single, model())
+
+
+def test_an_inside_that_continues_nothing_begins(tmp_path: Path) -> None:
+    rows = [{"tokens": list("abcd"), "tags": ["I-A", "I-A", "I-B", "O"]}]
+    samples = open_data(lines(tmp_path / "it.jsonl", rows))
+    assert samples.classes == ("O", "B-A", "I-A", "B-B", "I-B")
+    assert np.asarray(samples.labels).tolist() == [[1, 2, 3, 0]]
+    assert "2 I- tags continue nothing" in (samples.note or "")
+
+
+def test_entities_take_whole_words(tmp_path: Path) -> None:
+    entities = [{"start": 3, "end": 8, "label": "LOC"}]
+    samples = open_data(
+        lines(tmp_path / "it.jsonl", [{"text": "in Londons fog", "entities": entities}])
+    )
+    assert np.asarray(samples.labels).tolist() == [[0, 1, 0]]
+    assert "1 entities begin or end within a word" in (samples.note or "")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "row 1 has 2 tokens and 1 tags"),
+        ({"tokens": ["a"], "tags": "O"}, "row 1 has 1 tokens and no list of tags"),
+        ({"tokens": ["a"], "tags": ["PER"]}, "row 1 has the tag 'PER'"),
+        ({"tokens": "ab", "tags": ["O"]}, "row 1 holds ab, no list of words"),
+    ],
+)
+def test_tags_that_do_not_fit_name_their_row(
+    row: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    spec = lines(tmp_path / "it.jsonl", [{"tokens": ["a"], "tags": ["O"]}, row])
+    with pytest.raises(DataError, match=message):
+        open_data(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "entities", "message"),
+    [
+        ("Ange\u0301 la", [(0, 4)], "4 lies within a character"),
+        ("\U0001f469\u200d\U0001f680 x", [(0, 1)], "1 lies within a character"),
+        ("Anna", [(2, 9)], "from 2 to 9 in 4 characters"),
+        ("Anna", [(2, 2)], "from 2 to 2"),
+        ("Anna Bell", [(0, 6), (5, 9)], "overlap"),
+        ("Anna", [("0", 4)], "is no entity"),
+    ],
+)
+def test_entities_that_cannot_be_name_their_row(
+    text: str, entities: list[Any], message: str, tmp_path: Path
+) -> None:
+    listed = [{"start": start, "end": end, "label": "X"} for start, end in entities]
+    rows = [{"text": "fine", "entities": []}, {"text": text, "entities": listed}]
+    with pytest.raises(DataError, match=f"row 1.*{message}"):
+        open_data(lines(tmp_path / "it.jsonl", rows))
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Any:
+    tiny_families.tokenizer(tmp_path)
+    return PreTrainedTokenizerFast.from_pretrained(tmp_path)
+
+
+def test_the_first_token_of_each_word_speaks_for_it(tokenizer: Any) -> None:
+    """The places are those of the library's own `word_ids`."""
+    rows = [["good", "film"], ["a", "very", "dull-plot", "the"], ["the"]]
+    samples = [Words(" ".join(row), spans(row)) for row in rows]
+    batch = TokenizeWords(lambda: tokenizer, max_length=24).collate(samples)
+    made = tokenizer(rows, is_split_into_words=True, padding=True)
+    length = batch["input_ids"].shape[1]
+    assert batch["input_ids"].tolist() == made["input_ids"]
+    for row, words in enumerate(rows):
+        ids = made.word_ids(row)
+        expected = [row * length + ids.index(word) for word in range(len(words))]
+        assert batch["words"][row].tolist() == expected + [-1] * (4 - len(words))
+
+
+def spans(words: list[str]) -> list[tuple[int, int]]:
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    return [(int(end) - len(word), int(end)) for word, end in zip(words, ends, strict=True)]
+
+
+def test_long_texts_are_windows_of_which_words_stand_in_the_middle(tokenizer: Any) -> None:
+    words = ["good", "plot"] * 100
+    text = Words(" ".join(words), spans(words))
+    batch = TokenizeWords(lambda: tokenizer, max_length=24).collate([text, "the film"])
+    assert batch["input_ids"].shape[1] == 24
+    assert len(batch["input_ids"]) > 10
+    places = batch["words"][0].numpy()
+    window, token = places // 24, places % 24
+    assert (np.diff(places) > 0).all()
+    ids = batch["input_ids"].numpy()[window, token]
+    assert (ids == np.resize([tiny_families.VOCAB[word] for word in words[:2]], 200)).all()
+    # Every window shares six words with the next: a word has three on both sides, or the text ends.
+    assert token[22:-22].min() >= 3
+    assert token[22:-22].max() <= 20
+    assert token[0] == 1
+    assert batch["words"][1][:3].tolist() == [
+        24 * window.max() + 24 + 1,
+        24 * window.max() + 26,
+        -1,
+    ]
+
+
+def test_plain_texts_are_split(tokenizer: Any) -> None:
+    assert [text[a:b] for text in ["Don't, Ünal_1!"] for a, b in words_of(text)] == [
+        *("Don", "'", "t", ",", "Ünal_1", "!")
+    ]
+    read = TokenizeWords(lambda: tokenizer, max_length=24)
+    batch = read.collate([in_memory(["good, film"], "text").read(0), " ... "])
+    assert (batch["words"] >= 0).sum(dim=1).tolist() == [3, 3]
+
+
+def test_a_tokenizer_without_places_is_refused() -> None:
+    slow = type("Slow", (), {"is_fast": False})()
+    with pytest.raises(CheckpointError, match="where its tokens stand") as caught:
+        TokenizeWords(lambda: slow, max_length=8).collate(["a"])
+    assert caught.value.exit_code == 3
