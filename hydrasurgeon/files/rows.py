@@ -31,6 +31,8 @@ PART = 1 << 18
 """Rows of one of several parquet files, about."""
 MAX_LINE = 4 << 20
 """Most bytes of a row that is read."""
+STEP = 1 << 16
+"""Bytes in which the end of a file's last whole line is looked for."""
 ARROW = {"text": "string", "json": "string", "number": "float64", "whole": "int64", "flag": "bool"}
 """What a column may hold → arrow's name for it."""
 FORMULA = ("=", "+", "-", "@")
@@ -87,7 +89,7 @@ def line(row: Row) -> str:
 
 
 class Appended:
-    """A file of lines that rows are appended to while a server works.
+    """A file of lines that rows are appended to while a server works, by one process at a time.
 
     A disk that fills up stops that alone; half a line is cut off, for the next would be glued to it.
     """
@@ -95,7 +97,9 @@ class Appended:
     def __init__(self, place: Path) -> None:
         self._file = place.open("ab+", buffering=0)
         self._failed = False
+        self._lock("LOCK_EX")
         self._cut()
+        self._lock("LOCK_UN")
 
     def close(self) -> None:
         self._file.close()
@@ -104,7 +108,9 @@ class Appended:
         """How many rows could not be kept."""
         lines = "".join(f"{line(row)}\n" for row in rows).encode()
         written = 0
+        self._lock("LOCK_EX")
         try:
+            self._cut()  # another process may have been killed while it wrote
             while written < len(lines):  # a disk that is nearly full takes a part
                 written += self._file.write(lines[written:])
         except OSError as error:
@@ -115,14 +121,23 @@ class Appended:
             with contextlib.suppress(OSError):
                 self._cut()
             return len(rows) - lines[:written].count(b"\n")
+        finally:
+            self._lock("LOCK_UN")
         self._failed = False
         return 0
+
+    def _lock(self, operation: str) -> None:
+        """Where there are locks: not on Windows, and not on every disk."""
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(self._file, getattr(fcntl, operation))
 
     def _cut(self) -> None:
         """Let the file end with its last whole line."""
         size = end = self._file.seek(0, os.SEEK_END)
         while end:
-            start = max(0, end - MAX_LINE)
+            start = max(0, end - STEP)
             self._file.seek(start)
             whole = self._file.read(end - start).rfind(b"\n") + 1
             if whole:

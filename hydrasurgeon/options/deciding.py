@@ -353,6 +353,14 @@ class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
     batch_size: Batch = option(
         None, ge=1, metavar="N|auto", group=RUNS, help="Inputs in one pass, at most."
     )
+    workers: int = option(
+        1,
+        ge=1,
+        le=256,
+        metavar="N",
+        group=RUNS,
+        help="Processes that answer, each with the model; bounds hold for each.",
+    )
     wait: float = option(
         0.0,
         ge=0,

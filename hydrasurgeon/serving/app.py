@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.exceptions import HTTPException as Refused
 from starlette.requests import ClientDisconnect
 
@@ -100,6 +102,15 @@ class Batcher:
                     ) else answer.set_result(outcome)
 
 
+def summed(folder: Path) -> CollectorRegistry:
+    """What all processes have counted that were told of this folder by `PROMETHEUS_MULTIPROC_DIR`
+    before they imported prometheus_client.
+    """
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(folder))
+    return registry
+
+
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Bounds of the histogram of latency, besides infinity."""
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -107,10 +118,14 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Counts:
-    """Requests and their latency; inputs, what was answered, and how sure it was."""
+    """Requests and their latency; inputs, what was answered, and how sure it was.
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+    Where several processes count in the files of a folder, what is shown is their sum.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        registry = CollectorRegistry()
+        self.registry = registry if folder is None else summed(folder)
 
         def named(kind: type[Any], name: str, what: str, *labels: str, **more: Any) -> Any:
             return kind(f"hydrasurgeon_{name}", what, labels, registry=registry, **more)
@@ -119,7 +134,12 @@ class Counts:
         self.seconds = named(
             Histogram, "request_seconds", "Latency of answered requests.", buckets=SECONDS
         )
-        self.waiting = named(Gauge, "waiting", "Inputs that wait or are being answered.")
+        self.waiting = named(
+            Gauge,
+            "waiting",
+            "Inputs that wait or are being answered.",
+            multiprocess_mode="livesum",
+        )
         self.batches = named(Histogram, "batch_size", "Inputs in one pass.", buckets=SIZES)
         self.inputs = named(Counter, "inputs", "Inputs that were answered.")
         self.abstained = named(Counter, "abstained", "Answers that were not sure enough.")

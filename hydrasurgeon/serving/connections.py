@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -14,6 +17,10 @@ MOST = 1000
 """Connections at once, where the system has descriptors for so many."""
 FILES = 64
 """Descriptors that are left for everything else."""
+SHARED_LIFE = 60.0
+"""Seconds after which a connection's next answer is its last, where several processes take them: its
+client then connects again, maybe to one that was replaced and has none.
+"""
 
 
 def most_connections() -> int:
@@ -35,6 +42,8 @@ class Patient(H11Protocol):
     patience = 30.0
     """Seconds for the head of a request to come."""
     most = MOST
+    life = math.inf
+    """Seconds after which the next answer of a connection is its last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,6 +51,13 @@ class Patient(H11Protocol):
             waiting = (c for c in self.connections if isinstance(c, Patient) and c.waits)
             next((c for c in waiting if c is not self), self).transport.abort()
         self._timer = self.loop.call_later(self.patience, self._look, None)
+        self._until = self.loop.time() + self.life
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and self.loop.time() > self._until:
+            closing = (b"connection", b"close")
+            self.cycle.default_headers = [*self.server_state.default_headers, closing]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -61,10 +77,27 @@ class Patient(H11Protocol):
             self._timer = self.loop.call_later(self.patience, self._look, self.cycle)
 
 
-def server_of(app: Any) -> uvicorn.Server:
-    """What answers over HTTP by `app`."""
+class Announcing(uvicorn.Server):
+    """Says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+
+def server_of(app: Any, *, announce: Callable[[], None] | None = None) -> uvicorn.Server:
+    """What answers over HTTP by `app`; where others answer at the same socket, it announces when it
+    does too.
+    """
     Patient.most = most_connections()
+    Patient.life = math.inf if announce is None else SHARED_LIFE
+    # One that took all who wait would leave the others idle.
+    backlog = BACKLOG if announce is None else 1
     config = uvicorn.Config(
-        app, http=Patient, backlog=BACKLOG, log_level="warning", access_log=False
+        app, http=Patient, backlog=backlog, log_level="warning", access_log=False
     )
-    return uvicorn.Server(config)
+    return uvicorn.Server(config) if announce is None else Announcing(config, announce)

@@ -9,12 +9,15 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_any
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.files.rows import Appended
 from hydrasurgeon.lookup import need
@@ -25,6 +28,7 @@ from hydrasurgeon.problems.columns import columns_of, without_state
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from prometheus_client import CollectorRegistry
 
     from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.serving.app import Counts
@@ -61,36 +65,141 @@ def serve(arguments: ServeOptions) -> Served:
     need(*PACKAGES, purpose="serve", extra="serve")
     check_engine(arguments, arguments.dtype)
     token = _token(arguments.token_env)
+    opened = _opened(arguments)
+    opened.check_weights()
+    place = None if arguments.answers is None else _place(arguments.answers, arguments.sources)
+    with _bound(arguments) as listener:
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        said = f"{opened.name} answers at {address}/v1/predict"
+        run = _alone if arguments.workers == 1 else _several
+        inputs, stop = run(opened, arguments, listener, place, token, said)
+        return Served(address, inputs, place, stop)
+
+
+def _opened(arguments: ServeOptions) -> Checkpoint:
+    """The checkpoint, which has classes and the cascade that is asked for."""
     opened = classifying(open_any(arguments.checkpoint, arch=arguments.arch), arguments)
     need_classes(opened.manifest, opened.path)
     check_cascades([opened] if arguments.cascade else [])
-    opened.check_weights()
-    place = None if arguments.answers is None else _place(arguments.answers, arguments.sources)
-    with _bound(arguments) as listener, _kept(place) as kept:
-        from hydrasurgeon.serving.connections import BACKLOG, server_of
+    return opened
 
+
+def _alone(
+    opened: Checkpoint,
+    arguments: ServeOptions,
+    listener: socket.socket,
+    place: Path | None,
+    token: str | None,
+    said: str,
+) -> tuple[int, BaseException | None]:
+    """Inputs that this process answered until a signal came, and the signal."""
+    from hydrasurgeon.serving.connections import BACKLOG, server_of
+
+    with _kept(place) as kept:
         app, counts = _app(opened, arguments, kept, token)
-        host, port = listener.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         listener.listen(BACKLOG)  # who reads the next line may connect at once
-        arguments.say(f"{opened.name} answers at {address}/v1/predict")
+        arguments.say(said)
         server = server_of(app)
         stop: BaseException | None = None
         try:
             server.run([listener])
-        except (
-            SystemExit,
-            KeyboardInterrupt,
-        ) as signal:  # raised when all that was taken is answered
+        except (SystemExit, KeyboardInterrupt) as signal:
+            stop = signal  # raised when all that was taken is answered
+        return _inputs(counts.registry), stop
+
+
+def _several(
+    opened: Checkpoint,
+    arguments: ServeOptions,
+    listener: socket.socket,
+    place: Path | None,
+    token: str | None,
+    said: str,
+) -> tuple[int, BaseException | None]:
+    """The same of several processes."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    from hydrasurgeon.serving.app import summed
+    from hydrasurgeon.serving.connections import BACKLOG
+    from hydrasurgeon.serving.workers import supervise
+
+    unsaid = [said]
+
+    def up(notes: list[str]) -> None:
+        listener.listen(BACKLOG)  # a process that begins sets it to its own
+        while unsaid:
+            for line in (*notes, unsaid.pop()):
+                arguments.say(line)
+
+    with TemporaryDirectory(prefix="hydrasurgeon-") as name:
+        folder = Path(name)
+        work = partial(
+            _work, arguments.but(say=print), listener, place, token, folder, _identity(opened)
+        )
+        stop: BaseException | None = None
+        try:
+            supervise(
+                work, arguments.workers, up=up, gone=lambda pid: mark_process_dead(pid, folder)
+            )
+        except (SystemExit, KeyboardInterrupt) as signal:
             stop = signal
-        inputs = counts.registry.get_sample_value("hydrasurgeon_inputs_total")
-        return Served(address, int(inputs or 0), place, stop)
+        return _inputs(summed(folder)), stop
+
+
+def _work(
+    arguments: ServeOptions,
+    listener: socket.socket,
+    place: Path | None,
+    token: str | None,
+    folder: Path,
+    identity: tuple[str, str],
+    reports: Connection,
+) -> None:
+    """What each of several processes does."""
+    from hydrasurgeon.serving.workers import obey
+
+    obey()
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    import torch
+
+    from hydrasurgeon.serving.connections import server_of
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // arguments.workers))
+    notes: list[str] = []
+    try:
+        opened = _opened(arguments)
+        if _identity(opened) != identity:
+            raise CheckpointError(
+                f"{opened.path}: has changed since the server started", hint="Start it again."
+            )
+        with _kept(place) as kept:
+            app, _ = _app(opened, arguments.but(say=notes.append), kept, token, folder)
+            server_of(app, announce=lambda: reports.send(notes)).run([listener])
+    except HydraError as error:
+        reports.send(error)
+
+
+def _identity(opened: Checkpoint) -> tuple[str, str]:
+    """What tells a checkpoint from another under its name."""
+    return opened.record(opened.digests()).sha256, opened.manifest.model_dump_json()
+
+
+def _inputs(registry: CollectorRegistry) -> int:
+    """Inputs that were answered."""
+    return int(registry.get_sample_value("hydrasurgeon_inputs_total") or 0)
 
 
 def _app(
-    opened: Checkpoint, arguments: ServeOptions, kept: Appended | None, token: str | None = None
+    opened: Checkpoint,
+    arguments: ServeOptions,
+    kept: Appended | None,
+    token: str | None = None,
+    folder: Path | None = None,
 ) -> tuple[FastAPI, Counts]:
-    """The routes around a model that has answered once, and what is counted."""
+    """The routes around a model that has answered once, and what is counted: with others in the
+    folder's files.
+    """
     from torch.utils.data import default_collate
 
     from hydrasurgeon.data.batches import batch_size_of
@@ -101,7 +210,7 @@ def _app(
     model = engine_of(
         opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
     )
-    counts, collate = Counts(), getattr(model.transform, "collate", default_collate)
+    counts, collate = Counts(folder), getattr(model.transform, "collate", default_collate)
 
     def answer(samples: list[Any]) -> list[dict[str, Any]]:
         answers = model.answered(
