@@ -1,12 +1,15 @@
-"""`serve` under load: 64 clients over loopback, every answer compared with what `predict` says of the same picture.
+"""`serve` under load: 64 clients over loopback, every answer compared with what `predict` says of the same picture, while
+one of two workers is killed.
 
 The model is the demo's hydra of three, calibrated with a cascade. Clients ask one picture at a time, over a connection
-that they keep, as fast as answers come; every request that was sent is counted as answered, refused or lost. Before and
-after, for a tenth of the time each, one process answers the same pictures one by one without a server: decode, decide,
-make the row. So does a plain loop over the exported graph (all members, no rows) in onnxruntime. Writes
-benchmarks/results/serve.json, from which tools/render_docs.py makes a passage of docs/guide/serving.md.
+that they keep, as fast as answers come, and ask again where the connection broke; at half of the time a worker is
+killed (SIGKILL). Every request is counted by what became of it, and looked up in the file that `--answers` keeps.
+Before and after, for a tenth of the time each, one process answers the same pictures one by one without a server:
+decode, decide, make the row. So does a plain loop over the exported graph (all members, no rows) in onnxruntime. One
+worker serves for a tenth of the time, too. Writes benchmarks/results/serve.json, from which tools/render_docs.py makes a
+passage of docs/guide/serving.md.
 
-    python benchmarks/serve_load.py hydra-demo/hydra [--seconds 600] [--clients 64] [-o F.json]
+    python benchmarks/serve_load.py hydra-demo/hydra [--seconds 600] [--clients 64] [--workers 2] [-o F.json]
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import psutil
+from harness import hydrasurgeon, machine
 
 RESULTS = Path(__file__).parent / "results" / "serve.json"
 NUMBERS = {"probability": 1e-4, "total": 1e-4, "ood_score": 2e-3}
@@ -35,8 +41,12 @@ NUMBERS = {"probability": 1e-4, "total": 1e-4, "ood_score": 2e-3}
 rounds; OOD scores, distances in many dimensions, by up to 7e-4."""
 
 
-def bodies(count: int) -> list[bytes]:
-    """The demo's test pictures, a request each."""
+MOST_TRIES = 5
+"""How often a client sends a request whose connection breaks, before it counts as lost."""
+
+
+def pictures_of_demo(count: int) -> list[bytes]:
+    """The demo's test pictures, in base64."""
     import numpy as np
     from PIL import Image
 
@@ -44,15 +54,13 @@ def bodies(count: int) -> list[bytes]:
     for pixels in np.load(str(files("hydrasurgeon") / "demo" / "test.npz"))["images"][:count]:
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "PNG")
-        made.append(json.dumps({"inputs": [base64.b64encode(buffer.getvalue()).decode()]}).encode())
+        made.append(base64.b64encode(buffer.getvalue()))
     return made
 
 
-def one_by_one(
-    answer: Callable[[bytes], Any], requests: list[bytes], seconds: float
-) -> list[float]:
+def one_by_one(answer: Callable[[bytes], Any], encoded: list[bytes], seconds: float) -> list[float]:
     """Latencies of one process that answers one picture after another."""
-    pictures, latencies = [base64.b64decode(json.loads(body)["inputs"][0]) for body in requests], []
+    pictures, latencies = [base64.b64decode(each) for each in encoded], []
     end, at = time.perf_counter() + seconds, -20
     while (start := time.perf_counter()) < end or at < 1:
         answer(pictures[at % len(pictures)])
@@ -117,45 +125,60 @@ class Client(threading.Thread):
         super().__init__()
         self.port, self.number, self.load = port, number, load
         self.latencies: list[float] = []
-        self.sent = self.lost = self.wrong = self.refused = 0
+        self.answered: list[str] = []
+        """The ids of requests that were answered."""
+        self.sent = self.lost = self.wrong = self.refused = self.retried = 0
 
     def run(self) -> None:
         load, at = self.load, self.number
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         while time.perf_counter() < load.end:
-            index = at % len(load.requests)
+            index, name = at % len(load.pictures), f"r{at}"
             at += load.clients
+            body = b'{"inputs": [{"id": "%s", "image": "%s"}]}' % (
+                name.encode(),
+                load.pictures[index],
+            )
             start = time.perf_counter()
             self.sent += 1
-            try:
-                connection.request(
-                    "POST",
-                    "/v1/predict",
-                    load.requests[index],
-                    {"Content-Type": "application/json"},
-                )
-                response = connection.getresponse()
-                content = response.read()
-            except OSError:
+            status, content = self.reply(connection, body)
+            if status is None:
                 self.lost += 1
-                connection.close()
                 continue
             self.latencies.append(time.perf_counter() - start)
-            if response.status != 200:
+            if status != 200:
                 self.refused += 1
                 continue
+            self.answered.append(name)
             (answer,) = json.loads(content)["answers"]
-            self.wrong += wrong(answer, load.rows[index], load.threshold)
+            right = load.rows[index]
+            self.wrong += answer["id"] != name or wrong(answer, right, load.threshold)
         connection.close()
+
+    def reply(
+        self, connection: http.client.HTTPConnection, body: bytes
+    ) -> tuple[int | None, bytes]:
+        """Status and body; where the connection breaks it asks again."""
+        for attempt in range(MOST_TRIES):
+            self.retried += attempt > 0
+            try:
+                connection.request(
+                    "POST", "/v1/predict", body, {"Content-Type": "application/json"}
+                )
+                response = connection.getresponse()
+                return response.status, response.read()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+        return None, b""
 
 
 class Load:
     """What clients ask, what is right, and until when."""
 
     def __init__(
-        self, requests: list[bytes], rows: list[dict[str, Any]], threshold: float, clients: int
+        self, pictures: list[bytes], rows: list[dict[str, Any]], threshold: float, clients: int
     ) -> None:
-        self.requests, self.rows, self.threshold, self.clients = requests, rows, threshold, clients
+        self.pictures, self.rows, self.threshold, self.clients = pictures, rows, threshold, clients
         self.end = 0.0
 
 
@@ -184,19 +207,13 @@ def calibrated(checkpoint: Path, folder: Path) -> tuple[Path, float]:
     return path, decision.cascade.ood_threshold
 
 
-def served(ready: Path, load: Load, seconds: float) -> dict[str, Any]:
-    """What a server made of so many clients, and whether it stopped well."""
-    line = [
-        sys.executable,
-        "-m",
-        "hydrasurgeon",
-        "serve",
-        str(ready),
-        "--port",
-        "0",
-        "--device",
-        "cpu",
-    ]
+def served(ready: Path, load: Load, seconds: float, workers: int) -> dict[str, Any]:
+    """What a server made of so many clients, and whether it stopped well; of several workers one
+    is killed at half of the time.
+    """
+    answers = ready.with_name(f"answers-{workers}.jsonl")
+    line = hydrasurgeon("serve", str(ready), "--port", "0", "--device", "cpu")
+    line += ["--workers", str(workers), "--answers", str(answers)]
     server = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     port = next(
@@ -209,6 +226,13 @@ def served(ready: Path, load: Load, seconds: float) -> dict[str, Any]:
     clients = [Client(port, number, load) for number in range(load.clients)]
     for client in clients:
         client.start()
+    shares: list[list[int]] = []
+    if workers > 1:
+        time.sleep(seconds / 2)
+        shares.append(shares_of(server.pid))
+        os.kill(workers_of(server.pid)[0], signal.SIGKILL)
+        time.sleep(0.45 * seconds)
+        shares.append(shares_of(server.pid))
     for client in clients:
         client.join()
     wall = time.perf_counter() - start
@@ -217,22 +241,43 @@ def served(ready: Path, load: Load, seconds: float) -> dict[str, Any]:
     lines = [text.rpartition(" ") for text in connection.getresponse().read().decode().splitlines()]
     counted = {name: float(value) for name, _, value in lines if not name.startswith("#")}
     connection.close()
+    at_end = workers_of(server.pid)
     server.send_signal(signal.SIGTERM)
     code = server.wait(60)
     latencies = [each for client in clients for each in client.latencies]
     tallies = {
         name: sum(getattr(client, name) for client in clients)
-        for name in ("sent", "lost", "refused", "wrong")
+        for name in ("sent", "retried", "lost", "refused", "wrong")
     }
+    kept = Counter(json.loads(text)["id"] for text in answers.read_text().splitlines())
     return {
+        "workers": workers,
         **measured(latencies, wall),
+        "worst_ms": 1000 * max(latencies),
         **tallies,
+        "not_kept": sum(kept[name] == 0 for client in clients for name in client.answered),
+        "kept_twice": sum(count > 1 for count in kept.values()),
         "counted": int(counted["hydrasurgeon_inputs_total"]),
         "went_on": int(counted["hydrasurgeon_went_on_total"]),
         "mean_batch": counted["hydrasurgeon_batch_size_sum"]
         / counted["hydrasurgeon_batch_size_count"],
+        "connections": shares,
+        "workers_at_end": len(at_end),
+        "left_behind": sum(map(psutil.pid_exists, at_end)),
         "exit_code": code,
     }
+
+
+def workers_of(server: int) -> list[int]:
+    """The processes that answer, where there are several."""
+    children = psutil.Process(server).children()
+    return [each.pid for each in children if any("spawn_main" in word for word in each.cmdline())]
+
+
+def shares_of(server: int) -> list[int]:
+    """Connections that each worker has."""
+    connections = [psutil.Process(pid).net_connections() for pid in workers_of(server)]
+    return [sum(each.status == psutil.CONN_ESTABLISHED for each in some) for some in connections]
 
 
 def measured(latencies: list[float], wall: float) -> dict[str, Any]:
@@ -253,11 +298,10 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path, help="the demo's hydra, calibrated or not")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("-o", "--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-
-    from harness import machine
 
     import hydrasurgeon as hs
 
@@ -266,14 +310,14 @@ def main() -> None:
         lines: list[str] = []
         hs.predict(ready, data="demo:test", each=lines.append, device="cpu")
         rows = [json.loads(line) for line in lines[: arguments.pictures]]
-        requests = bodies(arguments.pictures)
+        pictures = pictures_of_demo(arguments.pictures)
         loops = {"sequential": alone(ready), "onnxruntime": plain(ready, Path(name))}
+        load = Load(pictures, rows, threshold, arguments.clients)
         tenth = arguments.seconds / 10
-        before = {each: one_by_one(loop, requests, tenth) for each, loop in loops.items()}
-        server = served(
-            ready, Load(requests, rows, threshold, arguments.clients), arguments.seconds
-        )
-        after = {each: one_by_one(loop, requests, tenth) for each, loop in loops.items()}
+        before = {each: one_by_one(loop, pictures, tenth) for each, loop in loops.items()}
+        one = served(ready, load, tenth, 1)
+        server = served(ready, load, arguments.seconds, arguments.workers)
+        after = {each: one_by_one(loop, pictures, tenth) for each, loop in loops.items()}
     results = {
         "machine": machine(),
         "load_average": [round(each, 1) for each in os.getloadavg()],
@@ -281,6 +325,7 @@ def main() -> None:
         "seconds": arguments.seconds,
         "pictures": arguments.pictures,
         "server": server,
+        "one_worker": one,
         **{
             each: measured([*before[each], *after[each]], sum(before[each]) + sum(after[each]))
             for each in loops
