@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +142,44 @@ def test_half_a_line_alone_is_cut_off(tmp_path: Path) -> None:
     assert kept.add([{"id": 1}]) == 0
     kept.close()
     assert place.read_text() == '{"id": 1}\n'
+
+
+APPENDING = """
+import sys
+from pathlib import Path
+from hydrasurgeon.files.rows import Appended
+
+kept = Appended(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for at in range(300):
+    assert kept.add([{"id": f"{sys.argv[2]}-{at}-{row}", "x": "x" * 300} for row in range(40)]) == 0
+"""
+
+
+def test_what_several_processes_append_stays_whole(tmp_path: Path) -> None:
+    """Whatever one of them writes while another looks for half a line."""
+    place = tmp_path / "a.jsonl"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", APPENDING, str(place), str(number)],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for number in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+    ids = [row["id"] for _, row in read_rows(place)]
+    assert sorted(ids) == sorted(
+        f"{p}-{at}-{row}" for p in range(3) for at in range(300) for row in range(40)
+    )

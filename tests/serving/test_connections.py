@@ -7,7 +7,7 @@ import importlib.util
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,7 +33,10 @@ async def healthy(scope: Any, receive: Any, send: Any) -> None:
 
 @contextlib.contextmanager
 def serving(
-    patience: float, most: int, monkeypatch: pytest.MonkeyPatch
+    patience: float,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+    announce: Callable[[], None] | None = None,
 ) -> Iterator[tuple[Any, int]]:
     """A server in a thread, and its port."""
     from hydrasurgeon.options.deciding import ServeOptions
@@ -43,7 +46,7 @@ def serving(
     monkeypatch.setattr(connections.Patient, "patience", patience)
     monkeypatch.setattr(connections, "most_connections", lambda: most)
     with _bound(ServeOptions(checkpoint="m", port=0)) as listener:
-        server = connections.server_of(healthy)
+        server = connections.server_of(healthy, announce=announce)
         server.config.lifespan = "off"
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -111,3 +114,22 @@ def test_descriptors_bound_the_connections(monkeypatch: pytest.MonkeyPatch) -> N
     for limit, most in ((160, 160 - BACKLOG - FILES), (1 << 20, MOST), (20, 8)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert most_connections() == most
+
+
+@pytest.mark.parametrize(("life", "closes"), [(0.0, True), (60.0, False)])
+def test_a_connection_to_one_of_several_does_not_stay_for_ever(
+    life: float, closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that connects again may get to one that has fewer."""
+    from hydrasurgeon.serving import connections
+
+    monkeypatch.setattr(connections, "SHARED_LIFE", life)
+    begun = threading.Event()
+    with serving(30, 8, monkeypatch, begun.set) as (_, port):
+        assert begun.wait(60)
+        with connected(port, WHOLE) as connection:
+            said = connection.recv(4096)
+            assert said.startswith(b"HTTP/1.1 200")
+            assert (b"connection: close" in said) == closes
+            if closes:
+                assert b"ok" in said + ended(connection)

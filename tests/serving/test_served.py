@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 from tiny_families import FAMILIES
@@ -72,7 +73,7 @@ def serving(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
         server.communicate(timeout=30)
 
 
-def post(port: int, *inputs: str, kind: str = "application/json") -> tuple[int, dict[str, Any]]:
+def post(port: int, *inputs: Any, kind: str = "application/json") -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(
@@ -243,3 +244,87 @@ def test_a_stop_answers_what_was_taken(tmp_path: Path) -> None:
         )
         assert server.wait(30) == 143
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 16
+
+
+def post_again(port: int, sent: Any) -> tuple[int, dict[str, Any]]:
+    """As clients do it: where the connection breaks they ask again."""
+    for _ in range(3):
+        with suppress(OSError, http.client.HTTPException):
+            return post(port, sent)
+    pytest.fail("nobody answers")
+
+
+def workers_of(server: subprocess.Popen[str]) -> list[int]:
+    children = psutil.Process(server.pid).children()
+    return [each.pid for each in children if any("spawn_main" in word for word in each.cmdline())]
+
+
+def runs(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_worker_is_killed(tmp_path: Path) -> None:
+    """Every request is answered rightly and kept, another process takes its place, and a stop ends all."""
+    path, data, _ = calibrated("BERT", tmp_path)
+    rows = expected_rows(path, data)
+    texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
+    sent = [{"id": at, "text": text} for at, text in enumerate(texts * 5)]
+    kept = tmp_path / "a.jsonl"
+    with serving(path, "--workers", "2", "--answers", str(kept)) as (server, port):
+        first, second = workers_of(server)
+        with ThreadPoolExecutor(8) as clients:
+            replies = [clients.submit(post_again, port, each) for each in sent]
+            replies[50].result()
+            os.kill(first, signal.SIGKILL)
+            for each, reply, right in zip(sent, replies, rows * 5, strict=True):
+                status, answer = reply.result()
+                (row,) = answer["answers"]
+                assert (status, row["id"]) == (200, each["id"])
+                assert dict(row["top"]) == pytest.approx(dict(right["top"]), abs=1e-4)
+        wait_for(lambda: len(workers_of(server)) == 2)
+        replaced = workers_of(server)
+        assert second in replaced
+        assert first not in replaced
+        # What the dead one counted stays; an answer that it could not send was counted twice.
+        counted = metrics(port)["hydrasurgeon_inputs_total"]
+        assert len(sent) <= counted <= len(sent) + 8
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(300) == 143
+        assert not any(map(runs, (second, *replaced)))
+        assert server.stdout is not None
+        assert server.stdout.read().startswith(f"stopped: {counted:.0f} inputs answered; ")
+    ids = Counter(json.loads(line)["id"] for line in kept.read_text().splitlines())
+    assert set(ids) == set(range(len(sent)))
+    assert ids.total() <= len(sent) + 8
+
+
+def test_no_worker_answers_by_another_model_or_outlives_its_supervisor(tmp_path: Path) -> None:
+    path, data, threshold = calibrated("BERT", tmp_path)
+    other = hs.calibrate(
+        path, data=data, ood_score="energy", id_flagged=0.5, out=tmp_path / "o.safetensors"
+    ).path
+    right = expected_rows(path, data)[0]
+    text = json.loads(Path(data).read_text().splitlines()[0])["text"]
+    with serving(path, "--workers", "2") as (server, port):
+        first, second = workers_of(server)
+        other.replace(path)
+        other.with_suffix(".heads.json").replace(path.with_suffix(".heads.json"))
+        os.kill(first, signal.SIGKILL)
+        assert server.stderr is not None
+        while f"{path}: has changed since the server started" not in server.stderr.readline():
+            assert server.poll() is None
+        for _ in range(5):
+            check(post_again(port, text)[1]["answers"][0], right, threshold)
+        every = {second, *workers_of(server)}
+        server.kill()
+        wait_for(lambda: not any(map(runs, every)))
