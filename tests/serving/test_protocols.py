@@ -341,6 +341,26 @@ def test_reranking(reranker: Path) -> None:
     assert yes == [{"label": "yes", "score": pytest.approx(float(logits[0].sigmoid()), abs=1e-5)}]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_reranking_by_llama_index(reranker: Path) -> None:
+    """Its client of Text Embeddings Inference, with a token."""
+    client = pytest.importorskip(
+        "llama_index.postprocessor.tei_rerank",
+        reason="llama-index-postprocessor-tei-rerank brings half a hundred packages",
+    )
+    from llama_index.core.schema import NodeWithScore, TextNode
+
+    query, texts = "good", ["bad plot", "good film", "dull", "the film"]
+    scores = own(reranker, [(query, text) for text in texts])[:, 0].sigmoid()
+    order = scores.argsort(descending=True).tolist()[:3]
+    nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in texts]
+    with serving(reranker, token="s3cret") as at:
+        ranker = client.TextEmbeddingInference(top_n=3, base_url=at, auth_token="Bearer s3cret")
+        best = ranker.postprocess_nodes(nodes, query_str=query)
+    assert [each.node.text for each in best] == [texts[k] for k in order]
+    assert [each.score for each in best] == pytest.approx(scores[order].tolist(), abs=1e-5)
+
+
 def test_a_token_is_asked_for(texts_model: Path) -> None:
     with serving(texts_model, token="s3cret") as at:
         infer, sent = f"{at}/v2/models/films/infer", {"inputs": [tensor(["a"])]}
