@@ -216,6 +216,7 @@ def calibrate(
     conformal: Literal['lac', 'aps', 'raps'] = ...,
     id_flagged: float = ...,
     risk: float | None = ...,
+    promise: Literal['wrong', 'missed'] | None = ...,
     delta: float | None = ...,
     cost: str | None = ...,
     cascade: bool = ...,

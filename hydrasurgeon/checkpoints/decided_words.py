@@ -34,6 +34,8 @@ def decision_lines(decision: Decision) -> list[str]:
     lines = [f"{_constants(decision)}{change}"]
     if decision.accuracy is not None:
         of_what = "" if decision.labels is None else " of each yes or no"
+        if decision.entities is not None:
+            of_what = " of words"
         lines.append(f"accuracy{of_what} {decision.accuracy:.3f} on the validation data")
     lines += [
         (
@@ -56,7 +58,7 @@ def decision_lines(decision: Decision) -> list[str]:
     if abstain is not None:
         answers = (
             f"answers from a probability of {abstain.threshold:.3f} on, "
-            f"{100 * abstain.coverage:.1f} % of samples"
+            f"{100 * abstain.coverage:.1f} % of {'entities' if decision.entities else 'samples'}"
         )
         if abstain.risk is not None and abstain.delta is not None:
             answers += (
@@ -64,6 +66,13 @@ def decision_lines(decision: Decision) -> list[str]:
                 f"{100 * (1 - abstain.delta):g} %"
             )
         lines.append(answers)
+    if decision.cover is not None:
+        cover = decision.cover
+        lines.append(
+            f"words belong to entities from a probability of {cover.threshold:.3g} on, "
+            f"{100 * cover.words:.1f} % of them: at most {100 * cover.risk:g} % of true entities "
+            f"missed, with confidence {100 * (1 - cover.delta):g} %"
+        )
     if decision.costs is not None:
         costs = decision.costs
         lines.append(
@@ -96,6 +105,9 @@ def _constants(decision: Decision) -> str:
 def _sets(decision: Decision) -> str:
     """What prediction sets promise."""
     sets = decision.conformal
+    if decision.entities is not None:
+        how = {"product": "the product", "least": "the least"}[decision.entities.probability]
+        return f"an entity is as probable as {how} of its words' probabilities"
     if decision.labels is not None:
         return (
             f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of the labels, on average "

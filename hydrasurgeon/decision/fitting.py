@@ -72,7 +72,7 @@ def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return order[: count // 2], order[count // 2 :]
 
 
-def check_count(count: int, promise: CalibrateOptions) -> str | None:
+def check_count(count: int, promise: CalibrateOptions, problem: Problem = SINGLE) -> str | None:
     """Refuse what so few cannot promise even of a model that is never wrong; a note where more
     would be of use.
     """
@@ -81,7 +81,7 @@ def check_count(count: int, promise: CalibrateOptions) -> str | None:
         quantile(fitting, promise.coverage)
     quantile(certifying, promise.coverage)
     flag_threshold(certifying, promise.id_flagged)
-    if promise.risk is not None:
+    if promise.risk is not None and not problem.by_word:
         fit_abstention(certifying, certifying.bool(), risk=promise.risk, delta=promise.doubt)
     if count >= ENOUGH:
         return None
@@ -134,7 +134,7 @@ def fit_state(
         )
     fit = problem.calibrated(fitting, certifying)
     dealt: Sequence[Outputs] = ()
-    if score == "auto" and evidence is not None and problem.features:
+    if score == "auto" and evidence is not None and problem.features and not problem.by_word:
         dealt = dealt_out(fitting, classifiers, seed)
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, dealt, leaves_out, problem)
     penalty = problem.penalty(fitting, fit.constants, promise)
@@ -184,7 +184,7 @@ def evidence_of(
     made = []
     for member, classifier in enumerate(classifiers):
         gathering = Gathering(*classifier, seed=seed)
-        gathering.add(outputs.features[:, member], outputs.logits[:, member], outputs.truth)
+        gathering.add(*outputs.of(member))
         made.append(gathering.evidence())
     return made
 
@@ -257,7 +257,7 @@ def _ood(
     for kind, candidate in candidates.items():
         worth[kind] += [_auroc(kind, candidate, held, other) for other in foreign]
     best = best_score(worth)
-    auroc = {kind: sum(values) / len(values) for kind, values in worth.items()}
+    auroc = {kind: sum(values) / len(values) for kind, values in worth.items() if values}
     chosen = candidates[best]
     return best, chosen, auroc, [*notes, *(() if chosen is None else chosen.notes)]
 
@@ -273,7 +273,7 @@ def without_ood(
         kind: [_auroc(kind, fitted, held, other) for other in dealt]
         for kind, fitted in candidates.items()
     }
-    if evidence is not None and held.logits.shape[-1] >= PARTS:
+    if evidence is not None and held.logits.dim() == 3 and held.logits.shape[-1] >= PARTS:
         for kind, value in left_out([*candidates], evidence, held).items():
             worth[kind].append(value)
     return worth
@@ -284,7 +284,7 @@ def best_score(aurocs: Mapping[str, Sequence[float]]) -> str:
     0.99 is as much better than 0.95 as 0.83 is than 0.5.
     """
     odds = {
-        kind: sum(math.log(value / (1 - value)) for value in _clipped(values)) / len(values)
+        kind: sum(math.log(value / (1 - value)) for value in _clipped(values)) / max(1, len(values))
         for kind, values in aurocs.items()
     }
     # Of equals the first: msp, for which nothing has to be stored.
@@ -377,7 +377,9 @@ def fit_alone(
             f"predictions of a {problem.name} model require features",
             hint="Its OOD score is fitted to them: give what its last layer reads, or its inputs.",
         )
-    score, linear = promise.ood_score, None if val.features is None else classifiers_of(fit or val)
+    score, linear = promise.ood_score, None
+    if val.features is not None and not problem.by_word:
+        linear = classifiers_of(fit or val)
     lacking = FITTED if val.features is None else OF_CLASSIFIERS if linear is None else ()
     if score in lacking:
         what = (
@@ -400,9 +402,8 @@ def fit_alone(
         notes.append(f"--ood-score auto chooses by --ood-predictions; without them it is {score}")
     if linear is None and val.features is not None:
         _, members, width = val.features.shape
-        linear = [
-            (torch.zeros(val.logits.shape[-1], width), torch.zeros(val.logits.shape[-1]))
-        ] * members
+        classes = 1 if problem.by_word else val.logits.shape[-1]
+        linear = [(torch.zeros(classes, width), torch.zeros(classes))] * members
     state, more = fit_state(
         val,
         promise=promise,

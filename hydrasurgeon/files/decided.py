@@ -233,6 +233,29 @@ class PerLabel(Record):
     """From which probability on a label is answered."""
 
 
+class Entities(Record):
+    """Of tokens, how the words of an entity make it as probable as it is."""
+
+    probability: Literal["product", "least"]
+    """Of its words' probabilities; what is better calibrated on samples that fitted."""
+    most: Rows
+    """How many of a text count at most in what is promised: so many that of the samples that fitted
+    nearly all count.
+    """
+
+
+class Cover(Record):
+    """From which probability of not being O on a word belongs to an entity, so that few are missed."""
+
+    threshold: Unit
+    risk: Share
+    """Of the true entities, at most so many have a word that belongs to none, …"""
+    delta: Share
+    """… with confidence 1 − delta."""
+    words: Unit
+    """The fraction of words that belong to one."""
+
+
 class Standard(Record):
     """Mean and deviation of a member's score on samples held back from fitting."""
 
@@ -459,7 +482,9 @@ class Seen(Record):
     uncertainty: float = Field(ge=0)
     """Mean total uncertainty, in nats."""
     predicted: tuple[Tally, ...]
-    """How often each class was the most probable; of numbers, how many lie in each range."""
+    """How often each class was the most probable; of numbers, how many lie in each range; of tokens,
+    what kind the first entity of a text is of, if any.
+    """
 
     @model_validator(mode="after")
     def _whole(self) -> Seen:
@@ -501,6 +526,10 @@ class Decision(Record):
     """Validation samples that fitted."""
     certified: Rows
     """Others, on which the thresholds were taken."""
+    entities: Entities | None = None
+    """Of tokens; absent from others, as the next."""
+    cover: Cover | None = None
+    """Where it was promised that few entities are missed; `abstain` where few answers are wrong."""
     levels: tuple[float, ...] = Field(default=(), max_length=100)
     """Of numbers, between which of them answers are counted; absent from others."""
     cascade: Cascade | None = None
@@ -510,12 +539,26 @@ class Decision(Record):
     engine: Literal["int8"] | None = None
     """Whose outputs it was fitted to; absent where they were in floating point."""
     _silent = _silent_of(
-        "accuracy", "cascade", "seen", "bias", "limits", "labels", "levels", "engine", "costs"
+        "accuracy",
+        "cascade",
+        "seen",
+        "bias",
+        "limits",
+        "labels",
+        "entities",
+        "cover",
+        "levels",
+        "engine",
+        "costs",
     )
 
     def counts(self, classes: int) -> bool:
-        """Whether what was seen was counted by so many classes, or between the levels."""
+        """Whether what was seen was counted by so many classes, between the levels, or by kinds of
+        entities.
+        """
         ranges = len(self.levels) + 1 if self.levels else classes
+        if self.entities is not None:
+            ranges = (classes + 1) // 2
         return self.seen is None or len(self.seen.predicted) == ranges
 
     @property

@@ -77,6 +77,18 @@ class IdResult(SetAverage):
     r2: float | None = None
     width: float | None = None
     """Of numbers; the mean width of the intervals between `low` and `high`."""
+    f1: float | None = None
+    """Of entities, by strict IOB2, as the two below."""
+    precision: float | None = None
+    recall: float | None = None
+    token_accuracy: float | None = None
+    """The fraction of words with the right tag."""
+    entity_ece: float | None = None
+    """How far the probabilities of entities are from how often they are right."""
+    wrong: float | None = None
+    """The fraction of answered entities that are wrong, and …"""
+    missed: float | None = None
+    """… of true ones with a word in none that is answered, where either was promised."""
     ci: dict[str, Interval] | None = None
 
 

@@ -82,6 +82,7 @@ class CalibrateOptions(Engines, Answering, Output):
 
     requires: ClassVar = {
         "delta": ("risk",),
+        "promise": ("risk",),
         "max_drop": ("cascade",),
         "budget": ("cascade",),
         "fit_predictions": ("predictions",),
@@ -174,6 +175,13 @@ class CalibrateOptions(Engines, Answering, Output):
         metavar="R",
         recorded=True,
         help="Abstain so that at most this fraction of the answers is wrong.",
+    )
+    promise: Literal["wrong", "missed"] | None = option(
+        None,
+        metavar="wrong|missed",
+        recorded=True,
+        help="Entities: what --risk is a fraction of, answers that are wrong (if not given) or true "
+        "entities that are missed.",
     )
     delta: float | None = option(
         None,

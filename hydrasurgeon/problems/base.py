@@ -15,7 +15,7 @@ from torch import Tensor
 from hydrasurgeon.anatomy import words
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.files.decided import Alone, Cascade, Conformal, Decision, GateScore, Penalty
+from hydrasurgeon.files.decided import Alone, Cascade, Conformal, Decision, GateScore
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.printed import Answers
@@ -65,6 +65,14 @@ class Outputs:
         """These and then the other's."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Outputs(*(None if pair[0] is None else words.joined(pair) for pair in pairs))  # type: ignore[arg-type]
+
+    def of(self, member: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What OOD scores of a member are fitted on: features, logits (of words their mean), labels."""
+        assert self.features is not None
+        logits = self.logits[:, member]
+        if logits.dim() == 3:
+            logits = words.mean_of_words(logits)
+        return self.features[:, member], logits, self.truth
 
     def among(self, members: Sequence[int]) -> Outputs:
         """The same of some members, in this order."""
@@ -451,8 +459,10 @@ class Problem(ABC):
         """
         raise self._without_classes
 
-    def check(self, promise: CalibrateOptions, name: str) -> None:  # noqa: B027
-        """Refuse options of `calibrate` that have no meaning; every kind may have all."""
+    def check(self, promise: CalibrateOptions, name: str) -> None:
+        """Refuse options of `calibrate` that have no meaning."""
+        flags = (("--promise", promise.promise is not None),)
+        refuse(flags, name, f"a {self.name} model", "It says what is promised of entities.")
 
     def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
         """What `monitor` counts answers by."""
@@ -474,6 +484,10 @@ class Problem(ABC):
         """What `serve` counts a row by."""
         return ()
 
+    def unsure(self, row: Mapping[str, Any]) -> float:
+        """How unsure a row's answer is, for `serve`."""
+        return float(row[self.doubt])
+
     def least_sure(self, classes: int) -> float:
         """How unsure an answer can be."""
         return math.inf
@@ -488,14 +502,12 @@ class Problem(ABC):
         answers: Tensor,
         outputs: Outputs,
         promise: CalibrateOptions,
-        penalty: Penalty | None = None,
+        penalty: Any = None,
     ) -> dict[str, Any]:
         """Thresholds, as fields of a `Decision`, of `answers` to samples that fitted nothing."""
 
-    def penalty(
-        self, outputs: Outputs, constants: Constants, promise: CalibrateOptions
-    ) -> Penalty | None:
-        """What prediction sets need that is fitted."""
+    def penalty(self, outputs: Outputs, constants: Constants, promise: CalibrateOptions) -> Any:
+        """What promises need that is fitted: of prediction sets by raps a `Penalty`."""
         return None
 
 

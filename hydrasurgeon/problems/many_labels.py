@@ -183,6 +183,7 @@ class ManyLabels(YesNo):
         return JudgedLabels(**fields, each=labels.shape[1], groups=groups)
 
     def check(self, promise: CalibrateOptions, name: str) -> None:
+        super().check(promise, name)
         flags = (
             ("--risk", promise.risk is not None),
             ("--cost", promise.cost is not None),

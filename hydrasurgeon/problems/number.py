@@ -247,6 +247,7 @@ class Numbers(Problem):
         )
 
     def check(self, promise: CalibrateOptions, name: str) -> None:
+        super().check(promise, name)
         flags = (
             ("--risk", promise.risk is not None),
             ("--cost", promise.cost is not None),

@@ -6,9 +6,10 @@ a word look. Probabilities of such a place are 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,96 +18,57 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from hydrasurgeon.anatomy.words import NOTHING, are_there, widened
 from hydrasurgeon.data.samples import UNLABELLED
-from hydrasurgeon.files.decided import LOGITS, Decision, Penalty
-from hydrasurgeon.files.manifest import ProblemName
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import LOGITS, Abstention, Conformal, Cover, Decision
+from hydrasurgeon.files.decided import Entities as EntitiesRecord
+from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import (
     Calibration,
-    Columns,
     Constants,
-    Judged,
     Outputs,
     Prediction,
     Problem,
     Reads,
-    digits,
+    refuse,
 )
-from hydrasurgeon.statistics.bootstrap import Rows, Values
-from hydrasurgeon.statistics.entities import Entities, entities_of, joint_chances
+from hydrasurgeon.problems.classes import Classes
+from hydrasurgeon.problems.entities import (
+    Chances,
+    JudgedTokens,
+    TokensPrediction,
+    called_kind,
+    not_outside,
+    tags_of,
+)
+from hydrasurgeon.problems.entities import placed as placed
+from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
+from hydrasurgeon.statistics.conformal import quantile
+from hydrasurgeon.statistics.entities import (
+    are_right,
+    entities_of,
+    joint_chances,
+)
+from hydrasurgeon.statistics.metrics import ece_of
 from hydrasurgeon.statistics.probabilities import TINY, Scores, tempered
 from hydrasurgeon.statistics.temperature import temperature_of
 
-Chances = Float[Tensor, "text word klass"]
+WAYS: tuple[Literal["product", "least"], ...] = ("product", "least")
+"""How the probabilities of its words make that of an entity."""
+BEYOND = 0.01
+"""The fraction of entities that may stand in texts with more than count."""
+NONE = "none"
+"""What a text without entities is counted by."""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class TokensPrediction(Prediction):
-    """Tags of words, and their probabilities."""
+class _Words(Classes):
+    """Each word as a sample of its own, by which the temperature is fitted."""
 
-    tags: Int[Tensor, "text word"]
-    chances: Float[Tensor, "text word"]
-    """The probability of each tag."""
-    how: str = "product"
-    """How those of an entity's words make its own."""
+    def least(self, outputs: Outputs) -> dict[str, Any]:
+        return self.alone(outputs)
 
-    @property
-    def entities(self) -> Entities:
-        return entities_of(self.tags)
-
-    @property
-    def given(self) -> Sequence[Any]:
-        return self.columns(self.names, 0)["entities"]  # type: ignore[return-value]
-
-    @property
-    def uncertainty(self) -> Float[Tensor, " text"]:
-        """How many of a text's entities are wrong, as far as their probabilities tell."""
-        entities = self.entities
-        doubt = 1 - joint_chances(entities, self.chances, self.how)
-        return doubt.new_zeros(len(self.tags)).index_add(0, entities.text, doubt)
-
-    @property
-    def tally(self) -> Int[Tensor, " kind"]:
-        raise NotImplementedError
-
-    def columns(self, names: Sequence[str] | None, top: int) -> Columns:
-        entities = self.entities
-        chances = digits(joint_chances(entities, self.chances, self.how))
-        rows: list[list[dict[str, Any]]] = [[] for _ in self.tags]
-        parts = (each.tolist() for each in (entities.text, entities.first, entities.last))
-        for text, first, last, kind, chance in zip(
-            *parts, entities.kind.tolist(), chances, strict=True
-        ):
-            label = kind if names is None else names[2 * kind + 1].removeprefix("B-")
-            rows[text].append(
-                {
-                    "start": first,
-                    "end": last + 1,
-                    "label": label,
-                    "probability": chance,
-                    "answer": label,
-                }
-            )
-        return {"entities": rows, **self.verdict()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgedTokens(Judged):
-    """Tags of words against the truth."""
-
-    tags: Int[Tensor, "text word"]
-    nll: Float[Tensor, "text word"]
-
-    def quality(self, rows: Rows) -> dict[str, Values]:
-        there = self.labels != UNLABELLED
-        count = there.sum(dim=1).double()[rows].sum(dim=1)
-        right = ((self.tags == self.labels) & there).sum(dim=1).double()
-        return {
-            "token_accuracy": right[rows].sum(dim=1) / count,
-            "nll": self.nll.sum(dim=1)[rows].sum(dim=1) / count,
-        }
-
-    def measures(self) -> Callable[[Rows], dict[str, Values]]:
-        return self.quality
+    def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
+        return super().losses_of(outputs, {"joint": None, **constants})
 
 
 class Tokens(Problem):
@@ -230,7 +192,8 @@ class Tokens(Problem):
         return temperature_of(*self.labelled(logits, labels))
 
     def constants(self, record: Decision) -> Constants:
-        return {"temperature": record.temperature}
+        names = ("temperature", "entities", "cover", "abstain")
+        return {name: getattr(record, name) for name in names}
 
     def answers(self, logits: Tensor, constants: Constants) -> Chances:
         """Probabilities; 0 where there is no word."""
@@ -246,45 +209,130 @@ class Tokens(Problem):
         return self.predicted(logits, constants).uncertainty
 
     def predicted(self, logits: Tensor, constants: Constants | None) -> TokensPrediction:
-        probs = self.answers(logits, constants or {})
-        chances, tags = probs.max(dim=-1)
+        constants = constants or {}
+        probs = self.answers(logits, constants)
+        cover, abstain = constants.get("cover"), constants.get("abstain")
+        tags, chances = tags_of(probs, None if cover is None else cover.threshold)
         never = torch.zeros(len(logits), dtype=torch.bool)
-        return TokensPrediction(
+        prediction = TokensPrediction(
             members_run=torch.full((len(logits),), logits.shape[1]),
-            tags=torch.where(chances > 0, tags, UNLABELLED),
+            tags=tags,
             chances=chances,
+            how=_how(constants),
+            least=0.0 if abstain is None else abstain.threshold,
+            kinds=logits.shape[-1] // 2,
             ood_score=torch.full((len(logits),), torch.nan, dtype=torch.float64),
             unfamiliar=never,
             abstain=never,
         )
+        entities, certain = prediction.entities
+        unsure = entities.text[certain < prediction.least]
+        return replace(prediction, abstain=torch.bincount(unsure, minlength=len(logits)) > 0)
 
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
-        raise NotImplementedError
+        unfamiliar = score > record.ood.threshold
+        return replace(prediction, ood_score=score, unfamiliar=unfamiliar, decided=True)
+
+    def check(self, promise: CalibrateOptions, name: str) -> None:
+        scores = (*self.scores, *self.features)
+        flags = (
+            ("--cost", promise.cost is not None),
+            ("--cascade", promise.cascade),
+            (f"--conformal {promise.conformal}", promise.conformal != "lac"),
+            (f"--ood-score {promise.ood_score}", promise.ood_score not in ("auto", *scores)),
+        )
+        refuse(flags, name, "a token classifier", f"OOD scores: {', '.join(scores)}.")
+
+    def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
+        """Kinds of entities, by the first of a text."""
+        return [NONE, *(called_kind(kind, model.labels) for kind in range(model.num_classes // 2))]
 
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
-        raise NotImplementedError
+        entities = _listed(row)
+        return str(entities[0]["label"]) if entities else NONE, self.unsure(row)
+
+    def unsure(self, row: Mapping[str, Any]) -> float:
+        return sum(1 - float(entity["probability"]) for entity in _listed(row))
+
+    def named(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """Each entity that is answered."""
+        answers = [str(entity["answer"]) for entity in _listed(row)]
+        return [answer for answer in answers if answer != "abstain"]
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        raise NotImplementedError
+        """The temperature of words, and how entities are as probable as they are."""
+        by_word = _Words().calibrated(self._words(fitting), self._words(certifying))
+        return replace(by_word, constants=self._with_entities(by_word.constants, fitting))
+
+    def fitted(self, outputs: Outputs) -> dict[str, Any]:
+        return self._with_entities(_Words().alone(self._words(outputs)), outputs)
+
+    def _words(self, outputs: Outputs) -> Outputs:
+        rows, truth = self.labelled(outputs.logits, _tags(outputs))
+        return Outputs(rows, None, truth)
+
+    def _with_entities(self, constants: Constants, outputs: Outputs) -> dict[str, Any]:
+        truth = _beside(_tags(outputs), outputs.logits)
+        tags, chances = tags_of(self.answers(outputs.logits, constants))
+        said = entities_of(tags)
+        right = are_right(said, truth)
+        errors = {
+            how: ece_of(joint_chances(said, chances, how), right) if len(said) else 0.0
+            for how in WAYS
+        }
+        most = max(_most(each.counts(len(truth))) for each in (said, entities_of(truth)))
+        entities = EntitiesRecord(probability=min(WAYS, key=errors.__getitem__), most=most)
+        return {**constants, "entities": entities}
+
+    def penalty(
+        self, outputs: Outputs, constants: Constants, promise: CalibrateOptions
+    ) -> _Planned | None:
+        """In which order thresholds are tested, and what is staked on each."""
+        if promise.risk is None:
+            return None
+        entities = constants["entities"]
+        risk = Risk(promise.risk, promise.doubt, entities.most, promise.promise == "missed")
+        answers = self.answers(outputs.logits, constants)
+        outcomes = _outcomes(answers, outputs, risk, entities.probability)
+        return _Planned(risk, entities.probability, Plan.of(outcomes, risk))
 
     def promised(
         self,
-        answers: Tensor,
+        answers: Chances,
         outputs: Outputs,
         promise: CalibrateOptions,
-        penalty: Penalty | None = None,
+        penalty: _Planned | None = None,
     ) -> dict[str, Any]:
-        raise NotImplementedError
+        """Sets of tags that hold the true one of every word of a text, and what is answered."""
+        truth = _beside(_tags(outputs), answers)
+        of_truth = answers.gather(-1, truth.clamp_min(0)[..., None])[..., 0]
+        furthest = torch.where(truth == UNLABELLED, 0.0, 1 - of_truth).amax(dim=1)
+        threshold = quantile(furthest, promise.coverage)
+        sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
+        if penalty is None:
+            return {"conformal": sets}
+        return {"conformal": sets, **penalty.kept(answers, outputs)}
 
     def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
-        probs = self.answers(widened(logits, labels.shape[1], 2), reading.constants)
+        logits, constants = widened(logits, labels.shape[1], 2), reading.constants
+        probs = self.answers(logits, constants)
         of_truth = probs.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
-        nll = -of_truth.clamp_min(TINY).log()
+        tags, confidence = tags_of(probs)
+        said = entities_of(tags)
+        chances = torch.zeros_like(confidence)
+        chances[said.text, said.first] = joint_chances(said, confidence, _how(constants))
+        information, disagreement = reading.apart(logits.movedim(2, 1).flatten(0, 1))
         fields = {
             "labels": labels,
-            "tags": probs.argmax(dim=-1),
-            "nll": torch.where(labels == UNLABELLED, 0.0, nll),
+            "tags": tags,
+            "confidence": confidence,
+            "nll": -torch.where(labels == UNLABELLED, 1.0, of_truth).clamp_min(TINY).log(),
+            "mutual_information": information,
+            "disagreement": disagreement,
+            "chances": chances,
         }
+        if constants.get("cover") or constants.get("abstain"):
+            fields["answered"] = self.predicted(logits, constants).answered
         return {name: values.flatten() for name, values in fields.items()}
 
     def together(
@@ -292,6 +340,82 @@ class Tokens(Problem):
     ) -> JudgedTokens:
         by_text = {name: values.reshape(labels.shape) for name, values in fields.items()}
         return JudgedTokens(**by_text, groups=groups)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """How a promise is tested."""
+
+    risk: Risk
+    how: str
+    plan: Plan
+
+    def kept(self, answers: Chances, outputs: Outputs) -> dict[str, Any]:
+        """The threshold that keeps it, as a field of a `Decision`."""
+        promise, outcomes = self.risk, _outcomes(answers, outputs, self.risk, self.how)
+        threshold = self.plan.kept(outcomes, promise)
+        if threshold is None:
+            what = "missing true entities" if promise.missed else "wrong entities"
+            raise DataError(
+                f"{len(answers)} texts with {len(outcomes.text)} entities cannot promise a risk of "
+                f"{promise.risk:g} of {what} with confidence {1 - promise.delta:g}",
+                hint="Half of the validation data certifies: give more --data, or a larger --risk "
+                "or --delta.",
+            )
+        if promise.missed:
+            there = (answers > 0).any(dim=-1)
+            belong = (not_outside(answers) >= threshold)[there].double().mean()
+            words = float(belong) if there.any() else 0.0
+            cover = Cover(threshold=threshold, risk=promise.risk, delta=promise.delta, words=words)
+            return {"cover": cover}
+        answered = outcomes.value >= threshold
+        abstain = Abstention(
+            threshold=threshold,
+            risk=promise.risk,
+            delta=promise.delta,
+            bound=promise.risk,
+            coverage=float(answered.double().mean()),
+        )
+        return {"abstain": abstain}
+
+
+def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> Outcomes:
+    """Entities that were found, by their probability; or the true ones, by the least probability
+    that a word of theirs belongs to one.
+    """
+    truth = _beside(_tags(outputs), answers)
+    if promise.missed:
+        true = entities_of(truth)
+        value = joint_chances(true, not_outside(answers), "least")
+        return Outcomes(len(truth), true.text, value, torch.ones_like(value, dtype=torch.bool))
+    tags, chances = tags_of(answers)
+    said = entities_of(tags)
+    value = joint_chances(said, chances, how)
+    return Outcomes(len(truth), said.text, value, ~are_right(said, truth))
+
+
+def _most(counts: Int[Tensor, " text"]) -> int:
+    """The fewest by which nearly all entities count."""
+    most = 1
+    while int((counts - most).clamp_min(0).sum()) > BEYOND * int(counts.sum()):
+        most += 1
+    return most
+
+
+def _how(constants: Constants) -> str:
+    entities = constants.get("entities")
+    return WAYS[0] if entities is None else entities.probability
+
+
+def _listed(row: Mapping[str, Any]) -> list[Any]:
+    """The entities of a row, which tables hold as JSON."""
+    entities = row["entities"]
+    return list(json.loads(entities) if isinstance(entities, str) else entities)
+
+
+def _tags(outputs: Outputs) -> Int[Tensor, "text word"]:
+    assert outputs.shares is not None
+    return outputs.shares
 
 
 def _beside(labels: Int[Tensor, "text any"], logits: Tensor) -> Int[Tensor, "text word"]:

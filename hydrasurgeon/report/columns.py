@@ -129,6 +129,50 @@ ANSWERS = (
             "The fraction of samples that can be answered with at most 5 % of the answers wrong."
         ),
     ),
+    Metric(
+        "f1",
+        "F1",
+        "higher",
+        "F1",
+        meaning="Harmonic mean of the precision and recall of entities, by strict IOB2.",
+    ),
+    Metric(
+        "precision",
+        "precision",
+        "higher",
+        "Prec",
+        meaning="The fraction of entities found that are right, from first to last word.",
+    ),
+    Metric(
+        "recall", "recall", "higher", "Rec", meaning="The fraction of true entities that are found."
+    ),
+    Metric(
+        "token_accuracy",
+        "token accuracy",
+        "higher",
+        "tokens",
+        meaning="The fraction of words with the right tag.",
+    ),
+    Metric(
+        "entity_ece",
+        "entity ECE",
+        "lower",
+        meaning="ECE of the probabilities of entities.",
+    ),
+    Metric(
+        "wrong",
+        "wrong answers",
+        "lower",
+        "wrong",
+        meaning="The fraction of answered entities that are wrong.",
+    ),
+    Metric(
+        "missed",
+        "missed",
+        "lower",
+        "missed",
+        meaning="The fraction of true entities with a word in no answered one.",
+    ),
     Metric("rmse", "RMSE", "lower", "RMSE", meaning="Root of the mean squared error of numbers."),
     Metric("mae", "MAE", "lower", "MAE", meaning="Mean absolute error of numbers."),
     Metric("r2", "R²", "higher", "R²", meaning="The fraction of the variance that is explained."),

@@ -159,7 +159,7 @@ class Counts:
             self.abstained.inc(row["answer"] == "abstain")
             self.unfamiliar.inc(bool(row["unfamiliar"]))
             self.went_on.inc(row.get("members_run", members) == members)
-            self.uncertainty.observe(row[problem.doubt])
+            self.uncertainty.observe(problem.unsure(row))
             for name in problem.named(row):
                 self.predicted.labels(name).inc()
 

@@ -100,7 +100,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     options = [(option, samples) for option, each in sets.items() for samples in each]
     odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
     opened = with_inputs(with_data_names(opened, val), val)
-    few = check_count(len(val), arguments)
+    few = check_count(len(val), arguments, problem_of(model))
     skipped: list[str] = []
     state, fitted_notes = _fit(opened, sets, arguments, skipped)
     entry = step(
@@ -152,7 +152,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     first = read_outputs(path, labelled=True)
     problem, val = first.problem, first.problem.outputs(first.outputs)
     problem.check(arguments, path.name)
-    _, members, classes = val.logits.shape
+    members, classes = val.logits.shape[1], val.logits.shape[-1]
     _check_score(arguments, path.name, several=members > 1, named=False)
     fit = [] if arguments.fit_predictions is None else [arguments.fit_predictions]
     others = [
@@ -168,7 +168,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             hint = "What certifies must be neither what was fitted on nor OOD data."
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
-    few = check_count(len(val.logits), arguments)
+    few = check_count(len(val.logits), arguments, problem)
     fit_outputs = problem.outputs(others[0][1].outputs) if fit else None
     foreign, few_ood = [], []
     for name, given in others[len(fit) :]:
@@ -346,9 +346,7 @@ def _gathered(
     answering = Answering([engine], samples, arguments, features=True)
     for piece in answering:
         outputs = engine.problem.outputs(piece.outputs)
-        assert outputs.features is not None
-        assert outputs.labels is not None
         for member, gathering in enumerate(gatherings):
-            gathering.add(outputs.features[:, member], outputs.logits[:, member], outputs.labels)
+            gathering.add(*outputs.of(member))
     skipped += answering.batches.skipped
     return [gathering.evidence() for gathering in gatherings]

@@ -8,7 +8,8 @@ msp: their logits say little by their size (OpenOOD v1.5, table of ViT-B/16).
 
 Of many labels, each a choice between no and yes: entropy, mi and energy are sums over the labels
 (the last is the joint energy of Wang et al., NeurIPS 2021); msp and max-logit look at the most
-likely label alone.
+likely label alone. Of a text's words, which have three classes or more, it is their mean; a place
+without a word has the same logit for all classes, and counts nothing.
 
 `familiar_…` orders samples the other way, by one model's logits, in a form that does not saturate:
 
@@ -39,6 +40,7 @@ from hydrasurgeon.statistics.probabilities import Logits, Scores, entropy, tempe
 Many = Float[Tensor, "*any klass"]
 One = Float[Tensor, "*any"]
 Choices = Float[Tensor, "sample member label 2"]
+Words = Float[Tensor, "sample member word klass"]
 
 GAMMA = 0.1
 """Exponent of GEN, as its authors use it."""
@@ -154,14 +156,17 @@ def logit_scores() -> dict[str, tuple[Callable[..., Tensor], Callable[..., Tenso
     return {kind: functions(kind) for kind in LOGITS}
 
 
-def score_of(kind: str, logits: Logits | Choices, temperature: float = 1.0) -> Scores:
-    """A score of logits [sample, member, class], or of many labels' choices."""
+def score_of(kind: str, logits: Logits | Choices | Words, temperature: float = 1.0) -> Scores:
+    """A score of logits [sample, member, class], of many labels' choices, or of words."""
     terms, score = functions(kind)
     means = terms(logits.double(), temperature).mean(dim=1)
     if LOGITS[kind].terms == "probabilities":
         means = tempered(means, temperature)
     if means.dim() == 2:
         return score(means)
+    if logits.shape[-1] > 2:
+        there = (logits[:, 0] != logits[:, 0, :, :1]).any(dim=-1)
+        return (score(means) * there).sum(dim=-1) / there.sum(dim=-1).clamp_min(1)
     if LOGITS[kind].labels == "likeliest":
         return score(means[..., 1:]).amin(dim=-1)
     return score(means).sum(dim=-1)

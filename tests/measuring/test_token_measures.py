@@ -1,0 +1,197 @@
+"""Measures of entities, against seqeval and scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from token_logits import NAMES, drawn
+from torch import Tensor
+
+from hydrasurgeon.files.decided import Abstention, Cover, Entities
+from hydrasurgeon.measuring.answers import Reading, answers
+from hydrasurgeon.problems import PROBLEMS
+from hydrasurgeon.problems.entities import JudgedTokens, placed
+from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
+from hydrasurgeon.statistics.metrics import risks
+
+TOKENS = PROBLEMS["tokens"]
+
+
+def names_of(tags: Tensor, counts: list[int]) -> list[list[str]]:
+    return [[NAMES[tag] for tag in row[:n]] for row, n in zip(tags.tolist(), counts, strict=True)]
+
+
+def judged(logits: Tensor, labels: Tensor, **constants: Any) -> JudgedTokens:
+    reading = Reading(problem=TOKENS, calibration={"temperature": 1.3, **constants})
+    inside = answers(logits, labels, reading)
+    assert isinstance(inside, JudgedTokens)
+    return inside
+
+
+def values(inside: JudgedTokens, rows: Tensor) -> dict[str, float]:
+    return {name: float(value[0]) for name, value in inside.measures()(rows[None]).items()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_entities_are_scored_as_seqeval_does(seed: int) -> None:
+    from seqeval.metrics import f1_score, precision_score, recall_score
+    from seqeval.scheme import IOB2
+
+    logits, labels, counts = drawn(120, seed)
+    inside = judged(logits, labels)
+    rows = torch.randint(120, (200,), generator=torch.Generator().manual_seed(seed))
+    for some in (torch.arange(120), rows):
+        found = values(inside, some)
+        chosen = [counts[row] for row in some.tolist()]
+        truth, said = (names_of(tags[some], chosen) for tags in (labels, inside.tags))
+        how = {"mode": "strict", "scheme": IOB2}
+        assert found["f1"] == pytest.approx(f1_score(truth, said, **how), abs=1e-12)
+        assert found["precision"] == pytest.approx(precision_score(truth, said, **how), abs=1e-12)
+        assert found["recall"] == pytest.approx(recall_score(truth, said, **how), abs=1e-12)
+        assert 0.2 < found["f1"] < 0.8
+
+
+def test_words_are_scored_as_classes_are() -> None:
+    logits, labels, _ = drawn(80, 4)
+    inside, there = judged(logits, labels), labels[:, :8] >= 0
+    mean = logits.double().softmax(dim=-1).mean(dim=1)[there]
+    probs = mean.pow(1 / 1.3) / mean.pow(1 / 1.3).sum(dim=-1, keepdim=True)
+    flat = PROBLEMS["single_label"]
+    words = answers(
+        logits.movedim(2, 1)[there],
+        labels[:, :8][there],
+        Reading(problem=flat, calibration={"temperature": 1.3}),
+    )
+    expected = {
+        name: float(value[0])
+        for name, value in words.quality(torch.arange(len(mean))[None]).items()
+    }
+    found = values(inside, torch.arange(80))
+    assert found["token_accuracy"] == pytest.approx(expected["accuracy"], abs=1e-12)
+    assert found["nll"] == pytest.approx(expected["nll"], abs=1e-12)
+    assert found["ece"] == pytest.approx(expected["ece"], abs=1e-12)
+    of_truth = probs.gather(1, labels[:, :8][there][:, None])
+    assert found["nll"] == pytest.approx(float(-of_truth.log().mean()), abs=1e-9)
+    assert inside.diversity() == pytest.approx(words.diversity(), abs=1e-12)
+    assert inside.count == 80
+
+
+def runs(tags: list[int]) -> list[tuple[int, int, int]]:
+    """The entities of a text by going from word to word: first, last, kind."""
+    found = []
+    for start, tag in enumerate(tags):
+        if tag > 0 and tag % 2:
+            end = start
+            while end + 1 < len(tags) and tags[end + 1] == tag + 1:
+                end += 1
+            found.append((start, end, tag // 2))
+    return found
+
+
+def test_entities_have_the_probability_of_their_words() -> None:
+    logits, labels, counts = drawn(60, 5)
+    inside = judged(logits, labels, entities=Entities(probability="least", most=4))
+    truth = labels.tolist()
+    chances: list[float] = []
+    right: list[bool] = []
+    for text, count in enumerate(counts):
+        for first, last, kind in runs(inside.tags[text, :count].tolist()):
+            chances.append(float(inside.confidence[text, first : last + 1].min()))
+            right.append((first, last, kind) in runs(truth[text][:count]))
+    said = entities_of(inside.tags)
+    torch.testing.assert_close(inside.chances[said.text, said.first].tolist(), chances)
+    product = joint_chances(said, inside.confidence, "product")
+    by_hand = [
+        float(inside.confidence[t, a : b + 1].prod())
+        for t, a, b in zip(said.text, said.first, said.last, strict=True)
+    ]
+    torch.testing.assert_close(product.tolist(), by_hand)
+    figures = inside.figures()
+    curve = risks(torch.tensor(chances), torch.tensor(right))
+    assert figures["aurc"] == pytest.approx(float(torch.trapezoid(curve)) / (len(curve) - 1))
+    edges = np.linspace(0, 1, 16)
+    bins = np.digitize(np.array(chances, dtype=np.float32), edges.astype(np.float32))
+    gaps = [
+        abs(np.sum(np.array(right)[bins == b]) - np.sum(np.array(chances)[bins == b]))
+        for b in range(1, 17)
+    ]
+    assert figures["entity_ece"] == pytest.approx(sum(gaps) / len(chances))
+
+
+def test_what_is_promised_is_measured() -> None:
+    logits, labels, counts = drawn(60, 6, noise=1.0)
+    how = {"entities": Entities(probability="product", most=4)}
+    kept = {"risk": 0.1, "delta": 0.1}
+    abstain = Abstention(threshold=0.4, bound=0.1, coverage=0.5, **kept)
+    sure = judged(logits, labels, abstain=abstain, **how)
+    prediction = TOKENS.predicted(logits, {"temperature": 1.3, "abstain": abstain, **how})
+    rows = prediction.columns(NAMES, 0)["entities"]
+    answered = wrong = 0
+    for text, entities in enumerate(rows):
+        true = runs(labels[text, : counts[text]].tolist())
+        for entity in entities:
+            assert (entity["answer"] != "abstain") == (entity["probability"] >= 0.4)
+            if entity["answer"] != "abstain":
+                kind = ["PER", "LOC"].index(entity["label"])
+                answered += 1
+                wrong += (entity["start"], entity["end"] - 1, kind) not in true
+    assert 20 < answered < len(entities_of(prediction.tags))
+    assert sure.figures()["wrong"] == pytest.approx(wrong / answered)
+    assert values(sure, torch.arange(60)) == values(judged(logits, labels), torch.arange(60))
+
+    cover = Cover(threshold=0.8, words=0.5, **kept)
+    covered = judged(logits, labels, cover=cover, **how)
+    prediction = TOKENS.predicted(logits, {"temperature": 1.3, "cover": cover, **how})
+    missed = total = 0
+    for text, entities in enumerate(prediction.columns(NAMES, 0)["entities"]):
+        words = {word for e in entities for word in range(e["start"], e["end"])}
+        probs = TOKENS.answers(logits, {"temperature": 1.3})[text, : counts[text]]
+        assert words == set((probs[:, 1:].sum(dim=1) >= 0.8).nonzero()[:, 0].tolist())
+        for first, last, _ in runs(labels[text, : counts[text]].tolist()):
+            total += 1
+            missed += not set(range(first, last + 1)) <= words
+    assert covered.figures()["missed"] == pytest.approx(missed / total)
+    assert 0 < missed < total
+
+
+def test_an_i_without_its_b_begins_an_entity_only_where_all_words_count() -> None:
+    tags = torch.tensor([[2, 2, 0, 3, 2, 4, 4, 1], [0, 4, 2, 1, 2, 3, 3, -1]])
+    strict = entities_of(tags)
+    found = list(zip(*(vars(strict)[n].tolist() for n in vars(strict)), strict=True))
+    # text, first, last, kind
+    assert found == [(0, 3, 3, 1), (0, 7, 7, 0), (1, 3, 4, 0), (1, 5, 5, 1), (1, 6, 6, 1)]
+    every = entities_of(begun(tags))
+    assert int((every.last - every.first + 1).sum()) == int((tags > 0).sum())
+    assert begun(tags)[0].tolist() == [1, 2, 0, 3, 1, 3, 4, 1]
+
+
+def test_rows_say_where_entities_stand() -> None:
+    class Text(str):
+        spans = ((0, 3), (4, 7), (9, 15), (15, 16))
+
+    text = Text("Ada met  Berlin.")
+    entity = {"start": 0, "end": 1, "label": "PER", "probability": 0.9, "answer": "PER"}
+    other = {**entity, "start": 2, "end": 4, "answer": "abstain"}
+    (row,) = placed([{"id": 7, "entities": [entity, other], "unfamiliar": False}], [text])
+    assert [*row] == ["id", "entities", "unfamiliar"]
+    assert [(e["start"], e["end"], e["text"]) for e in row["entities"]] == [
+        (0, 3, "Ada"),
+        (9, 16, "Berlin."),
+    ]
+    assert [*row["entities"][0]] == ["start", "end", "text", "label", "probability", "answer"]
+
+
+def test_scores_of_a_text_are_means_of_its_words() -> None:
+    from hydrasurgeon.statistics.scores.on_logits import score_of
+
+    logits, _, counts = drawn(30, 7)
+    assert len({*counts}) > 3
+    for kind in TOKENS.scores:
+        found = TOKENS.ood_score(logits, kind)
+        for text, count in enumerate(counts):
+            if count:
+                words = score_of(kind, logits[text, :, :count].transpose(0, 1))
+                assert float(found[text]) == pytest.approx(float(words.mean()), abs=1e-9)
