@@ -70,7 +70,10 @@ class SavesCode:
             text = file.read()
         with open(os.path.join(folder, f"{MODELLING}.py"), "w", encoding="utf-8") as copied:
             copied.write(text)
-        auto = f"AutoModelFor{'Image' if self.main_input_name == 'pixel_values' else 'Sequence'}Classification"
+        task = "Image" if self.main_input_name == "pixel_values" else "Sequence"
+        if "ForTokenClassification" in ARCH:
+            task = "Token"
+        auto = f"AutoModelFor{task}Classification"
         stock = self.config
         self.config = copy.copy(stock)
         self.config.__class__ = Config
@@ -287,7 +290,8 @@ def loss_of(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
     if says_yes(config):
         target = labels.to(logits.dtype).reshape(logits.shape)
         return nn.functional.binary_cross_entropy_with_logits(logits, target)
-    return nn.functional.nll_loss(logits, labels)
+    # Of tokens [batch, token, class] each is a row of its own; −100 counts nothing.
+    return nn.functional.nll_loss(logits.flatten(end_dim=-2), labels.flatten())
 
 
 def listed(config: Any) -> list[list[list[int]]]:
