@@ -484,6 +484,10 @@ class Problem(ABC):
         """What `serve` counts a row by."""
         return ()
 
+    def abstained(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row gives no answer for want of certainty."""
+        return bool(row.get("answer") == "abstain")
+
     def unsure(self, row: Mapping[str, Any]) -> float:
         """How unsure a row's answer is, for `serve`."""
         return float(row[self.doubt])

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydrasurgeon.data.samples import UNLABELLED
+from hydrasurgeon.data.words import words_of
 from hydrasurgeon.problems.base import Columns, Judged, Prediction, digits
 from hydrasurgeon.problems.classes import BIASED
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, counted
@@ -25,6 +26,8 @@ from hydrasurgeon.statistics.entities import (
 from hydrasurgeon.statistics.metrics import BINS, bins_of, ece_of
 
 Chances = Float[Tensor, "text word klass"]
+FIELDS = ("start", "end", "text", "label", "probability", "answer")
+"""What a row says of an entity."""
 
 
 def tags_of(
@@ -100,7 +103,9 @@ class TokensPrediction(Prediction):
         return torch.bincount(first, minlength=1 + self.kinds)
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
-        """Entities by the numbers of their words; `placed` says where in the text they stand."""
+        """Entities by the characters of the texts, where these are known; else by the numbers of
+        their words.
+        """
         entities, chances = self.entities
         rows: list[list[dict[str, Any]]] = [[] for _ in self.tags]
         fields = (entities.text, entities.first, entities.last, entities.kind, chances)
@@ -117,6 +122,8 @@ class TokensPrediction(Prediction):
                     "answer": label if chance >= self.least else "abstain",
                 }
             )
+        if self.texts is not None:
+            rows = [*map(placed, rows, self.texts)]
         return {"entities": rows, **self.verdict()}
 
 
@@ -125,21 +132,13 @@ def called_kind(kind: int, names: Sequence[str] | None) -> str | int:
     return kind if names is None else names[2 * kind + 1].removeprefix("B-")
 
 
-def placed(rows: Sequence[dict[str, Any]], texts: Sequence[Any]) -> list[dict[str, Any]]:
-    """Rows of `predict` with the characters of entities in place of words, and what stands there;
-    each text is a `str` with the `spans` of its words.
-    """
-    return [
-        {**row, "entities": [_placed(entity, text) for entity in row["entities"]]}
-        for row, text in zip(rows, texts, strict=True)
-    ]
-
-
-def _placed(entity: dict[str, Any], text: Any) -> dict[str, Any]:
-    start, end = text.spans[entity["start"]][0], text.spans[entity["end"] - 1][1]
-    return {"start": start, "end": end, "text": str(text[start:end])} | {
-        name: entity[name] for name in ("label", "probability", "answer")
-    }
+def placed(entities: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Entities with their characters in place of the numbers of words, and what stands there."""
+    spans, made = words_of(text), []
+    for entity in entities:
+        start, end = spans[entity["start"]][0], spans[entity["end"] - 1][1]
+        made.append({**entity, "start": start, "end": end, "text": str(text[start:end])})
+    return [{name: entity[name] for name in FIELDS} for entity in made]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ SHOWN = (
     "low",
     "high",
     "rank",
+    "entities",
     "total",
     "ood_score",
     "unfamiliar",
@@ -70,6 +71,8 @@ class Answers(Sequence[dict[str, Any]]):
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        value = ", ".join(f"{entity.get('text', '')} {entity['answer']}" for entity in value)
     text = (
         "" if value is None else f"{value:.3f}" if isinstance(value, float) else visible(str(value))
     )

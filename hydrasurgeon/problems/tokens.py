@@ -41,7 +41,6 @@ from hydrasurgeon.problems.entities import (
     not_outside,
     tags_of,
 )
-from hydrasurgeon.problems.entities import placed as placed
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
 from hydrasurgeon.statistics.conformal import quantile
 from hydrasurgeon.statistics.entities import (
@@ -250,6 +249,10 @@ class Tokens(Problem):
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         entities = _listed(row)
         return str(entities[0]["label"]) if entities else NONE, self.unsure(row)
+
+    def abstained(self, row: Mapping[str, Any]) -> bool:
+        """Of some entity."""
+        return any(entity["answer"] == "abstain" for entity in _listed(row))
 
     def unsure(self, row: Mapping[str, Any]) -> float:
         return sum(1 - float(entity["probability"]) for entity in _listed(row))

@@ -156,7 +156,7 @@ class Counts:
         self.batches.observe(len(rows))
         self.inputs.inc(len(rows))
         for row in rows:
-            self.abstained.inc(row["answer"] == "abstain")
+            self.abstained.inc(not row["unfamiliar"] and problem.abstained(row))
             self.unfamiliar.inc(bool(row["unfamiliar"]))
             self.went_on.inc(row.get("members_run", members) == members)
             self.uncertainty.observe(problem.unsure(row))
@@ -307,7 +307,7 @@ def app_of(
     app.exception_handler(Refused)(_refusal)
     _open_inference(app, service, model)
     if service.reads == "text":
-        _text_inference(app, service, ranks="logit" in columns)
+        _text_inference(app, service, columns)
     return app
 
 
@@ -360,7 +360,7 @@ def _open_inference(app: FastAPI, service: Service, model: Signature) -> None:
     app.post("/v2/models/{name}/infer")(infer)
 
 
-def _text_inference(app: FastAPI, service: Service, *, ranks: bool) -> None:
+def _text_inference(app: FastAPI, service: Service, columns: Mapping[str, str]) -> None:
     """The routes of Text Embeddings Inference and of InferenceClient."""
 
     def route(path: str, asked: Callable[[bytes, int], Asked]) -> None:
@@ -372,9 +372,9 @@ def _text_inference(app: FastAPI, service: Service, *, ranks: bool) -> None:
 
         app.post(path, summary=path)(answer)
 
-    route("/", asked_by_hub)
+    route("/", partial(asked_by_hub, entities="entities" in columns))
     route("/predict", asked_to_predict)
-    route("/rerank", partial(asked_to_rerank, ranks=ranks))
+    route("/rerank", partial(asked_to_rerank, ranks="logit" in columns))
 
 
 def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -17,7 +17,12 @@ from fastapi import HTTPException, Response
 
 from hydrasurgeon.serving.inputs import ALL, JSON, SECOND, Asked, Row, input_of, parsed
 
-DATATYPES = {"text": "BYTES", "names": "BYTES", "number": "FP32", "flag": "BOOL", "whole": "INT64"}
+DATATYPES = {
+    **dict.fromkeys(("text", "names", "json"), "BYTES"),
+    "number": "FP32",
+    "flag": "BOOL",
+    "whole": "INT64",
+}
 """A kind of column as the protocol has it."""
 PACKED = {"FP32": "f", "BOOL": "?", "INT64": "q"}
 """A datatype as `struct` has it."""
@@ -147,6 +152,8 @@ class Signature:
             chances = [dict(row["top"]) for row in rows]
             return [each[label] for each in chances for label in self.labels]
         values = [row[name] for row in rows]
+        if self.columns[name] == "json":
+            return [json.dumps(each, ensure_ascii=False) for each in values]
         return [_text(each) for each in values] if datatype == "BYTES" else values
 
 

@@ -22,16 +22,21 @@ def asked_to_predict(body: bytes, most: int) -> Asked:
     return _labelled(request["inputs"], most, alone=True)
 
 
-def asked_by_hub(body: bytes, most: int) -> Asked:
-    """As InferenceClient asks: the answer to one text is a list of lists, too."""
+def asked_by_hub(body: bytes, most: int, *, entities: bool = False) -> Asked:
+    """As InferenceClient asks: the answer to one text is a list of lists, too, unless it is of
+    entities.
+    """
     request = _fields(body, most, {"inputs", "parameters"})
     parameters = request.get("parameters") or {}
-    if not isinstance(parameters, dict) or not set(parameters) <= {"top_k"}:
-        raise HTTPException(422, "parameters: only top_k is read")
+    known = "aggregation_strategy" if entities else "top_k"
+    if not isinstance(parameters, dict) or not set(parameters) <= {known}:
+        raise HTTPException(422, f"parameters: only {known} is read")
+    if parameters.get("aggregation_strategy") == "none":
+        raise HTTPException(422, "aggregation_strategy: words are put together here; leave it out")
     top = parameters.get("top_k")
     if top is not None and (type(top) is not int or top < 1):
         raise HTTPException(422, "top_k: is no number of labels")
-    return _labelled(request["inputs"], most, alone=False, top=top)
+    return _labelled(request["inputs"], most, alone=entities, top=top)
 
 
 def asked_to_rerank(body: bytes, most: int, *, ranks: bool) -> Asked:
@@ -80,7 +85,21 @@ def _input(at: int, entry: Any) -> Input:
 
 
 def _scores(row: Row) -> list[Row]:
-    """The labels of an answer, the most probable first."""
+    """The labels of an answer, the most probable first; or the entities that are answered, as a
+    pipeline lists them.
+    """
+    if "entities" in row:
+        return [
+            {
+                "entity_group": entity["answer"],
+                "score": entity["probability"],
+                "word": entity["text"],
+                "start": entity["start"],
+                "end": entity["end"],
+            }
+            for entity in row["entities"]
+            if entity["answer"] != "abstain"
+        ]
     if "top" in row:
         return [{"label": str(label), "score": p} for label, p in row["top"]]
     if "logit" in row:

@@ -5,9 +5,8 @@ saw.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -155,7 +154,7 @@ class _Reader:
             if isinstance(row, dict) and row.get("error"):
                 errors += 1
                 continue
-            answer = _answer(row, where, most, partial(self.problem.counted, self.decision))
+            answer = _answer(row, where, most, self.problem, self.decision)
             if answer.label not in index:
                 raise DataError(
                     f"{where}: {visible(answer.label)[:80]} is no class of the checkpoint",
@@ -250,17 +249,15 @@ class _Answer(NamedTuple):
     total: float
 
 
-def _answer(
-    row: Any, where: str, most: float, counted: Callable[[Any], tuple[str, float]]
-) -> _Answer:
+def _answer(row: Any, where: str, most: float, problem: Problem, decision: Decision) -> _Answer:
     """What a row says, whatever kind of file it stands in."""
     try:
-        label, total = counted(row)
-        unfamiliar = UNFAMILIAR[row["unfamiliar"]]
+        label, total = problem.counted(decision, row)
+        unfamiliar, abstained = UNFAMILIAR[row["unfamiliar"]], problem.abstained(row)
     except (LookupError, TypeError, ValueError) as error:
         raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT) from error
     if not 0 <= total <= most:
         raise DataError(f"{where}: a total uncertainty of {total:g}", hint=DAMAGED)
     if unfamiliar:
         return _Answer(label, "unfamiliar", total)
-    return _Answer(label, "abstain" if row.get("answer") == "abstain" else "answered", total)
+    return _Answer(label, "abstain" if abstained else "answered", total)

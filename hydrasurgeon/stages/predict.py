@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.options.shared import Run
+    from hydrasurgeon.problems.base import Problem
 
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
@@ -98,7 +99,7 @@ def predict(arguments: PredictOptions) -> Predicted:
         elif arguments.each is not None:
             keep = partial(_hand_on, arguments.each)
         for rows in source.rows():
-            counts.update(map(_outcome, rows))
+            counts.update(_outcome(row, source.problem) for row in rows)
             keep(rows)
     return Predicted(
         place, sum(counts.values()), dict(sorted(counts.items())), source.notes, returned
@@ -110,10 +111,12 @@ def _hand_on(each: Callable[[str], None], rows: list[dict[str, Any]]) -> None:
         each(line(row))
 
 
-def _outcome(row: dict[str, Any]) -> str:
+def _outcome(row: dict[str, Any], problem: Problem) -> str:
     if "error" in row:
         return "error"
-    return row["answer"] if row["answer"] in ("abstain", "unfamiliar") else "answered"
+    if row["unfamiliar"]:
+        return "unfamiliar"
+    return "abstain" if problem.abstained(row) else "answered"
 
 
 def _check(arguments: PredictOptions) -> None:
@@ -168,6 +171,7 @@ class _Model:
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
         said = opened.note, fitted_otherwise(opened, arguments.engine)
+        self.problem = self.model.problem
         self.notes = (*filter(None, said), *self.model.notes)
         if self.model.state is None:
             self.notes += (without_state(opened.name),)
@@ -282,6 +286,7 @@ class _Predictions:
         assert arguments.decision is not None
         assert arguments.predictions is not None
         self.decision, self.top = Decision.load(arguments.decision), arguments.top
+        self.problem = self.decision.state.problem
         given = read_outputs(Path(arguments.predictions))
         self.outputs, self.ids = given.outputs, given.ids or range(len(given.outputs.logits))
         self.names = self.decision.names or given.names

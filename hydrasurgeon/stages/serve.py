@@ -205,7 +205,7 @@ def _app(
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of, shortened
     from hydrasurgeon.serving.inputs import Bodies
-    from hydrasurgeon.serving.open_inference import DATATYPES, Signature
+    from hydrasurgeon.serving.open_inference import Signature
 
     model = engine_of(
         opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
@@ -246,7 +246,9 @@ def _app(
     tensors = {
         name: kind
         for name, kind in columns.items()
-        if name != "id" and kind in DATATYPES and begun.get(name) is not None
+        if name != "id"
+        and (kind != "json" or model.problem.by_word)
+        and begun.get(name) is not None
     }
     known = opened.manifest.model
     labels = known.labels or range(known.num_classes)

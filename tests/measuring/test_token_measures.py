@@ -10,6 +10,7 @@ import torch
 from token_logits import NAMES, drawn
 from torch import Tensor
 
+from hydrasurgeon.data.words import Words
 from hydrasurgeon.files.decided import Abstention, Cover, Entities
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.problems import PROBLEMS
@@ -169,19 +170,13 @@ def test_an_i_without_its_b_begins_an_entity_only_where_all_words_count() -> Non
 
 
 def test_rows_say_where_entities_stand() -> None:
-    class Text(str):
-        spans = ((0, 3), (4, 7), (9, 15), (15, 16))
-
-    text = Text("Ada met  Berlin.")
+    spans = ((0, 3), (4, 7), (9, 15), (15, 16))
     entity = {"start": 0, "end": 1, "label": "PER", "probability": 0.9, "answer": "PER"}
     other = {**entity, "start": 2, "end": 4, "answer": "abstain"}
-    (row,) = placed([{"id": 7, "entities": [entity, other], "unfamiliar": False}], [text])
-    assert [*row] == ["id", "entities", "unfamiliar"]
-    assert [(e["start"], e["end"], e["text"]) for e in row["entities"]] == [
-        (0, 3, "Ada"),
-        (9, 16, "Berlin."),
-    ]
-    assert [*row["entities"][0]] == ["start", "end", "text", "label", "probability", "answer"]
+    found = placed([entity, other], Words("Ada met  Berlin.", spans))
+    assert [(e["start"], e["end"], e["text"]) for e in found] == [(0, 3, "Ada"), (9, 16, "Berlin.")]
+    assert [*found[0]] == ["start", "end", "text", "label", "probability", "answer"]
+    assert placed([{**other, "start": 2, "end": 3}], "Ada met  Berlin.")[0]["text"] == "Berlin"
 
 
 def test_scores_of_a_text_are_means_of_its_words() -> None:

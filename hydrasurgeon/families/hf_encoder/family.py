@@ -508,8 +508,9 @@ class HFEncoder(Family):
                 load_tokenizer, dict(files or {}), config.model_type, config.vocab_size, self.reader
             )
             length, kinds = model.preprocess["max_length"], getattr(config, "type_vocab_size", 0)
-            made = TokenizeWords if by_words(model) else Tokenize
-            return made(load, max_length=length, inputs=model.inputs, typed=kinds > 1)
+            if by_words(model):
+                return TokenizeWords(load, max_length=length, inputs="text")
+            return Tokenize(load, max_length=length, inputs=model.inputs, typed=kinds > 1)
         from hydrasurgeon.families.hf_encoder import pictures
 
         white = white_behind(config, files or {})

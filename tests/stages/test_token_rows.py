@@ -1,0 +1,138 @@
+"""Rows of entities: in every file, from Python and over HTTP, against the library's own logits."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_tokens import TEXTS, found, write
+
+import hydrasurgeon as hs
+
+FIELDS = ["start", "end", "text", "label", "probability", "answer"]
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("tags") / "tagger")
+
+
+@pytest.fixture(scope="module")
+def expected(tagger: Path) -> list[list[dict[str, Any]]]:
+    entities = [found(tagger, text) for text in TEXTS]
+    assert sum(map(len, entities)) > 3
+    assert any(" " in each["text"] for row in entities for each in row)
+    return entities
+
+
+def same(rows: Any, expected: list[list[dict[str, Any]]]) -> bool:
+    """Whether rows hold these entities."""
+    for row, wanted in zip(rows, expected, strict=True):
+        for entity, right in zip(row["entities"], wanted, strict=True):
+            assert [*entity] == FIELDS
+            assert {name: entity[name] for name in ("start", "end", "text")} == {
+                name: right[name] for name in ("start", "end", "text")
+            }
+            assert entity["probability"] == pytest.approx(right["probability"], abs=1e-5)
+            assert entity["label"] == entity["answer"] == "A"
+    return True
+
+
+def lines(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_entities_stand_in_their_text(
+    tagger: Path, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"id": f"t{at}", "text": text, "x": at} for at, text in enumerate(TEXTS)]
+    data = lines(tmp_path / "texts.jsonl", rows)
+    answers = hs.predict(tagger, data=data, device="cpu", keep_columns="x")
+    assert same(answers, expected)
+    assert [*answers[0]] == ["id", "x", "entities", "ood_score", "unfamiliar"]
+    assert [row["id"] for row in answers] == ["t0", "t1", "t2", "t3"]
+    assert answers.answers == {"answered": 4}
+    first = expected[0][0]["text"]
+    assert f"{first} A" in repr(answers)
+    assert same(hs.predict(tagger, text=TEXTS, device="cpu"), expected)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{text}\n" for text in TEXTS)))
+    assert same(hs.predict(tagger, data="-", device="cpu"), expected)
+    loaded = hs.load(tagger, device="cpu").predict(TEXTS)
+    assert same(loaded, expected)
+    assert f"{first} A" in repr(loaded)
+
+
+def test_every_file_holds_them(tagger: Path, expected: Any, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    tokens = [text.replace(",", " ,").split() for text in TEXTS]
+    data = lines(tmp_path / "tokens.jsonl", [{"tokens": each} for each in tokens])
+    wanted = [found(tagger, " ".join(each)) for each in tokens]
+    for ending in ("jsonl", "csv", "parquet"):
+        hs.predict(tagger, data=data, out=tmp_path / f"o.{ending}", device="cpu")
+    rows = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert same(rows, wanted)
+    table = pq.read_table(tmp_path / "o.parquet").to_pylist()
+    sheet = [*csv.DictReader((tmp_path / "o.csv").read_text().splitlines())]
+    assert [*table[0]] == [*sheet[0]] == ["id", "entities", "ood_score", "unfamiliar"]
+    for written in (table, sheet):
+        assert [json.loads(row["entities"]) for row in written] == [r["entities"] for r in rows]
+    made = hs.Predictor(tagger, device="cpu")({"id": [*"abcd"], "text": TEXTS})
+    assert made["id"] == [*"abcd"]
+    assert same([{"entities": json.loads(cell)} for cell in made["entities"]], expected)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
+def test_servers_answer_with_entities(tagger: Path, expected: Any) -> None:
+    from fastapi.testclient import TestClient
+
+    from hydrasurgeon.checkpoints.reading import open_checkpoint
+    from hydrasurgeon.options.deciding import ServeOptions
+    from hydrasurgeon.stages.serve import _app
+
+    options = ServeOptions.of(tagger, device="cpu")
+    app, _ = _app(open_checkpoint(tagger), options, None)
+    tensor = {"name": "text", "shape": [len(TEXTS)], "datatype": "BYTES", "data": TEXTS}
+    group = {"aggregation_strategy": "simple"}
+    with TestClient(app) as client:
+        own = client.post("/v1/predict", json={"inputs": TEXTS}).json()["answers"]
+        pipeline = client.post("/", json={"inputs": TEXTS, "parameters": group}).json()
+        alone = client.post("/", json={"inputs": TEXTS[0]}).json()
+        by_tei = client.post("/predict", json={"inputs": TEXTS}).json()
+        tensors = client.post("/v2/models/tagger/infer", json={"inputs": [tensor]}).json()
+        refused = [
+            client.post("/", json={"inputs": TEXTS[0], "parameters": parameters})
+            for parameters in ({"top_k": 2}, {"aggregation_strategy": "none"})
+        ]
+        pair = client.post("/v1/predict", json={"inputs": [{"text": "a", "text_pair": "b"}]})
+        metrics = client.get("/metrics").text
+        described = client.get("/v2/models/tagger").json()["outputs"]
+    assert same(own, expected)
+    assert pipeline == by_tei
+    assert [each["word"] for each in alone] == [each["word"] for each in pipeline[0]]
+    for row, entities in zip(own, pipeline, strict=True):
+        assert entities == [
+            {
+                "entity_group": "A",
+                "score": entity["probability"],
+                "word": entity["text"],
+                "start": entity["start"],
+                "end": entity["end"],
+            }
+            for entity in row["entities"]
+        ]
+    assert [each["name"] for each in described] == ["entities"]
+    (output,) = [each for each in tensors["outputs"] if each["name"] == "entities"]
+    assert (output["datatype"], output["shape"]) == ("BYTES", [len(TEXTS)])
+    assert same([{"entities": json.loads(cell)} for cell in output["data"]], expected)
+    assert [reply.status_code for reply in (*refused, pair)] == [422, 422, 422]
+    total = sum(map(len, expected))
+    batches = 3  # three requests of all texts, and one of the first
+    assert f'predicted_total{{label="A"}} {total * (batches + 1) + len(expected[0])}.0' in metrics
