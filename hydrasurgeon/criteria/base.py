@@ -89,10 +89,11 @@ class Subject:
         sets += [open_data(spec, limit=run.limit, seed=run.seed) for spec in ood]
         device = device_of(own_device(run.device))
         size = run.batch_size or (256 if device.type == "cuda" else 64)
+        dtype = dtype_of(run.dtype)
         if run.device == SPREAD:
-            module = spread_module(checkpoint, dtype_of(run.dtype))
+            module = spread_module(checkpoint, dtype)
         else:
-            module = live_module(checkpoint).to(device=device, dtype=dtype_of(run.dtype))
+            module = live_module(checkpoint, dtype).to(device=device, dtype=dtype)
         transform = family.transform(model, files=checkpoint.files)
         orders = [None if in_turn else by_length(each) for each in sets]
         loaders = [

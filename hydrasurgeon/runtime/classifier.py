@@ -180,7 +180,7 @@ def as_classifier(
     elif spread:
         module = spread_module(as_single(checkpoint), precision)
     else:
-        module = live_module(as_single(checkpoint))
+        module = live_module(as_single(checkpoint), precision)
     family = checkpoint.family
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
@@ -192,8 +192,8 @@ def as_classifier(
     return model.eval() if spread else model.to(device=target, dtype=precision).eval()
 
 
-def live_module(checkpoint: Single) -> nn.Module:
-    """The family's own module of a backbone or member, with its weights in float32 on the CPU."""
+def live_module(checkpoint: Single, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The family's own module of a backbone or member, with its weights on the CPU."""
     manifest = checkpoint.manifest
     module = checkpoint.family.module(
         manifest.model, manifest.towers, checkpoint.kept, files=checkpoint.files
@@ -201,7 +201,9 @@ def live_module(checkpoint: Single) -> nn.Module:
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
     state = {
-        name: to_weights(tensors.read(name), tensors[name].dtype, name=name, path=checkpoint.path)
+        name: to_weights(
+            tensors.read(name), tensors[name].dtype, name=name, path=checkpoint.path
+        ).to(dtype)
         for name in tensors
         if name in expected
     }
