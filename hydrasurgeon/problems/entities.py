@@ -36,15 +36,17 @@ def tags_of(
     """Each word's most probable tag, and its probability; −1 where there is no word.
 
     With `cover`, a word belongs to an entity from this probability of not being O on, by the most
-    probable tag but O. An entity begins at a B, behind an O, and where the kind changes.
+    probable tag but O. An entity begins at a B, behind an O, and where the kind changes: in data an
+    I that continues nothing begins one too, and so it does in transformers' pipelines.
     """
     there = (probs > 0).any(dim=-1)
     chances, tags = probs.max(dim=-1)
     if cover is not None:
         others, which = probs[..., 1:].max(dim=-1)
         belongs = not_outside(probs) >= cover
-        tags = begun(torch.where(belongs, which + 1, 0))
+        tags = torch.where(belongs, which + 1, 0)
         chances = torch.where(belongs, others, probs[..., 0])
+    tags = begun(tags)
     return torch.where(there, tags, UNLABELLED), chances
 
 
@@ -205,12 +207,13 @@ class JudgedTokens(Judged):
 
     def figures(self) -> dict[str, float | None]:
         """What entities' probabilities are worth, and what came of promises."""
-        chances, right = self.sure()
+        said = entities_of(self.tags)
+        chances, right = self.chances[said.text, said.first], are_right(said, self.labels)
         figures: dict[str, float | None] = {}
-        if len(right):
+        if len(said):
             figures["entity_ece"] = ece_of(chances, right)
-        if len(right) > 1:
-            selective = Selective(_Promises(chances, right)).metrics(torch.arange(len(right))[None])
+        if len(said) > 1:
+            selective = Selective(_Promises(chances, right)).metrics(torch.arange(len(said))[None])
             for name in ("aurc", "augrc", "cov5", "mis_auroc"):
                 if selective[name].isfinite():
                     figures[name] = float(selective[name])
@@ -223,11 +226,6 @@ class JudgedTokens(Judged):
                 whole = joint_chances(true, (self.answered > 0).double(), "least")
                 figures["missed"] = float((whole == 0).double().mean())
         return figures
-
-    def sure(self) -> tuple[Tensor, Tensor]:
-        entities = entities_of(self.tags)
-        chances = self.chances[entities.text, entities.first]
-        return chances, are_right(entities, self.labels)
 
     def same(self, other: Any) -> float:
         return float((self.tags == other.tags)[self.there].double().mean())

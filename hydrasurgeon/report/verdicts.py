@@ -15,8 +15,6 @@ Word = Literal["better", "mixed", "equal", "worse", "unknown"]
 
 NAMES = {
     "accuracy": "accuracy",
-    "f1": "F1",
-    "token_accuracy": "token accuracy",
     "brier": "Brier score",
     "nll": "NLL",
     "ece": "ECE",
@@ -219,13 +217,11 @@ def _clause(verdict: Verdict) -> str:
 
 def figures(result: Result) -> str:
     """The reference's own figures in a sentence."""
-    names = {key: name for key, name in NAMES.items() if key not in OF_OOD}
-    values = {name: getattr(result.id, key) for key, name in names.items()}
-    quality = [f"{name} {value:.3f}" for name, value in values.items() if value is not None]
+    names = {"accuracy": "Accuracy", "brier": "Brier score", "nll": "NLL", "ece": "ECE"}
+    quality = [f"{name} {getattr(result.id, key):.3f}" for key, name in names.items()]
     if "all" in result.ood_average:
         quality.append(f"OOD AUROC {result.ood_average['all'].auroc:.3f}")
-    text = f"{listed(quality)}."
-    return text[0].upper() + text[1:]
+    return f"{listed(quality)}."
 
 
 def spent(result: Result) -> str:

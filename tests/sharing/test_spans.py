@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_families import FAMILIES, Family, deberta, hf, modernbert
+from exporting import exports, fed, onnx_writes
+from tiny_families import FAMILIES, HEADS, WORDS, Family, deberta, hf, modernbert
 from tiny_members import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
+from hydrasurgeon.stages.export import export
 
 pytestmark = [
     pytest.mark.usefixtures("own_module_cache"),
@@ -80,6 +82,112 @@ def source(
     named = {"id2label": {str(at): tag for at, tag in enumerate(TAGS)}}
     config.write_text(json.dumps(json.loads(config.read_text()) | named))
     return folder
+
+
+def texts(pieces: Any) -> list[str]:
+    rng = np.random.default_rng(0)
+    if pieces is None:
+        return [" ".join(rng.choice(WORDS, size=size)) for size in (1, 3, 5, 7, 9, 9, 9)]
+    return [
+        "films, goodly plot. The bads",
+        "plot",
+        "not the film,plots;  badly goods?",
+        "the plot ,good. film\tthe nots bad.",
+        "x films the y, bad",
+    ]
+
+
+def ours(path: Path, samples: list[str]) -> Spans:
+    """What `predict` finds."""
+    rows = hs.predict(path, text=samples, device="cpu")
+    return [
+        [(each["start"], each["end"], each["label"]) for each in row["entities"]] for row in rows
+    ]
+
+
+def theirs(classify: Any, samples: list[str]) -> Spans:
+    return [
+        [(each["start"], each["end"], each["entity_group"]) for each in classify(sample)]
+        for sample in samples
+    ]
+
+
+def pipeline(folder: Path, *, trust: bool = False, **more: Any) -> Any:
+    import transformers
+
+    return transformers.pipeline(
+        "token-classification",
+        model=str(folder),
+        aggregation_strategy="first",
+        trust_remote_code=trust,
+        device="cpu",
+        **more,
+    )
+
+
+@pytest.mark.parametrize(("family", "pieces"), ALL)
+def test_pipelines_find_the_same_spans(
+    family: Family, pieces: Any, source: Path, tmp_path: Path
+) -> None:
+    samples = texts(pieces)
+    whole = hs.prune(source, method="magnitude", keep=HEADS, out=f"{tmp_path / 'whole'}/").path
+    even = hs.prune(
+        source, method="magnitude", keep=HEADS, neurons=0.5, even=True, out=f"{tmp_path / 'even'}/"
+    ).path
+    cut = member(source, family, RAGGED, f"{tmp_path / 'cut'}/")
+    parts = [
+        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
+    hydra = hs.fuse(parts, out=f"{tmp_path / 'hydra'}/").path
+    found = {}
+    for folder in (whole, even, cut, hydra):
+        trust = folder in (cut, hydra)
+        assert ("auto_map" in json.loads((folder / "config.json").read_text())) == trust
+        found[folder.name] = ours(folder, samples)
+        assert theirs(pipeline(folder, trust=trust), samples) == found[folder.name]
+    assert sum(len(spans) for row in found.values() for spans in row) > 20
+    assert found["whole"] != found["cut"]
+    stock = export(even, format="stock", out=f"{tmp_path / 'stock'}/").path
+    assert theirs(pipeline(stock), samples) == found["even"]
+
+
+@exports
+@onnx_writes
+@pytest.mark.parametrize(("family", "pieces"), ALL)
+def test_graphs_find_the_same_spans(
+    family: Family, pieces: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pipeline whose model answers with what the graph says."""
+    import onnxruntime
+    import transformers
+
+    samples = texts(pieces)
+    parts = [
+        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
+    hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors").path
+    folder = export(hydra, out=f"{tmp_path / 'graph'}/").path
+    session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
+    names = [each.name for each in session.get_inputs()]
+
+    def answer(**inputs: Any) -> dict[str, torch.Tensor]:
+        inputs.setdefault("token_type_ids", torch.zeros_like(inputs["input_ids"]))
+        (logits,) = session.run(["logits"], {name: fed(inputs)[name] for name in names})
+        return {"logits": torch.from_numpy(logits)}
+
+    auto = transformers.AutoModelForTokenClassification
+    model = auto.from_config(transformers.AutoConfig.from_pretrained(folder))
+    monkeypatch.setattr(model, "forward", answer)
+    classify = transformers.pipeline(
+        "token-classification",
+        model=model,
+        tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
+        aggregation_strategy="first",
+        device="cpu",
+    )
+    spans = theirs(classify, samples)
+    assert spans == ours(hydra, samples)
+    assert sum(map(len, spans)) > 3
 
 
 @pytest.mark.parametrize(("family", "pieces"), ALL[:1])

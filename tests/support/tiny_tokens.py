@@ -57,10 +57,10 @@ def found(folder: Path, text: str) -> list[dict[str, Any]]:
     before = 0
     for (start, end), p in zip(spans[1:-1], probs[1:-1], strict=True):
         chance, tag = float(p.max()), int(p.argmax())
-        if tag == 1:
+        if tag == 1 or (tag == 2 and not before):
             entities.append({"start": start, "end": end, "probability": chance})
-        elif tag == 2 and before:
+        elif tag == 2:
             entities[-1]["end"] = end
             entities[-1]["probability"] *= chance
-        before = tag if tag != 2 else before and 2
+        before = tag
     return [{**each, "text": text[each["start"] : each["end"]]} for each in entities]
