@@ -1,0 +1,233 @@
+"""Token classifiers through every surgery, on a tiny model that learnt to tag."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_families import FAMILIES, HEADS, WORDS
+from tiny_members import KEPTS, member, tune
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.words import are_there
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+
+pytestmark = pytest.mark.slow
+
+BERT = FAMILIES["BERT"]
+NAMES = ("O", "B-X", "I-X", "B-Y", "I-Y")
+QUIET = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+SETTINGS = {"epochs": "6", "lr": "2e-3", "batch_size": "8"}
+
+
+def table(place: Path, rows: int, seed: int) -> str:
+    """`good` begins an X and `bad` a Y; `very` goes on with either."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(rows):
+        words = [str(word) for word in rng.choice(WORDS, size=rng.integers(2, 9))]
+        tags, kind = [], ""
+        for word in words:
+            kind = {"good": "X", "bad": "Y"}.get(word, kind if word == "very" else "")
+            begins = "I" if word == "very" else "B"
+            tags.append(f"{begins}-{kind}" if kind else "O")
+        lines.append({"tokens": words, "tags": tags})
+    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data, and a model that was tuned on it."""
+    home = tmp_path_factory.mktemp("tokens")
+    BERT.write(home / "bert")
+    place = home / "bert" / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | QUIET))
+    for name, rows, seed in (("train", 300, 1), ("val", 120, 2), ("test", 100, 3)):
+        table(home / f"{name}.jsonl", rows, seed)
+    hs.finetune(
+        home / "bert",
+        data=str(home / "train.jsonl"),
+        val=str(home / "val.jsonl"),
+        recipe="text",
+        set={**SETTINGS, "problem": "tokens", "classifier": "fresh"},
+        out=home / "t.safetensors",
+        device="cpu",
+    )
+    return home
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, home: Path) -> Path:
+    for name in ("t.safetensors", "t.heads.json"):
+        shutil.copy(home / name, tmp_path)
+    return tmp_path / "t.safetensors"
+
+
+def measured(checkpoint: Path, home: Path) -> Any:
+    data = str(home / "test.jsonl")
+    return hs.evaluate(checkpoint, data=data, device="cpu").report.results[0].id
+
+
+def said(checkpoint: Path, home: Path, place: Path) -> dict[str, torch.Tensor]:
+    """What each member says of every word, and the truth."""
+    out = place / "said.safetensors"
+    data = str(home / "test.jsonl")
+    hs.evaluate(checkpoint, data=data, predictions=out, device="cpu", force=True)
+    return load_file(out)
+
+
+def members_of(tuned: Path, place: Path) -> list[Path]:
+    parts = [member(tuned, BERT, kept, place / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    return [tune(part, place / f"t{i}.safetensors", seed=i) for i, part in enumerate(parts)]
+
+
+def test_it_learns_and_is_measured(tuned: Path, home: Path, tmp_path: Path) -> None:
+    from seqeval.metrics import f1_score
+
+    model = open_checkpoint(tuned).manifest.model
+    assert (model.problem, model.labels) == ("tokens", NAMES)
+    found, file = measured(tuned, home), said(tuned, home, tmp_path)
+    there = file["labels"] >= 0
+    assert torch.equal(are_there(file["logits"][:, 0]), there)
+    tags = file["logits"][:, 0].argmax(dim=-1)
+    right = (tags == file["labels"])[there].double().mean()
+    assert found.token_accuracy == pytest.approx(float(right))
+    assert found.token_accuracy > 0.9
+    rows = [
+        [[NAMES[tag] for tag in row[mask]] for row, mask in zip(each, there, strict=True)]
+        for each in (file["labels"], tags)
+    ]
+    # An I that continues nothing begins an entity.
+    assert found.f1 == pytest.approx(f1_score(*rows), abs=1e-9)
+    assert found.f1 > 0.8
+
+
+def test_a_probe_learns_something(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "probe.safetensors"
+    hs.finetune(
+        home / "bert", data=str(home / "train.jsonl"), recipe="probe", out=out, device="cpu"
+    )
+    assert open_checkpoint(out).manifest.model.labels == NAMES
+    assert measured(out, home).token_accuracy > 0.6
+
+
+def test_a_pruned_one_follows_its_teacher(tuned: Path, home: Path, tmp_path: Path) -> None:
+    """The loss is T²·KL, a mean over the words of each text."""
+    cut = hs.prune(tuned, method="magnitude", keep=1, out=tmp_path / "cut.safetensors").path
+    before = measured(cut, home)
+    hs.finetune(
+        cut,
+        data=str(home / "train.jsonl"),
+        teacher=str(tuned),
+        recipe="text",
+        set={**SETTINGS, "epochs": "3"},
+        out=tmp_path / "followed.safetensors",
+        device="cpu",
+    )
+    after = measured(tmp_path / "followed.safetensors", home)
+    assert after.nll < before.nll
+    assert after.token_accuracy > before.token_accuracy
+
+
+def test_taylor_is_the_gradient_of_the_loss_of_words(
+    tuned: Path, home: Path, tmp_path: Path
+) -> None:
+    """Mean |W·G| of each head, and mean |∂L/∂m| of each neuron, by the library's own model: L is the
+    mean over the words of a text."""
+    import transformers
+
+    rows = [json.loads(line) for line in (home / "val.jsonl").read_text().splitlines()[:12]]
+    data = tmp_path / "some.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"method": "taylor", "data": str(data), "batch_size": 5, "device": "cpu"}
+    heads = hs.score(tuned, **options).result.values["text"]
+    neurons = hs.score(tuned, part="neurons", **options).result.values["text"]
+
+    whole = hs.prune(tuned, method="magnitude", keep=HEADS, out=f"{tmp_path / 'whole'}/").path
+    model = transformers.AutoModelForTokenClassification.from_pretrained(whole).eval()
+    read = transformers.AutoTokenizer.from_pretrained(whole)
+    layers = model.bert.encoder.layer
+    masks = [torch.ones(layer.output.dense.in_features, requires_grad=True) for layer in layers]
+    for layer, mask in zip(layers, masks, strict=True):
+        layer.output.dense.register_forward_pre_hook(lambda _, args, mask=mask: args[0] * mask)
+    by_neuron = [torch.zeros_like(mask) for mask in masks]
+    for row in rows:
+        words = model(**read(" ".join(row["tokens"]), return_tensors="pt")).logits[0, 1:-1]
+        truth = torch.tensor([NAMES.index(tag) for tag in row["tags"]])
+        loss = torch.nn.functional.cross_entropy(words, truth)
+        (loss / len(rows)).backward()
+        for total, mask in zip(by_neuron, masks, strict=True):
+            total += mask.grad.abs()
+            mask.grad = None
+    for number, layer in enumerate(layers):
+        own = layer.attention.self
+        products = [
+            (linear.weight * linear.weight.grad).abs().unflatten(0, (HEADS, -1)).mean(dim=(1, 2))
+            for linear in (own.query, own.key, own.value)
+        ]
+        expected = torch.stack(products).mean(dim=0).tolist()
+        assert heads[number] == pytest.approx(expected, rel=1e-3)
+        assert neurons[number] == pytest.approx(by_neuron[number].tolist(), rel=1e-3, abs=1e-7)
+
+
+def test_repair_by_least_squares(tuned: Path, home: Path, tmp_path: Path) -> None:
+    """Cut with what is left refitted to outputs, closer than without."""
+    full = said(tuned, home, tmp_path)
+    there = full["labels"] >= 0
+    gaps = {}
+    for name, more in (
+        ("bare", {}),
+        ("refitted", {"compensate": "lstsq", "data": str(home / "val.jsonl")}),
+    ):
+        out = tmp_path / f"{name}.safetensors"
+        hs.prune(tuned, method="magnitude", keep=2, neurons=0.5, out=out, device="cpu", **more)
+        logits = said(out, home, tmp_path)["logits"]
+        gaps[name] = float((logits - full["logits"])[:, 0][there].square().mean())
+    assert gaps["refitted"] < gaps["bare"]
+
+
+def test_means_and_hydras(tuned: Path, home: Path, tmp_path: Path) -> None:
+    parts = members_of(tuned, tmp_path)
+    whole = [tune(tuned, tmp_path / f"w{i}.safetensors", seed=i) for i in range(3)]
+    logits = [said(each, home, tmp_path)["logits"] for each in parts]
+    hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate").path
+    there = said(hydra, home, tmp_path)["labels"] >= 0
+    together = said(hydra, home, tmp_path)["logits"]
+    torch.testing.assert_close(together, torch.cat(logits, dim=1), rtol=0, atol=1e-4)
+    checked = {"check": str(home / "val.jsonl"), "device": "cpu"}
+    hs.fuse(parts, out=tmp_path / "checked.safetensors", mlp="separate", **checked)
+    mean = hs.fuse(whole, mean=True, out=tmp_path / "mean.safetensors").path
+    trunk = hs.fuse(parts, mean_trunk=1, out=tmp_path / "trunk.safetensors").path
+    for path, count in ((mean, 1), (trunk, 3)):
+        shape = said(path, home, tmp_path)["logits"].shape
+        assert shape == (*there.shape[:1], count, there.shape[1], len(NAMES))
+        assert measured(path, home).token_accuracy > 0.5
+    first = open_checkpoint(mean)
+    weight = "classifier.weight"
+    rows = [np.frombuffer(open_checkpoint(p).tensors.read(weight), np.float32) for p in whole]
+    found = np.frombuffer(first.tensors.read(weight), np.float32)
+    np.testing.assert_allclose(found, np.mean(rows, axis=0), atol=1e-6)
+
+
+def test_verify_and_build(tuned: Path, home: Path, tmp_path: Path) -> None:
+    cut = member(tuned, BERT, KEPTS[1], tmp_path / "m.safetensors")
+    assert hs.verify(cut).holds
+    done = hs.build(
+        tuned,
+        data=str(home / "train.jsonl"),
+        val=str(home / "val.jsonl"),
+        budget="macs=2",
+        criteria="taylor,magnitude",
+        candidates=4,
+        score_limit=32,
+        out=tmp_path / "hydra.safetensors",
+        device="cpu",
+    )
+    assert measured(done.path, home).token_accuracy > 0.5
