@@ -1,4 +1,4 @@
-"""README.md, docs/guide/your-model.md, text-pairs.md and decoders.md: their commands run on folders of transformers and
+"""README.md, docs/guide/your-model.md, text-pairs.md, entities.md and decoders.md: their commands run on folders of transformers and
 on a file of timm."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from own_models import pair_folder, pictures, readme_folder, text_folder
+from own_models import notes_folder, pair_folder, pictures, readme_folder, text_folder
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
@@ -24,6 +24,7 @@ SECTIONS = [
     ("your-model", "## A folder", text_folder),
     ("your-model", "## A file", pictures),
     ("text-pairs", "## A complete example", pair_folder),
+    ("entities", "## De-identification", notes_folder),
     ("decoders", "## A complete example", partial(text_folder, family="Qwen3")),
 ]
 
@@ -43,7 +44,8 @@ def test_the_commands_of_a_section_run(
             ["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{block}\n{done.stderr}"
-    assert len((tmp_path / "answers.csv").read_text().splitlines()) > 200
+    (answers,) = (*tmp_path.glob("answers.csv"), *tmp_path.glob("redacted.jsonl"))
+    assert len(answers.read_text().splitlines()) > 200
 
 
 @pytest.mark.slow

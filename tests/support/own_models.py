@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from tiny_families import CLASSES, FAMILIES, WORDS
 
@@ -130,3 +131,70 @@ def pictures(place: Path) -> None:
             image = samples.read(i)
             assert isinstance(image, Image.Image)
             image.save(folder / f"{i:04d}.png")
+
+
+PEOPLE = ("Anna", "Brandt", "Clara", "Dubois", "Ivo", "Keller", "Rose", "May")
+"""Two of them are other words as well."""
+PLACES = ("Bern", "Graz", "Lyon", "Rouen", "May")
+NOTES = (
+    "{P} was seen by Dr {P} in {L} .",
+    "Dr {P} called from {L} on a Monday .",
+    "In May the fever rose , and {P} was sent to {L} .",
+    "The pain rose in May .",
+    "No fever , no pain .",
+    "{P} may go home to {L} in May .",
+    "The ward in {L} asked {P} and {P} to call .",
+    "Rose oil was no help .",
+)
+"""Sentences of which the names are to be found."""
+
+
+def notes(path: Path, rows: int, seed: int) -> None:
+    """Texts of one to three sentences, and where in them people and places stand."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(rows):
+        text, entities = "", []
+        for sentence in rng.choice(NOTES, size=rng.integers(1, 4)):
+            for word in str(sentence).split():
+                start, kind = len(text), {"{P}": "PER", "{L}": "LOC"}.get(word)
+                if kind is not None:
+                    names = PEOPLE if kind == "PER" else PLACES
+                    word = " ".join(rng.choice(names, size=1 + (rng.random() < 0.3)))
+                    entities.append({"start": start, "end": start + len(word), "label": kind})
+                text += f"{word} "
+        lines.append({"text": text.rstrip(), "entities": entities})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def notes_folder(place: Path) -> None:
+    """encoder/, a body without a classifier, and train.jsonl, val.jsonl, test.jsonl."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    for name, rows, seed in (("train", 600, 0), ("val", 600, 1), ("test", 300, 2)):
+        notes(place / f"{name}.jsonl", rows, seed)
+    words = sorted({*PEOPLE, *PLACES, *" ".join(NOTES).split()} - {"{P}", "{L}"})
+    ends = {"cls": "[CLS]", "pad": "[PAD]", "sep": "[SEP]", "unk": "[UNK]"}
+    vocab = {word: at for at, word in enumerate((*ends.values(), *words))}
+    made = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(end, vocab[end]) for end in ("[CLS]", "[SEP]")]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        model_max_length=64,
+        **{f"{name}_token": token for name, token in ends.items()},
+    ).save_pretrained(place / "encoder")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(vocab),
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        pad_token_id=vocab["[PAD]"],
+    )
+    transformers.BertModel(config).save_pretrained(place / "encoder")
