@@ -622,6 +622,8 @@ def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the state's tensors."""
     ood = decision.ood
     _, parts = FITTED.get(ood.score, ("", {}))
+    if decision.entities is not None:  # a text is of no class
+        classes = 1
     sizes = {"width": ood.width or 0, "size": ood.size or 0, "classes": classes}
     shapes = {part: tuple(sizes[d] for d in dims.split()) for part, dims in parts.items()}
     return {

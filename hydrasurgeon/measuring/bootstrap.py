@@ -22,9 +22,9 @@ Judgement = Literal["better", "equal", "worse"]
 NEGLIGIBLE = 5e-5
 """What a difference must reach to be one: less reads +0.0000 wherever it is printed, and may be
 rounding ..."""
-IN_POINTS = ("accuracy", "auroc", "fpr95")
+IN_POINTS = ("accuracy", "f1", "token_accuracy", "auroc", "fpr95")
 """... and of these metrics, told in points of a hundred, ten times as much: +0.0."""
-HIGHER = ("accuracy", "auroc")
+HIGHER = ("accuracy", "f1", "token_accuracy", "auroc")
 """Metrics of which more is better."""
 GROUPS = ("near", "far", "all")
 """Groups of OOD sets that have averages; every set belongs to the last."""

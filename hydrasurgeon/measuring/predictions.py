@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.labels import class_names
+from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
@@ -65,7 +66,7 @@ ROUNDED = (0.03, 0.5)
 class OodSet:
     name: str
     group: Group
-    logits: Float[Tensor, "sample member klass"] | None
+    logits: Float[Tensor, "sample member *klass"] | None
     scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
     """OOD scores that were given with the logits, by name; they come before what logits would give.
     """
@@ -78,7 +79,7 @@ class OodSet:
 class ShiftSet:
     name: str
     severity: int | None
-    logits: Float[Tensor, "sample member klass"]
+    logits: Float[Tensor, "sample member *klass"]
     labels: Int[Tensor, " sample"]
 
 
@@ -88,7 +89,7 @@ class Predictions:
 
     name: str
     kind: str
-    logits: Float[Tensor, "sample member klass"]
+    logits: Float[Tensor, "sample member *klass"]
     labels: Int[Tensor, " sample"]
     ood: tuple[OodSet, ...] = ()
     shift: tuple[ShiftSet, ...] = ()
@@ -173,7 +174,8 @@ def read_predictions(path: Path) -> Predictions:
 
 def _told(path: Path, file: TensorFile, about: _About) -> tuple[_Contents, Tensor]:
     """A file whose kind of problem it says, or its answers tell; and these."""
-    contents = _Contents(path, file)
+    named = SINGLE if about.problem is None else PROBLEMS[about.problem]
+    contents = _Contents(path, file, named)
     logits = contents.logits("logits")
     usual = "number" if VALUES in file.infos else usual_problem(logits.shape[-1])
     return replace(contents, problem=PROBLEMS[about.problem or usual]), logits
@@ -367,16 +369,20 @@ class _Contents:
 
     def logits(
         self, name: str, *, like: Tensor | None = None
-    ) -> Float[Tensor, "sample member klass"]:
+    ) -> Float[Tensor, "sample member *klass"]:
         """Finite, for one member or several; with as many members and classes as `like`."""
         if name not in self.file.infos and VALUES in self.file.infos:
             wanted = "floating-point [sample] or [sample, member]"
             values = self._finite(VALUES, lambda shape: len(shape) in (1, 2) and all(shape), wanted)
             return values.reshape(len(values), -1, 1)
-        wanted = "floating-point [sample, member, class]"
+        wanted, most = "floating-point [sample, member, class]", 3
+        if self.problem.by_word:
+            wanted, most = "floating-point [text, member, word, class]", 4
         stored = self._stored(name)
-        logits = self._finite(stored, lambda shape: len(shape) in (2, 3) and all(shape), wanted)
-        logits = logits if logits.dim() == 3 else logits[:, None]
+        logits = self._finite(
+            stored, lambda shape: len(shape) in (most - 1, most) and all(shape), wanted
+        )
+        logits = logits if logits.dim() == most else logits[:, None]
         if stored != name:
             logits = self._logarithms(stored, logits)
         elif self._distributions(logits):
@@ -390,12 +396,12 @@ class _Contents:
 
     def check_like(self, name: str, logits: Tensor, like: Tensor) -> None:
         """Refuse answers of other members or classes."""
-        _, members, classes = logits.shape
-        if logits.shape[1:] != like.shape[1:]:
+        members, classes = logits.shape[1], logits.shape[-1]
+        if (members, classes) != (like.shape[1], like.shape[-1]):
             raise DataError(
                 f"{self.path}: {name} has {members} members and {classes} classes, logits has "
                 f"{like.shape[1]} and"
-                f" {like.shape[2]}"
+                f" {like.shape[-1]}"
             )
 
     def _stored(self, name: str) -> str:
@@ -440,7 +446,7 @@ class _Contents:
 
     def features(self, logits: Tensor) -> Float[Tensor, "sample member width"]:
         """What the classifier of each member read."""
-        rows, members, _ = logits.shape
+        rows, members = logits.shape[:2]
         shapes = (rows, members) if members > 1 else (rows,), (rows, members)
         wanted = f"floating-point [{rows}, {members}, width]"
         features = self._finite(
@@ -462,6 +468,8 @@ class _Contents:
         shape = self.problem.label_shape(of)
         if shape is None:
             return self._whole(name, of, of.shape[-1])
+        if self.problem.by_word:
+            return self._tags(name, of)
         info, (low, high) = self.file.infos.get(name), self.problem.labels_between
         if info is not None and info.dtype in INTEGERS:
             values = self._integers(name, lambda actual: actual == shape, f"integer {[*shape]}")
@@ -484,6 +492,20 @@ class _Contents:
                 f"lie in 0-{classes - 1}"
             )
         return values
+
+    def _tags(self, name: str, of: Tensor) -> Int[Tensor, "text word"]:
+        """A tag for each word, −1 where there is none."""
+        texts, words, classes = len(of), of.shape[-2], of.shape[-1]
+        tags = self._integers(
+            name,
+            lambda shape: len(shape) == 2 and shape[0] == texts and shape[1] >= words,
+            f"integer [{texts}, {words}]",
+        )
+        if not bool(((tags >= UNLABELLED) & (tags < classes)).all()):
+            raise DataError(
+                f"{self.path}: {name} must lie in 0-{classes - 1}, or be −1 where there is no word"
+            )
+        return tags
 
     def _integers(self, name: str, fits: Fits, wanted: str) -> Tensor:
         dtype = self._checked(name, INTEGERS, fits, wanted)

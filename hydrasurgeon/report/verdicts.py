@@ -15,6 +15,8 @@ Word = Literal["better", "mixed", "equal", "worse", "unknown"]
 
 NAMES = {
     "accuracy": "accuracy",
+    "f1": "F1",
+    "token_accuracy": "token accuracy",
     "brier": "Brier score",
     "nll": "NLL",
     "ece": "ECE",

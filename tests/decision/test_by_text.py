@@ -12,7 +12,7 @@ from token_logits import NAMES, drawn
 from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import Decision, shapes_of
 from hydrasurgeon.measuring.answers import answers
 from hydrasurgeon.measuring.rows import reading_of
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -210,6 +210,8 @@ def test_scores_are_fitted_to_the_mean_of_words() -> None:
         problem=TOKENS,
     )
     assert state.record.ood.score in TOKENS.features
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.tensors().items()}
+    assert shapes_of(state.record, len(NAMES)) == shapes
     assert float(decide(state, far.logits, far.features).unfamiliar.double().mean()) > 0.9
     assert float(decide(state, given.logits, given.features).unfamiliar.double().mean()) < 0.15
 
