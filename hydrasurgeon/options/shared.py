@@ -203,7 +203,12 @@ class Device(Options):
     seed: int = option(
         0, ge=0, le=LARGEST, metavar="N", group=RUNS, help="Seed of every random choice."
     )
-    device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where models run.")
+    device: str = option(
+        "auto",
+        metavar="auto|cpu|cuda|spread",
+        group=RUNS,
+        help="Where models run; spread: a single one over GPUs, memory and its own file.",
+    )
     progress: Progress | None = None
 
     def note(self, text: str) -> None:

@@ -259,6 +259,10 @@ class Judged(ABC):
         """What is measured once, of all samples."""
         return {}
 
+    def sure(self) -> tuple[Scores, Bool[Tensor, " answer"]]:
+        """How sure each answer is, and whether it is right; nothing where answers are numbers."""
+        return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
+
     def same(self, other: Any) -> float:
         """How often two models give the same answer."""
         return 0.0

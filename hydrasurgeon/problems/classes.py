@@ -201,6 +201,9 @@ class JudgedClasses(Judged):
             figures["set_size"] = float(self.set_size.mean())
         return figures
 
+    def sure(self) -> tuple[Scores, Bool[Tensor, " choice"]]:
+        return self.confidence, self.correct
+
     def same(self, other: Any) -> float:
         return float((self.predicted == other.predicted).double().mean())
 

@@ -207,13 +207,12 @@ class JudgedTokens(Judged):
 
     def figures(self) -> dict[str, float | None]:
         """What entities' probabilities are worth, and what came of promises."""
-        said = entities_of(self.tags)
-        chances, right = self.chances[said.text, said.first], are_right(said, self.labels)
+        chances, right = self.sure()
         figures: dict[str, float | None] = {}
-        if len(said):
+        if len(right):
             figures["entity_ece"] = ece_of(chances, right)
-        if len(said) > 1:
-            selective = Selective(_Promises(chances, right)).metrics(torch.arange(len(said))[None])
+        if len(right) > 1:
+            selective = Selective(_Promises(chances, right)).metrics(torch.arange(len(right))[None])
             for name in ("aurc", "augrc", "cov5", "mis_auroc"):
                 if selective[name].isfinite():
                     figures[name] = float(selective[name])
@@ -226,6 +225,11 @@ class JudgedTokens(Judged):
                 whole = joint_chances(true, (self.answered > 0).double(), "least")
                 figures["missed"] = float((whole == 0).double().mean())
         return figures
+
+    def sure(self) -> tuple[Tensor, Tensor]:
+        entities = entities_of(self.tags)
+        chances = self.chances[entities.text, entities.first]
+        return chances, are_right(entities, self.labels)
 
     def same(self, other: Any) -> float:
         return float((self.tags == other.tags)[self.there].double().mean())

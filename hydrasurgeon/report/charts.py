@@ -13,7 +13,7 @@ from torch import Tensor, cat
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.bootstrap import HIGHER, Difference
 from hydrasurgeon.measuring.results import Result
-from hydrasurgeon.report.columns import ARROWS, OOD, QUALITY, short, shown_name
+from hydrasurgeon.report.columns import ARROWS, F1, OOD, QUALITY, short, shown_name
 from hydrasurgeon.report.svg import (
     RADIUS,
     WIDTH,
@@ -60,10 +60,13 @@ def reliability(rows: Drawn) -> list[str]:
     """A chart for each row: how often answers of some confidence are right."""
     charts = []
     for at, name, row in rows:
-        bins = bins_of_confidence(row.choices.confidence, row.choices.correct)
+        confidence, correct = row.inside.sure()
+        if not len(confidence):
+            continue
+        bins = bins_of_confidence(confidence, correct)
         sure, right, count = max(bins, key=lambda each: each[2] * abs(each[1] - each[0]))
         says = (
-            f"Of {len(row.choices.labels)} answers. The largest part of the calibration error: "
+            f"Of {len(confidence)} answers. The largest part of the calibration error: "
             f"{count} answers of confidence {sure:.2f}, of which {right:.2f} are right."
         )
         chart = Chart.of(f"Reliability of {name}", says, x=(0, 1), y=(0, 1))
@@ -179,12 +182,15 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
     return charts
 
 
-def risk_coverage(rows: Drawn, results: Sequence[Result]) -> str:
+def risk_coverage(rows: Drawn, results: Sequence[Result]) -> list[str]:
     """One chart: how many of the most confident answers are wrong."""
     drawn = [
-        (at, name, risk_curve(row.choices.confidence, row.choices.correct))
+        (at, name, risk_curve(*row.inside.sure()))
         for at, name, row in rows
+        if len(row.inside.sure()[0])
     ]
+    if not drawn:
+        return []
     top = max(risk for _, _, points in drawn for share, risk in points if share >= FIRST)
     chart = Chart.of("Risk over coverage", "", x=(0, 1), y=(0, max(top * 1.08, 0.001)))
     chart.axes("answered, %", "wrong among them, %", "xy")
@@ -195,7 +201,7 @@ def risk_coverage(rows: Drawn, results: Sequence[Result]) -> str:
         shown = [point for point in points if point[0] >= FIRST] or points
         chart.line(shown, at, f"{name}\nAURC {area:.4f}" if area is not None else name)
     chart.says = f"Area under the curve: {'; '.join(summaries)}."
-    return figure("Risk over coverage", chart.svg())
+    return [figure("Risk over coverage", chart.svg())]
 
 
 def severities(results: Sequence[Result]) -> list[str]:
@@ -253,6 +259,7 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
     charts = []
     for title, metric, records, percent in (
         ("Accuracy", QUALITY[0], inside, "y"),
+        ("F1", F1, inside, "y"),
         ("NLL", QUALITY[2], inside, ""),
         ("ECE", QUALITY[3], inside, ""),
         ("OOD AUROC", OOD[0], ood, "y"),

@@ -108,6 +108,14 @@ QUALITY = (
     ),
 )
 """What every labelled set is measured by."""
+F1 = Metric(
+    "f1",
+    "F1",
+    "higher",
+    "F1",
+    meaning="Harmonic mean of the precision and recall of entities, by strict IOB2.",
+)
+"""What entities are measured by first."""
 ANSWERS = (
     Metric(
         "smece",
@@ -129,13 +137,7 @@ ANSWERS = (
             "The fraction of samples that can be answered with at most 5 % of the answers wrong."
         ),
     ),
-    Metric(
-        "f1",
-        "F1",
-        "higher",
-        "F1",
-        meaning="Harmonic mean of the precision and recall of entities, by strict IOB2.",
-    ),
+    F1,
     Metric(
         "precision",
         "precision",
@@ -157,6 +159,7 @@ ANSWERS = (
         "entity_ece",
         "entity ECE",
         "lower",
+        "ent.ECE",
         meaning="ECE of the probabilities of entities.",
     ),
     Metric(

@@ -44,6 +44,7 @@ class Example:
     picture: str
     """As a data URL; empty for a text."""
     text: str
+    """Plain, or as `Markup`."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,7 @@ class Examples:
 
 def examples_of(row: Answered, samples: Samples, names: Sequence[str]) -> tuple[Examples, ...]:
     """Of a model that answered for all samples that can be read, some of each kind."""
-    answered = len(row.choices.labels)
-    places: Sequence[int] = range(len(samples))
-    if answered < len(samples):
-        places = [i for i in range(len(samples)) if _is_read(samples, i)]
+    places = read_places(samples, len(row.choices.labels))
     groups = []
     for kind, order in _orders(row).items():
         made = tuple(_example(row, i, samples, places[i], names) for i in order[:EACH].tolist())
@@ -102,6 +100,13 @@ def _example(row: Answered, i: int, samples: Samples, place: int, names: Sequenc
         picture=picture,
         text=text,
     )
+
+
+def read_places(samples: Samples, answered: int) -> Sequence[int]:
+    """Where the samples stand that were answered: those that can be read."""
+    if answered == len(samples):
+        return range(answered)
+    return [i for i in range(len(samples)) if _is_read(samples, i)]
 
 
 def _is_read(samples: Samples, i: int) -> bool:

@@ -24,7 +24,8 @@ from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
 from hydrasurgeon.measuring.bootstrap import compared, is_paired
 from hydrasurgeon.measuring.results import Report, Result, unlike
 from hydrasurgeon.measuring.rows import Row
-from hydrasurgeon.report import charts
+from hydrasurgeon.problems.entities import JudgedTokens
+from hydrasurgeon.report import charts, entities
 from hydrasurgeon.report.classes import balance, class_tables
 from hydrasurgeon.report.columns import (
     NARROW,
@@ -176,18 +177,30 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
     members = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]
     return {
         "differences": charts.differences(material.numbered, material.names[material.reference]),
-        "balance": balance(material.rows[material.reference].answers.choices),
-        "by_class": _parts(class_tables(drawn, material.reference, material.classes)),
+        **_classes(material, drawn),
         "maps": drawn_maps(material.manifests),
         "stripes": max((count for count in members if count <= STRIPES), default=0),
         "crowded": max(members, default=0) > STRIPES,
         "most_stripes": STRIPES,
         "reliability": charts.reliability(drawn),
         "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting, results)],
-        "selective": [charts.risk_coverage(drawn, results)],
+        "selective": charts.risk_coverage(drawn, results),
         "shift": charts.severities(results),
         "cost": charts.quality_cost(results, material.reference),
     }
+
+
+def _classes(material: Material, drawn: charts.Drawn) -> dict[str, Any]:
+    """Tables by class, or by type of entity."""
+    answers, names = material.rows[material.reference].answers, material.classes
+    if isinstance(answers.inside, JudgedTokens):
+        listed = entities.entity_tables(drawn, material.reference, names)
+        balanced = entities.balance(answers.inside, names)
+    else:
+        listed = class_tables(drawn, material.reference, names)
+        balanced = balance(answers.choices)
+    by_entity = isinstance(answers.inside, JudgedTokens)
+    return {"balance": balanced, "by_class": _parts(listed), "by_entity": by_entity}
 
 
 def shown(value: object) -> object:

@@ -219,11 +219,13 @@ def _clause(verdict: Verdict) -> str:
 
 def figures(result: Result) -> str:
     """The reference's own figures in a sentence."""
-    names = {"accuracy": "Accuracy", "brier": "Brier score", "nll": "NLL", "ece": "ECE"}
-    quality = [f"{name} {getattr(result.id, key):.3f}" for key, name in names.items()]
+    names = {key: name for key, name in NAMES.items() if key not in OF_OOD}
+    values = {name: getattr(result.id, key) for key, name in names.items()}
+    quality = [f"{name} {value:.3f}" for name, value in values.items() if value is not None]
     if "all" in result.ood_average:
         quality.append(f"OOD AUROC {result.ood_average['all'].auroc:.3f}")
-    return f"{listed(quality)}."
+    text = f"{listed(quality)}."
+    return text[0].upper() + text[1:]
 
 
 def spent(result: Result) -> str:

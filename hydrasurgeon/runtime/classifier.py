@@ -31,7 +31,8 @@ from hydrasurgeon.runtime.answering import Answering, Engine
 from hydrasurgeon.runtime.cascaded import mean_probs, rows_in, said
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
-from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
+from hydrasurgeon.runtime.spread import spread_module
+from hydrasurgeon.runtime.tensors import SPREAD, assign, device_of, dtype_of, to_weights
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 Prepared = Tensor | Mapping[str, Tensor]
@@ -173,11 +174,13 @@ def as_classifier(
     """The live model of an opened checkpoint; `lean` runs a single one as hydras run their members."""
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
-    module = (
-        _hydra(checkpoint, manifest)
-        if manifest.kind == "hydra"
-        else live_module(as_single(checkpoint))
-    )
+    spread = device == SPREAD and manifest.kind != "hydra"
+    if manifest.kind == "hydra":
+        module: nn.Module = _hydra(checkpoint, manifest)
+    elif spread:
+        module = spread_module(as_single(checkpoint), precision)
+    else:
+        module = live_module(as_single(checkpoint), precision)
     family = checkpoint.family
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
@@ -186,11 +189,11 @@ def as_classifier(
         module, manifest, transform, name=checkpoint.name, state=state_in(checkpoint)
     )
     model.files = checkpoint.files
-    return model.to(device=target, dtype=precision).eval()
+    return model.eval() if spread else model.to(device=target, dtype=precision).eval()
 
 
-def live_module(checkpoint: Single) -> nn.Module:
-    """The family's own module of a backbone or member, with its weights in float32 on the CPU."""
+def live_module(checkpoint: Single, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The family's own module of a backbone or member, with its weights on the CPU."""
     manifest = checkpoint.manifest
     module = checkpoint.family.module(
         manifest.model, manifest.towers, checkpoint.kept, files=checkpoint.files
@@ -198,7 +201,9 @@ def live_module(checkpoint: Single) -> nn.Module:
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
     state = {
-        name: to_weights(tensors.read(name), tensors[name].dtype, name=name, path=checkpoint.path)
+        name: to_weights(
+            tensors.read(name), tensors[name].dtype, name=name, path=checkpoint.path
+        ).to(dtype)
         for name in tensors
         if name in expected
     }
@@ -249,17 +254,6 @@ def members_of(
         assign(module, state, checkpoint.path)
         modules.append(module)
     return modules
-
-
-def assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Make these tensors the module's own, by their names in files; all of them, and no others."""
-    missing, unexpected = module.load_state_dict(dict(state), strict=False, assign=True)
-    if missing or unexpected:
-        name = (missing or unexpected)[0]
-        raise CheckpointError(
-            f"{path}: tensor {name} "
-            f"{'is missing' if missing else 'does not belong to the architecture'}"
-        )
 
 
 def state_in(checkpoint: Checkpoint) -> State | None:

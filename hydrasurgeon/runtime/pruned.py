@@ -12,8 +12,7 @@ from torch import nn
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes, rows_of
 from hydrasurgeon.heads import Kept, positions, take_heads
-from hydrasurgeon.runtime.classifier import assign
-from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
+from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.tensors import Planned, spoiled
 
 TORCH = {
@@ -24,6 +24,8 @@ TORCH = {
     "BOOL": torch.bool,
 }
 """The dtypes of safetensors that tensors are read as here."""
+SPREAD = "spread"
+"""The device of a model that lies on several."""
 SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
 """The same, the other way."""
 
@@ -51,8 +53,19 @@ def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
     return plain.view(getattr(torch, f"uint{8 * width}")).numpy(), SAFETENSORS[plain.dtype]
 
 
+def assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Make these tensors the module's own, by their names in files; all of them, and no others."""
+    missing, unexpected = module.load_state_dict(dict(state), strict=False, assign=True)
+    if missing or unexpected:
+        name = (missing or unexpected)[0]
+        raise CheckpointError(
+            f"{path}: tensor {name} "
+            f"{'is missing' if missing else 'does not belong to the architecture'}"
+        )
+
+
 def device_of(name: str) -> torch.device:
-    if name == "auto":
+    if name in ("auto", SPREAD):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     why = (
         "torch sees no CUDA device"
@@ -65,7 +78,7 @@ def device_of(name: str) -> torch.device:
             return device
     except RuntimeError:
         pass
-    raise UsageError(f"--device {name}: {why}", hint="Use auto, cpu or cuda.")
+    raise UsageError(f"--device {name}: {why}", hint="Use auto, cpu, cuda or spread.")
 
 
 def dtype_of(name: str) -> torch.dtype:

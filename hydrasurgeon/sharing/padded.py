@@ -20,8 +20,8 @@ from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.heads import Kept, put_heads
-from hydrasurgeon.runtime.classifier import Classifier, as_classifier, assign
-from hydrasurgeon.runtime.tensors import to_weights
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.tensors import assign, to_weights
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw

@@ -32,6 +32,8 @@ from hydrasurgeon.measuring.sets import (
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.entities import JudgedTokens
+from hydrasurgeon.report.entities import entity_examples
 from hydrasurgeon.report.examples import Examples, examples_of
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
@@ -185,14 +187,11 @@ def _material(
     reference first.
     """
     examples: tuple[Examples, ...] = ()
-    if (
-        arguments.html is not None
-        and not arguments.no_examples
-        and measured.samples is not None
-        and measured.samples.labels.ndim == 1
-    ):
+    if arguments.html is not None and not arguments.no_examples and measured.samples is not None:
         row = rows[reference] if rows[reference].timing is not None else rows[0]
-        examples = examples_of(row.answers, measured.samples, measured.class_names)
+        tagged = isinstance(row.answers.inside, JudgedTokens)
+        shown = entity_examples if tagged else examples_of
+        examples = shown(row.answers, measured.samples, measured.class_names)
     return Material(
         report,
         tuple(rows),

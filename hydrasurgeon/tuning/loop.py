@@ -23,6 +23,7 @@ from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.tuning.copies import Copies
+from hydrasurgeon.tuning.fsdp import gather, is_spread, rest, spread
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingPosition, TrainingState
 from hydrasurgeon.tuning.tracking import Tracking
@@ -111,10 +112,13 @@ def train(
     accelerator = _accelerator(run.device, run.dtype, tracking)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(training.trainable(name))
+    if is_spread():
+        spread(model, accelerator)
+    else:
+        model.to(accelerator.device)
     optimizer, clipped = _optimizer(model, training, accelerator.device)
     per_epoch, total = _steps(training, accelerator)
     standing = TrainingPosition()
-    model.to(accelerator.device)
     copies = Copies(model, training.recipe, validated=training.validation is not None)
     state = _placed(state, run, accelerator)
     if resume and (before := state.read(model, optimizer, copies.expected)) is not None:
@@ -122,7 +126,11 @@ def train(
         copies.restore(before[1])
     elif accelerator.is_main_process:
         state.clear()
-    wrapped, optimizer = accelerator.prepare(model, optimizer)
+    if is_spread():
+        wrapped = model
+        optimizer = accelerator.prepare_optimizer(optimizer, device_placement=False)
+    else:
+        wrapped, optimizer = accelerator.prepare(model, optimizer)
     loop = _Loop(accelerator, wrapped, optimizer, clipped, training, run.seed, per_epoch, total)
     if tracking is not None:
         tracking.begin(accelerator, training.recipe)
@@ -147,11 +155,7 @@ def train(
                 copies.close_epoch(standing)
                 run.note(_line(standing.log[-1]))
                 accelerator.log(standing.log[-1], step=standing.step)
-            if (
-                standing.step % (save_every or per_epoch) == 0
-                and standing.step < total
-                and accelerator.is_main_process
-            ):
+            if standing.step % (save_every or per_epoch) == 0 and standing.step < total:
                 state.write(
                     accelerator.unwrap_model(wrapped),
                     optimizer.optimizer,
@@ -164,8 +168,12 @@ def train(
     for tracker in accelerator.trackers:  # end_training would end the processes' group too
         tracker.finish()
     copies.settle()
-    # accelerate leaves its mixed-precision wrapper on the forward method.
-    accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu").eval()
+    if is_spread():
+        gather(model)
+    else:
+        # accelerate leaves its mixed-precision wrapper on the forward method.
+        accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu")
+    model.eval()
     model.requires_grad_(False)
     return Trained(
         standing.step,
@@ -225,6 +233,9 @@ class _Loop:
         seeds = np.random.SeedSequence((self.seed, number, self.accelerator.process_index))
         torch.manual_seed(int(seeds.generate_state(1)[0]))
         loss = self.training.loss.backward(self.accelerator, self.model, parts)
+        if self.accelerator.num_processes > 1:
+            everyone = torch.tensor(loss, device=self.accelerator.device)
+            loss = float(self.accelerator.reduce(everyone, "mean"))
         if recipe.clip is not None:
             self.accelerator.unscale_gradients()
             for parameters in self.clipped:
@@ -264,6 +275,7 @@ class _Loop:
             for name, values in problem.validated(logits, labels).items():
                 sums[name] = sums.get(name, 0.0) + float(values.sum())
             rows += len(labels)
+        rest(self.model)
         measured = [total / rows for total in sums.values()]
         broadcast_object_list(measured)
         return dict(zip((f"val_{name}" for name in sums), measured, strict=True))
@@ -293,7 +305,9 @@ def _accelerator(device: str, dtype: str, tracking: Tracking | None) -> Any:
     # The state is process-wide and remembers the first precision it was asked for.
     AcceleratorState._reset_state(reset_partial_state=not is_launched())
     make = Accelerator if tracking is None else tracking.accelerator
-    return make(cpu=device == "cpu", mixed_precision=precision[dtype])
+    # Else accelerate lets processes without GPUs each train for itself.
+    on_cpu = device == "cpu" or (is_launched() and not torch.cuda.is_available())
+    return make(cpu=on_cpu, mixed_precision=precision[dtype])
 
 
 def _optimizer(

@@ -14,9 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from hydrasurgeon.files.atomic import replacing
+from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.tensors import TensorFile, digest, weights_sha256, write_tensors
 from hydrasurgeon.runtime.tensors import TORCH, plan_tensors, to_tensor
+from hydrasurgeon.tuning.fsdp import part_of, whole
 
 TRAINING = ("training", "hydrasurgeon.training/3")
 """What the state of a training calls itself; the third version holds copies of the weights."""
@@ -78,7 +80,10 @@ class TrainingState(Resumable):
         position: dict[str, Any],
         copies: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> None:
-        """`copies` of what is trained are the best so far, and its average."""
+        """`copies` of what is trained are the best so far, and its average.
+
+        Every process calls it, and the main one writes.
+        """
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         for which, copy in (copies or {}).items():
             tensors |= {f"{which}.{name}": tensor for name, tensor in copy.items()}
@@ -88,6 +93,9 @@ class TrainingState(Resumable):
                 for key, value in slots.items()
                 if isinstance(value, Tensor)
             }
+        tensors = whole(tensors)
+        if not is_main_process():
+            return
         planned = plan_tensors(tensors)
         with replacing(self.path) as (part,):
             # The hash of the tensors is known when they are written; what stands in its place
@@ -127,12 +135,17 @@ class TrainingState(Resumable):
                 which: {name: f"{which}.{name}" for name in tuned} for which in expected(position)
             }
             weights, slots = _fitting(tensors, model, optimizer, copied)
-        model.load_state_dict(weights)
+        live, own = dict(model.named_parameters()), model.state_dict()
+        model.load_state_dict({name: part_of(t, own[name]) for name, t in weights.items()})
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, slot in slots.items():
+            slot |= {k: part_of(t, parameters[index]) for k, t in slot.items() if k != "step"}
         optimizer.load_state_dict(
             {"state": slots, "param_groups": optimizer.state_dict()["param_groups"]}
         )
         return position, {
-            w: {name: tensors[at] for name, at in copy.items()} for w, copy in copied.items()
+            which: {name: part_of(tensors[at], live[name]) for name, at in copy.items()}
+            for which, copy in copied.items()
         }
 
 

@@ -7,16 +7,15 @@ import subprocess
 import sys
 
 
-def in_two_processes(*words: str) -> str:
-    """What `hydrasurgeon …` prints; both meet at a port that nothing else uses."""
+def in_two_processes(*words: str, program: tuple[str, ...] = ("-m", "hydrasurgeon")) -> str:
+    """What `hydrasurgeon …`, or another program, prints; both meet at a port that nothing else uses."""
     launch = [
         "-m",
         "torch.distributed.run",
         "--standalone",
         "--nproc-per-node",
         "2",
-        "-m",
-        "hydrasurgeon",
+        *program,
     ]
     done = subprocess.run(
         [sys.executable, *launch, *words],
