@@ -163,3 +163,35 @@ def test_monitor_counts_kinds_of_entities(tagger: Path, tmp_path: Path) -> None:
         sum(not row["entities"] for row in written),
         sum(bool(row["entities"]) for row in written),
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
+def test_entities_that_are_not_answered_are_counted_and_left_out() -> None:
+    from hydrasurgeon.problems import PROBLEMS
+    from hydrasurgeon.serving.app import Counts
+    from hydrasurgeon.serving.text_inference import asked_to_predict
+    from hydrasurgeon.stages.predict import _outcome
+
+    tokens = PROBLEMS["tokens"]
+    sure = {"start": 0, "end": 3, "text": "Ada", "label": "A", "probability": 0.9, "answer": "A"}
+    unsure = {**sure, "start": 4, "end": 7, "text": "Bob", "probability": 0.3, "answer": "abstain"}
+    row = {"id": 0, "entities": [unsure, sure], "ood_score": 0.1, "unfamiliar": False}
+    strange, calm = {**row, "unfamiliar": True}, {**row, "entities": [sure]}
+    rows = [row, strange, calm, {**row, "error": "damaged"}]
+    assert [_outcome(each, tokens) for each in rows] == [
+        "abstain",
+        "unfamiliar",
+        "answered",
+        "error",
+    ]
+    assert tokens.abstained({**row, "entities": json.dumps(row["entities"])})
+    reply = asked_to_predict(b'{"inputs": "Ada Bob"}', 8).reply([row])
+    assert reply == [{"entity_group": "A", "score": 0.9, "word": "Ada", "start": 0, "end": 3}]
+    counts = Counts()
+    counts.add([row, strange, calm], 1, tokens)
+    said = counts.text().decode()
+    for name, value in (("abstained_total", 1), ("unfamiliar_total", 1), ("inputs_total", 3)):
+        assert f"hydrasurgeon_{name} {value}.0" in said
+    assert 'hydrasurgeon_predicted_total{label="A"} 3.0' in said
+    doubt = counts.registry.get_sample_value("hydrasurgeon_uncertainty_sum")
+    assert doubt == pytest.approx(0.8 + 0.8 + 0.1)
