@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,12 +47,12 @@ def is_prepared(inputs: Any) -> bool:
     return isinstance(inputs, Tensor)
 
 
-def by_length(samples: Samples) -> list[int] | None:
+def by_length(samples: Samples) -> NDArray[np.int64] | None:
     """Texts from long to short, so that a batch holds little padding; None for what has no length."""
     if samples.kind != "text":
         return None
-    lengths = [len(samples.content_if_any(i)) for i in range(len(samples))]
-    return sorted(range(len(samples)), key=lambda i: -lengths[i])
+    lengths = (len(samples.content_if_any(i)) for i in range(len(samples)))
+    return np.argsort(-np.fromiter(lengths, np.int64, len(samples)), kind="stable")
 
 
 def batch_size_of(count: int | None) -> int:
@@ -96,8 +97,8 @@ class Batches:
         order = range(len(samples)) if order is None else order
         if samples.kind == "text" and not skip_bad:
             # A missing text is reported before anything runs, not hours later.
-            for i in sorted(map(int, order)):
-                samples.read(i)
+            for i in np.sort(order):
+                samples.read(int(i))
         if workers is None:
             workers = max(1, min(os.cpu_count() or 1, 8) - 1)
             # A tokenizer is faster than the way to another process.
@@ -106,7 +107,7 @@ class Batches:
         self._loader: DataLoader[Any] = DataLoader(
             _Prepared(samples, transform, skip_bad, augment_seed),
             batch_size=batch_size_of(batch_size),
-            sampler=[int(i) for i in order],
+            sampler=array("q", order),
             num_workers=workers,
             collate_fn=partial(
                 _collated, collate=collate or default_collate, labelled=samples.labels is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -96,7 +97,7 @@ def are_codes(names: Sequence[str]) -> bool:
 
 def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
     """A column of numbers, of names, or of lists of them; None where every one is -1."""
-    values = list(values)
+    values = [sys.intern(value) if type(value) is str else value for value in values]
     texts = all(isinstance(value, str) for value in values)
     if texts and values and all(map(LIST.fullmatch, values)):
         values = [_list_in(spec, row, value) for row, value in enumerate(values)]

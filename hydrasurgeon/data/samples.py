@@ -38,7 +38,7 @@ MEND: dict[Inputs, str] = {
 }
 """What next, where a model of texts got the others."""
 NO_TEXT = "Give each row its text, or leave such rows out by --skip-bad."
-EMPTY = hashlib.sha256().digest()
+EMPTY = np.void(hashlib.sha256().digest())
 """The digest of a sample that cannot be read."""
 
 Decoded = Image.Image | str | tuple[str, str] | tuple[Image.Image, str]
@@ -135,13 +135,15 @@ class Samples(ABC):
             return b""
 
     @cached_property
-    def digests(self) -> list[bytes]:
+    def digests(self) -> NDArray[np.void]:
         """The sha256 of each sample's content."""
-        return [hashlib.sha256(self.content_if_any(i)).digest() for i in range(len(self))]
+        contents = (self.content_if_any(i) for i in range(len(self)))
+        made = (hashlib.sha256(content).digest() for content in contents)
+        return np.fromiter(made, np.dtype((np.void, 32)), len(self))
 
     def fingerprint(self) -> dict[str, Any]:
         """Spec, rows and a hash of exactly the samples in use, wherever they lie."""
-        total = hashlib.sha256(b"".join(self.digests))
+        total = hashlib.sha256(self.digests.view(np.uint8).data)
         if self.written is not None:
             labels = self.written.positions
             kind = "<i8" if labels.dtype.kind == "i" else "<f8"
@@ -150,14 +152,14 @@ class Samples(ABC):
 
     def content_hash(self) -> str:
         """A hash of the samples in any order, whatever their labels."""
-        return hashlib.sha256(b"".join(sorted(self.digests))).hexdigest()
+        return hashlib.sha256(np.sort(self.digests).view(np.uint8).data).hexdigest()
 
     def shared_with(self, other: Samples) -> int:
         """How many of the samples are exactly one of another set's; what cannot be read is like
         nothing.
         """
-        theirs = set(other.digests) - {EMPTY}
-        return sum(digest in theirs for digest in self.digests)
+        mine = self.digests[self.digests != EMPTY]
+        return int(np.isin(mine, other.digests).sum())
 
 
 class Arrays(Samples):

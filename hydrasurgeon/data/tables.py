@@ -7,12 +7,14 @@ import gzip
 import os
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
 from hydrasurgeon.data.labels import class_names, labels_of
+from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs
 from hydrasurgeon.data.words import Tokens, of_tokens, rows_of_conll, tagged, with_entities
@@ -70,6 +72,8 @@ MAX_UNPACKED = 64 << 20
 MAX_RATIO = 50
 # Values of a packed .json: the least of them takes 50 bytes.
 MAX_VALUES = 20_000_000
+# Rows of a text file that are Python's objects at once.
+PIECE = 1 << 14
 # Rows of a table; a limited one is drawn from the first of them.
 MAX_ROWS = 50_000_000
 DRAWN_FROM = 1_000_000
@@ -201,6 +205,16 @@ def tables_in(
     root: Path | None = None,
 ) -> Iterator[Table]:
     """The same of an open file of so many bytes; `kind` is its ending."""
+    pieces = _pieces(spec, kind, file, size, columns, root)
+    if columns.at_once is None:
+        yield _whole(pieces)
+    else:
+        yield from pieces
+
+
+def _pieces(
+    spec: str, kind: str, file: IO[bytes], size: int, columns: Columns, root: Path | None
+) -> Iterator[Table]:
     if not kind.endswith(".gz"):
         yield from READERS[kind](Source(spec, file, root, columns))
         return
@@ -208,6 +222,22 @@ def tables_in(
         most = max(MAX_UNPACKED, MAX_RATIO * size)
         packed = Source(spec, cast(IO[bytes], unpacked), root, columns, most)
         yield from READERS[kind.removesuffix(".gz")](packed)
+
+
+def _whole(pieces: Iterator[Table]) -> Table:
+    """All rows of one file; what the first pieces of many lack is None there."""
+    first = next(pieces)
+    second = next(pieces, None)
+    if second is None:
+        return first
+    table, columns = first, dict[str, Packed | list[Any]]()
+    for number, table in enumerate(chain([first, second], pieces)):
+        for name, values in table.columns.items():
+            if name not in columns:
+                columns[name] = growing(values)
+                columns[name].extend([None] * number * PIECE)
+            columns[name].extend(values)
+    return replace(table, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -277,10 +307,10 @@ def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
                 f"{spec}: its files have other columns ({listed(first.names)}; "
                 f"{listed(other.names)})"
             )
-    columns = {
-        name: [value for t in tables for value in _rooted(t, name, wanted)]
-        for name in first.columns
-    }
+    columns = {name: growing(values) for name, values in first.columns.items()}
+    for table in tables:
+        for name, values in columns.items():
+            values.extend(_rooted(table, name, wanted))
     return Table(spec, first.names, columns, first.classes)
 
 
@@ -371,7 +401,7 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
 def _jsonl(source: Source) -> Iterator[Table]:
     wanted, names = source.wanted.wanted, dict[str, None]()
     columns: dict[str, list[Any]] = {}
-    rows = begun = 0
+    rows, begun, at_once = 0, 0, source.wanted.at_once or PIECE
     for number, line in enumerate(source.lines(), 1):
         if not line.strip():
             continue
@@ -387,7 +417,7 @@ def _jsonl(source: Source) -> Iterator[Table]:
         for name, values in columns.items():
             values.append(record.get(name))
         rows += 1
-        if rows - begun == source.wanted.at_once:
+        if rows - begun == at_once:
             yield source.table(names, columns)
             columns, begun = {name: [] for name in columns}, rows
         if source.is_enough(rows):
@@ -431,7 +461,7 @@ def _csv(source: Source, *, between: str = ",") -> Iterator[Table]:
         names = _once(spec, next(lines, []))
         columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
         read = [(at, name) for at, name in enumerate(names) if name in columns]
-        rows = begun = 0
+        rows, begun, at_once = 0, 0, source.wanted.at_once or PIECE
         while not source.is_enough(rows) and (fields := next(lines, None)) is not None:
             if not fields:
                 continue
@@ -443,7 +473,7 @@ def _csv(source: Source, *, between: str = ",") -> Iterator[Table]:
             for at, name in read:
                 columns[name].append(fields[at])
             rows += 1
-            if rows - begun == source.wanted.at_once:
+            if rows - begun == at_once:
                 yield source.table(names, columns)
                 columns, begun = {name: [] for name in columns}, rows
     if rows > begun or not rows:

@@ -1,0 +1,98 @@
+"""Large tables are held in little memory, and read as they were."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydrasurgeon.data import by_length, open_data, tables
+from hydrasurgeon.data.packed import Packed
+from hydrasurgeon.data.samples import Rows
+
+VALUES = ["one", "", "zwölf", None, "\ud800", 3, float("inf"), "🙂 last", ["x"]]
+
+
+def test_packed_values_are_the_values() -> None:
+    packed = Packed()
+    packed.extend(VALUES[:4])
+    packed.extend(VALUES[4:])
+    assert list(packed) == VALUES
+    assert (packed[-1], packed[np.int64(2)], len(packed)) == (["x"], "zwölf", 9)
+    with pytest.raises(IndexError):
+        packed[9]
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Texts of several lengths, of which some are there twice, and a column that begins late."""
+    made: list[dict[str, Any]] = []
+    for i in range(count):
+        row = {"text": f"row {i % 17} " * (1 + i % 5), "label": f"class {i % 3}"}
+        made.append(row | ({"id": i} if i > 7 else {}))
+    return made
+
+
+def written(path: Path, count: int) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(count)))
+    return str(path)
+
+
+@pytest.mark.parametrize("count", [1, 4, 8, 19])
+def test_pieces_of_a_file_make_its_table(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "PIECE", 4)
+    spec, truth = written(tmp_path / "a.jsonl", count), rows(count)
+    samples = open_data(spec, carried=("id",))
+    assert [samples.read(i) for i in range(count)] == [row["text"] for row in truth]
+    if count > 8:
+        assert [*samples.columns["id"]] == [row.get("id") for row in truth]
+    labels, names = samples.labels, samples.classes
+    assert labels is not None
+    assert names is not None
+    assert [names[label] for label in labels] == [row["label"] for row in truth]
+    written(tmp_path / "b.jsonl", count)
+    both = open_data(str(tmp_path / "*.jsonl"))
+    assert [both.read(i) for i in range(2 * count)] == [row["text"] for row in truth * 2]
+
+
+def test_digests_are_those_of_each_sample() -> None:
+    texts = [row["text"] for row in rows(40)]
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    samples, others = Rows("x", texts, "text"), Rows("x", ["", None, *texts[5:9]], "text")
+    assert samples.fingerprint()["sha256"] == hashlib.sha256(b"".join(digests)).hexdigest()
+    assert samples.content_hash() == hashlib.sha256(b"".join(sorted(digests))).hexdigest()
+    assert samples.shared_with(others) == sum(text in texts[5:9] for text in texts)
+    assert others.shared_with(others) == 4
+
+
+def test_long_texts_come_first_and_equals_in_their_order() -> None:
+    texts = [row["text"] for row in rows(40)]
+    order = by_length(Rows("x", texts, "text"))
+    assert order is not None
+    assert order.tolist() == sorted(range(40), key=lambda i: -len(texts[i]))
+
+
+def test_a_row_takes_its_text_and_a_few_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 4000
+    monkeypatch.setattr(tables, "PIECE", 500)
+    spec = written(tmp_path / "t.jsonl", count)
+    content = sum(len(row["text"]) for row in rows(count))
+    tracemalloc.start()
+    try:
+        samples = open_data(spec)
+        assert by_length(samples) is not None
+        assert len(samples.digests) == count
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Where it ends, its label, and its digest.
+    assert held - content < count * (8 + 8 + 32) * 1.2
+    assert peak - content < count * 100
