@@ -26,6 +26,8 @@ from hydrasurgeon.statistics.probabilities import Logits
 ELEMENTS = 1 << 20
 """Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor.
 """
+ROWS = 1 << 16
+"""Rows that are worked on at a time, however few logits they have."""
 Values = Float[Tensor, " sample"]
 
 
@@ -151,5 +153,5 @@ def answers(
 
 def in_pieces(logits: Logits, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Some rows at a time, so that what is made of them stays small."""
-    most = max(1, ELEMENTS // max(1, logits[:1].numel()))
+    most = max(1, min(ROWS, ELEMENTS // max(1, logits[:1].numel())))
     return zip(*(each.split(most) for each in (logits, *others)), strict=True)

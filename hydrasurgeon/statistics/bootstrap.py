@@ -105,26 +105,36 @@ class Selective:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _metrics(self, rows: Rows) -> dict[str, Values]:
+        return {"aece": self._aece(rows), **self._selective(rows)}
+
+    def _aece(self, rows: Rows) -> Values:
+        gaps = spread(self.gaps.expand(len(rows), -1), counted(self.places[rows], len(self.gaps)))
+        parts = [part.sum(dim=1).abs() for part in gaps.tensor_split(BINS, dim=1)]
+        return torch.stack(parts).sum(dim=0) / rows.shape[1]
+
+    def _selective(self, rows: Rows) -> dict[str, Values]:
+        """Of a million rows each of these tensors takes 8 MB: none is kept beyond its use."""
         n = rows.shape[1]
         counts = counted(self.ranks[rows], 2 * self.count).reshape(len(rows), self.count, 2)
-        (wrong, right), sizes = counts.double().unbind(-1), counts.sum(dim=-1)
+        sizes = counts.sum(dim=-1)
+        wrong, right = (side.double() for side in counts.unbind(-1))
+        del counts
         # So many wrong ones among those of a confidence or above it.
-        wrong_so_far, answered = wrong.cumsum(1), sizes.cumsum(1)
-        allowed = (wrong_so_far / answered.clamp_min(1) <= RISK + 1e-12) & (sizes > 0)
-        below = wrong_so_far[:, -1:] - wrong_so_far
+        so_far = wrong.cumsum(1)
+        below = so_far[:, -1:] - so_far + wrong / 2
+        auroc = (right * below).sum(dim=1) / (right.sum(dim=1) * wrong.sum(dim=1))
+        del right, below
+        answered = sizes.cumsum(1)
+        allowed = (so_far / answered.clamp_min(1) <= RISK + 1e-12) & (sizes > 0)
+        covered = (allowed * answered).amax(dim=1).double() / n
+        del so_far, answered, allowed
         # Those of equal confidence are answered together: each is as wrong as they are on average.
         among_first = spread(wrong / sizes.clamp_min(1), sizes).cumsum(1)
-        gaps = spread(self.gaps.expand(len(rows), -1), counted(self.places[rows], len(self.gaps)))
         return {
-            "aece": torch.stack(
-                [part.sum(dim=1).abs() for part in gaps.tensor_split(BINS, dim=1)]
-            ).sum(dim=0)
-            / n,
             "aurc": torch.trapezoid(among_first / torch.arange(1, n + 1)) / (n - 1),
             "augrc": torch.trapezoid(among_first / n) / (n - 1),
-            "cov5": (allowed * answered).amax(dim=1).double() / n,
-            "mis_auroc": (right * (below + wrong / 2)).sum(dim=1)
-            / (right.sum(dim=1) * wrong.sum(dim=1)),
+            "cov5": covered,
+            "mis_auroc": auroc,
         }
 
 
