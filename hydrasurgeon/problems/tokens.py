@@ -89,7 +89,6 @@ class Tokens(Problem):
         "--method circuit": "It keeps what is right or wrong; give --method taylor.",
         "--cost": "A text has several answers; see calibrate --risk.",
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
-        "--html": "Its charts are of classes; --json and --markdown have the numbers.",
         "--shift": "What is measured under shifts is accuracy; give the data as another --data.",
         "--corrupt": "What is measured under corruptions is accuracy; see --shift.",
     }
