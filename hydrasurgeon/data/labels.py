@@ -460,6 +460,10 @@ def _of_one_logit(spec: str, column: Column, model: Model) -> Fit:
 def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
     """A 1 for each of the model's labels that holds."""
     holds = column.labels
+    if holds.ndim == 2 and holds.dtype.kind == "i":
+        raise DataError(
+            f"{spec}: row 0 has tags of words, where a list of labels is due", hint=LISTS
+        )
     if holds.ndim != 2 and model.is_zero_shot:  # pictures of one thing each
         numbers, names, note = _of_classes(spec, column, model)
         return np.eye(model.num_classes, dtype=np.float32)[numbers], names, note
@@ -504,21 +508,26 @@ def _of_tokens(spec: str, column: Column, model: Model) -> Fit:
     labels, count = column.labels, model.num_classes
     if labels.ndim != 2 or labels.dtype.kind != "i":
         raise DataError(f"{spec}: row 0 has one label, where a tag for each word is due", hint=TAGS)
-    places = np.arange(count)
-    if column.numbers is None and column.names is not None and model.labels is not None:
+    places, tags, note = np.arange(count), column.names or (), None
+    if column.numbers is not None and model.labels:
+        note = (
+            f"tags of {spec} are numbers, taken as the model's in its order: "
+            f"0 is {model.labels[0]}, {count - 1} is {model.labels[-1]}"
+        )
+    elif column.numbers is None and model.labels is not None:
         position = {name: at for at, name in enumerate(model.labels)}
-        places = np.array([position.get(name, -1) for name in column.names], dtype=np.int64)
+        places = np.array([position.get(name, -1) for name in tags], dtype=np.int64)
     known = labels != UNLABELLED
     used = np.unique(labels[known])
     unknown = next((at for at in used if not 0 <= at < len(places) or places[at] < 0), None)
     if unknown is not None:
-        name = column.names[unknown] if column.names is not None else unknown
+        name = tags[unknown] if 0 <= unknown < len(tags) else unknown
         raise DataError(
             f"{spec}: row {int(np.argmax((labels == unknown).any(axis=1)))}: the model has no tag "
             f"{name}; it has {listed(model.labels or ())}",
             hint=OTHER_CLASSES,
         )
-    return np.where(known, places[labels], UNLABELLED), model.labels, None
+    return np.where(known, places[labels], UNLABELLED), model.labels, note
 
 
 Match = Callable[[str, Column, Model], tuple[Labels, tuple[str, ...] | None, str | None]]

@@ -11,8 +11,8 @@ from hydrasurgeon.files.foreign import readable
 from hydrasurgeon.lookup import did_you_mean
 
 KINDS = (
-    "a folder or .zip of images, an image, .csv, .tsv, .json, .jsonl (also .gz), .parquet, .npz, "
-    "an image list .txt, "
+    "a folder or .zip of images, an image, .csv, .tsv, .json, .jsonl (also .gz), .parquet, .conll, "
+    ".npz, an image list .txt, "
     "hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
 )
 """What data can be, in words."""
@@ -29,6 +29,8 @@ TABLES = (
     ".jsonl.gz",
     ".parquet",
     ".conll",
+    ".conll.gz",
+    ".bio",
 )
 """Endings of tables."""
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")

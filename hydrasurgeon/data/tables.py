@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
-from hydrasurgeon.data.labels import class_names, labels_of
+from hydrasurgeon.data.labels import Column, class_names, labels_of
 from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs
@@ -157,7 +157,7 @@ def table_of(spec: str, source: Any) -> Table:
         names = list(source) if isinstance(source, Mapping) else list(source.columns)
     columns = {}
     for name in names:
-        if name not in LABELS:
+        if name not in (*LABELS, *TAGS, ENTITIES):
             columns[name] = _values(spec, name, source[name])
     lengths = {len(values) for values in columns.values()}
     if len(lengths) > 1 or not all(isinstance(name, str) for name in names):
@@ -178,6 +178,8 @@ def _values(spec: str, name: str, column: Any) -> Sequence[Any]:
             f"{spec}: the column {name} is no list of values",
             hint="Give lists that are equally long, such as {'text': ['one', 'two']}.",
         )
+    if name == TOKENS:  # pandas reads lists as arrays
+        return [value.tolist() if hasattr(value, "tolist") else value for value in column]
     return column
 
 
@@ -345,10 +347,7 @@ def rows(table: Table, columns: Columns) -> Samples:
     made.found = table.names
     made.used = tuple(name for name in (first, second, group) if name is not None)
     if labels is not None:
-        column = labels_of(table.spec, table.columns[labels])
-        if column is not None and labels in table.classes:
-            column = column.named(table.classes[labels])
-        made.written = column
+        made.written = _labels(table, labels)
     if group is not None:
         made.grouping = table.columns[group]
     made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}
@@ -356,27 +355,54 @@ def rows(table: Table, columns: Columns) -> Samples:
 
 
 def _words(table: Table, columns: Columns) -> Tokens | None:
-    """Texts whose words, or whose entities, the table lists."""
+    """Texts whose words, or whose entities, the table lists; other tables may call columns so too."""
     spec, found = table.spec, table.columns
-    labels = table.column("label", columns, TAGS)
-    if TOKENS in found and columns.named.get("text") is None:
-        texts = [of_tokens(spec, row, listed) for row, listed in enumerate(found[TOKENS])]
-        used: tuple[str, ...] = (TOKENS,)
-        written = None
-        if labels is not None:
-            names = table.classes.get(labels)
-            used, written = (TOKENS, labels), tagged(spec, texts, found[labels], names)
-    elif ENTITIES in found and (text := table.column("text", columns, TEXTS)) is not None:
+    tokens = columns.named.get("text", TOKENS)
+    text = table.column("text", columns, TEXTS)
+    labels = table.column("label", columns, (*TAGS, *LABELS, ENTITIES))
+    values = () if labels is None else found[labels]
+    written = None
+    has_tags = labels in TAGS and tokens in found
+    if "text" not in columns.named and table.find(columns.images) is not None and not has_tags:
+        return None
+    is_chosen = tokens in found and (has_tags or text in (None, tokens))
+    if is_chosen and (text is None or _lists(found[tokens], (str,))):
+        texts = [of_tokens(spec, row, words) for row, words in enumerate(found[tokens])]
+        if has_tags or _lists(values, (str, int)):
+            written = tagged(spec, texts, values, table.classes.get(labels or ""))
+        elif labels is not None and labels != ENTITIES:
+            written = _labels(table, labels)
+    elif text is not None and labels == columns.named.get("label", ENTITIES):
+        if not _lists(values, (Mapping,)):
+            return None
         plain = Rows(spec, found[text], "text")
         read = [str(plain.read(i)) for i in range(len(plain))]
-        texts, written = with_entities(spec, read, found[ENTITIES])
-        used = (text, ENTITIES)
+        texts, written = with_entities(spec, read, values)
+        tokens = text
     else:
         return None
     made = Tokens(spec, texts, written)
-    made.found, made.used = table.names, used
+    made.found, made.used = table.names, tuple(filter(None, (tokens, labels)))
     made.columns = {name: found[name] for name in columns.carried if name in found}
     return made
+
+
+def _lists(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
+    """Whether a column holds lists of these, as its first one that is not empty tells."""
+    is_list = False
+    for value in values:
+        if isinstance(value, list | tuple) and not value:
+            is_list = True
+        elif value is not None:
+            return isinstance(value, list | tuple) and isinstance(value[0], kinds)
+    return is_list
+
+
+def _labels(table: Table, name: str) -> Column | None:
+    column = labels_of(table.spec, table.columns[name])
+    if column is not None and name in table.classes:
+        column = column.named(table.classes[name])
+    return column
 
 
 def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
@@ -557,5 +583,6 @@ READERS: dict[str, Callable[..., Iterator[Table]]] = {
     ".tsv": partial(_csv, between=TAB),
     ".parquet": _parquet,
     ".conll": _conll,
+    ".bio": _conll,
 }
 """Ending of a file, unpacked → its reader."""

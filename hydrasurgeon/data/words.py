@@ -1,15 +1,18 @@
 """Texts by their words: what a token classifier answers for, and the tags that data give them.
 
 A word is what a table lists under `tokens`, or a run of letters and digits, or any other single
-character. A text is tokenized as it stands; the first token that overlaps a word speaks for it.
+character; combining marks and joiners belong to what they follow. A text is tokenized as it stands;
+the first token that overlaps a word speaks for it.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +28,6 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 """First character, and the one behind the last."""
-WORD = re.compile(r"\w+|[^\w\s]")
-"""What is a word where nobody says it."""
 OVERLAP = 4
 """A part of so many of a window it shares with the next one."""
 OUTSIDE = "O"
@@ -38,6 +39,10 @@ ENTITIES = (
 )
 JOINER = "\u200d"
 """Between characters that are shown as one."""
+TONES = "\U0001f3fb-\U0001f3ff"
+"""Colours of skin, which belong to the emoji before them."""
+MARKS_END = 0x1F000
+"""Behind the last combining mark, apart from variation selectors."""
 
 
 class Words(str):
@@ -58,7 +63,17 @@ def words_of(text: str) -> tuple[Span, ...]:
     """Where its words stand."""
     if isinstance(text, Words):
         return text.spans
-    return tuple(match.span() for match in WORD.finditer(text))
+    return tuple(match.span() for match in _word().finditer(text))
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """What is a word where nobody says it: \\w alone ends before the vowel signs of Hindi."""
+    marks = "".join(chr(at) for at in range(MARKS_END) if unicodedata.category(chr(at))[0] == "M")
+    behind = f"{re.escape(marks)}\u200c{JOINER}{TONES}\U000e0020-\U000e01ef"
+    flag = "[\U0001f1e6-\U0001f1ff]{2}"
+    single = rf"[^\w\s][{behind}]*"
+    return re.compile(rf"\w[\w{behind}]*|{flag}|{single}(?:(?<={JOINER}){single})*")
 
 
 def of_tokens(spec: str, row: int, tokens: Any) -> Words:
@@ -235,34 +250,34 @@ def with_entities(
     spec: str, texts: Sequence[str], entities: Sequence[Any]
 ) -> tuple[list[Words], Column]:
     """Texts by their words, of which those that an entity overlaps are in it."""
-    words, rows, cut = list[Words](), list[list[str]](), 0
-    for number, (text, found) in enumerate(zip(texts, entities, strict=True)):
+    words, rows, cut, lost = list[Words](), list[list[str]](), 0, 0
+    for number, (text, listed) in enumerate(zip(texts, entities, strict=True)):
+        where = f"{spec}: row {number}"
         made = Words(text, words_of(text))
-        tags = [OUTSIDE] * len(made.spans)
-        before = 0
-        for start, end, label in sorted(_checked(f"{spec}: row {number}", text, found or ())):
+        starts, ends = ([span[i] for span in made.spans] for i in (0, 1))
+        tags = [OUTSIDE] * len(starts)
+        taken = before = 0
+        for start, end, label in sorted(_checked(where, text, listed)):
             if start < before:
-                raise DataError(
-                    f"{spec}: row {number}: the entities at {start} and before it overlap"
-                )
+                raise DataError(f"{where}: the entities at {start} and before it overlap")
             before = end
-            inside = [
-                at for at, (first, last) in enumerate(made.spans) if first < end and last > start
-            ]
-            cut += bool(inside) and (made.spans[inside[0]][0], made.spans[inside[-1]][1]) != (
-                start,
-                end,
-            )
-            for at in inside:
-                if tags[at] == OUTSIDE:
-                    tags[at] = f"{'B' if at == inside[0] else 'I'}-{label}"
+            first, last = bisect_right(ends, start), bisect_left(starts, end)
+            cut += first < last and (starts[first], ends[last - 1]) != (start, end)
+            # Of two entities in one word the first has it.
+            first = max(first, taken)
+            lost += first >= last
+            for at in range(first, last):
+                tags[at] = f"{'B' if at == first else 'I'}-{label}"
+            taken = max(taken, last)
         words.append(made)
         rows.append(tags)
     column = _iob(spec, rows)
+    notes = [column.note] if column.note else []
     if cut:
-        note = f"{spec}: {cut:,} entities begin or end within a word, which is taken whole"
-        column = replace(column, note="; ".join(filter(None, (column.note, note))))
-    return words, column
+        notes.append(f"{spec}: {cut:,} entities begin or end within a word, which is taken whole")
+    if lost:
+        notes.append(f"{spec}: {lost:,} entities have no word of their own and are left out")
+    return words, replace(column, note="; ".join(notes) or None)
 
 
 def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, str]]:
@@ -286,25 +301,35 @@ def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, s
 
 def _goes_on(text: str, at: int) -> bool:
     """Whether a place lies within what is shown as one character."""
-    here = text[at]
-    return at > 0 and (
-        unicodedata.combining(here) > 0
-        or here == JOINER
-        or text[at - 1] == JOINER
-        or "\ufe00" <= here <= "\ufe0f"
-    )
+    if at == 0:
+        return False
+    before, here = text[at - 1], text[at]
+    is_mark = unicodedata.category(here)[0] == "M" or "\U0001f3fb" <= here <= "\U0001f3ff"
+    # A joiner may also stand behind a letter of a script that is joined.
+    is_joined = before == JOINER and not here.isspace() and not here.isalnum()
+    return is_mark or here == JOINER or is_joined
 
 
-def rows_of_conll(lines: Iterable[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Words and tags of each text of a CoNLL file: a word a line, its tag in the last column."""
-    tokens, tags = list[str](), list[str]()
+def rows_of_conll(lines: Iterable[str]) -> Iterator[tuple[list[str], list[str] | None]]:
+    """Words and tags of each text of a CoNLL file: a word a line, its tag in the last column; no
+    tags where there is one column.
+    """
+    rows = list[list[str]]()
     for line in lines:
-        fields = line.split()
-        if fields and fields[0] != "-DOCSTART-":
-            tokens.append(fields[0])
-            tags.append(fields[-1])
-        elif tokens:
-            yield tokens, tags
-            tokens, tags = [], []
-    if tokens:
-        yield tokens, tags
+        fields = line.split("\t") if "\t" in line else line.split()
+        fields = [field.strip() for field in fields]
+        if any(fields) and fields[0] != "-DOCSTART-":
+            rows.append(fields)
+        elif rows:
+            yield _columns(rows)
+            rows = []
+    if rows:
+        yield _columns(rows)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> tuple[list[str], list[str] | None]:
+    tokens = [fields[0] for fields in rows]
+    if all(len(fields) == 1 for fields in rows):
+        return tokens, None
+    # A line of one field has no tag, which the number of tags then says.
+    return tokens, [fields[-1] for fields in rows if len(fields) > 1]

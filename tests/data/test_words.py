@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.labels import new_problem
-from hydrasurgeon.data.samples import fit_classes
+from hydrasurgeon.data.samples import Joined, fit_classes
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.data.words import TokenizeWords, Words, words_of
 from hydrasurgeon.errors import CheckpointError, DataError
@@ -70,7 +70,7 @@ def forms(folder: Path) -> dict[str, str]:
         {"start": 9, "end": 17, "label": "LOC"},
         {"start": 0, "end": 4, "label": "PER"},
     ]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"text": "Anna met New York.", "entities": entities},
         {"text": "nobody", "entities": []},
     ]
@@ -109,6 +109,9 @@ def test_tags_become_the_models_by_name(tmp_path: Path) -> None:
     single = open_data(lines(tmp_path / "one.jsonl", [{"text": "a", "label": "b"}]))
     with pytest.raises(DataError, match="where a tag for each word is due"):
         fit_classes(single, model())
+    many = model().model_copy(update={"problem": "multi_label", "pooling": None})
+    with pytest.raises(DataError, match="row 0 has tags of words, where a list of labels is due"):
+        fit_classes(open_data(spec), many)
 
 
 def test_an_inside_that_continues_nothing_begins(tmp_path: Path) -> None:
@@ -160,7 +163,8 @@ def test_entities_that_cannot_be_name_their_row(
     text: str, entities: list[Any], message: str, tmp_path: Path
 ) -> None:
     listed = [{"start": start, "end": end, "label": "X"} for start, end in entities]
-    rows = [{"text": "fine", "entities": []}, {"text": text, "entities": listed}]
+    rows: list[dict[str, Any]] = [{"text": "fine", "entities": []}]
+    rows.append({"text": text, "entities": listed})
     with pytest.raises(DataError, match=f"row 1.*{message}"):
         open_data(lines(tmp_path / "it.jsonl", rows))
 
@@ -226,3 +230,239 @@ def test_a_tokenizer_without_places_is_refused() -> None:
     with pytest.raises(CheckpointError, match="where its tokens stand") as caught:
         TokenizeWords(lambda: slow, max_length=8).collate(["a"])
     assert caught.value.exit_code == 3
+
+
+def test_a_word_is_what_is_read_as_one() -> None:
+    """By Unicode's rules for words (UAX #29): marks and joiners belong to what they follow."""
+    parts = ["हिन्दी", "में", ",", "می\u200cخواهم", "Ange\u0301la", "\U0001f469\u200d\U0001f680", "!"]
+    parts += [
+        "\U0001f44d\U0001f3fd",
+        "\U0001f1e9\U0001f1ea",
+        "\U0001f1eb\U0001f1f7",
+        "❤\ufe0f",
+        "1\ufe0f\u20e3",
+    ]
+    text = " ".join(parts)
+    assert [text[start:end] for start, end in words_of(text)] == parts
+    assert words_of(" \t\u3000\n") == ()
+    flags = "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7"
+    assert words_of(flags) == ((0, 2), (2, 4))
+
+
+@pytest.mark.parametrize("at", [1, 3, 4, 5])
+def test_no_entity_begins_within_hindi_or_emoji(at: int, tmp_path: Path) -> None:
+    """1: a vowel sign; 3: a virama; 4: behind a joiner; 5: a colour of skin."""
+    text = {1: "हि", 3: "abक्", 4: "ab\U0001f469\u200d\U0001f680", 5: "abcd\U0001f44d\U0001f3fd"}[at]
+    entities = [{"start": at, "end": len(text), "label": "X"}]
+    with pytest.raises(DataError, match=f"row 0: {at} lies within a character"):
+        open_data(lines(tmp_path / "it.jsonl", [{"text": text, "entities": entities}]))
+
+
+def test_two_entities_in_one_word(tmp_path: Path) -> None:
+    """The first has the word; the second keeps its other words, and is an entity of its own."""
+    entities = [
+        {"start": 0, "end": 3, "label": "A"},
+        {"start": 3, "end": 12, "label": "A"},
+        {"start": 13, "end": 15, "label": "B"},
+        {"start": 15, "end": 17, "label": "A"},
+    ]
+    row = {"text": "NewYork City abcd", "entities": entities}
+    samples = open_data(lines(tmp_path / "it.jsonl", [row]))
+    assert samples.classes == ("O", "B-A", "I-A", "B-B", "I-B")
+    assert np.asarray(samples.labels).tolist() == [[1, 1, 3]]
+    note = samples.note or ""
+    assert "4 entities begin or end within a word" in note
+    assert "1 entities have no word of their own" in note
+
+
+def test_words_without_characters_or_texts_without_words(tokenizer: Any, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"tokens": [], "tags": []},
+        {"tokens": ["", "good film", " "], "tags": ["O", "B-X", "O"]},
+    ]
+    samples = open_data(lines(tmp_path / "it.jsonl", rows))
+    assert np.asarray(samples.labels).tolist() == [[-1, -1, -1], [0, 1, 0]]
+    read = TokenizeWords(lambda: tokenizer, max_length=24)
+    batch = read.collate([samples.read(0), samples.read(1)])
+    length = batch["input_ids"].shape[1]
+    assert batch["words"].tolist() == [[-1, -1, -1], [-1, length + 1, -1]]
+    assert read.collate([samples.read(0)] * 2)["words"].tolist() == [[-1], [-1]]
+    assert read.collate(["  "])["words"].tolist() == [[-1]]
+
+
+def test_numbers_are_tags_of_the_model(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"tokens": ["a", "b"], "ner_tags": [3, 0]}]
+    rows.append({"tokens": ["c"], "ner_tags": [4]})
+    spec = lines(tmp_path / "it.jsonl", rows)
+    samples = open_data(spec)
+    assert samples.written is not None
+    with pytest.raises(DataError, match="numbers without names"):
+        new_problem(spec, samples.written, None)
+    fitted = fit_classes(samples, model())
+    assert (np.asarray(fitted.labels).tolist(), fitted.classes) == ([[3, 0], [4, -1]], NAMES)
+    assert "in its order: 0 is O, 4 is I-PER" in (fitted.note or "")
+    with pytest.raises(DataError, match="row 1: the model has no tag 4"):
+        fit_classes(samples, model(NAMES[:4]))
+
+
+def test_data_without_tags(tmp_path: Path) -> None:
+    """It is read for predict and as OOD data; tags that no model knows do no harm there."""
+    forms = [
+        lines(tmp_path / "a.jsonl", [{"tokens": ["a", "b"]}]),
+        lines(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "tags": None}]),
+        lines(tmp_path / "c.jsonl", [{"text": "a b", "entities": None}]),
+        lines(tmp_path / "d.jsonl", [{"text": "a b", "entities": {"hashtags": []}}]),
+        str(tmp_path / "e.conll"),
+    ]
+    (tmp_path / "e.conll").write_text("a\nb\n\n")
+    for spec in forms:
+        samples = open_data(spec)
+        assert (samples.read(0), samples.written) == ("a b", None)
+
+
+def test_conll_by_tabs(tmp_path: Path) -> None:
+    place = tmp_path / "it.bio"
+    place.write_text("New York\tB-LOC\n.\tO\n \nx\tO\n", encoding="utf-8")
+    samples = open_data(str(place))
+    assert [samples.read(i) for i in range(2)] == ["New York .", "x"]
+    assert np.asarray(samples.labels).tolist() == [[1, 0], [0, -1]]
+    place.write_text("a O\nb\n")
+    with pytest.raises(DataError, match="row 0 has 2 tokens and 1 tags"):
+        open_data(str(place))
+
+
+@pytest.mark.parametrize(
+    ("row", "label"),
+    [
+        ({"text": "a b", "label": "x", "tokens": ["a", "b"]}, "x"),
+        ({"text": "a b", "label": "x", "tokens": 2}, "x"),
+        ({"tokens": ["a", "b"], "label": "x"}, "x"),
+        ({"text": "a b", "label": "x", "entities": [{"start": 0, "end": 1, "label": "y"}]}, "x"),
+        ({"text": "a b", "label": "x", "tags": ["y", "z"]}, "x"),
+    ],
+)
+def test_other_tables_may_call_columns_so(row: dict[str, Any], label: str, tmp_path: Path) -> None:
+    samples = open_data(lines(tmp_path / "it.jsonl", [row]))
+    assert (samples.read(0), samples.classes) == ("a b", (label,))
+    assert np.asarray(samples.labels).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("row", "roles"),
+    [
+        ({"text": "-", "words": ["a", "b"], "iob": ["B-X", "O"]}, "#words#iob"),
+        ({"text": "-", "tokens": ["a", "b"], "tags": [], "iob": ["B-X", "O"]}, "#tokens#iob"),
+        ({"tokens": ["a", "b"], "ner_tags": ["B-X", "O"], "tags": [7]}, "##ner_tags"),
+        ({"line": "a b", "spans": [{"start": 0, "end": 1, "label": "X"}]}, "#line#spans"),
+        (
+            {"text": "a b", "label": "y", "entities": [{"start": 0, "end": 1, "label": "X"}]},
+            "##entities",
+        ),
+    ],
+)
+def test_columns_may_be_named(row: dict[str, Any], roles: str, tmp_path: Path) -> None:
+    samples = open_data(lines(tmp_path / "it.jsonl", [row]) + roles)
+    assert (samples.read(0), samples.classes) == ("a b", ("O", "B-X", "I-X"))
+    assert np.asarray(samples.labels).tolist() == [[1, 0]]
+
+
+def test_parts_of_data_keep_their_tags(tmp_path: Path) -> None:
+    rows = [{"tokens": ["w"] * (1 + i), "tags": ["B-X"] + ["I-X"] * i} for i in range(9)]
+    samples = open_data(lines(tmp_path / "it.jsonl", rows))
+    few = open_data(lines(tmp_path / "it.jsonl", rows), limit=3, seed=1)
+    for i in range(len(few)):
+        text = few.read(i)
+        assert isinstance(text, Words)
+        assert (np.asarray(few.labels)[i] >= 0).sum() == len(text.spans)
+    plain = open_data(lines(tmp_path / "plain.jsonl", [{"text": "a b"}]))
+    both = Joined(samples, plain)
+    assert both.read(9) == "a b"
+    assert (np.asarray(both.labels)[9] == -1).all()
+    assert both.fingerprint()["rows"] == 10
+    other = [{"tokens": ["w", "w"], "tags": ["O", "O"]}, {"tokens": ["ww"], "tags": ["O"]}]
+    assert open_data(lines(tmp_path / "other.jsonl", other)).shared_with(samples) == 1
+
+
+def test_tables_in_memory() -> None:
+    import pandas as pd
+
+    table = pd.DataFrame({"tokens": [np.array(["a", "b"]), np.array(["c"])], "tags": [[7], None]})
+    samples = in_memory(table, "text")
+    text = samples.read(0)
+    assert isinstance(text, Words)
+    assert (text, text.spans, samples.written) == ("a b", ((0, 1), (2, 3)), None)
+
+
+def test_very_long_rows_are_refused(tmp_path: Path) -> None:
+    rows = [{"tokens": ["word" * 50] * 5_000, "tags": ["O"] * 5_000}]
+    samples = open_data(lines(tmp_path / "it.jsonl", rows))
+    with pytest.raises(DataError, match="row 0 holds 1,004,999 characters"):
+        samples.read(0)
+
+
+@pytest.fixture
+def spaced() -> Any:
+    """A tokenizer as sentencepiece makes them: a token's place holds the space before it."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    pieces = ["<s>", "</s>", "<pad>", "<unk>", "▁", "▁good", "good", "ly", "▁film", "!", "▁a"]
+    made = Tokenizer(models.Unigram([(piece, -1.0 - len(piece) % 2) for piece in pieces], 3, False))
+    made.normalizer = normalizers.Replace("\u200b", "")
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        padding_side="left",
+    )
+
+
+def test_places_that_hold_a_space(spaced: Any) -> None:
+    """Each word's token is the one that holds its first character; a word that the normalizer drops
+    has none.
+    """
+    text = "a  goodly film! \u200b good"
+    batch = TokenizeWords(lambda: spaced, max_length=32).collate([text, "film"])
+    assert [text[a:b] for a, b in words_of(text)] == ["a", "goodly", "film", "!", "\u200b", "good"]
+    places = batch["words"][0]
+    assert places[4] == -1
+    pieces = spaced.convert_ids_to_tokens(batch["input_ids"][0])
+    firsts = [pieces[at].removeprefix("▁") for at in places[places >= 0].tolist()]
+    assert firsts == ["a", "good", "film", "!", "good"]
+    length = batch["input_ids"].shape[1]
+    assert batch["words"][1].tolist() == [2 * length - 2] + [-1] * 5
+
+
+def test_windows_by_hand(spaced: Any) -> None:
+    """Of all windows in which a word's first token stands, the one where fewer tokens lie beyond it."""
+    text = " ".join(["goodly film! a good"] * 400)
+    batch = TokenizeWords(lambda: spaced, max_length=20).collate([text])
+    made = spaced(
+        text,
+        truncation=True,
+        max_length=20,
+        stride=5,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        padding=True,
+    )
+    best: dict[int, tuple[float, int]] = {}
+    windows = made["offset_mapping"]
+    word_at = {start: word for word, (start, _) in enumerate(words_of(text))}
+    for window, offsets in enumerate(windows):
+        real = [at for at in range(20) if offsets[at][1] > offsets[at][0]]
+        for at in real:
+            before = np.inf if window == 0 else at - real[0]
+            behind = np.inf if window == len(windows) - 1 else real[-1] - at
+            context = min(before, behind)
+            for word in {word_at[i] for i in range(*offsets[at]) if i in word_at}:
+                if context > best.get(word, (-1, 0))[0]:
+                    best[word] = (context, 20 * window + at)
+    assert batch["words"][0].tolist() == [best[word][1] for word in range(2000)]
+    assert min(context for context, _ in best.values()) >= 2
