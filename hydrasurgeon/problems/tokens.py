@@ -362,8 +362,8 @@ class _Planned:
             raise DataError(
                 f"{len(answers)} texts with {len(outcomes.text)} entities cannot promise a risk of "
                 f"{promise.risk:g} of {what} with confidence {1 - promise.delta:g}",
-                hint="Half of the validation data certifies: give more --data, or a larger --risk "
-                "or --delta.",
+                hint=f"{self._surest(outcomes)}give more --data (half of it certifies), or a larger "
+                "--risk or --delta.",
             )
         if promise.missed:
             there = (answers > 0).any(dim=-1)
@@ -380,6 +380,14 @@ class _Planned:
             coverage=float(answered.double().mean()),
         )
         return {"abstain": abstain}
+
+    def _surest(self, outcomes: Outcomes) -> str:
+        """How the threshold did that was to promise least."""
+        sure = outcomes.value >= self.plan.thresholds[0]
+        if self.risk.missed or not sure.any():
+            return ""
+        wrong = int((sure & outcomes.wrong).sum())
+        return f"Of the surest {int(sure.sum())}, {wrong} are wrong: "
 
 
 def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> Outcomes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -164,8 +165,10 @@ def test_of_what_is_true_few_are_missed() -> None:
 
 
 def test_what_cannot_be_promised_is_refused() -> None:
-    with pytest.raises(DataError, match="cannot promise a risk"):
+    with pytest.raises(DataError, match="cannot promise a risk") as refused:
         state_of(risk=0.001)
+    assert refused.value.hint is not None
+    assert re.match(r"Of the surest \d+, \d+ are wrong: give more", refused.value.hint)
 
 
 def test_a_state_is_read_again_and_sees_what_monitor_counts() -> None:
