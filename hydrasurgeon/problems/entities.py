@@ -148,6 +148,8 @@ class JudgedTokens(Judged):
     """Tags of words against the truth."""
 
     tags: Int[Tensor, "text word"]
+    right: Bool[Tensor, "text word"]
+    """Whether the most probable tag is the true one, be it an I that begins an entity or not."""
     confidence: Float[Tensor, "text word"]
     nll: Float[Tensor, "text word"]
     mutual_information: Float[Tensor, "text word"]
@@ -166,7 +168,7 @@ class JudgedTokens(Judged):
     def _by_text(self) -> dict[str, Tensor]:
         """What is summed over texts."""
         said, true, there = entities_of(self.tags), entities_of(self.labels), self.there
-        right = (self.tags == self.labels) & there
+        right = self.right & there
         hits = said.text[are_right(said, self.labels)]
         gap = (right.double() - self.confidence.double()) * there
         gaps = torch.zeros(len(there), BINS + 1, dtype=torch.float64)

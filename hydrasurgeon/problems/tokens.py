@@ -328,6 +328,7 @@ class Tokens(Problem):
         fields = {
             "labels": labels,
             "tags": tags,
+            "right": probs.argmax(dim=-1) == labels,
             "confidence": confidence,
             "nll": -torch.where(labels == UNLABELLED, 1.0, of_truth).clamp_min(TINY).log(),
             "mutual_information": information,

@@ -32,6 +32,7 @@ def judged(tags: list[list[int]]) -> JudgedTokens:
     return JudgedTokens(
         labels=torch.tensor(LABELS),
         tags=torch.tensor(tags),
+        right=torch.tensor(tags) == torch.tensor(LABELS),
         chances=torch.tensor(CHANCES),
         confidence=confidence,
         nll=nothing,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.anatomy.words import NOTHING
+from hydrasurgeon.statistics.entities import begun
 
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
@@ -17,6 +18,8 @@ def drawn(texts: int, seed: int, *, noise: float = 1.5) -> tuple[Tensor, Tensor,
     counts = random.integers(0, 9, size=texts)
     there = np.arange(8) < counts[:, None]
     tags = random.choice(len(NAMES), size=(texts, 8), p=[0.4, 0.2, 0.1, 0.1, 0.2])
+    # What data say has a B wherever an entity begins.
+    tags = begun(torch.from_numpy(tags)).numpy()
     said = noise * random.normal(size=(texts, 2, 8, len(NAMES)))
     said += 2 * (tags[..., None] == np.arange(len(NAMES)))[:, None]
     logits = np.where(there[:, None, :, None], said, NOTHING).astype("float32")
