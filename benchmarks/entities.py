@@ -44,7 +44,7 @@ ROWS: dict[str, Callable[[Place], Path]] = {
     "single, tuned longer": lambda p: p.whole(0, times=2),
 }
 """Name → the file."""
-ENGINES = {"float32": "torch", "int8": "int8"}
+ENGINES: dict[str, Any] = {"float32": "torch", "int8": "int8"}
 FIGURES = ("f1", "precision", "recall", "token_accuracy", "nll", "ece", "entity_ece", "aurc")
 BATCH = 16
 RUNS = 30

@@ -44,6 +44,8 @@ class Task:
     epochs: int = 3
     limit: int | None = None
     """Training samples; None: all."""
+    from_probe: bool = False
+    """Whether trainings go on from the probe's file, where fitting one anew takes minutes."""
     dtype: Dtype = "bfloat16"
     """What trainings compute in; measured is in float32."""
 
@@ -130,6 +132,7 @@ TASKS = {
             "far": "docstrings.jsonl",
             "choose": "few-amazon.jsonl",
         },
+        from_probe=True,
         dtype="float32",
     ),
     "cifar": Task(
@@ -298,13 +301,17 @@ class Place:
         """A model of a training of its own, from the probe."""
         fields = {
             **self.task.tuning,
-            "classifier": "probe",
+            "classifier": "keep" if self.task.from_probe else "probe",
             "epochs": str(times * self.task.epochs),
         }
         return self.once(
             f"whole {number}" if times == 1 else f"whole {number} times {times}",
             lambda out: self._finetune(
-                self.task.start(self), out, self.task.recipe, fields, seed=3 * self.seed + number
+                self.probe() if self.task.from_probe else self.task.start(self),
+                out,
+                self.task.recipe,
+                fields,
+                seed=3 * self.seed + number,
             ),
         )
 
