@@ -122,7 +122,7 @@ TASKS = {
     "tweets": Task(
         _minilm,
         "text",
-        {"batch_size": "32", "max_length": "96"},
+        {"batch_size": "32", "max_length": "48"},
         {"batch_size": "32", "lr": "1e-4"},
         {
             "train": "ner-btc-train.jsonl",
@@ -132,8 +132,8 @@ TASKS = {
             "far": "docstrings.jsonl",
             "choose": "few-amazon.jsonl",
         },
+        limit=2000,
         from_probe=True,
-        dtype="float32",
     ),
     "cifar": Task(
         _dinov2,
