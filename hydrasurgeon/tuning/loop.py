@@ -126,11 +126,7 @@ def train(
         copies.restore(before[1])
     elif accelerator.is_main_process:
         state.clear()
-    if is_spread():
-        wrapped = model
-        optimizer = accelerator.prepare_optimizer(optimizer, device_placement=False)
-    else:
-        wrapped, optimizer = accelerator.prepare(model, optimizer)
+    wrapped, optimizer = _wrapped(model, optimizer, accelerator)
     loop = _Loop(accelerator, wrapped, optimizer, clipped, training, run.seed, per_epoch, total)
     if tracking is not None:
         tracking.begin(accelerator, training.recipe)
@@ -168,11 +164,7 @@ def train(
     for tracker in accelerator.trackers:  # end_training would end the processes' group too
         tracker.finish()
     copies.settle()
-    if is_spread():
-        gather(model)
-    else:
-        # accelerate leaves its mixed-precision wrapper on the forward method.
-        accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu")
+    _unwrap(model, wrapped, accelerator)
     model.eval()
     model.requires_grad_(False)
     return Trained(
@@ -183,6 +175,23 @@ def train(
         stopped_early=standing.step < total,
         is_main=accelerator.is_main_process,
     )
+
+
+def _wrapped(model: nn.Module, optimizer: Any, accelerator: Any) -> tuple[nn.Module, Any]:
+    """The model and its optimizer as accelerate runs them."""
+    if is_spread():
+        return model, accelerator.prepare_optimizer(optimizer, device_placement=False)
+    wrapped, prepared = accelerator.prepare(model, optimizer)
+    return wrapped, prepared
+
+
+def _unwrap(model: nn.Module, wrapped: nn.Module, accelerator: Any) -> None:
+    """Bring the model back, whole and on the CPU."""
+    if is_spread():
+        gather(model)
+    else:
+        # accelerate leaves its mixed-precision wrapper on the forward method.
+        accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu")
 
 
 def _placed(state: TrainingState, run: Run, accelerator: Any) -> TrainingState:
