@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from exporting import exports, onnx_writes
-from stock_models import ready
+from stock_models import name_tokenizer, ready
 from tiny_families import FAMILIES
+from tiny_members import KEPTS, member
+from tiny_tokens import TAGGER, write
+from tiny_tokens import TEXTS as TAGGED
 
 import hydrasurgeon as hs
 from hydrasurgeon.stages.export import export
@@ -86,6 +89,31 @@ def answers(command: list[str], job: dict[str, Any], cwd: Path | None = None) ->
 
 def check(found: Any, expected: Any, within: float = CLOSE) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=within)
+
+
+@needs_optimum
+def test_optimum_finds_spans(tmp_path: Path) -> None:
+    """Of a hydra of taggers what `predict` finds."""
+    source = write(tmp_path / "tagger")
+    name_tokenizer(source / "tokenizer_config.json")
+    parts = [
+        member(source, TAGGER, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
+    hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors").path
+    export(hydra, out=f"{tmp_path / 'graph'}/")
+    samples = [text.replace(",", "") for text in TAGGED]
+    job = {"folder": str(tmp_path / "graph"), "file": "model.onnx", "inputs": samples}
+    command = [PYTHON, str(CLIENTS / "optimum_tokens_client.py")]
+    done = subprocess.run(
+        command, input=json.dumps(job), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = [
+        [[each["start"], each["end"], each["label"]] for each in row["entities"]]
+        for row in hs.predict(hydra, text=samples, device="cpu")
+    ]
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+    assert sum(map(len, expected)) > 3
 
 
 FILES = [("model.onnx", CLOSE), ("model_quantized.onnx", IN_INT8)]
