@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hydrasurgeon.files.decided import Cascade, Decision
+from hydrasurgeon.files.decided import Cascade, Decision, Found
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
 CHOSEN = {
@@ -18,6 +18,13 @@ CHOSEN = {
 """How a report says what chose the OOD score."""
 GATES = {"msp": "1 − probability", "entropy": "entropy", "disagreement": "disagreement"}
 """What a cascade's gate looks at; else the OOD score."""
+
+GROUP_SCORES = {
+    "best": "a highest probability",
+    "margin": "a margin of the highest probability above the second",
+    "count": "a sum of probabilities",
+}
+"""What says whether something was found for a group."""
 
 
 def decision_lines(decision: Decision) -> list[str]:
@@ -55,6 +62,8 @@ def decision_lines(decision: Decision) -> list[str]:
             f"{limits.no:.3f}, {most} of"
             f" what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
         )
+    if decision.group is not None:
+        lines.append(_found(decision.group))
     if abstain is not None:
         answers = (
             f"answers from a probability of {abstain.threshold:.3f} on, "
@@ -86,6 +95,15 @@ def decision_lines(decision: Decision) -> list[str]:
         *lines,
         f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
     ]
+
+
+def _found(rule: Found) -> str:
+    """When the first row of a group is shown."""
+    return (
+        f"a group's first row is shown from {GROUP_SCORES[rule.score]} of {rule.threshold:.3f} on, "
+        f"for {100 * rule.answered:.1f} % of {rule.groups} groups: at most {100 * rule.risk:g} % of "
+        f"them wrong, with confidence {100 * (1 - rule.delta):g} %; else nothing was found"
+    )
 
 
 def _constants(decision: Decision) -> str:

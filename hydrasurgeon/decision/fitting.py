@@ -60,15 +60,23 @@ SUREST = 1e-3
 """How near to 0 and 1 an AUROC counts: 1,000 samples tell no more."""
 
 
-def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two disjoint halves of the rows, drawn at random and in no order: a part of one is as random."""
+def halves(count: int, seed: int, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Two disjoint halves of the rows, drawn at random and in no order: a part of one is as random.
+    Where there are groups enough, each is half of the groups.
+    """
     if count < FEWEST:
         what = (
             f"{count} validation samples: half of them fits and half certifies, which takes at "
             f"least {FEWEST}"
         )
         raise DataError(what, hint="Give more --data.")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    random = torch.Generator().manual_seed(seed)
+    if groups is not None and len(numbers := groups.unique()) >= FEWEST:
+        first = numbers[torch.randperm(len(numbers), generator=random)[: len(numbers) // 2]]
+        order = torch.randperm(count, generator=random)
+        fits = torch.isin(groups[order], first)
+        return order[fits], order[~fits]
+    order = torch.randperm(count, generator=random)
     return order[: count // 2], order[count // 2 :]
 
 
@@ -124,7 +132,7 @@ def fit_state(
     """
     if score != "auto":
         check_score(score)
-    fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
+    fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed, val.groups))
     held = fitting
     if evidence is None and val.features is not None:
         cut = int(SHARE * len(fitting.logits))
@@ -163,6 +171,13 @@ def fit_state(
         auroc=auroc,
         **_sizes(fitted),
     )
+    if "group" in promised and val.groups is not None and promised["group"] is None:
+        count = len(val.groups.unique())
+        notes = [
+            *notes,
+            f"nothing is promised of groups: half of these {count} certify no risk of "
+            f"{promise.risk:g} for the first row of each; give more, or a larger --risk",
+        ]
     record = Decision(
         **{"temperature": 1.0, **fit.constants},
         ood=ood,

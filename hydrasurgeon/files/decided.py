@@ -225,6 +225,26 @@ class Limits(Record):
     """The fraction of samples that were answered."""
 
 
+GroupScore = Literal["best", "margin", "count"]
+"""The highest probability of a group, how far it lies above the second, and the sum of all."""
+
+
+class Found(Record):
+    """Show the first row of a group whose score is at least the threshold; else nothing was found."""
+
+    score: GroupScore
+    threshold: NotNegative
+    risk: Share
+    """Of the first rows that are shown at most so many are no yes, with confidence 1 − delta."""
+    delta: Share
+    bound: Unit
+    """What that fraction stays below."""
+    answered: Unit
+    """The fraction of groups for which something was found."""
+    groups: Rows
+    """Groups that certify."""
+
+
 class PerLabel(Record):
     """Of many labels, each one's own constants."""
 
@@ -394,6 +414,8 @@ class Cascade(Record):
     abstain: Abstention | None = None
     limits: Limits | None = None
     """Instead of `abstain`, of one logit; absent from others."""
+    group: Found | None = None
+    """Of one logit, where groups were given; absent from others."""
     max_drop: float | None = Field(default=None, ge=0, le=100)
     """What it was to lose at most; or … """
     budget: float | None = Field(default=None, gt=0, le=1e6)
@@ -404,7 +426,7 @@ class Cascade(Record):
     """
     certified: bool
     """Whether every interval lies below `max_drop`."""
-    _silent = _silent_of("bias", "temperatures", "limits", "rest")
+    _silent = _silent_of("bias", "temperatures", "limits", "group", "rest")
 
     @property
     def starters(self) -> tuple[int, ...]:
@@ -514,6 +536,8 @@ class Decision(Record):
     abstain: Abstention | None = None
     limits: Limits | None = None
     """Instead of `abstain`, of one logit; absent from others."""
+    group: Found | None = None
+    """Of one logit, where groups were given; absent from others."""
     costs: Costs | None = None
     """What the thresholds of `abstain` and `ood` make least of; absent where promises made them."""
     labels: PerLabel | None = None
@@ -544,6 +568,7 @@ class Decision(Record):
         "seen",
         "bias",
         "limits",
+        "group",
         "labels",
         "entities",
         "cover",
@@ -560,6 +585,12 @@ class Decision(Record):
         if self.entities is not None:
             ranges = (classes + 1) // 2
         return self.seen is None or len(self.seen.predicted) == ranges
+
+    def found(self, *, cascade: bool) -> Found | None:
+        """When something was found for a group, by the answers of the cascade or of all members."""
+        if cascade and self.cascade is not None:
+            return self.cascade.group
+        return self.group
 
     @property
     def temperatures(self) -> tuple[float, ...] | None:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import Conformal, Costs, Decision
+from hydrasurgeon.files.decided import Conformal, Costs, Decision, Found
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Conditions
 from hydrasurgeon.problems import SINGLE
@@ -46,6 +46,8 @@ class Reading:
     conformal: Conformal | None = None
     record: Decision | None = None
     """Whose thresholds say when to abstain; None where nobody does."""
+    found: Found | None = None
+    """When something was found for a group; None where nothing says so."""
     costs: Costs | None = None
     ci: float | None = None
     seed: int = 0

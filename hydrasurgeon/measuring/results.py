@@ -66,7 +66,10 @@ class IdResult(SetAverage):
     ap: float | None = None
     mrr10: float | None = None
     ndcg10: float | None = None
-    """Of one logit, over groups."""
+    found: float | None = None
+    """The fraction of groups for which the decision state says that something was found …"""
+    found_risk: float | None = None
+    """… and how many of these have a first row that is no yes. Of one logit, over groups."""
     micro_f1: float | None = None
     macro_f1: float | None = None
     map: float | None = None

@@ -140,6 +140,7 @@ def reading_of(
         threshold=record.ood.threshold if kinds[0] == record.ood.score else None,
         conformal=record.conformal,
         record=record,
+        found=record.group,
         costs=costs or record.costs,
         ci=ci,
         seed=seed,
@@ -205,15 +206,18 @@ def _ood(
 
 def summary(inside: Judged, reading: Reading) -> IdResult:
     """Quality, calibration and selective risk on a labelled set."""
-    measures, n = inside.measures(), inside.count
-    values: dict[str, Any] = {
-        name: float(value)
-        for name, value in measures(torch.arange(n)[None]).items()
-        if value.isfinite()
-    }
-    values |= {"n": n, **inside.figures()}
+    drawn = [(inside.measures(), inside.count)]
+    if reading.found is not None and (of_groups := inside.of_groups(reading.found)):
+        drawn.append(of_groups)
+    values: dict[str, Any] = {}
+    intervals: dict[str, Interval] = {}
+    for measures, count in drawn:
+        every = measures(torch.arange(count)[None])
+        values |= {name: float(value) for name, value in every.items() if value.isfinite()}
+        if reading.ci is not None:
+            intervals |= bootstrap(measures, count, level=reading.ci, seed=reading.seed)
+    values |= {"n": inside.count, **inside.figures()}
     if reading.ci is not None:
-        intervals = bootstrap(measures, n, level=reading.ci, seed=reading.seed)
         unsteady = inside.unsteady(values)
         values["ci"] = {name: ends for name, ends in intervals.items() if name not in unsteady}
     return IdResult.model_validate(values)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
@@ -19,7 +18,7 @@ from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.runtime.answering import collected, logits_of
+from hydrasurgeon.runtime.answering import collected, logits_of, numbered
 from hydrasurgeon.runtime.dropout import sampled
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.probabilities import yes_or_no
@@ -131,5 +130,4 @@ def groups_in(samples: Samples, count: int) -> Tensor | None:
                 "A query needs rows to order: give each two or more, or leave the column group out."
             ),
         )
-    numbers = {group: number for number, group in enumerate(sizes)}
-    return torch.tensor([numbers[group] for group in groups])
+    return numbered(groups)

@@ -174,7 +174,7 @@ class CalibrateOptions(Engines, Answering, Output):
         lt=1,
         metavar="R",
         recorded=True,
-        help="Abstain so that at most this fraction of the answers is wrong.",
+        help="Abstain so that at most this fraction of the answers is wrong; of groups, say that nothing was found.",
     )
     promise: Literal["wrong", "missed"] | None = option(
         None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -15,7 +15,14 @@ from torch import Tensor
 from hydrasurgeon.anatomy import words
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.files.decided import Alone, Cascade, Conformal, Decision, GateScore
+from hydrasurgeon.files.decided import (
+    Alone,
+    Cascade,
+    Conformal,
+    Decision,
+    Found,
+    GateScore,
+)
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.printed import Answers
@@ -56,9 +63,11 @@ class Outputs:
     """Of one logit how true yes is, of which the labels are the nearer class; the numbers, or the
     tags of words, where OOD scores see one class.
     """
+    groups: Int[Tensor, " sample"] | None = None
+    """The number of the query that each sample belongs to."""
 
     def at(self, rows: Tensor | slice) -> Outputs:
-        parts = (self.logits, self.features, self.labels, self.shares)
+        parts = (self.logits, self.features, self.labels, self.shares, self.groups)
         return Outputs(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
 
     def joined(self, other: Outputs) -> Outputs:
@@ -78,7 +87,7 @@ class Outputs:
         """The same of some members, in this order."""
         at = list(members)
         features = None if self.features is None else self.features[:, at]
-        return Outputs(self.logits[:, at], features, self.labels, self.shares)
+        return replace(self, logits=self.logits[:, at], features=features)
 
     def scores(self, kind: str, fitted: EnsembleScore | None) -> Scores:
         """How unfamiliar they look."""
@@ -262,6 +271,10 @@ class Judged(ABC):
     def sure(self) -> tuple[Scores, Bool[Tensor, " answer"]]:
         """How sure each answer is, and whether it is right; nothing where answers are numbers."""
         return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
+
+    def of_groups(self, rule: Found) -> tuple[Callable[[Rows], dict[str, Values]], int] | None:
+        """A function that measures resamples of whole groups, and how many groups there are."""
+        return None
 
     def same(self, other: Any) -> float:
         """How often two models give the same answer."""

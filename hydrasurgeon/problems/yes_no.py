@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import Decision, Found
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.problems.base import (
     DOUBTS,
@@ -24,6 +24,8 @@ from hydrasurgeon.problems.base import (
 )
 from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
 from hydrasurgeon.statistics.abstain import fit_limits
+from hydrasurgeon.statistics.bootstrap import Rows, Values
+from hydrasurgeon.statistics.found import fit_found, measures_of
 from hydrasurgeon.statistics.metrics import ranking
 from hydrasurgeon.statistics.probabilities import TINY, YES, Probs, Scores, entropy, yes_or_no
 from hydrasurgeon.statistics.temperature import nll_of_shares, platt
@@ -63,6 +65,11 @@ class JudgedYesNo(JudgedClasses):
     def figures(self) -> dict[str, float | None]:
         return {**super().figures(), **self.worth()}
 
+    def of_groups(self, rule: Found) -> tuple[Callable[[Rows], dict[str, Values]], int] | None:
+        if self.groups is None:
+            return None
+        return measures_of(self.yes, self.truth, self.groups, rule)
+
     def worth(self) -> dict[str, float | None]:
         """How well samples are ordered, or labels found."""
         return ranking(self.yes, self.truth, self.groups)
@@ -72,7 +79,13 @@ class YesNo(Classes):
     """Two classes, no and yes, with the logits 0 and z."""
 
     name: ClassVar[ProblemName] = "one_logit"
-    columns: ClassVar = {"probability": "number", "logit": "number", "rank": "whole", **DOUBTS}
+    columns: ClassVar = {
+        "probability": "number",
+        "logit": "number",
+        "rank": "whole",
+        "found": "flag",
+        **DOUBTS,
+    }
     says_yes = ranks = True
     # Entropy orders samples as msp does.
     gates = ("msp", "ood")
@@ -121,7 +134,8 @@ class YesNo(Classes):
 
     def outputs(self, outputs: Outputs) -> Outputs:
         labels = None if outputs.labels is None else self.truth(outputs.labels)
-        return Outputs(self.read(outputs.logits), outputs.features, labels, outputs.labels)
+        logits, shares = self.read(outputs.logits), outputs.labels
+        return Outputs(logits, outputs.features, labels, shares, outputs.groups)
 
     def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
         fields = super().judged(logits, labels, reading)
@@ -189,9 +203,13 @@ class YesNo(Classes):
         }
 
     def risk(self, probs: Probs, outputs: Outputs, risk: float, delta: float) -> dict[str, Any]:
-        """Two limits, of yes and of no."""
-        truth = outputs.truth.bool()
-        return {"limits": fit_limits(probs[:, 1], truth, risk=risk, delta=delta)}
+        """Two limits, of yes and of no; and where there are groups, when one has an answer."""
+        yes, truth = probs[:, 1], outputs.truth
+        group = None
+        if outputs.groups is not None:
+            group = fit_found(yes, truth, outputs.groups, risk=risk, delta=delta)
+        limits = fit_limits(yes, truth.bool(), risk=risk, delta=delta)
+        return {"limits": limits, "group": group}
 
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
         made = super().decided(prediction, record, score)

@@ -225,6 +225,20 @@ ANSWERS = (
         meaning="Discounted gain of the first ten, as part of the best.",
     ),
     Metric(
+        "found",
+        "queries answered",
+        "",
+        "found",
+        meaning="The fraction of queries of which the first row is shown.",
+    ),
+    Metric(
+        "found_risk",
+        "wrong first rows",
+        "lower",
+        "found wrong",
+        meaning="The fraction of the first rows that are shown and are no yes.",
+    ),
+    Metric(
         "micro_f1", "micro F1", "higher", "micro F1", meaning="F1 of all label decisions together."
     ),
     Metric(

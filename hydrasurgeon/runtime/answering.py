@@ -26,6 +26,7 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
+from hydrasurgeon.statistics.found import Groups
 
 
 class Engine(ABC):
@@ -97,6 +98,20 @@ class Engine(ABC):
         if state is None:
             return self.problem.predicted(whole.logits, None)
         return decide(state, whole.logits, whole.features)
+
+    def found(
+        self, chances: Sequence[float], groups: Sequence[str], *, cascade: bool | None
+    ) -> dict[str, bool]:
+        """For which groups something was found, by the probability of yes of their rows; nothing where
+        nothing was promised.
+        """
+        rule = None
+        if self.state is not None:
+            rule = self.state.record.found(cascade=self.in_steps(cascade))
+        if rule is None or not groups:
+            return {}
+        ranked = Groups.of(torch.tensor(chances, dtype=torch.float64), numbered(groups))
+        return dict(zip(dict.fromkeys(groups), ranked.answered(rule).tolist(), strict=True))
 
     def rows(
         self,
@@ -200,14 +215,34 @@ def collected(
     run: Run,
     *,
     features: bool = False,
+    grouped: bool = False,
     skipped: list[str] | None = None,
 ) -> Outputs:
-    """All that models say of samples; `skipped` gets the reasons why some could not be read."""
+    """All that models say of samples, with their groups if asked for; `skipped` gets the reasons why
+    some could not be read.
+    """
     answering = Answering(models, samples, run, features=features)
-    whole = gathered(samples, ((piece.index, vars(piece.outputs)) for piece in answering))
+    groups = None
+    if grouped and samples.groups is not None:
+        groups = numbered(samples.groups)
+
+    def pieces() -> Iterator[tuple[Tensor, Mapping[str, Tensor | None]]]:
+        for piece in answering:
+            named = None if groups is None else groups[piece.index]
+            yield piece.index, {**vars(piece.outputs), "groups": named}
+
+    whole = gathered(samples, pieces())
     if skipped is not None:
         skipped += answering.batches.skipped
-    return Outputs(whole["logits"], whole.get("features"), whole.get("labels"))
+    return Outputs(
+        whole["logits"], whole.get("features"), whole.get("labels"), groups=whole.get("groups")
+    )
+
+
+def numbered(groups: Sequence[str]) -> Int[Tensor, " sample"]:
+    """The number of each sample's group, in the order in which they come."""
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    return torch.tensor([numbers[group] for group in groups])
 
 
 def logits_of(

@@ -37,7 +37,12 @@ from hydrasurgeon.serving.inputs import (
     inputs_of,
 )
 from hydrasurgeon.serving.open_inference import HEADER, Signature
-from hydrasurgeon.serving.text_inference import asked_by_hub, asked_to_predict, asked_to_rerank
+from hydrasurgeon.serving.text_inference import (
+    FoundOf,
+    asked_by_hub,
+    asked_to_predict,
+    asked_to_rerank,
+)
 
 if TYPE_CHECKING:
     from hydrasurgeon.problems.base import Problem
@@ -275,9 +280,16 @@ class Service:
 
 
 def app_of(
-    service: Service, *, columns: Mapping[str, str], model: Signature, token: str | None = None
+    service: Service,
+    *,
+    columns: Mapping[str, str],
+    model: Signature,
+    token: str | None = None,
+    found: FoundOf | None = None,
 ) -> FastAPI:
-    """The routes of a service whose answers have these columns, each of a kind."""
+    """The routes of a service whose answers have these columns, each of a kind; `found` says of the
+    probabilities of a query's texts whether one answers it.
+    """
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
@@ -307,7 +319,7 @@ def app_of(
     app.exception_handler(Refused)(_refusal)
     _open_inference(app, service, model)
     if service.reads == "text":
-        _text_inference(app, service, columns)
+        _text_inference(app, service, columns, found)
     return app
 
 
@@ -360,7 +372,9 @@ def _open_inference(app: FastAPI, service: Service, model: Signature) -> None:
     app.post("/v2/models/{name}/infer")(infer)
 
 
-def _text_inference(app: FastAPI, service: Service, columns: Mapping[str, str]) -> None:
+def _text_inference(
+    app: FastAPI, service: Service, columns: Mapping[str, str], found: FoundOf | None
+) -> None:
     """The routes of Text Embeddings Inference and of InferenceClient."""
 
     def route(path: str, asked: Callable[[bytes, int], Asked]) -> None:
@@ -374,7 +388,7 @@ def _text_inference(app: FastAPI, service: Service, columns: Mapping[str, str]) 
 
     route("/", partial(asked_by_hub, entities="entities" in columns))
     route("/predict", asked_to_predict)
-    route("/rerank", partial(asked_to_rerank, ranks="logit" in columns))
+    route("/rerank", partial(asked_to_rerank, ranks="logit" in columns, found=found))
 
 
 def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ to rows of `predict`. Scores are its probabilities.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import HTTPException
@@ -13,6 +14,11 @@ from hydrasurgeon.serving.inputs import Asked, Input, Row, check_count, input_of
 IGNORED = {"truncate", "truncation_direction"}
 """Options of Text Embeddings Inference: a text is cut as `predict` cuts it."""
 RERANK = "/rerank needs a model of one logit"
+
+FoundOf = Callable[[list[float]], bool | None]
+"""Whether one of texts with these probabilities answers their query; None where nothing was promised
+of it.
+"""
 
 
 def asked_to_predict(body: bytes, most: int) -> Asked:
@@ -39,8 +45,8 @@ def asked_by_hub(body: bytes, most: int, *, entities: bool = False) -> Asked:
     return _labelled(request["inputs"], most, alone=entities, top=top)
 
 
-def asked_to_rerank(body: bytes, most: int, *, ranks: bool) -> Asked:
-    """Texts for a query; their places and scores, the best first."""
+def asked_to_rerank(body: bytes, most: int, *, ranks: bool, found: FoundOf | None = None) -> Asked:
+    """Texts for a query; their places and scores, the best first, and whether one was found."""
     request = _fields(body, most, {"query", "texts", "raw_scores", "return_text", *IGNORED})
     if not ranks:
         raise HTTPException(422, RERANK)
@@ -56,6 +62,9 @@ def asked_to_rerank(body: bytes, most: int, *, ranks: bool) -> Asked:
         ranked = [{"index": at, "score": row[score]} for at, row in enumerate(rows)]
         if with_text:
             ranked = [{**each, "text": texts[each["index"]]} for each in ranked]
+        answer = None if found is None else found([row["probability"] for row in rows])
+        if answer is not None:
+            ranked = [{**each, "found": answer} for each in ranked]
         return sorted(ranked, key=lambda each: -each["score"])
 
     return Asked([input_of(f"texts[{at}]", at, (query, t)) for at, t in enumerate(texts)], reply)

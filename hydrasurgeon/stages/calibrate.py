@@ -251,12 +251,14 @@ def _fit(
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
 
-    def outputs(samples: Samples) -> Outputs:
-        read = collected([engine], samples, arguments, features=features, skipped=skipped)
+    def outputs(samples: Samples, *, grouped: bool = False) -> Outputs:
+        read = collected(
+            [engine], samples, arguments, features=features, grouped=grouped, skipped=skipped
+        )
         return problem.outputs(read)
 
     (validation,) = sets["--data"]
-    val = outputs(validation)
+    val = outputs(validation, grouped=problem.ranks)
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
     _check_outside(arguments, ood)

@@ -257,6 +257,13 @@ class _Model:
             group = groups[first + at]
             ranks[group] += 1
             rows[at]["rank"] = ranks[group]
+        found = self.model.found(
+            [rows[at]["probability"] for at in answered],
+            [groups[first + at] for at in answered],
+            cascade=self.arguments.cascade,
+        )
+        for at in answered if found else ():
+            rows[at]["found"] = found[groups[first + at]]
         return rows
 
     def _named(self, samples: Samples, i: int) -> dict[str, Any]:

@@ -234,6 +234,10 @@ def _app(
             counts.answers_lost.inc(kept.add(shortened(rows, arguments.top)))
         return rows
 
+    def found(chances: list[float]) -> bool | None:
+        alike = ["query"] * len(chances)
+        return model.found(chances, alike, cascade=arguments.cascade).get("query")
+
     batch = batch_size_of(arguments.batch_size)
     batcher = Batcher(counted, batch=batch, wait=arguments.wait / 1000, size=arguments.queue)
     most = MOST_BYTES[getattr(model.transform, "kind", "image")]
@@ -255,7 +259,8 @@ def _app(
     if "top" not in columns or len({*labels}) < len(labels):
         labels = ()  # their probabilities could not be told apart
     signature = Signature(_name(opened.path), service.reads, tensors, labels)
-    return app_of(service, columns=columns, model=signature, token=token), counts
+    app = app_of(service, columns=columns, model=signature, token=token, found=found)
+    return app, counts
 
 
 def _name(path: Path) -> str:

@@ -361,6 +361,34 @@ def test_reranking_by_llama_index(reranker: Path) -> None:
     assert [each.score for each in best] == pytest.approx(scores[order].tolist(), abs=1e-5)
 
 
+def test_reranking_says_that_nothing_was_found(reranker: Path, tmp_path: Path) -> None:
+    random, lines = np.random.default_rng(0), []
+    words = ["good", "bad", "the", "film", "plot", "dull"]
+    texts = [" ".join(random.choice(words, size=4)) for _ in range(200)]
+    plain = tmp_path / "plain.jsonl"
+    pairs = [{"text": "good", "text_pair": text} for text in texts]
+    plain.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    logits = [row["logit"] for row in hs.predict(reranker, data=str(plain), device="cpu")]
+    middle = float(np.median(logits))
+    for at, (pair, logit) in enumerate(zip(pairs, logits, strict=True)):
+        group, label = f"q{at // 4}", int(logit > middle) ^ int(random.random() < 0.1)
+        lines.append(json.dumps({**pair, "label": label, "group": group}) + "\n")
+    (tmp_path / "val.jsonl").write_text("".join(lines))
+    sure = tmp_path / "sure.safetensors"
+    how = {"ood_score": "msp", "risk": 0.45, "delta": 0.4, "device": "cpu"}
+    rule = hs.calibrate(reranker, data=str(tmp_path / "val.jsonl"), out=sure, **how).decision.group
+    assert rule is not None
+    replies = []
+    with serving(sure) as at:
+        for first in range(0, 60, 3):
+            asked = {"query": "good", "texts": texts[first : first + 3]}
+            replies.append(ask(f"{at}/rerank", asked)[1])
+    for reply in replies:
+        first, second, *_ = chances = [each["score"] for each in reply]
+        score = {"best": first, "margin": first - second, "count": sum(chances)}[rule.score]
+        assert [each["found"] for each in reply] == [round(score, 6) >= rule.threshold] * 3
+
+
 def test_a_token_is_asked_for(texts_model: Path) -> None:
     with serving(texts_model, token="s3cret") as at:
         infer, sent = f"{at}/v2/models/films/infer", {"inputs": [tensor(["a"])]}

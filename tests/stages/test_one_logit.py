@@ -388,7 +388,7 @@ def test_answers_and_ranks(reranker: Path, tmp_path: Path) -> None:
     header = (tmp_path / "a.csv").read_text().splitlines()[0]
     assert (
         header
-        == "id,probability,logit,rank,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer"
+        == "id,probability,logit,rank,found,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer"
     )
     with pytest.raises(HydraError, match="cuts the group"):
         hs.predict(
@@ -478,6 +478,45 @@ def test_yes_and_no_by_name(reranker: Path, tmp_path: Path) -> None:
         hs.evaluate(reranker, data=str(each)).report.results[0].id for each in (numbers, named)
     )
     assert one == other
+
+
+def test_nothing_is_found_for_some_queries(reranker: Path, tmp_path: Path) -> None:
+    """By a plain loop over the rows: a query's first row is shown from the threshold on."""
+    labels = mixed(400)
+    for first in range(0, 400, 20):  # every fourth query has no answer
+        labels[first : first + 5] = [0] * 5
+    data, out = table(tmp_path / "d.jsonl", labels), tmp_path / "c.safetensors"
+    tuned = tmp_path / "t.safetensors"
+    steps = {"epochs": "4", "lr": "3e-3", "batch_size": "8"}
+    hs.finetune(reranker, recipe="text", data=data, set=steps, out=tuned, device="cpu")
+    how = {"data": data, "ood_score": "msp", "device": "cpu"}
+    done = hs.calibrate(tuned, risk=0.3, delta=0.2, out=out, **how)
+    rule = done.decision.group
+    assert rule is not None
+    assert rule.groups == 40
+    rows = hs.predict(out, data=data, device="cpu")
+    shown, wrong = 0, 0
+    for start in range(0, 400, 5):
+        five = rows[start : start + 5]
+        chances = sorted((row["probability"] for row in five), reverse=True)
+        margin = chances[0] - chances[1]
+        score = {"best": chances[0], "margin": margin, "count": sum(chances)}[rule.score]
+        answered = round(score, 6) >= rule.threshold
+        assert [row["found"] for row in five] == [answered] * 5
+        (top,) = (at for at, row in enumerate(five) if row["rank"] == 1)
+        shown += answered
+        wrong += answered and not labels[start + top]
+    assert 0 < shown < 80
+    measured = hs.evaluate(out, data=data, ci=0.9, device="cpu").report.results[0].id
+    assert measured.found == pytest.approx(shown / 80)
+    assert measured.found_risk == pytest.approx(wrong / shown)
+    assert measured.ci is not None
+    low, high = measured.ci["found"]
+    assert low < shown / 80 < high
+    few = table(tmp_path / "few.jsonl", labels[:150])
+    none = hs.calibrate(tuned, risk=0.3, out=tmp_path / "f.safetensors", **how | {"data": few})
+    assert none.decision.group is None
+    assert any("nothing is promised of groups" in note for note in none.notes)
 
 
 def test_a_group_of_one(reranker: Path, tmp_path: Path) -> None:

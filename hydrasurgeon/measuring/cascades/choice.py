@@ -274,6 +274,7 @@ def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade
         "conformal": record.conformal,
         "abstain": record.abstain,
         "limits": record.limits,
+        "group": record.group,
     }
     return Cascade.model_construct(**draft)
 

@@ -69,7 +69,9 @@ class CascadeFit:
     ) -> None:
         """Foreign sets say what is lost; `by_foreign` lets half of each choose too."""
         self.state, self.val, self.macs, self.seed = state, val, macs, seed
-        fitting, self.certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
+        fitting, self.certifying = (
+            val.at(rows) for rows in halves(len(val.logits), seed, val.groups)
+        )
         shown, self.kept = _split(foreign, seed)
         if not by_foreign:
             shown = []

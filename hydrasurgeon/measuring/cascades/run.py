@@ -136,9 +136,9 @@ def with_cascade(
     )
     threshold = None if reading.threshold is None else cascade.ood_threshold
     sets_by = None if reading.conformal is None else cascade.conformal
-    in_steps = InSteps(
-        **{**vars(reading), "threshold": threshold, "conformal": sets_by, "state": state}
-    )
+    found = None if reading.found is None else cascade.group
+    changes = {"threshold": threshold, "conformal": sets_by, "found": found, "state": state}
+    in_steps = InSteps(**{**vars(reading), **changes})
     with torch.inference_mode():
         row = row_of(
             replace(predictions, cost=result.cost.model_copy(update={"expected_macs": expected})),

@@ -1,0 +1,121 @@
+"""Whether anything was found for a query: the score of a group from which its first row is the
+answer, such that at most a share r of the first rows that are shown is wrong, with confidence
+1 − δ.
+
+    best     the highest probability of yes in the group
+    margin   by how much it lies above the second, or above 0 where there is none
+    count    Σ p, how many rows are expected to be yes
+
+Each of the three is certified with δ/3 as any abstention is (abstain.py), on whole groups, and the
+one that answers most is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import Found, GroupScore
+from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.probabilities import YES
+
+DECIMALS = 6
+"""Decimals of a score: rows of `predict` are rounded, and the group at the threshold is answered."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The rows of each group, in the order of the groups' numbers."""
+
+    number: Int[Tensor, " group"]
+    first: Int[Tensor, " group"]
+    """Where the row with the highest probability stands; of equals the first."""
+    best: Float[Tensor, " group"]
+    second: Float[Tensor, " group"]
+    """0 where there is none."""
+    expected: Float[Tensor, " group"]
+    """The sum of the probabilities."""
+
+    @classmethod
+    def of(cls, yes: Float[Tensor, " row"], groups: Int[Tensor, " row"]) -> Groups:
+        """Rows with these probabilities, by the number of their group."""
+        yes = yes.double()
+        order = yes.argsort(descending=True, stable=True)
+        order = order[groups[order].argsort(stable=True)]
+        number, counts = groups[order].unique_consecutive(return_counts=True)
+        starts = counts.cumsum(0) - counts
+        after = (starts + 1).clamp_max(len(order) - 1)
+        second = torch.where(counts > 1, yes[order[after]], 0.0)
+        place = torch.arange(len(counts)).repeat_interleave(counts)
+        expected = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, yes[order])
+        return cls(number, order[starts], yes[order[starts]], second, expected)
+
+    def score(self, kind: GroupScore) -> Float[Tensor, " group"]:
+        """How sure it is that a group's first row is an answer."""
+        scores = {
+            "best": self.best,
+            "margin": self.best - self.second,
+            "count": self.expected,
+        }
+        return scores[kind].round(decimals=DECIMALS)
+
+    def answered(self, rule: Found) -> Bool[Tensor, " group"]:
+        """For which groups something was found."""
+        return self.score(rule.score) >= rule.threshold
+
+
+def fit_found(
+    yes: Float[Tensor, " row"],
+    truth: Float[Tensor, " row"],
+    groups: Int[Tensor, " row"],
+    *,
+    risk: float,
+    delta: float,
+) -> Found | None:
+    """The rule that answers most groups; None where the groups cannot certify any."""
+    ranked = Groups.of(yes, groups)
+    right = truth[ranked.first] >= YES
+    kinds: tuple[GroupScore, ...] = ("best", "margin", "count")
+    rules = []
+    for kind in kinds:
+        levels, at = ranked.score(kind).unique(return_inverse=True)
+        with suppress(DataError):
+            made = fit_abstention(at / len(levels), right, risk=risk, delta=delta / len(kinds))
+            threshold = float(levels[round(made.threshold * len(levels))])
+            rules.append((made, kind, threshold))
+    if not rules:
+        return None
+    made, kind, threshold = max(rules, key=lambda each: each[0].coverage)
+    assert made.bound is not None
+    return Found(
+        score=kind,
+        threshold=threshold,
+        risk=risk,
+        delta=delta,
+        bound=made.bound,
+        answered=made.coverage,
+        groups=len(right),
+    )
+
+
+def measures_of(
+    yes: Tensor, truth: Tensor, groups: Tensor, rule: Found
+) -> tuple[Callable[[Tensor], dict[str, Tensor]], int]:
+    """A function that measures resamples of groups, and how many groups there are; the risk is NaN
+    where none is answered.
+    """
+    ranked = Groups.of(yes, groups)
+    answered = ranked.answered(rule).double()
+    wrong = answered * (truth[ranked.first] < YES)
+
+    def measures(rows: Tensor) -> dict[str, Tensor]:
+        shown = answered[rows].sum(dim=1)
+        return {"found": shown / rows.shape[1], "found_risk": wrong[rows].sum(dim=1) / shown}
+
+    return measures, len(answered)
