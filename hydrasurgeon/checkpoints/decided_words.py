@@ -57,8 +57,11 @@ def decision_lines(decision: Decision) -> list[str]:
             f"at most {100 * limits.risk:g} %",
             f"each with confidence {100 * (1 - limits.delta):g} %",
         )
+        surely = f"never yes, for no threshold keeps {most} of these wrong"
+        if limits.yes is not None:
+            surely = f"yes from a probability of {limits.yes:.3f} on, {most} of them wrong"
         lines.append(
-            f"yes from a probability of {limits.yes:.3f} on, {most} of them wrong; no below "
+            f"{surely}; no below "
             f"{limits.no:.3f}, {most} of"
             f" what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
         )

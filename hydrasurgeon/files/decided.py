@@ -211,8 +211,10 @@ class Costs(Record):
 class Limits(Record):
     """When one logit answers: `yes` from one probability on, `no` below another."""
 
-    yes: Unit
-    """Of the samples answered yes, at most `risk` are not …"""
+    yes: Unit | None
+    """Of the samples answered yes, at most `risk` are not; None: no threshold keeps that, and none is
+    answered yes …
+    """
     no: Unit
     """… and of the samples that are, at most `risk` are answered no; each with confidence 1 −
     delta.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -217,6 +218,7 @@ class YesNo(Classes):
         if record.limits is None:
             return made
         chance = made.probabilities[:, 1]
-        yes, no = chance >= record.limits.yes, chance < record.limits.no
+        limit = math.inf if record.limits.yes is None else record.limits.yes
+        yes, no = chance >= limit, chance < record.limits.no
         labels = torch.where(yes | no, yes.long(), made.labels)
         return type(made)(**{**vars(made), "abstain": ~(yes | no), "labels": labels})

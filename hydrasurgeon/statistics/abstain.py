@@ -55,9 +55,9 @@ def _tries(count: int) -> int:
 def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = 0.05) -> Limits:
     """From which probability of yes on the precision is at least 1 − risk, and below which at most
     a fraction `risk` of what is yes lies: the binomial tail of the positives, of which ever more
-    are missed until it is too many.
+    are missed until it is too many. A guard of rare things may keep the second promise alone: it
+    then never says yes.
     """
-    sure = fit_abstention(yes, truth, risk=risk, delta=delta)
     positives = yes[truth].double().sort().values
     # The bound grows with what is missed.
     allowed = bisect_right(
@@ -69,14 +69,25 @@ def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = 
             risk_bound(allowed - 1, len(positives), delta),
             float(positives[allowed - 1]),
         )
-    answered = float(((yes >= sure.threshold) | (yes < threshold)).double().mean())
+    certain, bounds = None, (0.0, bound)
+    try:
+        sure = fit_abstention(yes, truth, risk=risk, delta=delta)
+    except DataError:
+        if not allowed:
+            raise
+    else:
+        assert sure.bound is not None
+        certain, bounds = sure.threshold, (sure.bound, bound)
+    answered = yes < threshold
+    if certain is not None:
+        answered |= yes >= certain
     return Limits(
-        yes=sure.threshold,
+        yes=certain,
         no=threshold,
         risk=risk,
         delta=delta,
-        bounds=(sure.bound, bound),
-        answered=answered,
+        bounds=bounds,
+        answered=float(answered.double().mean()),
     )
 
 

@@ -1,0 +1,88 @@
+"""docs/guide/guard.md, router.md and reranker.md: their commands run in order, on toy queries in CLINC150's form."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_families import FAMILIES, WORDS
+
+ROOT = Path(__file__).parents[2]
+INTENTS = ("balance", "alarm", "weather", "apr")
+"""Two of them are about money."""
+SIZES = {"train": 600, "val": 400, "test": 300}
+SMALLER = {
+    "hf:sentence-transformers/all-MiniLM-L6-v2": "minilm",
+    "python examples": f"{sys.executable} {ROOT}/examples",
+    "--recipe probe": "--recipe text --set classifier=fresh --set epochs=6 --set lr=3e-3",
+    "--set epochs=2 --set lr=2e-4": "--set epochs=3 --set lr=3e-3",
+    "--limit 6000 ": "",
+    "--risk 0.05": "--risk 0.2",
+    "--risk 0.1": "--risk 0.4",
+    "--dtype bfloat16 ": "",
+}
+"""What a toy needs instead: no hub, more steps, promises that a few hundred texts can keep."""
+
+
+def queries(random: np.random.Generator, count: int, words: int) -> list[list[str]]:
+    """Texts in which one word says the intent."""
+    rows = []
+    for number in random.integers(0, len(INTENTS), count):
+        text = [WORDS[number], *random.choice(WORDS[4:], size=words)]
+        rows.append([" ".join(random.permutation(text)), INTENTS[number]])
+    return rows
+
+
+def folder(place: Path) -> None:
+    """minilm/, an untrained BERT, and data_full.json."""
+    random = np.random.default_rng(0)
+    data = {part: queries(random, size, 4) for part, size in SIZES.items()}
+    for part, size in (("oos_val", 60), ("oos_test", 100)):
+        strange = [" ".join(random.choice(WORDS[4:], size=8)) for _ in range(size)]
+        data[part] = [[text, "oos"] for text in strange]
+    (place / "data_full.json").write_text(json.dumps(data))
+    FAMILIES["BERT"].write(place / "minilm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "answers"),
+    [
+        ("guard", {"no", "abstain", "yes", "unfamiliar"}),
+        ("router", {*INTENTS, "abstain", "unfamiliar"}),
+        ("reranker", {"yes", "no", "abstain", "unfamiliar"}),
+    ],
+)
+def test_the_commands_of_a_page_run(page: str, answers: set[str], tmp_path: Path) -> None:
+    folder(tmp_path)
+    text = (ROOT / "docs" / "guide" / f"{page}.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    said = ""
+    for block in blocks[1:]:  # the first one downloads
+        for theirs, ours in SMALLER.items():
+            block = block.replace(theirs, ours)
+        done = subprocess.run(
+            ["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+        said += done.stdout
+    name = "guarded" if page == "guard" else "answers"
+    rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+    assert {row["answer"] for row in rows} <= answers
+    if page == "guard":
+        missed, positives = map(int, re.findall(r"(\d+) of (\d+) that should", said)[0])
+        assert missed <= 0.2 * positives
+    if page == "router":
+        kept = [row for row in rows if row["answer"] in INTENTS]
+        assert len(kept) > 100
+        assert sum(row["answer"] != row["data_label"] for row in kept) < 0.2 * len(kept)
+    if page == "reranker":
+        assert {row["rank"] for row in rows} == {*range(1, 9)}
+        assert {row["found"] for row in rows} == {True, False}
