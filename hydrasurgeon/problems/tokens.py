@@ -309,7 +309,8 @@ class Tokens(Problem):
         """Sets of tags that hold the true one of every word of a text, and what is answered."""
         truth = _beside(_tags(outputs), answers)
         of_truth = answers.gather(-1, truth.clamp_min(0)[..., None])[..., 0]
-        furthest = torch.where(truth == UNLABELLED, 0.0, 1 - of_truth).amax(dim=1)
+        known = (truth != UNLABELLED) & _are_said(answers)
+        furthest = torch.where(known, 1 - of_truth, 0.0).amax(dim=1)
         threshold = quantile(furthest, promise.coverage)
         sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
         if penalty is None:
@@ -329,8 +330,11 @@ class Tokens(Problem):
             "labels": labels,
             "tags": tags,
             "right": probs.argmax(dim=-1) == labels,
-            "confidence": confidence,
-            "nll": -torch.where(labels == UNLABELLED, 1.0, of_truth).clamp_min(TINY).log(),
+            # A word that the tokenizer drops is O for certain.
+            "confidence": torch.where(_are_said(probs), confidence, 1.0),
+            "nll": -torch.where((labels != UNLABELLED) & _are_said(probs), of_truth, 1.0)
+            .clamp_min(TINY)
+            .log(),
             "mutual_information": information,
             "disagreement": disagreement,
             "chances": chances,
@@ -344,6 +348,11 @@ class Tokens(Problem):
     ) -> JudgedTokens:
         by_text = {name: values.reshape(labels.shape) for name, values in fields.items()}
         return JudgedTokens(**by_text, groups=groups)
+
+
+def _are_said(answers: Chances) -> Bool[Tensor, "text word"]:
+    """Which words have probabilities."""
+    return (answers > 0).any(dim=-1)
 
 
 @dataclass(frozen=True)
