@@ -1,6 +1,6 @@
 """Peaks of memory on stand-ins for an 8B reward model: files of holes with its widths, and training at small ones.
 
-    python benchmarks/large.py            about ten minutes, 20 GB of disk and 8 GB of memory
+    python benchmarks/large.py [whole|four|small]…     about ten minutes, 20 GB of disk and 8 GB of memory
 
 Each figure is the peak (VmHWM, Linux) of a process of its own that imports everything anew. Weights
 are zeros: what they hold does not change what is held. `score` and `finetune` take fewer layers or
@@ -13,11 +13,11 @@ import json
 import math
 import os
 import re
-import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,48 +115,64 @@ def peaks(folder: Path, *words: str, processes: int = 1, fsdp: bool = False) -> 
     return sorted(round(int(kb) * 1024 / 1e9, 2) for kb in found)
 
 
-def main() -> None:
-    measured: dict[str, Any] = {"machine": machine()}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        rows = [{"text": f"w{i} w{i + 1} w{i + 2}", "label": i % 2} for i in range(8)]
-        (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        size = stand_in(folder / "whole")
-        prune = ("prune", "--method", "random", "--keep", "6", "--layers", "16-31")
-        measured["32 layers of 4096"] = {
-            "file": round(size / 1e9, 2),
-            "inspect": peaks(folder, "inspect", "whole", "--json"),
-            "prune": peaks(folder, *prune, "whole", "-o", "m"),
-        }
-        (folder / "m.safetensors").unlink()
-        size = stand_in(folder / "four", num_hidden_layers=4)
-        prune = ("prune", "--method", "random", "--keep", "6", "--layers", "2-3", "four")
-        for seed in ("1", "2"):
-            peaks(folder, *prune, "--seed", seed, "-o", f"m{seed}")
-        score = ("score", "four", "--method", "taylor", "--data", "data.jsonl", "--batch-size", "1")
-        score += ("--dtype", "bfloat16", "-o", "s", "--force")
-        measured["4 layers of 4096"] = {
-            "file": round(size / 1e9, 2),
-            "fuse": peaks(folder, "fuse", "m1", "m2", "-o", "h"),
-            "score": peaks(folder, *score, "--device", "cpu"),
-            "score --device spread": peaks(folder, *score, "--device", "spread"),
-        }
-        for path in folder.glob("*.safetensors"):
-            path.unlink()
-        shutil.rmtree(folder / "four")
-        size = stand_in(folder / "small", **SMALL)
-        tune = ("finetune", "small", "--data", "data.jsonl", "--recipe", "text", "--device", "cpu")
-        tune += ("--set", "steps=2", "--set", "classifier=keep", "--set", "batch_size=1")
-        tune += ("-o", "t", "--force")
-        measured["8 layers of 1024"] = {
-            "float32": round(2 * size / 1e9, 2),
-            "finetune": peaks(folder, *tune),
-            "finetune, two processes": peaks(folder, *tune, processes=2),
-            "finetune, two processes, FSDP": peaks(folder, *tune, processes=2, fsdp=True),
-        }
-    RESULTS.write_text(json.dumps(measured, indent=1) + "\n")
-    print(RESULTS.read_text())
+def whole(folder: Path) -> dict[str, Any]:
+    """What reads and writes files, at the size of the 8B model."""
+    size = stand_in(folder / "whole")
+    prune = ("prune", "--method", "random", "--keep", "6", "--layers", "16-31")
+    return {
+        "file": round(size / 1e9, 2),
+        "inspect": peaks(folder, "inspect", "whole", "--json"),
+        "prune": peaks(folder, *prune, "whole", "-o", "m"),
+    }
+
+
+def four(folder: Path) -> dict[str, Any]:
+    """What runs, at its widths."""
+    size = stand_in(folder / "four", num_hidden_layers=4)
+    prune = ("prune", "--method", "random", "--keep", "6", "--layers", "2-3", "four")
+    for seed in ("1", "2"):
+        peaks(folder, *prune, "--seed", seed, "-o", f"m{seed}")
+    score = ("score", "four", "--method", "taylor", "--data", "data.jsonl", "--batch-size", "1")
+    score += ("--limit", "4", "--dtype", "bfloat16", "-o", "s", "--force")
+    return {
+        "file": round(size / 1e9, 2),
+        "fuse": peaks(folder, "fuse", "m1", "m2", "-o", "h"),
+        "score": peaks(folder, *score, "--device", "cpu"),
+        "score --device spread": peaks(folder, *score, "--device", "spread"),
+    }
+
+
+def small(folder: Path) -> dict[str, Any]:
+    """What trains."""
+    size = stand_in(folder / "small", **SMALL)
+    tune = ("finetune", "small", "--data", "data.jsonl", "--recipe", "text", "--device", "cpu")
+    tune += ("--set", "steps=2", "--set", "classifier=keep", "--set", "batch_size=1")
+    tune += ("-o", "t", "--force")
+    return {
+        "float32": round(2 * size / 1e9, 2),
+        "finetune": peaks(folder, *tune),
+        "finetune, two processes": peaks(folder, *tune, processes=2),
+        "finetune, two processes, FSDP": peaks(folder, *tune, processes=2, fsdp=True),
+    }
+
+
+PARTS = {"32 layers of 4096": whole, "4 layers of 4096": four, "8 layers of 1024": small}
+
+
+def main(names: Sequence[str]) -> None:
+    """All parts, or those whose functions are named; the others' figures stay."""
+    measured = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    measured["machine"] = machine()
+    for name, part in PARTS.items():
+        if names and part.__name__ not in names:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = [{"text": f"w{i} w{i + 1} w{i + 2}", "label": i % 2} for i in range(8)]
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (Path(scratch) / "data.jsonl").write_text(lines)
+            measured[name] = part(Path(scratch))
+        RESULTS.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

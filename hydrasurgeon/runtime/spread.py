@@ -42,9 +42,10 @@ class InFile(Mapping[str, Tensor]):
     dtype: torch.dtype
 
     def __getitem__(self, name: str) -> Tensor:
-        stored, tensors = self.names[name], self.checkpoint.tensors
-        raw, path = tensors.read(stored), self.checkpoint.path
-        return to_weights(raw, tensors[stored].dtype, name=stored, path=path).to(self.dtype)
+        stored, tensors, path = self.names[name], self.checkpoint.tensors, self.checkpoint.path
+        # No name holds on to what was read.
+        weights = to_weights(tensors.read(stored), tensors[stored].dtype, name=stored, path=path)
+        return weights.to(self.dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
