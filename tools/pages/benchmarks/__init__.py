@@ -12,6 +12,7 @@ from pages.benchmarks.speed import (
     engines,
     fused,
     modes,
+    predictor,
     report,
     surgery,
     text,
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "tuning": tuning,
     "decision": decision,
     "predict": prediction,
+    "predictor": predictor,
     "answering": answering,
     "report": report,
 }

@@ -367,3 +367,49 @@ def answering(results: dict[str, Any]) -> list[str]:
         "",
         *table(head, rows),
     ]
+
+
+def predictor(results: dict[str, Any]) -> list[str]:
+    """The section of `hs.Predictor`, and of what large tables take."""
+    about, engines = results["machine"], results["engines"]
+    rows = [
+        [engine, side, f"{each['speed']:.2f}", f"{each['rows_per_second']:.0f}"]
+        for engine, sides in engines.items()
+        for side, each in sides.items()
+    ]
+    lines = [
+        "## `hs.Predictor` against `predict` and a plain loop",
+        "",
+        (
+            f"{results['model']} with a random classifier over {results['rows']} short texts, batches of"
+            f" {results['batch']}, tables of {results['piece']} rows; {about['device']},"
+        ),
+        (
+            f"{about['cores']} cores shared with other work (load {results['load']:.0f}), torch {about['torch']};"
+            f" medians of {results['runs']} runs in turn. `predict` is the whole process,"
+        ),
+        (
+            "start and imports included, which few rows pay for most; the others are loaded before, and two processes"
+            " have one thread each. The plain loop is transformers' model in torch, longest"
+        ),
+        "texts first; `pipeline` is transformers' own, in the order of the data.",
+        "",
+        *table(["engine", "", "throughput, times the plain loop's", "rows a second"], rows),
+    ]
+    memory = results.get("memory")
+    if memory is None:
+        return lines
+    grown = [
+        [f"`{command}`", str(each["imported_mb"]), str(each["grown_mb"])]
+        for command, each in memory["commands"].items()
+    ]
+    return [
+        *lines,
+        "",
+        (
+            f"Memory for {memory['rows']:,} short texts in a .jsonl file and a model of three classes, beyond what the"
+            " same command holds once it has run on a few (`--memory`; `calibrate --ood-score msp`):"
+        ),
+        "",
+        *table(["", "imported MB", "peak beyond it MB"], grown),
+    ]
