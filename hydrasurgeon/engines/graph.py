@@ -199,9 +199,10 @@ class InOnnxruntime(nn.Module, Engine):
             read = answers["ood_score"][:, None, None]
         elif not features:
             read = None
-        if WORDS in inputs:
-            logits = of_words(logits, inputs[WORDS])
-            read = None if read is None else mean_of_words(of_words(read, inputs[WORDS]))
+        places = _named(inputs).get(WORDS)
+        if places is not None:
+            logits = of_words(logits, places)
+            read = None if read is None else mean_of_words(of_words(read, places))
         self.check(logits)
         return [Said(torch.arange(len(logits)), tuple(range(self.members)), logits, read)]
 
