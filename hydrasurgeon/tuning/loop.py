@@ -295,12 +295,13 @@ def _steps(training: Training, accelerator: Any) -> tuple[int, int]:
     recipe = training.recipe
     rank, world = accelerator.process_index, accelerator.num_processes
     batches = len(training.epoch_batches(0, rank, world, 0))
-    if batches < recipe.accumulate:
+    per_epoch, total = recipe.steps_of(batches)
+    if batches < recipe.accumulate and total:
         raise UsageError(
             f"finetune: a step accumulates {recipe.accumulate} batches, the data has {batches}",
             hint="Give more data, or --set accumulate=1 or a smaller --batch-size.",
         )
-    return recipe.steps_of(batches)
+    return per_epoch, total
 
 
 def _accelerator(device: str, dtype: str, tracking: Tracking | None) -> Any:

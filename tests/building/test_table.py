@@ -145,7 +145,7 @@ def as_calibrated(
     cut = len(parts[0][0].logits)
     rows = torch.arange(len(val.logits)).tensor_split([cut])
     for module in ("decision.fitting", "measuring.cascades.fit"):
-        patch.setattr(f"hydrasurgeon.{module}.halves", lambda count, seed: rows)
+        patch.setattr(f"hydrasurgeon.{module}.halves", lambda count, seed, groups=None: rows)
     sets = parts[0][1:], parts[1][1:]
     patch.setattr("hydrasurgeon.measuring.cascades.fit._split", lambda foreign, seed: sets)
     score = state_score(halves[0]) if foreign else "msp"
