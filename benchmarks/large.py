@@ -132,7 +132,16 @@ def four(folder: Path) -> dict[str, Any]:
     prune = ("prune", "--method", "random", "--keep", "6", "--layers", "2-3", "four")
     for seed in ("1", "2"):
         peaks(folder, *prune, "--seed", seed, "-o", f"m{seed}")
-    score = ("score", "four", "--method", "taylor", "--data", "data.jsonl", "--batch-size", "1")
+    score: tuple[str, ...] = (
+        "score",
+        "four",
+        "--method",
+        "taylor",
+        "--data",
+        "data.jsonl",
+        "--batch-size",
+        "1",
+    )
     score += ("--limit", "4", "--dtype", "bfloat16", "-o", "s", "--force")
     return {
         "file": round(size / 1e9, 2),
@@ -145,7 +154,16 @@ def four(folder: Path) -> dict[str, Any]:
 def small(folder: Path) -> dict[str, Any]:
     """What trains."""
     size = stand_in(folder / "small", **SMALL)
-    tune = ("finetune", "small", "--data", "data.jsonl", "--recipe", "text", "--device", "cpu")
+    tune: tuple[str, ...] = (
+        "finetune",
+        "small",
+        "--data",
+        "data.jsonl",
+        "--recipe",
+        "text",
+        "--device",
+        "cpu",
+    )
     tune += ("--set", "steps=2", "--set", "classifier=keep", "--set", "batch_size=1")
     tune += ("-o", "t", "--force")
     return {

@@ -220,8 +220,8 @@ def small(folder: Path) -> None:
         num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=16,
-        num_labels=3,
     )
+    config.num_labels = 3
     torch.manual_seed(0)
     BertForSequenceClassification(config).save_pretrained(folder)
 

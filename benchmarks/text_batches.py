@@ -189,8 +189,9 @@ def main() -> None:
         samples = open_data(data, limit=arguments.texts)
         plain = Plain(Path(folder), samples, arguments.batch)
         mine = ours(Path(folder), samples, arguments.batch)
-        as_is, by_size = list(range(len(samples))), by_length(samples)
-        assert by_size is not None
+        as_is, lengths_first = list(range(len(samples))), by_length(samples)
+        assert lengths_first is not None
+        by_size = [*map(int, lengths_first)]
         results = {}
         for task in ("eval", "score"):
             loop = plain.evaluate if task == "eval" else plain.score
