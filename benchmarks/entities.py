@@ -6,31 +6,44 @@ entities (strict IOB2), the NLL of words, the calibration of entities' probabili
 are those of `eval` on TEST; `near` are tweets with other entities (WNUT 17), `far` docstrings. Time is the median of runs in turn,
 one thread, batches of 16, as a multiple of the single model's in float32, in the faster of torch and onnxruntime.
 
-    python benchmarks/entities.py --shared ../shared --cache FOLDER --seeds 3
+    python benchmarks/entities.py --shared ../shared --cache FOLDER
+    python benchmarks/entities.py --shared ../shared --cache FOLDER --promises
     python benchmarks/entities.py --shared ../shared --cache FOLDER --time
 
-Writes benchmarks/results/entities.json.
+`--promises` asks whether `calibrate --risk` keeps its word: VAL and TEST of seed 0 are split 200 times into texts that calibrate
+and texts that the promise is for, with the answers of the mean. Beside it stands what one would do without it: the threshold of
+exact binomial limits, as if entities were independent.
+
+Models stay in --cache and figures in benchmarks/results/entities.json; what is there is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from front_models import TASKS, Place
-from harness import in_turn, machine
+from front_models import TASKS, Place, seconds_of_a_batch
+from harness import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.engines import engine_of
+from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
-from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.files.decided import Cover
+from hydrasurgeon.measuring.predictions import read_outputs
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.problems.base import Constants, Outputs, Problem
+from hydrasurgeon.problems.entities import not_outside
+from hydrasurgeon.statistics.abstain import fit_abstention, fit_limits
+from hydrasurgeon.statistics.entities import are_right, entities_of, joint_chances
 
 RESULTS = Path(__file__).parent / "results" / "entities.json"
 ROWS: dict[str, Callable[[Place], Path]] = {
@@ -48,43 +61,137 @@ ENGINES: dict[str, Any] = {"float32": "torch", "int8": "int8"}
 FIGURES = ("f1", "precision", "recall", "token_accuracy", "nll", "ece", "entity_ece", "aurc")
 BATCH = 16
 RUNS = 30
+SPLITS = 200
+PROMISES = {"wrong": (0.1, 0.15, 0.2, 0.25), "missed": (0.05, 0.1, 0.15, 0.2)}
+"""What is promised → the risks."""
+DELTA = 0.1
 
 
-def measured(place: Place, path: Path, engine: Any) -> dict[str, Any]:
+def measured(place: Place, path: Path, engine: str) -> dict[str, Any]:
     """What `eval` says of the calibrated model."""
     ready = place.ready(path, engine)
     foreign = [f"{part}:{part}={place.data(part)}" for part in ("near", "far")]
     done = hs.evaluate(
-        ready, data=place.data("test"), ood=foreign, engine=ENGINES[engine], device="cpu"
+        ready, data=place.data("test"), ood=foreign, engine=ENGINES[engine], ci=0.95, device="cpu"
     )
     (result,) = done.report.results
     said = result.model_dump(mode="json")
     figures = {name: said["id"][name] for name in FIGURES}
-    return figures | {each["name"]: each["auroc"] for each in said["ood"]}
+    intervals = {name: said["id"]["ci"][name] for name in ("f1", "nll")}
+    return figures | {each["name"]: each["auroc"] for each in said["ood"]} | {"ci": intervals}
 
 
-def timed(place: Place) -> dict[str, dict[str, float]]:
-    """Seconds of a batch, as multiples of the single model's in float32."""
-    ready = {name: open_checkpoint(place.ready(make(place))) for name, make in ROWS.items()}
-    single = as_classifier(ready["single"], device="cpu")
-    samples = open_data(place.data("test"), limit=BATCH)
-    (batch, *_) = Batches(samples, single.transform, batch_size=BATCH)
-    calls: dict[str, Callable[[], object]] = {}
-    for name, checkpoint in ready.items():
-        for engine in ("torch", "onnx", "int8"):
-            model = engine_of(checkpoint, engine=engine, device="cpu", keep=False)
-            calls[f"{name}: {engine}"] = partial(model.ask, batch.inputs)
-    with torch.inference_mode():
-        seconds = in_turn(calls, RUNS)
-    taken = {
-        name: {
-            "float32": min(seconds[f"{name}: torch"], seconds[f"{name}: onnx"]),
-            "int8": seconds[f"{name}: int8"],
-        }
-        for name in ROWS
+def shifted(place: Place, path: Path) -> dict[str, Any]:
+    """The same model on tweets of another time, with the same three kinds of entities."""
+    done = hs.evaluate(place.ready(path), data=place.data("shift"), device="cpu")
+    (result,) = done.report.results
+    said = result.model_dump(mode="json")["id"]
+    return {name: said[name] for name in FIGURES}
+
+
+def _ask(place: Place, part: str, out: Path) -> None:
+    hs.evaluate(place.mean(), data=place.data(part), predictions=out, device="cpu")
+
+
+def splits(place: Place) -> dict[str, Any]:
+    """How often a promise is broken, and what it costs: by what is promised, and the risk."""
+    answers = [
+        read_outputs(place.once(f"mean on {part}", partial(_ask, place, part)), labelled=True)
+        for part in ("val", "test")
+    ]
+    problem = answers[0].problem
+    outputs = [problem.outputs(each.outputs) for each in answers]
+    every = outputs[0].joined(outputs[1])
+    told: dict[str, Any] = {"splits": SPLITS, "delta": DELTA, "texts": len(every.logits)}
+    found: dict[str, dict[str, list[dict[str, float] | None]]] = {}
+    for split in range(SPLITS):
+        order = torch.randperm(len(every.logits), generator=torch.Generator().manual_seed(split))
+        cut = len(order) // 2
+        for name, kept in _kept(problem, every.at(order[:cut]), every.at(order[cut:]), split):
+            for way, rates in kept.items():
+                found.setdefault(name, {}).setdefault(way, []).append(rates)
+        print(split, end=" ", flush=True)
+    for name, ways in found.items():
+        told[name] = {way: _summary(name, kept) for way, kept in ways.items()}
+    return told
+
+
+def _kept(
+    problem: Problem, val: Outputs, test: Outputs, seed: int
+) -> Iterator[tuple[str, dict[str, dict[str, float] | None]]]:
+    """Of each promise the rates on `test` where `calibrate` makes it of `val`, and where the limit for
+    independent entities does; None where either refuses.
+    """
+    fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
+    constants = problem.calibrated(fitting, certifying).constants
+    answers = problem.answers(certifying.logits, constants)
+    assert certifying.shares is not None
+    for promise, risks in PROMISES.items():
+        for risk in risks:
+            options = CalibrateOptions(
+                checkpoint="mean",
+                data="val",
+                out="unused",
+                risk=risk,
+                delta=DELTA,
+                promise=promise,  # type: ignore[arg-type]
+            )
+            kept: dict[str, dict[str, float] | None] = {"calibrate": None, "independent": None}
+            with contextlib.suppress(DataError):
+                planned = problem.penalty(fitting, constants, options)
+                made = problem.promised(answers, certifying, options, planned)
+                kept["calibrate"] = _rates(problem, test, {**constants, **made})
+            with contextlib.suppress(DataError):
+                made = _independent(problem, certifying, constants, options)
+                kept["independent"] = _rates(problem, test, {**constants, **made})
+            yield f"{promise} {risk:g}", kept
+
+
+def _independent(
+    problem: Problem, certifying: Outputs, constants: Constants, options: CalibrateOptions
+) -> dict[str, Any]:
+    """The threshold that binomial limits give, an entity a sample."""
+    risk, labels = options.risk, certifying.shares
+    assert risk is not None
+    assert labels is not None
+    if options.promise == "missed":
+        true = entities_of(labels)
+        values = joint_chances(
+            true, not_outside(problem.answers(certifying.logits, constants)), "least"
+        )
+        limits = fit_limits(values, torch.ones(len(true), dtype=torch.bool), risk=risk, delta=DELTA)
+        return {"cover": Cover(threshold=limits.no, risk=risk, delta=DELTA, words=0.0)}
+    prediction: Any = problem.predicted(certifying.logits, constants)
+    said, chances = prediction.entities
+    return {"abstain": fit_abstention(chances, are_right(said, labels), risk=risk, delta=DELTA)}
+
+
+def _rates(problem: Problem, test: Outputs, constants: dict[str, Any]) -> dict[str, float]:
+    """What is promised, and what it costs."""
+    prediction: Any = problem.predicted(test.logits, constants)
+    labels = test.shares
+    assert labels is not None
+    answered, true = entities_of(prediction.answered), entities_of(labels)
+    right = are_right(answered, labels)
+    whole = joint_chances(true, (prediction.answered > 0).double(), "least") > 0
+    every, _ = prediction.entities
+    return {
+        "wrong": 1 - float(right.double().mean()),
+        "missed": 1 - float(whole.double().mean()),
+        "answered": len(answered) / len(every),
+        "covered": float((prediction.answered > 0).sum() / (labels >= 0).sum()),
     }
-    unit = taken["single"]["float32"]
-    return {name: {e: s / unit for e, s in each.items()} for name, each in taken.items()}
+
+
+def _summary(name: str, kept: Sequence[dict[str, float] | None]) -> dict[str, float | None]:
+    """Means over the splits in which the promise was made."""
+    promise, risk = name.split()
+    made = [rates for rates in kept if rates is not None]
+    if not made:
+        return {"refused": 1.0}
+    means = {key: statistics.fmean(rates[key] for rates in made) for key in made[0]}
+    broken = sum(rates[promise] > float(risk) for rates in made) / len(made)
+    return {"refused": 1 - len(made) / len(kept), "broken": broken, **means}
 
 
 def main() -> None:
@@ -93,30 +200,64 @@ def main() -> None:
     )
     parser.add_argument("--shared", type=Path, default=Path(), help="the folder with data")
     parser.add_argument("--cache", type=Path, required=True, help="where models are kept")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=[*ENGINES])
     parser.add_argument("--rows", default="", help="only these, with semicolons")
     parser.add_argument("--time", action="store_true", help="time the rows of seed 0, and no more")
+    parser.add_argument("--promises", action="store_true", help="split 200 times, and no more")
     options = parser.parse_args()
+    places = {
+        seed: Place(TASKS["tweets"], options.shared, options.cache / "tweets" / str(seed), seed)
+        for seed in options.seeds
+    }
+    if options.time:
+        torch.set_num_threads(1)
+        place = places[0]
+        opened = {name: open_checkpoint(place.ready(make(place))) for name, make in ROWS.items()}
+        seconds = seconds_of_a_batch(place, opened, BATCH, RUNS)
+        unit = seconds["single"]["float32"]
+        times = {
+            name: {engine: each[engine] / unit for engine in ENGINES}
+            for name, each in seconds.items()
+        }
+        write({"time": times, "timed_on": machine()})
+        return
+    if options.promises:
+        write({"promises": splits(places[0])})
+        return
     wanted = [name.strip() for name in options.rows.split(";") if name.strip()] or [*ROWS]
-    told = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"seeds": {}}
-    for seed in range(options.seeds):
-        place = Place(TASKS["tweets"], options.shared, options.cache / "tweets" / str(seed), seed)
+    for seed, place in places.items():
         place.cache.mkdir(parents=True, exist_ok=True)
-        if options.time:
-            torch.set_num_threads(1)
-            told |= {"time": timed(place), "timed_on": machine()}
-            write_text(RESULTS, json.dumps(told, indent=1) + "\n")
-            return
-        rows = told["seeds"].setdefault(str(seed), {})
-        for name in wanted:
-            path = ROWS[name](place)
-            rows[name] = {
-                "cost": place.cost(path),
-                **{engine: measured(place, path, engine) for engine in ENGINES},
-            }
-            print(seed, name, json.dumps(rows[name]), flush=True)
-            told |= machine()
-            write_text(RESULTS, json.dumps(told, indent=1) + "\n")
+        for engine in options.engines:
+            for name in wanted:
+                row = told()["seeds"].get(str(seed), {}).get(name, {})
+                if engine in row:
+                    continue
+                path = ROWS[name](place)
+                made = {"cost": place.cost(path), engine: measured(place, path, engine)}
+                if engine == "float32":
+                    made["shift"] = shifted(place, path)
+                print(seed, name, json.dumps(made), flush=True)
+                write({"seeds": {str(seed): {name: made}}, **machine()})
+
+
+def told() -> dict[str, Any]:
+    return dict(json.loads(RESULTS.read_text())) if RESULTS.exists() else {"seeds": {}}
+
+
+def write(more: dict[str, Any]) -> None:
+    """Into the file as it is now: another seed's run may have written since."""
+    write_text(RESULTS, json.dumps(merged(told(), more), indent=1) + "\n")
+
+
+def merged(before: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Both, key by key."""
+    return before | {
+        key: merged(before[key], value)
+        if isinstance(value, dict) and isinstance(before.get(key), dict)
+        else value
+        for key, value in more.items()
+    }
 
 
 if __name__ == "__main__":

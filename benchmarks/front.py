@@ -25,18 +25,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from front_models import COSTS, TASKS, Place
+from front_models import COSTS, TASKS, Place, seconds_of_a_batch
 from front_rivals import rivals
-from harness import in_turn, machine
+from harness import machine
 from numpy.typing import NDArray
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.engines import engine_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.predictions import read_predictions
-from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.statistics.metrics import ece
 from hydrasurgeon.statistics.temperature import calibrated
 
@@ -219,23 +216,9 @@ def timed(place: Place, rows: dict[str, Any]) -> dict[str, Any]:
     """Milliseconds of a sample, alone and among others: each engine of each row, in turn."""
     makers = _rows()
     opened = {name: open_checkpoint(place.ready(makers[name](place))) for name in rows}
-    single = as_classifier(opened["single"], device="cpu")
-    samples = open_data(place.data("test"), limit=max(BATCHES))
     for size in BATCHES:
-        (batch, *_) = Batches(samples, single.transform, batch_size=size)
-        calls: dict[str, Callable[[], object]] = {}
-        for name, checkpoint in opened.items():
-            for engine in ("torch", "onnx", "int8"):
-                model = engine_of(checkpoint, engine=engine, device="cpu", keep=False)
-                calls[f"{name}: {engine}"] = partial(model.ask, batch.inputs)
-        with torch.inference_mode():
-            seconds = in_turn(calls, RUNS)
-        for name in rows:
+        for name, by_engine in seconds_of_a_batch(place, opened, size, RUNS).items():
             times = rows[name].setdefault("ms", {})
-            by_engine = {
-                engine: seconds[f"{name}: {engine}"] for engine in ("torch", "onnx", "int8")
-            }
-            by_engine["float32"] = min(by_engine["torch"], by_engine["onnx"])
             for engine, taken in by_engine.items():
                 times.setdefault(engine, {})[str(size)] = 1000 * taken / size
             print(f"{name:40} {size:3} ", by_engine, flush=True)

@@ -6,17 +6,21 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from harness import in_turn
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.engines import engine_of
 from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.options.engines import Engine
 from hydrasurgeon.options.shared import Dtype
 from hydrasurgeon.runtime.classifier import as_classifier
 
@@ -129,6 +133,7 @@ TASKS = {
             "val": "ner-btc-val.jsonl",
             "test": "ner-btc-test.jsonl",
             "near": "ner-wnut-test.jsonl",
+            "shift": "wnut-shift.jsonl",
             "far": "docstrings.jsonl",
             "choose": "few-amazon.jsonl",
         },
@@ -229,11 +234,27 @@ def _few_texts(out: Path, shared: Path) -> None:
     out.write_text("".join(lines[i] for i in drawn), encoding="utf-8")
 
 
+KINDS = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
+"""WNUT's kinds of entities by those of the tweets; products and works have none."""
+
+
+def _wnut_shift(out: Path, shared: Path) -> None:
+    """WNUT's tweets, with the kinds of entities that the other tweets have."""
+    rows = []
+    for line in (shared / "data" / "ner-wnut-test.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        parts = [tag.partition("-") for tag in row["tags"]]
+        tags = [f"{at}-{KINDS[kind]}" if kind in KINDS else "O" for at, _, kind in parts]
+        rows.append(json.dumps({"tokens": row["tokens"], "tags": tags}) + "\n")
+    out.write_text("".join(rows), encoding="utf-8")
+
+
 MADE: dict[str, Callable[[Path, Path], object]] = {
     "docstrings.jsonl": _docstrings,
     "few-amazon.jsonl": _few_texts,
     "few-nyt.jsonl": _few_texts,
     "digits-and-shapes.npz": _digits_and_shapes,
+    "wnut-shift.jsonl": _wnut_shift,
     **dict.fromkeys((f"topics-{name}.jsonl" for name in ("train", "val", "test", "near")), _topics),
 }
 """Sets that are made in the cache: (where, the folder with data)."""
@@ -431,3 +452,26 @@ class Place:
                 out=out,
             ),
         )
+
+
+def seconds_of_a_batch(
+    place: Place, opened: Mapping[str, Checkpoint], size: int, runs: int
+) -> dict[str, dict[str, float]]:
+    """Of each model, by engine, all in turn; `float32` is the faster of torch and onnxruntime."""
+    single = as_classifier(next(iter(opened.values())), device="cpu")
+    samples = open_data(place.data("test"), limit=size)
+    (batch, *_) = Batches(samples, single.transform, batch_size=size)
+    engines: tuple[Engine, ...] = ("torch", "onnx", "int8")
+    calls: dict[str, Callable[[], object]] = {
+        f"{name}: {engine}": partial(
+            engine_of(checkpoint, engine=engine, device="cpu", keep=False).ask, batch.inputs
+        )
+        for name, checkpoint in opened.items()
+        for engine in engines
+    }
+    with torch.inference_mode():
+        seconds = in_turn(calls, runs)
+    taken = {name: {each: seconds[f"{name}: {each}"] for each in engines} for name in opened}
+    return {
+        name: {**each, "float32": min(each["torch"], each["onnx"])} for name, each in taken.items()
+    }

@@ -18,7 +18,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.answers import Answered, Reading, answered, answers
 from hydrasurgeon.measuring.bootstrap import bootstrap, ood_intervals
-from hydrasurgeon.measuring.predictions import Predictions
+from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import (
     Diversity,
     IdResult,
@@ -154,7 +154,7 @@ def row_of(predictions: Predictions, reading: Reading) -> Row:
     shift = tuple(
         shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift
     )
-    ood, averages = _ood(row, reading)
+    ood, averages = _ood(row, reading, predictions.ood)
     inside = row.inside
     return Row(
         Result(
@@ -175,7 +175,7 @@ def row_of(predictions: Predictions, reading: Reading) -> Row:
 
 
 def _ood(
-    row: Answered, reading: Reading
+    row: Answered, reading: Reading, sets: Sequence[OodSet]
 ) -> tuple[tuple[OodResult, ...], dict[Literal["near", "far", "all"], OodAverage]]:
     """Each OOD set, and the means over those of a group."""
     of_sets: Sequence[dict[str, Interval]] = [{} for _ in row.foreign]
@@ -183,13 +183,17 @@ def _ood(
     if reading.ci is not None:
         of_sets, of_groups = ood_intervals(row, level=reading.ci, seed=reading.seed)
     ood = []
-    for each, ci in zip(row.foreign, of_sets, strict=True):
+    sure, _ = row.inside.sure()
+    for each, given, ci in zip(row.foreign, sets, of_sets, strict=True):
         others = {
             kind: metrics.auroc(row.scores[kind], each.scores[kind])
             for kind in reading.ood_scores[1:]
         }
         about = {"name": each.name, "group": each.group, "n": len(each.scores[row.used])}
         values = metrics.ood_metrics(row.scores[row.used], each.scores[row.used])
+        parts = reading.problem.parts(given.logits, reading.constants)
+        if parts is not None:
+            values["entity_auroc"] = metrics.auroc(1 - sure, 1 - parts)
         ood.append(
             OodResult.model_validate(about | values | {"scores": others or None, "ci": ci or None})
         )

@@ -489,6 +489,10 @@ class Problem(ABC):
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         """By which of these a row of `predict` is counted, and how unsure it is."""
 
+    def parts(self, logits: Tensor | None, constants: Constants) -> Scores | None:
+        """The probability of each of a sample's answers, where it has several."""
+        return None
+
     def promises(self, decision: Decision) -> Mapping[str, float]:
         """Risks that labels can test, for `monitor`."""
         return {}

@@ -228,6 +228,12 @@ class Tokens(Problem):
         unsure = entities.text[certain < prediction.least]
         return replace(prediction, abstain=torch.bincount(unsure, minlength=len(logits)) > 0)
 
+    def parts(self, logits: Tensor | None, constants: Constants) -> Scores | None:
+        if logits is None:
+            return None
+        _, chances = self.predicted(logits, {**constants, "cover": None}).entities
+        return chances
+
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
         unfamiliar = score > record.ood.threshold
         return replace(prediction, ood_score=score, unfamiliar=unfamiliar, decided=True)

@@ -14,6 +14,8 @@ from hydrasurgeon.anatomy.words import NOTHING, widened
 from hydrasurgeon.data.words import Words
 from hydrasurgeon.files.decided import Abstention, Cover, Entities
 from hydrasurgeon.measuring.answers import Reading, answers
+from hydrasurgeon.measuring.predictions import OodSet, Predictions
+from hydrasurgeon.measuring.rows import row_of
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.entities import JudgedTokens, placed
 from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
@@ -121,6 +123,41 @@ def test_entities_have_the_probability_of_their_words() -> None:
         for b in range(1, 17)
     ]
     assert figures["entity_ece"] == pytest.approx(sum(gaps) / len(chances))
+
+
+def test_entities_of_foreign_texts_are_told_apart() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    logits, labels, counts = drawn(60, 5)
+    foreign, _, others = drawn(40, 6, noise=3.0)
+    reading = Reading(
+        problem=TOKENS,
+        calibration={
+            "temperature": 1.3,
+            "cover": Cover(threshold=0.1, risk=0.1, delta=0.1, words=0.5),
+        },
+        ood_scores=("msp",),
+    )
+    predictions = Predictions(
+        "m", "hydra", logits, labels, (OodSet("far", "far", foreign),), problem=TOKENS
+    )
+    (found,) = row_of(predictions, reading).result.ood
+    doubts: list[float] = []
+    for given, lengths in ((logits, counts), (foreign, others)):
+        probs = given.double().softmax(dim=-1).mean(dim=1).pow(1 / 1.3)
+        confidence, tags = (probs / probs.sum(dim=-1, keepdim=True)).max(dim=-1)
+        doubts += [
+            1 - float(confidence[text, first : last + 1].prod())
+            for text, count in enumerate(lengths)
+            for first, last, _ in runs(begun(tags[text : text + 1, :count])[0].tolist())
+        ]
+    inside = sum(
+        len(runs(row[:count].tolist()))
+        for row, count in zip(judged(logits, labels).tags, counts, strict=True)
+    )
+    is_foreign = [at >= inside for at in range(len(doubts))]
+    assert found.entity_auroc == pytest.approx(roc_auc_score(is_foreign, doubts), abs=1e-9)
+    assert found.entity_auroc != pytest.approx(0.5, abs=0.02)
 
 
 def test_what_is_promised_is_measured() -> None:

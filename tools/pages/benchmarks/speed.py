@@ -385,7 +385,7 @@ def predictor(results: dict[str, Any]) -> list[str]:
             f" {results['batch']}, tables of {results['piece']} rows; {about['device']},"
         ),
         (
-            f"{about['cores']} cores shared with other work (load {results['load']:.0f}), torch {about['torch']};"
+            f"{about['cores']} cores, torch {about['torch']};"
             f" medians of {results['runs']} runs in turn. `predict` is the whole process,"
         ),
         (
