@@ -195,7 +195,7 @@ class _Reader:
         """New labels, by the id of the row."""
         if not self.problem.promises(self.decision):
             raise UsageError(
-                "--labels: the checkpoint promises nothing that a label a row could test",
+                "--labels: the checkpoint promises no risk that one label a row could test",
                 hint="Leave them out; calibrate --risk promises such a risk of classes, and of yes and no.",
             )
         mark, known = marked(path, state.marks("labels"))
