@@ -8,7 +8,8 @@ has: one row a sample. A place without a word holds `NOTHING` in all classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,6 +35,19 @@ def of_words(
     places = torch.where(words < 0, held.shape[-2] - 1, words)
     picked = held.index_select(-2, places.flatten())
     return picked.unflatten(-2, tuple(words.shape)).movedim(-3, 0)
+
+
+def samples_of(inputs: Any, count: int) -> Int[Tensor, " row"]:
+    """Which of so many samples each row of a batch belongs to: of windows of texts several."""
+    if not isinstance(inputs, Mapping) or WORDS not in inputs:
+        return torch.arange(count)
+    words = inputs[WORDS]
+    windows, length = next(each.shape for name, each in inputs.items() if name != WORDS)
+    text, _ = (words >= 0).nonzero(as_tuple=True)
+    owners = words.new_zeros(windows)
+    owners[words[words >= 0] // length] = text
+    # The windows of a text follow each other; one in which no word is looked up may be among them.
+    return owners.cummax(dim=0).values
 
 
 def are_there(logits: Float[Tensor, "*any word klass"]) -> Bool[Tensor, "*any word"]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.anatomy.parts import Attention
+from hydrasurgeon.anatomy.words import samples_of
 from hydrasurgeon.criteria.base import HeadScores, Subject
 
 
@@ -24,7 +25,8 @@ def score(subject: Subject) -> HeadScores:
         # batch.
         masks = _ones(first_tower, labels.device, len(labels))
         shared = _ones([s for s in sites if s not in first_tower], labels.device)
-        with masked(sites, masks | shared):
+        rows = samples_of(inputs, len(labels))
+        with masked(sites, {place: mask[rows] for place, mask in masks.items()} | shared):
             losses = subject.losses(model(inputs), labels)
         if shared:
             for loss in losses:

@@ -54,6 +54,7 @@ def _over_samples(subject: Subject, measure: Callable[[Any], Any]) -> HeadScores
     import torch
 
     from hydrasurgeon.anatomy.hooks import removed
+    from hydrasurgeon.anatomy.words import samples_of
 
     check_neurons(subject.checkpoint, subject.towers)
     model, _ = subject.load()
@@ -69,8 +70,9 @@ def _over_samples(subject: Subject, measure: Callable[[Any], Any]) -> HeadScores
             torch.ones(len(labels), b.out.in_features, device=labels.device, requires_grad=True)
             for b in blocks
         ]
+        rows = samples_of(inputs, len(labels))
         hooks = [
-            b.out.register_forward_pre_hook(_scaled(mask))
+            b.out.register_forward_pre_hook(_scaled(mask[rows]))
             for b, mask in zip(blocks, masks, strict=True)
         ]
         with removed(*hooks):

@@ -15,8 +15,10 @@ from tiny_families import FAMILIES, HEADS, WORDS
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
-from hydrasurgeon.anatomy.words import are_there
+from hydrasurgeon.anatomy.words import are_there, samples_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import first_batch, open_data
+from hydrasurgeon.runtime.classifier import as_classifier
 
 pytestmark = pytest.mark.slow
 
@@ -175,6 +177,32 @@ def test_taylor_is_the_gradient_of_the_loss_of_words(
         expected = torch.stack(products).mean(dim=0).tolist()
         assert heads[number] == pytest.approx(expected, rel=1e-3)
         assert neurons[number] == pytest.approx(by_neuron[number].tolist(), rel=1e-3, abs=1e-7)
+
+
+def test_windows_of_a_text_are_one_sample(tuned: Path, home: Path, tmp_path: Path) -> None:
+    """Gradients of texts that take several windows each, together and one by one."""
+    rows = [json.loads(line) for line in (home / "val.jsonl").read_text().splitlines()]
+    texts = []
+    for count in (12, 1, 9, 8, 6):
+        some, rows = rows[:count], rows[count:]
+        texts.append(
+            {name: [each for row in some for each in row[name]] for name in ("tokens", "tags")}
+        )
+    data = tmp_path / "long.jsonl"
+    data.write_text("".join(json.dumps(text) + "\n" for text in texts))
+    about = {"data": str(data), "device": "cpu"}
+    model = as_classifier(open_checkpoint(tuned), device="cpu")
+    inputs = first_batch(open_data(str(data)), model.transform, 5)
+    assert samples_of(inputs, 5).bincount().tolist() == [4, 1, 3, 3, 2]
+    for method, part in (("taylor", "neurons"), ("fisher", "neurons"), ("fisher", "heads")):
+        together, alone = (
+            hs.score(tuned, method=method, part=part, batch_size=size, **about).result.values[
+                "text"
+            ]
+            for size in (5, 1)
+        )
+        for mine, theirs in zip(together, alone, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-9)
 
 
 def test_repair_by_least_squares(tuned: Path, home: Path, tmp_path: Path) -> None:
