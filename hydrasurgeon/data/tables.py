@@ -17,7 +17,8 @@ from hydrasurgeon.data.labels import Column, class_names, labels_of
 from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs
-from hydrasurgeon.data.words import Tokens, of_tokens, rows_of_conll, tagged, with_entities
+from hydrasurgeon.data.tags import rows_of_conll, tagged, with_entities
+from hydrasurgeon.data.words import Tokens, of_tokens
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
 from hydrasurgeon.lookup import did_you_mean

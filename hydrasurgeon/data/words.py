@@ -1,4 +1,4 @@
-"""Texts by their words: what a token classifier answers for, and the tags that data give them.
+"""Texts by their words: what a token classifier answers for.
 
 A word is what a table lists under `tokens`, or a run of letters and digits, or any other single
 character; combining marks and joiners belong to what they follow. A text is tokenized as it stands;
@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.data.labels import UNLABELLED, Column, class_names
+from hydrasurgeon.data.labels import Column
 from hydrasurgeon.data.samples import MAX_TEXT, Decoded, Samples
 from hydrasurgeon.data.texts import IDS, Tokenize, blamed
 from hydrasurgeon.errors import CheckpointError, DataError
@@ -30,13 +28,6 @@ Span = tuple[int, int]
 """First character, and the one behind the last."""
 OVERLAP = 4
 """A part of so many of a window it shares with the next one."""
-OUTSIDE = "O"
-"""The tag of words in no entity."""
-TAG = re.compile(r"O|[BI]-.+")
-"""A tag as IOB2 has it."""
-ENTITIES = (
-    'An entity is {"start": 0, "end": 5, "label": "PER"}, by characters, and overlaps no other.'
-)
 JOINER = "\u200d"
 """Between characters that are shown as one."""
 TONES = "\U0001f3fb-\U0001f3ff"
@@ -177,159 +168,3 @@ def _first_tokens(
     if goes_on:
         fits &= (tokens > 0) | (offsets[tokens, 0] <= starts[words])
     return words[fits], tokens[fits]
-
-
-# --- tags ---
-
-
-def tagged(
-    spec: str, texts: Sequence[Words], tags: Sequence[Any], names: Sequence[str] | None
-) -> Column | None:
-    """The tags of a table's words: IOB2 names, or numbers of `names`; None where there are none."""
-    if all(row is None for row in tags):
-        return None
-    rows = [list(row) if isinstance(row, list | tuple) else None for row in tags]
-    for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        if row is None or len(row) != len(text.spans):
-            found = "no list of tags" if row is None else f"{len(row)} tags"
-            raise DataError(f"{spec}: row {number} has {len(text.spans)} tokens and {found}")
-    if names is not None:
-        rows = [
-            [_named(spec, number, tag, names) for tag in row or ()]
-            for number, row in enumerate(rows)
-        ]
-    kinds = {type(tag) for row in rows for tag in row or ()}
-    if kinds <= {int}:
-        return Column(_padded(rows))
-    for number, row in enumerate(rows):
-        wrong = next(
-            (tag for tag in row or () if not isinstance(tag, str) or not TAG.fullmatch(tag)), None
-        )
-        if wrong is not None:
-            raise DataError(
-                f"{spec}: row {number} has the tag {str(wrong)[:60]!r}",
-                hint="Tags are O, B-X for the first word of an X, and I-X for its others.",
-            )
-    return _iob(spec, rows)
-
-
-def _named(spec: str, row: int, tag: Any, names: Sequence[str]) -> Any:
-    if type(tag) is int and 0 <= tag < len(names):
-        return names[tag]
-    raise DataError(f"{spec}: row {row} has the tag {str(tag)[:60]}, of {len(names)} there are")
-
-
-def _iob(spec: str, rows: Sequence[Any]) -> Column:
-    """Tags by name; an I- that continues nothing begins an entity."""
-    mended = 0
-    for row in rows:
-        before = OUTSIDE
-        for at, tag in enumerate(row):
-            if tag.startswith("I-") and before[2:] != tag[2:]:
-                row[at], mended = f"B-{tag[2:]}", mended + 1
-            before = row[at]
-    types = sorted({tag[2:] for row in rows for tag in row} - {""})
-    names = class_names(spec, [OUTSIDE, *(f"{b}-{each}" for each in types for b in "BI")])
-    position = {name: at for at, name in enumerate(names)}
-    note = None
-    if mended:
-        note = f"{spec}: {mended:,} I- tags continue nothing and are taken as B-"
-    return Column(_padded([[position[tag] for tag in row] for row in rows]), names, note=note)
-
-
-def _padded(rows: Sequence[Any]) -> NDArray[np.int64]:
-    """Rows of numbers as one array, with `UNLABELLED` behind the shorter ones."""
-    most = max((len(row) for row in rows), default=0)
-    made = np.full((len(rows), max(1, most)), UNLABELLED, dtype=np.int64)
-    for row, values in zip(made, rows, strict=True):
-        row[: len(values)] = values
-    return made
-
-
-def with_entities(
-    spec: str, texts: Sequence[str], entities: Sequence[Any]
-) -> tuple[list[Words], Column]:
-    """Texts by their words, of which those that an entity overlaps are in it."""
-    words, rows, cut, lost = list[Words](), list[list[str]](), 0, 0
-    for number, (text, listed) in enumerate(zip(texts, entities, strict=True)):
-        where = f"{spec}: row {number}"
-        made = Words(text, words_of(text))
-        starts, ends = ([span[i] for span in made.spans] for i in (0, 1))
-        tags = [OUTSIDE] * len(starts)
-        taken = before = 0
-        for start, end, label in sorted(_checked(where, text, listed)):
-            if start < before:
-                raise DataError(f"{where}: the entities at {start} and before it overlap")
-            before = end
-            first, last = bisect_right(ends, start), bisect_left(starts, end)
-            cut += first < last and (starts[first], ends[last - 1]) != (start, end)
-            # Of two entities in one word the first has it.
-            first = max(first, taken)
-            lost += first >= last
-            for at in range(first, last):
-                tags[at] = f"{'B' if at == first else 'I'}-{label}"
-            taken = max(taken, last)
-        words.append(made)
-        rows.append(tags)
-    column = _iob(spec, rows)
-    notes = [column.note] if column.note else []
-    if cut:
-        notes.append(f"{spec}: {cut:,} entities begin or end within a word, which is taken whole")
-    if lost:
-        notes.append(f"{spec}: {lost:,} entities have no word of their own and are left out")
-    return words, replace(column, note="; ".join(notes) or None)
-
-
-def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, str]]:
-    """Start, end and label of each; within the text, and not within a character."""
-    if not isinstance(entities, list | tuple):
-        raise DataError(f"{where}: entities are no list", hint=ENTITIES)
-    for entity in entities:
-        fields = entity if isinstance(entity, Mapping) else {}
-        start, end, label = (fields.get(name) for name in ("start", "end", "label"))
-        if type(start) is not int or type(end) is not int or not isinstance(label, str):
-            raise DataError(f"{where}: {str(entity)[:60]} is no entity", hint=ENTITIES)
-        if not 0 <= start < end <= len(text):
-            raise DataError(
-                f"{where}: an entity from {start} to {end} in {len(text)} characters", hint=ENTITIES
-            )
-        for at in (start, end):
-            if at < len(text) and _goes_on(text, at):
-                raise DataError(f"{where}: {at} lies within a character", hint=ENTITIES)
-        yield start, end, label
-
-
-def _goes_on(text: str, at: int) -> bool:
-    """Whether a place lies within what is shown as one character."""
-    if at == 0:
-        return False
-    before, here = text[at - 1], text[at]
-    is_mark = unicodedata.category(here)[0] == "M" or "\U0001f3fb" <= here <= "\U0001f3ff"
-    # A joiner may also stand behind a letter of a script that is joined.
-    is_joined = before == JOINER and not here.isspace() and not here.isalnum()
-    return is_mark or here == JOINER or is_joined
-
-
-def rows_of_conll(lines: Iterable[str]) -> Iterator[tuple[list[str], list[str] | None]]:
-    """Words and tags of each text of a CoNLL file: a word a line, its tag in the last column; no
-    tags where there is one column.
-    """
-    rows = list[list[str]]()
-    for line in lines:
-        fields = line.split("\t") if "\t" in line else line.split()
-        fields = [field.strip() for field in fields]
-        if any(fields) and fields[0] != "-DOCSTART-":
-            rows.append(fields)
-        elif rows:
-            yield _columns(rows)
-            rows = []
-    if rows:
-        yield _columns(rows)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> tuple[list[str], list[str] | None]:
-    tokens = [fields[0] for fields in rows]
-    if all(len(fields) == 1 for fields in rows):
-        return tokens, None
-    # A line of one field has no tag, which the number of tags then says.
-    return tokens, [fields[-1] for fields in rows if len(fields) > 1]
