@@ -8,7 +8,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -71,10 +71,21 @@ def serve(arguments: ServeOptions) -> Served:
     with _bound(arguments) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        said = f"{opened.name} answers at {address}/v1/predict"
+        server = _Server(arguments, listener, place, token)
         run = _alone if arguments.workers == 1 else _several
-        inputs, stop = run(opened, arguments, listener, place, token, said)
+        inputs, stop = run(server, opened, f"{opened.name} answers at {address}/v1/predict")
         return Served(address, inputs, place, stop)
+
+
+@dataclass(frozen=True)
+class _Server:
+    """What each of its processes has."""
+
+    arguments: ServeOptions
+    listener: socket.socket
+    place: Path | None
+    """Where answers are kept."""
+    token: str | None
 
 
 def _opened(arguments: ServeOptions) -> Checkpoint:
@@ -85,38 +96,24 @@ def _opened(arguments: ServeOptions) -> Checkpoint:
     return opened
 
 
-def _alone(
-    opened: Checkpoint,
-    arguments: ServeOptions,
-    listener: socket.socket,
-    place: Path | None,
-    token: str | None,
-    said: str,
-) -> tuple[int, BaseException | None]:
+def _alone(server: _Server, opened: Checkpoint, said: str) -> tuple[int, BaseException | None]:
     """Inputs that this process answered until a signal came, and the signal."""
     from hydrasurgeon.serving.connections import BACKLOG, server_of
 
-    with _kept(place) as kept:
-        app, counts = _app(opened, arguments, kept, token)
-        listener.listen(BACKLOG)  # who reads the next line may connect at once
-        arguments.say(said)
-        server = server_of(app)
+    with _kept(server.place) as kept:
+        app, counts = _app(opened, server.arguments, kept, server.token)
+        server.listener.listen(BACKLOG)  # who reads the next line may connect at once
+        server.arguments.say(said)
+        running = server_of(app)
         stop: BaseException | None = None
         try:
-            server.run([listener])
+            running.run([server.listener])
         except (SystemExit, KeyboardInterrupt) as signal:
             stop = signal  # raised when all that was taken is answered
         return _inputs(counts.registry), stop
 
 
-def _several(
-    opened: Checkpoint,
-    arguments: ServeOptions,
-    listener: socket.socket,
-    place: Path | None,
-    token: str | None,
-    said: str,
-) -> tuple[int, BaseException | None]:
+def _several(server: _Server, opened: Checkpoint, said: str) -> tuple[int, BaseException | None]:
     """The same of several processes."""
     from prometheus_client.multiprocess import mark_process_dead
 
@@ -127,35 +124,29 @@ def _several(
     unsaid = [said]
 
     def up(notes: list[str]) -> None:
-        listener.listen(BACKLOG)  # a process that begins sets it to its own
+        server.listener.listen(BACKLOG)  # a process that begins sets it to its own
         while unsaid:
             for line in (*notes, unsaid.pop()):
-                arguments.say(line)
+                server.arguments.say(line)
 
     with TemporaryDirectory(prefix="hydrasurgeon-") as name:
         folder = Path(name)
-        work = partial(
-            _work, arguments.but(say=print), listener, place, token, folder, _identity(opened)
-        )
+        quiet = replace(server, arguments=server.arguments.but(say=print))
+        work = partial(_work, quiet, folder, _identity(opened))
         stop: BaseException | None = None
         try:
             supervise(
-                work, arguments.workers, up=up, gone=lambda pid: mark_process_dead(pid, folder)
+                work,
+                server.arguments.workers,
+                up=up,
+                gone=lambda pid: mark_process_dead(pid, folder),
             )
         except (SystemExit, KeyboardInterrupt) as signal:
             stop = signal
         return _inputs(summed(folder)), stop
 
 
-def _work(
-    arguments: ServeOptions,
-    listener: socket.socket,
-    place: Path | None,
-    token: str | None,
-    folder: Path,
-    identity: tuple[str, str],
-    reports: Connection,
-) -> None:
+def _work(server: _Server, folder: Path, identity: tuple[str, str], reports: Connection) -> None:
     """What each of several processes does."""
     from hydrasurgeon.serving.workers import obey
 
@@ -165,6 +156,7 @@ def _work(
 
     from hydrasurgeon.serving.connections import server_of
 
+    arguments = server.arguments
     torch.set_num_threads(max(1, torch.get_num_threads() // arguments.workers))
     notes: list[str] = []
     try:
@@ -173,9 +165,9 @@ def _work(
             raise CheckpointError(
                 f"{opened.path}: has changed since the server started", hint="Start it again."
             )
-        with _kept(place) as kept:
-            app, _ = _app(opened, arguments.but(say=notes.append), kept, token, folder)
-            server_of(app, announce=lambda: reports.send(notes)).run([listener])
+        with _kept(server.place) as kept:
+            app, _ = _app(opened, arguments.but(say=notes.append), kept, server.token, folder)
+            server_of(app, announce=lambda: reports.send(notes)).run([server.listener])
     except HydraError as error:
         reports.send(error)
 
