@@ -95,13 +95,8 @@ def _ask(place: Place, part: str, out: Path) -> None:
 
 def splits(place: Place) -> dict[str, Any]:
     """How often a promise is broken, and what it costs: by what is promised, and the risk."""
-    answers = [
-        read_outputs(place.once(f"mean on {part}", partial(_ask, place, part)), labelled=True)
-        for part in ("val", "test")
-    ]
-    problem = answers[0].problem
-    outputs = [problem.outputs(each.outputs) for each in answers]
-    every = outputs[0].joined(outputs[1])
+    problem, (val, test) = _answers(place, "val", "test")
+    every = val.joined(test)
     told: dict[str, Any] = {"splits": SPLITS, "delta": DELTA, "texts": len(every.logits)}
     found: dict[str, dict[str, list[dict[str, float] | None]]] = {}
     for split in range(SPLITS):
@@ -114,6 +109,21 @@ def splits(place: Place) -> dict[str, Any]:
     for name, ways in found.items():
         told[name] = {way: _summary(name, kept) for way, kept in ways.items()}
     return told
+
+
+def abroad(place: Place) -> dict[str, Any]:
+    """What comes of promises that VAL made where they are not for: on WNUT's tweets."""
+    problem, (val, shift) = _answers(place, "val", "shift")
+    return {name: kept["calibrate"] for name, kept in _kept(problem, val, shift, 0)}
+
+
+def _answers(place: Place, *parts: str) -> tuple[Problem, list[Outputs]]:
+    """What the mean says of these sets."""
+    read = [
+        read_outputs(place.once(f"mean on {part}", partial(_ask, place, part)), labelled=True)
+        for part in parts
+    ]
+    return read[0].problem, [each.problem.outputs(each.outputs) for each in read]
 
 
 def _kept(
@@ -223,7 +233,7 @@ def main() -> None:
         write({"time": times, "timed_on": machine()})
         return
     if options.promises:
-        write({"promises": splits(places[0])})
+        write({"abroad": abroad(places[0]), "promises": splits(places[0])})
         return
     wanted = [name.strip() for name in options.rows.split(";") if name.strip()] or [*ROWS]
     for seed, place in places.items():
