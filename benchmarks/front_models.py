@@ -471,7 +471,9 @@ def seconds_of_a_batch(
     }
     with torch.inference_mode():
         seconds = in_turn(calls, runs)
-    taken = {name: {each: seconds[f"{name}: {each}"] for each in engines} for name in opened}
+    taken: dict[str, dict[str, float]] = {
+        name: {each: seconds[f"{name}: {each}"] for each in engines} for name in opened
+    }
     return {
         name: {**each, "float32": min(each["torch"], each["onnx"])} for name, each in taken.items()
     }
