@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 
 GB = 10**9
 MOST_MEMORY = 1 * GB
-# A BERT of twelve layers of 4096: 10.2 GB in float32, MLPs of 268 MB, an embedding of 500 MB.
+# A BERT of four layers of 4096: 3.8 GB in float32, MLPs of 268 MB, an embedding of 500 MB.
 CONFIG: dict[str, Any] = {
     "model_type": "bert",
     "hidden_size": 4096,
-    "num_hidden_layers": 12,
+    "num_hidden_layers": 4,
     "num_attention_heads": 32,
     "intermediate_size": 16384,
     "vocab_size": 30522,
@@ -84,35 +85,40 @@ def run(*arguments: str | Path, cwd: Path) -> int:
     return int(done.stdout.split()[-1])
 
 
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[Path]:
+    """A folder for gigabytes, which go with the test however it ends."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("reads a peak of memory from /proc")
+    if shutil.disk_usage(tmp_path).free < 20 * GB:
+        pytest.skip("needs 20 GB of disk")
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc"
-)
-def test_ten_gigabytes_in_one_of_memory(tmp_path: Path) -> None:
-    if shutil.disk_usage(tmp_path).free < 30 * GB:
-        pytest.skip("needs 30 GB of disk")
+def test_four_gigabytes_in_one_of_memory(roomy: Path) -> None:
     for i in (1, 2):
-        folder = directory(tmp_path / f"bert{i}", CONFIG, mark=i)
-        assert (folder / "model.safetensors").stat().st_size > 10 * GB
-    peaks = {"inspect": run("inspect", "bert1", "--json", cwd=tmp_path)}
+        folder = directory(roomy / f"bert{i}", CONFIG, mark=i)
+        assert (folder / "model.safetensors").stat().st_size > 3.7 * GB
+    peaks = {"inspect": run("inspect", "bert1", "--json", cwd=roomy)}
     prune = ("prune", "--method", "random", "--keep", "16", "--quiet", "--json")
     for i in (1, 2):
-        peaks[f"prune {i}"] = run(*prune, "--seed", str(i), f"bert{i}", "-o", f"m{i}", cwd=tmp_path)
-        shutil.rmtree(tmp_path / f"bert{i}")
-    peaks["fuse"] = run("fuse", "m1", "m2", "-o", "h", "--quiet", "--json", cwd=tmp_path)
+        peaks[f"prune {i}"] = run(*prune, "--seed", str(i), f"bert{i}", "-o", f"m{i}", cwd=roomy)
+        shutil.rmtree(roomy / f"bert{i}")
+    peaks["fuse"] = run("fuse", "m1", "m2", "-o", "h", "--quiet", "--json", cwd=roomy)
     for i in (1, 2):
-        (tmp_path / f"m{i}.safetensors").unlink()
-    peaks["verify"] = run("verify", "h", "--json", cwd=tmp_path)
-    shutil.rmtree(tmp_path)
+        (roomy / f"m{i}.safetensors").unlink()
+    peaks["verify"] = run("verify", "h", "--json", cwd=roomy)
     assert max(peaks.values()) < MOST_MEMORY, peaks
 
 
-# A Qwen 3 of sixteen layers: 2.4 GB in bfloat16, an embedding of 410 MB.
+# A Qwen 3 of eight layers: 1.4 GB in bfloat16, an embedding of 410 MB.
 DECODER: dict[str, Any] = {
     "model_type": "qwen3",
     "architectures": ["Qwen3ForSequenceClassification"],
     "hidden_size": 2048,
-    "num_hidden_layers": 16,
+    "num_hidden_layers": 8,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "intermediate_size": 8192,
@@ -147,41 +153,24 @@ def sharded(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc"
-)
-def test_three_members_of_a_sharded_decoder_become_a_sharded_hydra(tmp_path: Path) -> None:
-    if shutil.disk_usage(tmp_path).free < 12 * GB:
-        pytest.skip("needs 12 GB of disk")
-    sharded(tmp_path / "qwen")
-    prune = (
-        "prune",
-        "qwen",
-        "--method",
-        "random",
-        "--layers",
-        "8-15",
-        "--keep",
-        "5",
-        "--quiet",
-        "--json",
-    )
-    peaks = {i: run(*prune, "--seed", str(i), "-o", f"m{i}", cwd=tmp_path) for i in (1, 2, 3)}
+def test_three_members_of_a_sharded_decoder_become_a_sharded_hydra(roomy: Path) -> None:
+    sharded(roomy / "qwen")
+    prune = ("prune", "qwen", "--method", "random", "--layers", "4-7", "--keep", "5", "--json")
+    peaks = {i: run(*prune, "--seed", str(i), "-o", f"m{i}", cwd=roomy) for i in (1, 2, 3)}
     written = run(
         *("fuse", "m1", "m2", "m3", "-o", "h/", "--max-shard-size", "500MB", "--quiet", "--json"),
-        cwd=tmp_path,
+        cwd=roomy,
     )
-    shards = sorted((tmp_path / "h").glob("model-*.safetensors"))
+    shards = sorted((roomy / "h").glob("model-*.safetensors"))
     bytes_of = [path.stat().st_size for path in shards]
-    whole = sum(path.stat().st_size for path in (tmp_path / "qwen").glob("*.safetensors"))
-    manifest = parse_manifest((tmp_path / "h" / "heads.json").read_text(), "h")
-    shutil.rmtree(tmp_path)
+    whole = sum(path.stat().st_size for path in (roomy / "qwen").glob("*.safetensors"))
+    manifest = parse_manifest((roomy / "h" / "heads.json").read_text(), "h")
     assert max(*peaks.values(), written) < MOST_MEMORY, (peaks, written)
     assert manifest.kind == "hydra"
-    assert manifest.fusion.trunk == 8
-    assert 5 <= len(shards) <= 8
+    assert manifest.fusion.trunk == 4
+    assert 3 <= len(shards) <= 5
     assert max(bytes_of) < 501 * 10**6
-    assert 2 * GB < sum(bytes_of) <= whole * 1.001  # what members share lies there once
+    assert 1.3 * GB < sum(bytes_of) <= whole * 1.001  # what members share lies there once
 
 
 def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
