@@ -36,6 +36,7 @@ from hydrasurgeon.options.run_file import written
 from hydrasurgeon.runtime.processes import joined
 
 MEASURES = {
+    "f1": ("F1", 1, 3, ""),
     "accuracy": ("accuracy", 100, 1, " points"),
     "nll": ("NLL", 1, 3, ""),
     "rmse": ("RMSE", 1, 3, ""),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -35,8 +35,8 @@ from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.problems import SINGLE, problem_of
+from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.runtime.answering import Engine, collected
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.features import classifiers
@@ -65,7 +65,7 @@ MOST_STATE = 4 << 20
 class State(Resumable):
     """What a work folder belongs to."""
 
-    work: Work = ("build", "hydrasurgeon.build-state/6")
+    work: Work = ("build", "hydrasurgeon.build-state/7")
 
     def check(self) -> None:
         """Refuse a folder that belongs to other work."""
@@ -141,23 +141,20 @@ class Workshop:
 class Answers:
     """What one member says of the validation set and of the OOD sets, samples in an order that is
     drawn for the length of each set.
-
-    One logit and many labels are choices between no and yes: a row is a choice. Numbers are rows
-    of one class, and the labels of such numbers.
     """
 
-    val: Float[Tensor, "row klass"]
-    labels: Int[Tensor, " row"]
-    ood: tuple[Float[Tensor, "row klass"], ...] = ()
+    val: Float[Tensor, "sample *any klass"]
+    labels: Tensor
+    ood: tuple[Float[Tensor, "sample *any klass"], ...] = ()
     scores: Mapping[str, tuple[Float[Tensor, " sample"], ...]] = field(default_factory=dict)
     """OOD scores that are fitted on features: of the validation set and of each OOD set."""
-    rows_each: int = 1
-    """Rows of a sample, which stand together."""
     hints: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """What `without_ood` says of each OOD score that a decision state could use."""
+    problem: Problem = SINGLE
+    """How this is read."""
 
     @property
-    def sets(self) -> tuple[Float[Tensor, "row klass"], ...]:
+    def sets(self) -> tuple[Float[Tensor, "sample *any klass"], ...]:
         return (self.val, *self.ood)
 
     def halves(self) -> tuple[Answers, Answers]:
@@ -166,17 +163,16 @@ class Answers:
         return first, rest
 
     def _half(self, number: int) -> Answers:
-        def half(rows: Tensor, rows_each: int = 1) -> Tensor:
-            middle = len(rows) // (2 * rows_each) * rows_each
-            return rows.tensor_split([middle])[number]
+        def half(rows: Tensor) -> Tensor:
+            return rows.tensor_split([len(rows) // 2])[number]
 
         return Answers(
-            half(self.val, self.rows_each),
-            half(self.labels, self.rows_each),
+            half(self.val),
+            half(self.labels),
             tuple(map(half, self.ood)),
             {kind: tuple(map(half, values)) for kind, values in self.scores.items()},
-            self.rows_each,
             self.hints,
+            self.problem,
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -208,6 +204,10 @@ class Cache:
     @property
     def folder(self) -> Path:
         return self.options.work / "answers"
+
+    @property
+    def problem(self) -> Problem:
+        return problem_of(self.backbone.manifest.model)
 
     def fill(self, members: Sequence[Member], progress: Progress | None) -> None:
         """Run those pruned in memory whose answers are not there; under torchrun each process takes
@@ -283,7 +283,6 @@ class Cache:
         """What each member of a model says of all sets, computed by itself or by another engine."""
         run = self.options.but(progress=None)
         engine = engine or model
-        problem = problem_of(self.backbone.manifest.model)
         sees_ood = bool(self.ood)
         sets = [self.val, *self.ood]
         outputs = [collected([engine], samples, run, features=sees_ood) for samples in sets]
@@ -292,26 +291,19 @@ class Cache:
             scores = self._scores(model, engine, outputs)
         orders = [_order(len(each.logits)) for each in outputs]
         assert outputs[0].labels is not None  # its classes are fitted
-        truth, rows = outputs[0].labels[orders[0]], problem.rows
+        truth = outputs[0].labels[orders[0]]
         answers = []
         for number in range(model.members):
             val, *ood = (
-                each.logits[order, number : number + 1]
+                each.logits[order, number].float()
                 for each, order in zip(outputs, orders, strict=True)
             )
-            labels = truth
-            if self.options.goal == "rmse":
-                val = _values(val)
-            else:
-                val, labels = problem.labelled(val, truth)
-            val, *ood = (each[:, 0].float().clone() for each in (val, *map(rows, ood)))
             shuffled = {
                 kind: tuple(each[order] for each, order in zip(values, orders, strict=True))
                 for kind, values in scores[number][0].items()
             }
-            rows_each = 1 if problem.by_word else len(val) // len(orders[0])
             hints = scores[number][1]
-            answers.append(Answers(val, labels, tuple(ood), shuffled, rows_each, hints))
+            answers.append(Answers(val, truth, tuple(ood), shuffled, hints, self.problem))
         return answers
 
     def _scores(
@@ -320,7 +312,7 @@ class Cache:
         """Each member's OOD scores that are fitted on features of TRAIN, and what is said of all
         scores without OOD data; those that cannot be fitted are left out.
         """
-        problem = problem_of(self.backbone.manifest.model)
+        problem = self.problem
         run = self.options.but(progress=None)
         linear = [problem.classifier(each.weight, each.bias) for each in classifiers(model)]
         train = problem.outputs(collected([engine], self.train, run, features=True))
@@ -407,7 +399,7 @@ class Cache:
 
     def _write(self, place: Path, answers: Answers) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in answers.tensors().items()}
-        about = {"of": place.stem, "rows_each": answers.rows_each, "sha256": _sha256(tensors)}
+        about = {"of": place.stem, "sha256": _sha256(tensors)}
         # One entry alone: safetensors writes several in an order that differs from file to file.
         write_bytes(place, save(tensors, metadata={ABOUT: json.dumps(about)}))
 
@@ -432,19 +424,12 @@ class Cache:
                 for name, tensor in tensors.items()
                 if name.startswith(HINT)
             }
-            return Answers(
-                tensors["val"], tensors["labels"], ood, scores, about["rows_each"], hints
-            )
+            return Answers(tensors["val"], tensors["labels"], ood, scores, hints, self.problem)
         except (CheckpointError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(
                 f"{place}: its answers were changed, or are damaged",
                 hint=f"Delete {place}: the next build makes it anew.",
             ) from error
-
-
-def _values(logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample member 1"]:
-    """Numbers, as rows of one class."""
-    return logits[..., :1]
 
 
 def _order(count: int) -> Tensor:

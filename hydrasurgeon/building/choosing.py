@@ -54,12 +54,15 @@ class Pool:
         self.kind = PROBABILITIES
         for number, each in enumerate(answers):
             if number == 0:
+                rows = each.val[:, None]
                 self.labels = each.labels
+                if objective.name != "rmse":
+                    _, self.labels = each.problem.labelled(rows, each.labels)
                 if objective.sees_ood and each.ood:
                     self.kind = state_score([each], objective.score)
                 if self.kind == "mi":  # of which one member alone has none
                     self.kind = PROBABILITIES
-            terms = [each.val]
+            terms = [each.val[:, :1]]
             if objective.name != "rmse":
                 terms = _terms(each, self.kind, sees_ood=objective.sees_ood)
             if not self.terms:
@@ -107,8 +110,11 @@ class Pool:
 
 def _terms(answers: Answers, kind: str, *, sees_ood: bool) -> list[Tensor]:
     """What is added up over members."""
-    at = temperature_of(answers.val[:, None], answers.labels)
-    probs = [(logits / at).softmax(dim=-1) for logits in answers.sets]
+    problem = answers.problem
+    rows, labels = problem.labelled(answers.val[:, None], answers.labels)
+    at = temperature_of(rows, labels)
+    foreign = [problem.rows(logits[:, None]) for logits in answers.ood]
+    probs = [(logits[:, 0] / at).softmax(dim=-1) for logits in (rows, *foreign)]
     if not sees_ood:
         return probs[:1]
     if kind == PROBABILITIES:

@@ -15,7 +15,7 @@ from hydrasurgeon.building.choosing import Pool, decide, proposals, propose
 from hydrasurgeon.building.cost import Budget
 from hydrasurgeon.building.making import Search
 from hydrasurgeon.building.members import Member, compatible
-from hydrasurgeon.building.table import Choice, Entry, Objective, Row, Table
+from hydrasurgeon.building.table import Choice, Entry, Objective, Row, Table, right_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, hold, real, staged, sweep, write_text
@@ -24,7 +24,6 @@ from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.problems import SINGLE, problem_of
 
 FORMAT = "hydrasurgeon.front/1"
 """Format identifier of a front's JSON."""
@@ -62,7 +61,7 @@ class Front:
         objective = Objective(self.options.goal)
         if objective.sees_ood:
             plain = self._table(objective).entry(single).figures()
-            objective = replace(objective, floor=float(plain["accuracy"]) - self.options.spare)
+            objective = replace(objective, floor=float(right_of(plain)) - self.options.spare)
         self.table = self._table(objective)
         rivals = [search.computed(choice) for choice in (single, *self._rivals())]
         self.references = [self.table.entry(in_float32) for in_float32, *_ in rivals]
@@ -87,10 +86,7 @@ class Front:
 
     def _table(self, objective: Objective) -> Table:
         search = self.search
-        problem = problem_of(search.cache.backbone.manifest.model)
-        if problem.by_word:
-            problem = SINGLE  # a word is a row here
-        return Table(objective, search.read, search.cost, search.timed, problem)
+        return Table(objective, search.read, search.cost, search.timed)
 
     def _rivals(self) -> list[Choice]:
         """What needs no surgery, besides the model itself: a probe, the mean of several, and their
@@ -215,7 +211,7 @@ class Front:
             return None
         if self.options.stock:
             return None
-        if self.options.goal == "rmse":  # nothing says of a number that one member is sure
+        if not self.search.cache.problem.gates:  # nothing says that one member is sure
             return None
         # Rows that different members answer have nothing but probabilities in common.
         if self.options.goal in LOGITS and LOGITS[self.options.goal].terms != "probabilities":
@@ -344,7 +340,9 @@ def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path)
     """
     import matplotlib
 
-    measures = [name for name in ("rmse", "nll", "accuracy", "auroc") if name in rows[0].worth]
+    measures = [
+        name for name in ("rmse", "nll", "f1", "accuracy", "auroc") if name in rows[0].worth
+    ]
     with matplotlib.rc_context({"font.size": 9}):
         drawn = figure(5.5 * len(measures))
         axes = drawn.subplots(1, len(measures), squeeze=False)[0]

@@ -48,7 +48,8 @@ from hydrasurgeon.files.atomic import SUFFIX, make_folder
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems import SINGLE, problem_of
+from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.surgery.repair import sharing
@@ -215,13 +216,13 @@ def in_macs(budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None) -> Seq
     return costs or [Budget("macs", SMALLEST)]
 
 
-def keys_of(options: BuildOptions) -> tuple[str, ...]:
+def keys_of(options: BuildOptions, problem: Problem = SINGLE) -> tuple[str, ...]:
     """The criteria, as manifests name their scores."""
     if options.stock:
         return ()
-    circuits: tuple[str, ...] = ("circuit-acc",)
-    if options.ood:
-        circuits = WITH_OOD
+    circuits: tuple[str, ...] = ()
+    if "--method circuit" not in problem.lacks:
+        circuits = WITH_OOD if options.ood else ("circuit-acc",)
     if not options.criteria:
         several = len(options.checkpoints) > 1 or options.seeds is not None
         if several or options.budget.startswith("time"):
@@ -253,7 +254,8 @@ def searched(
     averaged: bool,
 ) -> Search:
     """Score, make members, run them and know what they cost; whatever an earlier run left is used."""
-    keys, opened, val = keys_of(options), models[0], sets["val"][0]
+    opened, val = models[0], sets["val"][0]
+    keys = keys_of(options, problem_of(opened.manifest.model))
     cost_model = _counted(opened, val, options)
     maker, wanted, count, clock, sizes_of_library = None, list[Size](), 0, None, None
     if budgets[0].unit == "time":

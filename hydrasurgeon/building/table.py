@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -31,11 +31,9 @@ from hydrasurgeon.measuring.cascades.choice import families, within
 from hydrasurgeon.measuring.cascades.fit import answers_of
 from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
-from hydrasurgeon.problems import PROBLEMS, SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Ranked, Rows, Values, bootstrap
-from hydrasurgeon.statistics.probabilities import TINY
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 AUTO = "auto"
@@ -49,6 +47,11 @@ PENALTY = 10.0
 ONE_SIDE = 0.6827
 """Level of an interval of one standard error to each side."""
 Figures = Mapping[str, Tensor]
+
+
+def right_of(figures: Figures) -> Tensor:
+    """The share of answers that are right, of tags those of words."""
+    return next(figures[name] for name in ("accuracy", "token_accuracy") if name in figures)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Objective:
         """
         if self.name == "rmse":
             return -figures["rmse"]
-        accuracy, typical = figures["accuracy"], (-figures["nll"]).exp()
+        accuracy, typical = right_of(figures), (-figures["nll"]).exp()
         if self.name == "nll":
             return -figures["nll"]
         if self.name == "acc":
@@ -126,7 +129,9 @@ class Row:
     and milliseconds.
     """
     worth: Mapping[str, float]
-    """accuracy, nll, ece; and auroc, fpr95 of the decision state's score, the mean over OOD sets."""
+    """accuracy (of words, and f1 of entities), nll, ece; and auroc, fpr95 of the decision state's
+    score, the mean over OOD sets.
+    """
     errors: Mapping[str, float] = field(default_factory=dict)
     """Standard errors of what it is worth."""
 
@@ -153,13 +158,11 @@ class Entry:
         return float(self.objective.value(self.figures()))
 
     def figures(self, *rows: Rows) -> dict[str, Values]:
-        """accuracy, nll, ece, auroc and fpr95, of all samples or of those drawn."""
+        """What a row holds, of all samples or of those drawn."""
         chosen = rows or [torch.arange(count)[None] for count in self.counts]
         figures = self.answers.inside.quality(chosen[0])
-        if self.objective.name == "rmse":
-            del figures["nll"]  # of no calibrated deviation
-        else:
-            del figures["brier"]
+        # Of numbers no deviation is calibrated.
+        figures.pop("nll" if self.objective.name == "rmse" else "brier", None)
         pairs = zip(self._ranked, chosen[1:], strict=True)
         sets = [ranked.metrics(chosen[0], drawn) for ranked, drawn in pairs]
         for name in ("auroc", "fpr95"):
@@ -212,13 +215,11 @@ class Table:
         read: Callable[[Member], Answers],
         cost: Callable[[Sequence[Member], Unit], float],
         timed: Callable[[Choice], Mapping[str, float]] = lambda choice: {},
-        problem: Problem = SINGLE,
     ) -> None:
         self.objective = objective
         self.read = read
         self.cost = cost
         self.timed = timed
-        self.problem = problem
         self._entries: dict[tuple[object, ...], Entry] = {}
 
     def entry(self, choice: Choice) -> Entry:
@@ -236,14 +237,12 @@ class Table:
         if choice.cascade is not None:
             cost["macs"] = sum(part.macs for part in parts) / 2
         cost |= self.timed(choice)
-        problem = SINGLE
-        if self.objective.name == "rmse":
-            problem = PROBLEMS["number"]
         score = self.objective.score
         everyone = [self._reads(choice)(member) for member in choice.members]
         if everyone[0].ood:
             score = state_score(everyone, score)
-        return Entry(choice, cost, _joined(parts, problem), self.objective, score)
+        joined = _joined(parts, everyone[0].problem)
+        return Entry(choice, cost, joined, self.objective, score)
 
     def _reads(self, choice: Choice) -> Callable[[Member], Answers]:
         """What reads the answers of a choice's members, as they are computed."""
@@ -257,11 +256,11 @@ class Table:
         halves = [read(member).halves() for member in members]
         fitting = [half[chosen_on] for half in halves]
         judging = [half[1 - chosen_on] for half in halves]
+        problem, sets = judging[0].problem, outputs_of(judging)
         if self.objective.name == "rmse":
-            values = torch.stack([half.val for half in judging]).mean(dim=0)
-            return _Half(judging[0].labels, [values], [], rows_each=1)
+            values = problem.answers(sets[0].logits, {})
+            return _Half(judging[0].labels, [problem.said(values)], [])
         state = self._state(fitting)
-        sets = outputs_of(judging)
         if choice.cascade is None:
             macs = 0.0
             said = [
@@ -273,11 +272,11 @@ class Table:
             said = [answers_of(state, cascade, each) for each in sets]
             going = in_steps(state, cascade, sets[0].logits, sets[0].features)[1]
             macs = steps.expected(float(going.double().mean()))
-        logs = [self.problem.chances(answers).clamp_min(TINY).log() for answers, _ in said]
+        logits = [problem.said(answers) for answers, _ in said]
         ranks: list[Tensor] = []
         if judging[0].ood:
             ranks = _ranks([scores.double() for _, scores in said])
-        return _Half(judging[0].labels, logs, ranks, judging[0].rows_each, macs)
+        return _Half(judging[0].labels, logits, ranks, macs)
 
     def _state(self, fitting: Sequence[Answers]) -> State:
         """As `calibrate` fits it to these, without what is promised."""
@@ -285,9 +284,9 @@ class Table:
         kind = state_score(fitting, self.objective.score)
         ood: dict[str, Any] = {"score": kind, "threshold": math.inf}
         fields: dict[str, Any] = {"ood": Ood.model_construct(**ood), "conformal": None}
-        fields |= {"temperature": 1.0, **self.problem.fitted(val)}
+        fields |= {"temperature": 1.0, **fitting[0].problem.fitted(val)}
         record = Decision.model_construct(**fields)
-        return State(record, scorer(kind, fitting), self.problem)
+        return State(record, scorer(kind, fitting), fitting[0].problem)
 
     def _cascade(
         self, state: State, fitting: Sequence[Answers], members: Sequence[Member], most: float
@@ -310,11 +309,10 @@ class _Half:
     """Calibrated answers on one half of the samples."""
 
     labels: Tensor
-    log_probs: Sequence[Float[Tensor, "row klass"]]
-    """Of the validation set and of each OOD set; of numbers the values."""
+    logits: Sequence[Float[Tensor, "sample *any klass"]]
+    """Of a single model that would answer so, of the validation set and of each OOD set."""
     ranks: Sequence[Float[Tensor, " sample"]]
     """Where each sample stands by the OOD score among all samples of this half."""
-    rows_each: int
     macs: float = 0.0
     """Of a cascade, on average."""
 
@@ -338,19 +336,13 @@ def outputs_of(members: Sequence[Answers]) -> list[Outputs]:
     first = members[0]
     kinds = kinds_of(members)
     together = []
-    for number in range(len(first.sets)):
+    for number, labels in enumerate([first.labels, *(None for _ in first.ood)]):
         logits = _stacked([each.sets[number] for each in members])
-        if first.rows_each > 1:  # [sample, member, label, choice]
-            logits = logits.unflatten(0, (-1, first.rows_each)).transpose(1, 2)
         features = None
         if kinds:
             columns = [_stacked([each.scores[kind][number] for each in members]) for kind in kinds]
             features = torch.stack(columns, dim=-1)
-        together.append(Outputs(logits, features))
-    labels = first.labels
-    if first.rows_each > 1:
-        labels = labels.unflatten(0, (-1, first.rows_each))
-    together[0] = replace(together[0], labels=labels, shares=labels.double())
+        together.append(first.problem.outputs(Outputs(logits, features, labels)))
     return together
 
 
@@ -372,14 +364,14 @@ def scorer(kind: str, fitting: Sequence[Answers]) -> ScoredBefore | None:
     return ScoredBefore(kind, ({},) * len(held), standards, column=column)
 
 
-def _stacked(rows: Sequence[Tensor]) -> Float[Tensor, "row member *klass"]:
+def _stacked(rows: Sequence[Tensor]) -> Float[Tensor, "sample member *klass"]:
     return torch.stack([*rows], dim=1)
 
 
 def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
     """Both halves, as one model's answers."""
     logits, *outside = (
-        torch.cat(rows)[:, None] for rows in zip(*(part.log_probs for part in parts), strict=True)
+        torch.cat(rows)[:, None] for rows in zip(*(part.logits for part in parts), strict=True)
     )
     scores = [torch.cat(ranks) for ranks in zip(*(part.ranks for part in parts), strict=True)]
     pairs = zip(outside, scores[1:], strict=True)

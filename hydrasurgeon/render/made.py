@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.serve import Served
 
 WORTH = {
+    "f1": ("f1", 1, 3),
     "accuracy": ("acc", 100, 1),
+    "token_accuracy": ("tokens", 1, 3),
     "nll": ("nll", 1, 3),
     "rmse": ("rmse", 1, 3),
     "mae": ("mae", 1, 3),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from drawn_answers import answers, member
 from promised import promise
+from token_logits import NAMES, drawn
 from torch import Tensor
 
 from hydrasurgeon.building.cache import Answers
@@ -23,19 +24,20 @@ from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.problems import PROBLEMS, SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.entities import begun
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
-from hydrasurgeon.statistics.temperature import calibrated
+from hydrasurgeon.statistics.temperature import calibrated, temperature_of
 
 MEMBERS = [member(0), member(1), member(2)]
 COSTS = {(0,): 0.5, (1,): 0.75, (0, 1): 1.25}
 """Multiply-adds of two members that share nothing."""
 
 
-def table(everyone: Sequence[Answers], name: str = "avg", problem: Problem = SINGLE) -> Table:
+def table(everyone: Sequence[Answers], name: str = "avg") -> Table:
     def cost(members: Sequence[Any], unit: str) -> float:
         return COSTS.get(tuple(MEMBERS.index(each) for each in members), 1.0)
 
-    return Table(Objective(name), lambda each: everyone[MEMBERS.index(each)], cost, problem=problem)
+    return Table(Objective(name), lambda each: everyone[MEMBERS.index(each)], cost)
 
 
 def scores(kind: str, fitting: Sequence[Answers], judging: Sequence[Answers], at: int) -> Tensor:
@@ -124,14 +126,6 @@ def test_halves_are_parts_of_the_whole() -> None:
     )
 
 
-def test_halves_keep_the_labels_of_a_sample_together() -> None:
-    """Three samples of two labels: one, and two."""
-    rows = torch.arange(12.0).reshape(6, 2)
-    one, two = Answers(rows, torch.arange(6), rows_each=2).halves()
-    assert (one.val.tolist(), two.val.tolist()) == (rows[:2].tolist(), rows[2:].tolist())
-    assert (one.labels.tolist(), two.labels.tolist()) == ([0, 1], [2, 3, 4, 5])
-
-
 PAIR = (MEMBERS[0], MEMBERS[1])
 STEPS = {(0,): StepMacs(0.5, 0.75), (1,): StepMacs(0.75, 0.5)}
 
@@ -163,9 +157,9 @@ def test_a_cascade_is_what_calibrate_makes_of_it(
     problem = PROBLEMS["multi_label"] if labels > 1 else SINGLE
     everyone = answers(rows=400, count=2)
     if labels > 1:
-        rows = [each.val[:, :2] for each in everyone]
-        truth = everyone[0].labels % 2
-        everyone = [Answers(each, truth, rows_each=labels) for each in rows]
+        rows = [(each.val[:, 1] - each.val[:, 0]).reshape(-1, labels) for each in everyone]
+        truth = (everyone[0].labels % 2).reshape(-1, labels).double()
+        everyone = [Answers(each, truth, problem=problem) for each in rows]
     losses, right, costs, areas = [], [], [], []
     for fits in (1, 0):
         halves = [[each.halves()[n] for each in everyone] for n in (fits, 1 - fits)]
@@ -173,14 +167,15 @@ def test_a_cascade_is_what_calibrate_makes_of_it(
         inside, *outside = outputs_of(halves[1])
         chances, scores = answers_of(state, cascade, inside)
         chances = problem.chances(chances)
-        losses.append(metrics.nll(chances, halves[1][0].labels))
-        right.append(metrics.accuracy(chances, halves[1][0].labels))
+        truth = halves[1][0].labels.flatten().long()
+        losses.append(metrics.nll(chances, truth))
+        right.append(metrics.accuracy(chances, truth))
         going = in_steps(state, cascade, inside.logits, None)[1].double().mean()
         costs.append(STEPS[cascade.starters].expected(float(going)))
         for each in outside:
             areas.append(metrics.auroc(scores, answers_of(state, cascade, each)[1]))
         assert cascade.finishers == (0, 1)
-    measured = table(everyone, "nll" if labels > 1 else "avg", problem)
+    measured = table(everyone, "nll" if labels > 1 else "avg")
     row = measured.entry(Choice(PAIR, (PAIR, PAIR), cascade=budget)).row("both")
     assert row.worth["nll"] == pytest.approx(sum(losses) / 2, abs=1e-9)
     assert row.worth["accuracy"] == pytest.approx(sum(right) / 2, abs=1e-9)
@@ -206,3 +201,38 @@ def test_a_member_that_knows_more_answers_alone(monkeypatch: pytest.MonkeyPatch)
     said = answers_of(state, cascade, inside)[0]
     torch.testing.assert_close(said[going], alone[going])
     assert not torch.allclose(said[~going], alone[~going])
+
+
+def test_tags_are_judged_text_by_text() -> None:
+    """F1 as seqeval has it, NLL of words; and errors as of texts, whose words stand together."""
+    from seqeval.metrics import f1_score
+
+    problem = PROBLEMS["tokens"]
+    logits, tags, _ = drawn(200, seed=4)
+    tags = tags[:, : logits.shape[2]]
+    one = Answers(logits[:, 0], tags, problem=problem)
+    row = table([one]).entry(Choice.of(MEMBERS[0])).row("tagger")
+    said, true, losses, right = [], [], [], []
+    for fits in (0, 1):
+        fitting, judging = (one.halves()[n] for n in (fits, 1 - fits))
+        known = fitting.labels >= 0
+        at = temperature_of(fitting.val[known][:, None], fitting.labels[known])
+        probs = (judging.val.double() / at).softmax(dim=-1)
+        there = judging.labels >= 0
+        chosen = probs.argmax(dim=-1)
+        tags = begun(torch.where(there, chosen, -1))
+        for text, truth in enumerate(judging.labels):
+            words = there[text]
+            of_truth = probs[text, words].gather(1, truth[words][:, None])
+            losses.append(-of_truth[:, 0].log())
+            right.append((chosen[text] == truth)[words].double())
+            said.append([NAMES[tag] for tag in tags[text, words]])
+            true.append([NAMES[tag] for tag in truth[words]])
+    assert row.worth["f1"] == pytest.approx(f1_score(true, said), abs=1e-12)
+    assert row.worth["nll"] == pytest.approx(float(torch.cat(losses).mean()), abs=1e-9)
+    share = float(torch.cat(right).mean())
+    assert row.worth["token_accuracy"] == pytest.approx(share, abs=1e-12)
+    # Of a ratio of sums over texts.
+    off = torch.stack([(each - share).sum() for each in right])
+    error = float(off.square().sum().sqrt()) / len(torch.cat(right))
+    assert row.errors["token_accuracy"] == pytest.approx(error, rel=0.2)

@@ -38,7 +38,7 @@ def passage(results: dict[str, Any]) -> str:
         "",
         (
             "Broad Twitter Corpus (persons, places, organisations): MiniLM, 2,000 tweets train, 2,001 calibrate, 2,000 test; "
-            "means over the seeds named, ± their standard deviation: compare rows of the same seeds. One seed's F1 is known to {_interval(seeds)} (95 %, "
+            f"means over the seeds named, ± their standard deviation: compare rows of the same seeds. One seed's F1 is known to {_interval(seeds)} (95 %, "
             "resampled by tweet). F1 is strict IOB2 of the most probable tags; NLL is of words, after calibration. Near: is a "
             "tweet of WNUT 17 unfamiliar; the last column is F1 there, with its kinds named as ours. Time: a batch of 16, one thread, "
             f"in the single model's in float32 ({results['cpu']}, torch {results['torch']}). `benchmarks/entities.py`."

@@ -34,6 +34,7 @@ TOGETHER = {"cpu": 64, "cuda": 4096}
 
 
 def score(subject: Subject) -> Score:
+    subject.problem.need("--method circuit", subject.checkpoint.name)
     objective, ood_score = subject.key.objective, subject.key.detects_by
     search = subject.scoring.search or "exact"
     _, sites = subject.load()
