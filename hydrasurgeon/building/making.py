@@ -220,9 +220,11 @@ def keys_of(options: BuildOptions, problem: Problem = SINGLE) -> tuple[str, ...]
     """The criteria, as manifests name their scores."""
     if options.stock:
         return ()
-    circuits: tuple[str, ...] = ()
-    if "--method circuit" not in problem.lacks:
-        circuits = WITH_OOD if options.ood else ("circuit-acc",)
+    circuits: tuple[str, ...] = ("circuit-acc",)
+    if options.ood:
+        circuits = WITH_OOD
+    if "--method circuit" in problem.lacks:
+        circuits = ()
     if not options.criteria:
         several = len(options.checkpoints) > 1 or options.seeds is not None
         if several or options.budget.startswith("time"):
@@ -303,7 +305,6 @@ def searched(
     plan.begin("candidates")
     with sharing():
         cache.fill((whole, *heads), progress)
-    scorings = tuple(command for each in commands.values() for command in each)
     search = Search(
         options=options,
         backbone=whole,
@@ -311,7 +312,7 @@ def searched(
         cuts=(),
         cost_model=cost_model,
         cache=cache,
-        commands=scorings,
+        commands=tuple(command for each in commands.values() for command in each),
         workshop=workshop,
         plan=plan,
         maker=maker,
