@@ -51,8 +51,8 @@ types: $(STAMP)  ## strict types
 
 check: lint types test  ## what to run before a commit
 
-docs: $(STAMP)  ## build the site in build/site; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+docs: $(STAMP)  ## build the site in build/site; a link or an anchor that is not there fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -74,13 +74,15 @@ class Classifier(LiveModel, Engine):
         Of prepared tensors: class probabilities without a decision, the mean over the members',
         with `cascade` over those that its gate let run.
 
-        >>> answers = hs.load("ready").predict(["bag.png", "boot.png"])
-        >>> answers
-              id  label  probability  total  ood_score  unfamiliar  answer
-         bag.png    bag        0.998  0.016     -7.343       False     bag
-        boot.png   boot        0.949  0.219     -6.391       False    boot
-        >>> answers[0]["set"]
-        ['bag']
+        Examples:
+            >>> answers = hs.load("ready").predict(["bag.png", "boot.png"])
+            >>> answers
+                  id  label  probability  total  ood_score  unfamiliar  answer
+             bag.png    bag        0.998  0.016     -7.343       False     bag
+            boot.png   boot        0.949  0.219     -6.391       False    boot
+            >>> first = answers[0]
+            >>> first["set"]
+            ['bag']
         """
         if is_prepared(inputs):
             if not rows_in(inputs):
@@ -96,8 +98,9 @@ class Classifier(LiveModel, Engine):
 
         By the state's cascade, unless `cascade` is False.
 
-        >>> hs.load("ready").decide("bag.png").unfamiliar
-        tensor([False])
+        Examples:
+            >>> hs.load("ready").decide("bag.png").unfamiliar
+            tensor([False])
         """
         if self.state is None:
             raise CheckpointError(
@@ -159,8 +162,9 @@ def load(
 ) -> Classifier:
     """Load any checkpoint for inference; a CLIP without class names answers with image features.
 
-    >>> hs.load("backbone").members
-    1
+    Examples:
+        >>> hs.load("backbone").members
+        1
     """
     names = ClassNames(classes=classes, template=template)
     opened = classifying(open_checkpoint(checkpoint, arch=arch), names)

@@ -63,10 +63,11 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     """Write a copy of a checkpoint that knows its temperature, its OOD score, its prediction sets
     and when to abstain; or, of predictions, a file that knows no more.
 
-    >>> options = {"data": "demo:val", "ood_score": "msp", "limit": 300}
-    >>> done = hs.calibrate("backbone", out="sure.safetensors", **options)
-    >>> round(done.decision.temperature, 1)
-    1.0
+    Examples:
+        >>> options = {"data": "demo:val", "ood_score": "msp", "limit": 300}
+        >>> done = hs.calibrate("backbone", out="sure.safetensors", **options)
+        >>> round(done.decision.temperature, 1)
+        1.0
     """
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))

@@ -93,11 +93,12 @@ class Fused:
 def fuse(arguments: FuseOptions) -> Fused:
     """Write one hydra that runs all members in one pass, or one model of their mean weights.
 
-    >>> for seed in (1, 2):
-    ...     out = f"m{seed}.safetensors"
-    ...     member = hs.prune("backbone", method="random", keep=6, seed=seed, out=out)
-    >>> len(hs.fuse(["m1", "m2"], out="hydra.safetensors").manifest.members)
-    2
+    Examples:
+        >>> for seed in (1, 2):
+        ...     out = f"m{seed}.safetensors"
+        ...     member = hs.prune("backbone", method="random", keep=6, seed=seed, out=out)
+        >>> len(hs.fuse(["m1", "m2"], out="hydra.safetensors").manifest.members)
+        2
     """
     if len(arguments.members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")

@@ -69,15 +69,16 @@ def predict(arguments: PredictOptions) -> Predicted:
     """Answer for every sample of a data set; rows are written into `out`, handed to `each` in JSON,
     or returned.
 
-    >>> answers = hs.predict("backbone", data="demo:test", limit=3)
-    >>> answers
-      id  label  probability  total  answer
-    1236      6        0.996  0.036       6
-    1380      6        0.887  0.543       6
-    1946      6        0.992  0.054       6
-    not calibrated: no decision state was used
-    >>> answers.to_pandas()["label"].tolist()
-    [6, 6, 6]
+    Examples:
+        >>> answers = hs.predict("backbone", data="demo:test", limit=3)
+        >>> answers
+          id  label  probability  total  answer
+        1236      6        0.996  0.036       6
+        1380      6        0.887  0.543       6
+        1946      6        0.992  0.054       6
+        not calibrated: no decision state was used
+        >>> answers.to_pandas()["label"].tolist()
+        [6, 6, 6]
     """
     _check(arguments)
     place = None

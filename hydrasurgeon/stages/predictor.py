@@ -36,9 +36,10 @@ class Predictor:
     A dict of columns, a pandas or polars frame, or a pyarrow table or batch goes in, and the
     columns of `predict` come back in the same form. A column `id` goes along.
 
-    >>> answers = hs.Predictor("backbone")({"id": [7], "image": ["bag.png"]})
-    >>> answers["id"], answers["label"], answers["answer"]
-    (['7'], ['6'], ['6'])
+    Examples:
+        >>> answers = hs.Predictor("backbone")({"id": [7], "image": ["bag.png"]})
+        >>> answers["id"], answers["label"], answers["answer"]
+        (['7'], ['6'], ['6'])
     """
 
     def __init__(

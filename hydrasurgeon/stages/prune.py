@@ -59,8 +59,9 @@ class Pruned:
 def prune(arguments: PruneOptions) -> Pruned:
     """Write a member: the checkpoint without the heads, and the neurons, that matter least.
 
-    >>> hs.prune("backbone", method="magnitude", keep=6, out="member.safetensors").removed
-    12
+    Examples:
+        >>> hs.prune("backbone", method="magnitude", keep=6, out="member.safetensors").removed
+        12
     """
     opened, key, samples = _opened(arguments)
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
