@@ -191,7 +191,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Labelled data that each epoch is measured on; the epoch of the least NLL is written.",
+        help="Labelled data that each epoch is measured on; the epoch of the least calibrated NLL is written.",
     )
     teacher: Paths = option(
         (),

@@ -355,8 +355,8 @@ class Problem(ABC):
     @abstractmethod
     def validated(
         self, logits: Float[Tensor, "sample *member klass"], labels: Tensor
-    ) -> dict[str, Scores]:
-        """What training logs of each validation sample; it is kept by the last, the lower the
+    ) -> dict[str, float]:
+        """What training logs of a validation set; weights are kept by the last, the lower the
         better.
         """
 

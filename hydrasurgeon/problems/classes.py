@@ -249,10 +249,6 @@ class Classes(Problem):
         """The number of the class that each choice should have made."""
         return labels
 
-    def shares(self, labels: Tensor, count: int) -> Tensor:
-        """How much of each choice's classes is true, in a last dimension of this size."""
-        return one_hot(labels, count)
-
     def losses(
         self,
         logits: Float[Tensor, "sample klass"],
@@ -273,20 +269,20 @@ class Classes(Problem):
 
     def validated(
         self, logits: Float[Tensor, "sample *member klass"], labels: Tensor
-    ) -> dict[str, Scores]:
-        """Shares of right choices, and mean losses."""
-        logs = self.choices(logits).log_softmax(dim=-1)
-        if logits.dim() == 3:  # the mean of members
-            logs = logs.logsumexp(dim=1) - math.log(logs.shape[1])
-        right = (logs.argmax(dim=-1) == self.truth(labels)).double()
-        shares = self.shares(labels, logs.shape[-1])
-        # What has no share counts nothing, however improbable.
-        loss = -torch.where(shares > 0, shares * logs, 0).sum(dim=-1)
-        count = len(labels)
+    ) -> dict[str, float]:
+        """The NLL too that is left once it is calibrated."""
+        if logits.dim() == 2:
+            logits = logits[:, None]
+        outputs = self.outputs(Outputs(logits, None, labels))
+        losses = self.losses_of(outputs, {"joint": None, **self.alone(outputs)})
         return {
-            "accuracy": right.reshape(count, -1).mean(dim=1),
-            "nll": loss.reshape(count, -1).mean(dim=1),
+            "accuracy": float(self._right(outputs).double().mean()),
+            "nll": losses["before"],
+            "calibrated_nll": losses["temperature"],
         }
+
+    def _right(self, outputs: Outputs) -> Bool[Tensor, "*choice"]:
+        return self._answers(outputs, {}) == outputs.truth
 
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
         return self.choices(logits).softmax(dim=-1)

@@ -199,10 +199,7 @@ class ManyLabels(YesNo):
         labels = constants["labels"]
         count, truth = len(labels.temperatures), certifying.truth.double()
         chances = probs_of(certifying.logits, labels.temperatures)
-        losses = {
-            name: float(binary_cross_entropy(p.clamp(TINY, 1.0), truth))
-            for name, p in (("before", probs_of(certifying.logits)), ("temperature", chances))
-        }
+        losses = self.losses_of(certifying, {"temperatures": labels.temperatures})
         found = unfit.correlations(_log_odds(fitting.logits), fitting.truth)
         answered, stands_for = torch.cartesian_prod(torch.arange(count), torch.arange(count)).T
         order = unfit.best_order(answered, stands_for, found.flatten(), count)
@@ -211,6 +208,17 @@ class ManyLabels(YesNo):
         accuracy = float(right.double().mean())
         _check_fit(fitting.joined(certifying), accuracy)
         return Calibration(constants, accuracy, losses)
+
+    def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
+        truth = outputs.truth.double()
+        ways = {"before": None, "temperature": constants["temperatures"]}
+        return {
+            name: float(binary_cross_entropy(probs_of(outputs.logits, at).clamp(TINY, 1.0), truth))
+            for name, at in ways.items()
+        }
+
+    def _right(self, outputs: Outputs) -> Bool[Tensor, "sample label"]:
+        return (probs_of(outputs.logits) > 0.5) == outputs.truth.bool()
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         labels = fit_labels(outputs.logits, outputs.truth.bool())

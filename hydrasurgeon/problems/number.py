@@ -173,9 +173,9 @@ class Numbers(Problem):
 
     def validated(
         self, logits: Float[Tensor, "sample *member klass"], labels: Tensor
-    ) -> dict[str, Scores]:
+    ) -> dict[str, float]:
         value = logits[..., 0].reshape(len(labels), -1).mean(dim=1)
-        return {"nll": (value - labels.to(value)).square().double()}
+        return {"nll": float((value - labels.to(value)).square().double().mean())}
 
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
         return logits[..., :1]

@@ -138,20 +138,11 @@ class Tokens(Problem):
 
     def validated(
         self, logits: Float[Tensor, "text *member word klass"], labels: Tensor
-    ) -> dict[str, Scores]:
-        """The share of a text's words with the right tag, and their mean loss."""
-        logs = logits.log_softmax(dim=-1)
-        if logits.dim() == 4:
-            logs = self.merged(logits).log_softmax(dim=-1)
-        truth = _beside(labels, logs)
-        there = truth != UNLABELLED
-        count = there.sum(dim=1).clamp_min(1).double()
-        of_truth = logs.gather(-1, truth.clamp_min(0)[..., None])[..., 0]
-        right = ((logs.argmax(dim=-1) == truth) & there).sum(dim=1)
-        return {
-            "token_accuracy": right.double() / count,
-            "nll": -torch.where(there, of_truth, 0.0).sum(dim=1).double() / count,
-        }
+    ) -> dict[str, float]:
+        if logits.dim() == 3:
+            logits = logits[:, None]
+        by_word = _Words().validated(*self.labelled(logits, labels))
+        return {"token_accuracy": by_word.pop("accuracy"), **by_word}
 
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
         return logits.softmax(dim=-1) * are_there(logits)[..., None]

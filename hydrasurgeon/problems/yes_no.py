@@ -103,9 +103,6 @@ class YesNo(Classes):
     def truth(self, labels: Tensor) -> Int[Tensor, "*any"]:
         return (labels >= YES).long()
 
-    def shares(self, labels: Tensor, count: int) -> Tensor:
-        return torch.stack([1 - labels, labels], dim=-1)
-
     def label_shape(self, logits: Tensor) -> tuple[int, ...] | None:
         return (len(logits),)
 

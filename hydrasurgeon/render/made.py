@@ -121,23 +121,26 @@ def finetuned(result: Finetuned) -> None:
     trained = result.trained
     kept = ""
     if trained.kept_epoch == 0 and trained.steps:
-        kept = ", of which none lowered val nll: the start is written"
+        kept = ", of which none lowered calibrated val nll: the start is written"
     elif trained.kept_epoch:
-        kept = f", the weights after epoch {trained.kept_epoch:g}: least val nll"
+        kept = f", the weights after epoch {trained.kept_epoch:g}: least calibrated val nll"
     ended = ", ended as it got no better" if trained.stopped_early else ""
     show((str(result.path), "bold"), f": {trained.steps} steps{ended}{kept}")
     measured = [entry for entry in trained.log if "val_nll" in entry]
     if measured:
         at = next((e for e in measured if e["epoch"] == trained.kept_epoch), measured[-1])
-        start = "the probe alone" if result.probed else "the start"
-        more = f"; {start} {_on_val(measured[0])}" if at is not measured[0] else ""
-        show(f"val {_on_val(at)}{more}")
+        show(f"val {_on_val(at)}")
+        if at is not measured[0]:
+            start = "the probe alone" if result.probed else "the start"
+            show(f"{start}: {_on_val(measured[0])}")
     _pushed(result.hub)
 
 
 def _on_val(entry: Mapping[str, float]) -> str:
     names = [key for key in entry if key.startswith("val_")]
-    return ", ".join(f"{name.removeprefix('val_')} {entry[name]:.4f}" for name in names)
+    return ", ".join(
+        f"{name.removeprefix('val_').replace('_', ' ')} {entry[name]:.4f}" for name in names
+    )
 
 
 def _fused(result: Fused) -> dict[str, Any]:

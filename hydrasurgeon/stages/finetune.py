@@ -519,6 +519,6 @@ def _doubts(trained: Trained, material: _Material, name: str) -> Iterator[str]:
         )
     elif trained.kept_epoch == 0:
         yield (
-            "no epoch had a lower NLL on --val than the start, whose weights are written: try a "
-            "lower --set lr=…, or --set keep=last to have the trained weights"
+            "no epoch had a lower calibrated NLL on --val than the start, whose weights are "
+            "written: try a lower --set lr=…, or --set keep=last to have the trained weights"
         )

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from hydrasurgeon.anatomy import words
 from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.processes import is_launched
@@ -276,18 +277,19 @@ class _Loop:
         self.model.eval()
         problem = self.training.problem
         device = self.accelerator.device
-        sums, rows = dict[str, float](), 0
+        said, truth = list[Tensor](), list[Tensor]()
         for batch in self.training.validation:
             assert batch.labels is not None
-            labels = batch.labels.to(device)
-            logits = self.model(moved(batch.inputs, device)).float()
-            for name, values in problem.validated(logits, labels).items():
-                sums[name] = sums.get(name, 0.0) + float(values.sum())
-            rows += len(labels)
+            said.append(self.model(moved(batch.inputs, device)).float().cpu())
+            truth.append(batch.labels)
         rest(self.model)
-        measured = [total / rows for total in sums.values()]
-        broadcast_object_list(measured)
-        return dict(zip((f"val_{name}" for name in sums), measured, strict=True))
+        logits, found = words.joined(said), dict[str, float]()
+        if logits.isfinite().all():
+            values = problem.validated(logits, words.joined(truth))
+            found = {f"val_{name}": value for name, value in values.items()}
+        everyone = [found]
+        broadcast_object_list(everyone)
+        return everyone[0]
 
 
 def _steps(training: Training, accelerator: Any) -> tuple[int, int]:

@@ -20,6 +20,9 @@ from hydrasurgeon.files.tensors import TensorFile, digest, weights_sha256, write
 from hydrasurgeon.runtime.tensors import TORCH, plan_tensors, to_tensor
 from hydrasurgeon.tuning.fsdp import part_of, whole
 
+CHOSEN_BY = "val_calibrated_nll"
+"""What an epoch is kept by, where its log has it: what `calibrate` makes of a model counts."""
+
 TRAINING = ("training", "hydrasurgeon.training/3")
 """What the state of a training calls itself; the third version holds copies of the weights."""
 MAX_TEXT = 16 << 20
@@ -38,10 +41,11 @@ class TrainingPosition(BaseModel):
 
     @property
     def best(self) -> int | None:
-        """The epoch, as it stands in the log, with the least NLL of the validation set; the first
-        of equals.
+        """The epoch, as it stands in the log, with the least calibrated NLL of the validation set;
+        the first of equals.
         """
-        measured = [(entry.get("val_nll", math.nan), index) for index, entry in enumerate(self.log)]
+        values = (entry.get(CHOSEN_BY, entry.get("val_nll", math.nan)) for entry in self.log)
+        measured = [(value, index) for index, value in enumerate(values)]
         return min((each for each in measured if math.isfinite(each[0])), default=(0.0, None))[1]
 
     def waited(self, patience: int) -> bool:

@@ -79,11 +79,11 @@ class Recipe(BaseModel):
     batch_size: Count = 64
     accumulate: Count = 1
     keep: Literal["best", "last"] = "best"
-    """Which epoch's weights are written: those with the least NLL of the validation set, where
-    there is one.
+    """Which epoch's weights are written: those with the least calibrated NLL of the validation
+    set, where there is one.
     """
     patience: int = Field(0, ge=0, le=1 << 31)
-    """Training ends after this many epochs without a lower NLL of the validation set; 0: never."""
+    """Training ends after this many epochs without a lower one; 0: never."""
     ema: Share = 0.0
     """The decay of a moving average of the weights, which is measured and written in their place;
     0: none.
