@@ -4,7 +4,7 @@ Three trainings of one body, each from the probe and with its own order of sampl
 heads and neurons of every layer, chosen by taylor and repaired by least squares; they are measured as they are, and distilled from the three models.
 
 Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on) and that `eval` measured on TEST; in 8 bits,
-the state is fitted again. Every training keeps the epoch that VAL likes best. Time is the median of runs in turn, one thread, as a
+the state is fitted again. Every training keeps the epoch of the least calibrated NLL of VAL. Time is the median of runs in turn, one thread, as a
 multiple of the single model's in float32, in the faster of torch and onnxruntime. Models and predictions stay in --cache, so that an interrupted
 run goes on. Writes benchmarks/results/front.json, under the task's name.
 

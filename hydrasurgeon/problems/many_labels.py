@@ -217,6 +217,11 @@ class ManyLabels(YesNo):
             for name, at in ways.items()
         }
 
+    def _roughly(self, outputs: Outputs) -> dict[str, Any]:
+        """One temperature for all labels."""
+        rows = outputs.logits.transpose(1, 2).flatten(0, 1)
+        return {"temperatures": (temperature_of(rows, outputs.truth.long().flatten()),)}
+
     def _right(self, outputs: Outputs) -> Bool[Tensor, "sample label"]:
         return (probs_of(outputs.logits) > 0.5) == outputs.truth.bool()
 

@@ -149,8 +149,8 @@ Written by `tools/render_docs.py` from `benchmarks/results/front.json`, the resu
   a row says *distilled*. A *hydra of three* fuses a part of each training.
 - *Behind the mean trunk* (`fuse --mean-trunk`), each of the three trainings has its own thinned second half behind the mean of their first halves.
 
-Every row is a file to which `calibrate` gave a temperature and an OOD score on validation data; in 8 bits it is calibrated again. Training keeps the epoch with the lowest
-validation NLL. AUROC is the mean over near and far OOD data by the file's own score. Neither the test data nor the OOD data reported were used to choose anything.
+Every row is a file to which `calibrate` gave a temperature and an OOD score on validation data; in 8 bits it is calibrated again. These trainings kept the epoch with the lowest
+validation NLL, not yet the [lowest calibrated one](methods.md#the-epoch-that-is-kept). AUROC is the mean over near and far OOD data by the file's own score. Neither the test data nor the OOD data reported were used to choose anything.
 *Cost* counts the multiply-adds of one answer, as a multiple of the single model's. *Time* is measured for one sample on one thread, as a multiple of the single model's in float32 in
 the faster of torch and onnxruntime; in brackets, the time of a sample in a batch of 16.
 """
