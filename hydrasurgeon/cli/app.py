@@ -13,6 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from hydrasurgeon.cli.commands import add, regrouped
+from hydrasurgeon.cli.gone import instead
 from hydrasurgeon.cli.help import WIDEST, Pages, Plain
 from hydrasurgeon.cli.signals import speaking
 from hydrasurgeon.commands import NAMED, Command
@@ -119,12 +120,16 @@ def _misused(command: Command | None, error: Any) -> UsageError:
     name = "" if command is None else f" {command.name}"
     what = str(error.format_message())
     word = getattr(error, "option_name", "").lstrip("-")
+    hint = f"`hydrasurgeon{name} -h` lists the options."
     if command is not None and command.record:
+        replacement = instead(command.name, f"--{word}") if word else None
+        if replacement is not None:
+            return UsageError(f"--{word} is gone from `{command.name}`.", hint=replacement)
         record = command.options
         for field in record.model_fields:
             if word in about(record.model_fields[field]).get("also", ()):
                 what = f"No such option: --{word} Did you mean {record.flag(field)}?"
-    return UsageError(what, hint=f"`hydrasurgeon{name} -h` lists the options.")
+    return UsageError(what, hint=hint)
 
 
 def main() -> int:

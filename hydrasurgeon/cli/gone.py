@@ -1,0 +1,15 @@
+"""Options that are gone, and what to use instead; the table goes with 1.0."""
+
+from __future__ import annotations
+
+GONE: dict[str, str] = {
+    # option → what to use instead; "COMMAND --option" where it is gone from that command alone.
+    "--config": "Options go on the command line: keep them in a shell script or a Makefile.",
+    "--push-to-hub": "Use `hf upload REPO DIR`; the model card is written as ever.",
+    "--private": "Use `hf upload --private REPO DIR`.",
+}
+
+
+def instead(command: str, option: str) -> str | None:
+    """What to use instead of an option of a command."""
+    return GONE.get(f"{command} {option}", GONE.get(option))
