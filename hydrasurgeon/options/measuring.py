@@ -50,6 +50,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         "mc_dropout": ("checkpoints",),
         "predictions": ("checkpoints",),
         "corrupt": ("checkpoints",),
+        "val": ("temperature",),
     }
     conflicts: ClassVar = (
         *(
@@ -98,7 +99,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         None,
         metavar="D",
         group=LABELLED,
-        help="Labelled data to fit the temperature on, or to calibrate the reference.",
+        help="Labelled data that --temperature fit fits on.",
     )
     classes: Texts = option(
         (),

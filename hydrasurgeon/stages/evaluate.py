@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,21 +91,18 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     files = of_files(arguments, temperature)
     opened = by_path(open_models(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
     corruptions_in(arguments.corrupt, arguments.shift, opened)
-    plain = uncalibrated(opened, arguments)
-    twin = plain if plain is not None and arguments.val is not None else None
+    advice = uncalibrated(opened, arguments)
     cards = claimed_cards(arguments, opened)
     names = _names(opened, arguments)
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
     _check_reference(arguments.reference, names)
-    check_paths(assertions, [*names, *([] if twin is None else [twin.name])])
+    check_paths(assertions, names)
     measured = Measured()
-    with contextlib.ExitStack() as stack:
-        models = opened if twin is None else stack.enter_context(twin.beside(opened, arguments))
-        if models:
-            logits = outputs.get("predictions")
-            measured = of_models(models, labelled, arguments, temperature, logits, files)
+    if opened:
+        logits = outputs.get("predictions")
+        measured = of_models(opened, labelled, arguments, temperature, logits, files)
     rows = with_mce([*measured.rows, *files])
     results = tuple(row.result for row in rows)
     report = Report(
@@ -116,19 +112,19 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     )
     if isinstance(outputs.get("json"), Path):
         write_text(outputs["json"], report.to_json())
-    ours = [row.result for row in measured.rows if twin is None or row.name != twin.name]
+    ours = [row.result for row in measured.rows]
     paths, hub = cards.write(
         ours, measured.uses, report.settings, bars=arguments.progress is not None
     )
     notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
-    if plain is not None and twin is None:
-        notes.append(plain.advice())
+    if advice is not None:
+        notes.append(advice)
     for each in opened:
         if arguments.ensemble or decision_ignored([each], arguments):
             continue
         notes += filter(None, [fitted_otherwise(each, arguments.engine)])
-    reference = arguments.reference if twin is None else twin.name
-    at = 0 if reference is None else [row.name for row in rows].index(reference)
+    wanted = arguments.reference
+    at = 0 if wanted is None else [row.name for row in rows].index(wanted)
     material = _material(report, rows, at, opened, measured, notes, arguments)
     printed = _written(material, outputs)
     said = material.headline if "html" in outputs and len(rows) > 1 else ""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.data.corruptions import Corrupted
 from hydrasurgeon.decision.fitting import FEWEST_OOD
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
-from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import lineage
 from hydrasurgeon.files.manifest import DataRecord, Step
@@ -53,7 +50,7 @@ from hydrasurgeon.measuring.sets import (
     open_sets,
     uses_of,
 )
-from hydrasurgeon.options.shared import Run, costs_of
+from hydrasurgeon.options.shared import costs_of
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
@@ -336,83 +333,8 @@ def by_file(rows: Sequence[Row], paths: Sequence[str | Path], taken: Sequence[st
     ]
 
 
-CALIBRATED = " (calibrated)"
-"""What stands behind the name of a reference that was calibrated for the comparison."""
-
-
-@dataclass(frozen=True)
-class Uncalibrated:
-    """A reference without a decision state, compared with a model that has one."""
-
-    reference: Checkpoint
-    model: str
-    decision: Decision
-
-    @property
-    def ood_score(self) -> str:
-        """The other model's score, where the reference can have it."""
-        kind = self.decision.ood.score
-        alone = kind == "mi" and not self.reference.manifest.members
-        return (
-            "msp" if alone or (kind == "mcm" and not self.reference.family.named_classes) else kind
-        )
-
-    @property
-    def name(self) -> str:
-        return name_of([self.reference]) + CALIBRATED
-
-    def advice(self) -> str:
-        """What to run so that both are calibrated."""
-        words = [
-            "hydrasurgeon",
-            "calibrate",
-            self.reference.hub_id or self.reference.path.name,
-            "--data",
-            "VAL",
-        ]
-        words += ["--ood-score", self.ood_score, "-o", "calibrated.safetensors"]
-        return (
-            f"{visible(self.model)} has a decision state, {visible(name_of([self.reference]))}, "
-            "the reference, has"
-            " none: to compare calibrated models, give --val VAL, or run"
-            f" `{visible(shlex.join(words))}` and compare with that"
-        )
-
-    @contextmanager
-    def beside(
-        self, opened: Sequence[Checkpoint], arguments: EvaluateOptions
-    ) -> Iterator[list[Checkpoint]]:
-        """The checkpoints, and behind the reference a copy of it with a decision state fitted to
-        `--val`, which is there for as long as the block lasts.
-        """
-        from hydrasurgeon.stages.calibrate import calibrate
-
-        assert arguments.val is not None
-        run = {name: getattr(arguments, name) for name in Run.model_fields}
-        classes: dict[str, Any] = {}
-        if len(arguments.classes) == 1:
-            classes = {"classes": arguments.classes[0], "template": arguments.template}
-        with TemporaryDirectory(prefix="hydrasurgeon-eval-") as folder:
-            made = calibrate(
-                self.reference.path,
-                data=arguments.val,
-                out=Path(folder) / "calibrated.safetensors",
-                ood_score=self.ood_score,
-                arch=None if self.reference.recorded else arguments.arch,
-                **self.decision.promised,
-                **classes,
-                **run,
-            )
-            copy = replace(open_checkpoint(made.path), alias=self.name)
-            yield [
-                one
-                for each in opened
-                for one in ([each, copy] if each is self.reference else [each])
-            ]
-
-
-def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Uncalibrated | None:
-    """The reference of a report, where another model has a decision state in use and it has none."""
+def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> str | None:
+    """What to run where the reference of a report has no decision state, and another model has."""
     if arguments.ensemble or arguments.mc_dropout is not None or arguments.no_decision:
         return None
     if arguments.temperature is not None or not (arguments.html or arguments.markdown):
@@ -421,10 +343,19 @@ def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Un
     reference = names.get(arguments.reference or next(iter(names), ""))
     if reference is None or reference.manifest.decision is not None:
         return None
-    for each in opened:
-        if each.manifest.decision is not None:
-            return Uncalibrated(reference, name_of([each]), each.manifest.decision)
-    return None
+    other = next((each for each in opened if each.manifest.decision is not None), None)
+    if other is None:
+        return None
+    words = ["calibrate", reference.hub_id or reference.path.name, "--data", "VAL"]
+    assert other.manifest.decision is not None
+    kind = other.manifest.decision.ood.score
+    words += [] if kind in ("mi", "mcm") else ["--ood-score", kind]
+    command = shlex.join(["hydrasurgeon", *words])
+    return (
+        f"{visible(name_of([other]))} has a decision state, {visible(name_of([reference]))}, the "
+        f"reference, has none: run `{visible(command)} -o calibrated.safetensors` and compare with "
+        "that"
+    )
 
 
 def unlike_notes(rows: Sequence[Row]) -> Iterator[str]:
