@@ -32,7 +32,6 @@ from hydrasurgeon.files.atomic import named
 from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.options.commands import Command, script
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.options.run_file import written
 from hydrasurgeon.runtime.processes import joined
 
 MEASURES = {
@@ -139,8 +138,7 @@ def _script(
     """The commands that make every output, each once."""
     options = search.options
     work, shown = options.work, named(options.out)[0]
-    first = [f"# {line}" for line in written("build", options.but(dry_run=False)).splitlines()]
-    first += [f"work=${{WORK:-{shlex.quote(work.name)}.again}}", 'mkdir -p "$work"']
+    first = [f"work=${{WORK:-{shlex.quote(work.name)}.again}}", 'mkdir -p "$work"']
     places = {out: shown}
     if len(rungs) > 1:
         first.append(f"mkdir -p {shlex.quote(str(out))}")

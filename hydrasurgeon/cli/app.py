@@ -20,7 +20,6 @@ from hydrasurgeon.commands import NAMED, Command
 from hydrasurgeon.errors import HydraError, OutputError, UsageError
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.options.base import about
-from hydrasurgeon.options.run_file import expanded
 
 app = typer.Typer(
     name="hydrasurgeon",
@@ -87,7 +86,7 @@ def run(arguments: list[str]) -> int:
     try:
         command = NAMED.get(arguments[0]) if arguments else None
         if command is not None and command.record:
-            arguments = regrouped(expanded(arguments, command), command.options)
+            arguments = regrouped(arguments, command.options)
         # Help is the one text that typer prints itself.
         with render.writing(sys.stdout) if {"-h", "--help"} & {*arguments} else nullcontext():
             code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")

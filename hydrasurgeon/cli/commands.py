@@ -29,7 +29,6 @@ from hydrasurgeon.options.base import (
     Options,
     about,
 )
-from hydrasurgeon.options.run_file import written
 
 NAMED = re.compile(r"[^=/]*=")
 """What a data set is called, in front of it."""
@@ -53,14 +52,10 @@ def _function(command: Command) -> Callable[..., None]:
     ]
     if "json_" not in record.model_fields:
         parameters.append(_flag("as_json", "--json", help="The result as JSON on stdout."))
-    if "dry_run" not in record.model_fields:
-        parameters.append(_flag("only_print", "--dry-run", help="Print the options as TOML."))
     parameters.append(_flag("quiet", "--quiet", "-q", help="No progress and no notes."))
     parameters.sort(key=lambda p: p.default is not p.empty)
 
-    def called(
-        *, quiet: bool, as_json: bool = False, only_print: bool = False, **values: Any
-    ) -> None:
+    def called(*, quiet: bool, as_json: bool = False, **values: Any) -> None:
         from hydrasurgeon import render
 
         given = {
@@ -70,8 +65,6 @@ def _function(command: Command) -> Callable[..., None]:
         }
         options = record.of(**given)
         _look(options)
-        if only_print:
-            return render.raw(written(command.name, options).rstrip())
         if getattr(options, "json_", None) == STDOUT:
             options, as_json = options.but(json_=None), True
         options = options.printing(render.raw, json=as_json)
@@ -82,7 +75,6 @@ def _function(command: Command) -> Callable[..., None]:
         getattr(render, command.view)(result, json=as_json, quiet=quiet)
         if hasattr(result, "require"):
             result.require()
-        return None
 
     called.__name__, called.__doc__ = command.name, record.__doc__
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -5,6 +5,9 @@ from __future__ import annotations
 GONE: dict[str, str] = {
     # option → what to use instead; "COMMAND --option" where it is gone from that command alone.
     "--config": "Options go on the command line: keep them in a shell script or a Makefile.",
+    "--dry-run": "Only `build --dry-run` plans: other commands do what they are told.",
+    "serve --queue": "At most 256 inputs wait; more are refused with 429.",
+    "monitor --report": "Use `monitor --json`.",
     "--push-to-hub": "Use `hf upload REPO DIR`; the model card is written as ever.",
     "--private": "Use `hf upload --private REPO DIR`.",
 }

@@ -9,8 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from hydrasurgeon import commands
 from hydrasurgeon.commands import COMMANDS, NAMED, Command
-from hydrasurgeon.options.base import GROUPS, READ, RUNS, WRITTEN, Options, about
-from hydrasurgeon.options.run_file import FLAG
+from hydrasurgeon.options.base import GROUPS, RUNS, WRITTEN, Options, about
 
 WIDEST = 120
 """Columns of a help page, in a terminal that is wider."""
@@ -37,11 +36,6 @@ def sections(command: Command) -> dict[str, list[tuple[str, str]]]:
         )
     if "json_" not in fields:
         rows[WRITTEN].append(("--json", "Print the result as JSON on stdout."))
-    rows[READ].append(
-        (f"{FLAG} FILE", "Read options from this TOML file; what is typed replaces them.")
-    )
-    if "dry_run" not in fields:
-        rows[RUNS].append(("--dry-run", "Print the options as such a file, and do no more."))
     rows[RUNS] += [
         ("-q, --quiet", "Print no progress and no notes."),
         ("-h, --help", "Show this page and exit."),

@@ -17,7 +17,6 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import Options, words
-from hydrasurgeon.options.run_file import as_toml
 
 
 @dataclass(frozen=True)
@@ -50,22 +49,6 @@ class Command:
         ]
         out = [] if self.out is None else ["-o", _place(self.out, root, variable) + self.slash]
         return " ".join(["hydrasurgeon", self.stage, *inputs, *options, *out])
-
-    def as_file(self, root: Path) -> str:
-        """As a file of options, to be run in `root`."""
-
-        def named(value: Any) -> Any:
-            return str(value).removeprefix(f"{root}/") if isinstance(value, Path) else value
-
-        (argument,) = RECORDED[self.stage].options.arguments()
-        inputs: Any = [named(path) for path in self.inputs]
-        if self.stage != "fuse":
-            (inputs,) = inputs
-        given = {key: named(value) for key, value in self.options.items()}
-        values = {argument: inputs, **given}
-        if self.out is not None:
-            values["out"] = f"{named(self.out)}{self.slash}"
-        return as_toml(self.stage, values)
 
     @property
     def slash(self) -> str:

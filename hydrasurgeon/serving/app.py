@@ -301,7 +301,8 @@ def app_of(
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(sent.encode("latin-1"), (token or "").encode())
         right = token is None or (same and scheme.lower() == "bearer")
-        if not right and request.url.path not in UNPROTECTED:
+        # `request.url` is made from the Host header, which the client chooses.
+        if not right and request.scope["path"] not in UNPROTECTED:
             raise HTTPException(401, "the bearer token is wrong", {"WWW-Authenticate": "Bearer"})
 
     app = FastAPI(
@@ -325,7 +326,7 @@ def app_of(
 
 async def _refusal(request: Request, error: Refused) -> Response:
     """One message, as each protocol has it."""
-    path, status = request.url.path, error.status_code
+    path, status = request.scope["path"], error.status_code
     if path.startswith("/v2"):
         status = 400 if status == 422 else status
     others = path.startswith("/v2") or path in ("/", "/predict", "/rerank")

@@ -18,13 +18,12 @@ from hydrasurgeon.checkpoints.checks import Check, Checked, short
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.errors import OutputError
-from hydrasurgeon.files.atomic import check_folder, write_text
+from hydrasurgeon.files.atomic import check_folder
 from hydrasurgeon.files.history import command_line, installed, lineage
 from hydrasurgeon.files.manifest import HEADER_KEY, Step
 from hydrasurgeon.files.tensors import as_float, weights_sha256
 from hydrasurgeon.options.base import PathLike, stage
 from hydrasurgeon.options.commands import script
-from hydrasurgeon.options.run_file import SUFFIX as TOML
 from hydrasurgeon.options.trusting import ReplayOptions, VerifyOptions
 from hydrasurgeon.stages.ancestry import AtHand, Hashed
 from hydrasurgeon.stages.replay_plan import DATA, Artifact, Rerun, plan_replay
@@ -160,8 +159,6 @@ def _run_again(
     place = root / run.output.place
     place.parent.mkdir(exist_ok=True)
     command = run.command(root, folder, fetch=arguments.fetch)
-    if arguments.out is not None:
-        write_text(place.with_name(f"{place.name}{TOML}"), command.as_file(root))
     with contextlib.chdir(folder):  # where data has the names that history knows
         command.run(device=arguments.device, progress=arguments.progress)
     made = open_checkpoint(place).manifest

@@ -45,7 +45,13 @@ class Reply:
 
 
 async def ask(
-    app: Any, path: str, body: bytes | None = None, kind: str = JSON, *, step: int = 1 << 20
+    app: Any,
+    path: str,
+    body: bytes | None = None,
+    kind: str = JSON,
+    *,
+    step: int = 1 << 20,
+    **named: str,
 ) -> Reply:
     """One request, its body in steps of so many bytes."""
     pieces = [(body or b"")[at : at + step] for at in range(0, len(body or b""), step)] or [b""]
@@ -59,6 +65,7 @@ async def ask(
         sent.append(message)
 
     headers = [(b"content-type", kind.encode())]
+    headers += [(name.encode(), value.encode()) for name, value in named.items()]
     scope = {
         "type": "http",
         "method": "GET" if body is None else "POST",
@@ -66,13 +73,15 @@ async def ask(
         "headers": headers,
     }
     await app({"query_string": b"", "http_version": "1.1", **scope}, receive, send)
-    assert body is None or not pieces, "a client that still sends would not see the answer"
-    named = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    # Who has no token is refused before anything is read.
+    unseen = body is not None and pieces and sent[0]["status"] != 401
+    assert not unseen, "a client that still sends would not see the answer"
+    said = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     content = b"".join(message.get("body", b"") for message in sent[1:])
     return Reply(
         sent[0]["status"],
-        json.loads(content) if named["content-type"] == JSON else content.decode(),
-        named,
+        json.loads(content) if said["content-type"] == JSON else content.decode(),
+        said,
     )
 
 
@@ -97,7 +106,9 @@ def row(name: Any, sample: Any) -> dict[str, Any]:
     }
 
 
-def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any) -> Any:
+def texts(
+    answer: Callable[[list[Any]], list[Any]] | None = None, token: str | None = None, **bounds: Any
+) -> Any:
     """A server of texts that says what it was asked, or what `answer` makes of it."""
     from hydrasurgeon.data.texts import Tokenize
     from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
@@ -116,7 +127,7 @@ def texts(answer: Callable[[list[Any]], list[Any]] | None = None, **bounds: Any)
     service = Service(batcher, Counts(), transform, Bodies(most), 5)
     columns = {"label": "text", "total": "number", "unfamiliar": "flag", "members_run": "whole"}
     model = Signature("m", "text", columns, ())
-    return app_of(service, columns={"id": "text"}, model=model)
+    return app_of(service, columns={"id": "text"}, model=model, token=token)
 
 
 def png(width: int = 8, height: int = 8) -> bytes:
@@ -355,6 +366,34 @@ def test_bodies_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
     replies = conversation(texts(most_bytes=100), talk)
     assert sorted(reply.status for reply in replies) == [200] * 4 + [429] * 2
+
+
+@pytest.mark.parametrize(
+    "host", ["h/health?", "h/health#", "a@b/health?", "/ready?x=", "[/health?"]
+)
+def test_a_token_is_asked_for_whatever_the_host_header_says(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older Starlettes make `request.url` of it, as here."""
+    from starlette.datastructures import URL
+    from starlette.requests import Request
+
+    monkeypatch.setattr(Request, "url", URL("http://h/health"))
+
+    async def talk(app: Any) -> list[Reply]:
+        named = {"host": host}
+        body = b'{"inputs": ["a"]}'
+        right = {**named, "authorization": "Bearer t"}
+        return [
+            await ask(app, "/v1/predict", body, **named),
+            await ask(app, "/v2/models/m/infer", body, **named),
+            await ask(app, "/health", **named),
+            await ask(app, "/v1/predict", body, **right),
+        ]
+
+    replies = conversation(texts(token="t"), talk)
+    assert [reply.status for reply in replies] == [401, 401, 200, 200]
+    assert "error" in replies[1].body
 
 
 def test_no_page_needs_another_server() -> None:
