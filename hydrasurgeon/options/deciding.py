@@ -377,14 +377,6 @@ class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
         group=RUNS,
         help="How long a pass waits for more inputs; they gather while another runs.",
     )
-    queue: int = option(
-        256,
-        ge=1,
-        le=1_000_000,
-        metavar="N",
-        group=RUNS,
-        help="Inputs that may wait; more are refused with 429.",
-    )
     max_body: int | None = option(
         None,
         ge=1,

@@ -37,6 +37,8 @@ MEGABYTE = 1 << 20
 """Bytes of a megabyte."""
 MOST_BYTES = {"text": MEGABYTE, "image": 32 * MEGABYTE}
 """Bytes of a request, at most, by what the model reads."""
+WAITING = 256
+"""Inputs that may wait or be answered at once; more are refused with 429."""
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 """What the extra `serve` installs."""
 
@@ -231,7 +233,7 @@ def _app(
         return model.found(chances, alike, cascade=arguments.cascade).get("query")
 
     batch = batch_size_of(arguments.batch_size)
-    batcher = Batcher(counted, batch=batch, wait=arguments.wait / 1000, size=arguments.queue)
+    batcher = Batcher(counted, batch=batch, wait=arguments.wait / 1000, size=WAITING)
     most = MOST_BYTES[getattr(model.transform, "kind", "image")]
     if arguments.max_body is not None:
         most = arguments.max_body * MEGABYTE

@@ -179,20 +179,15 @@ def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
         )
 
 
-def test_texts_and_a_full_queue(tmp_path: Path) -> None:
+def test_texts(tmp_path: Path) -> None:
     path, data, threshold = calibrated("BERT", tmp_path)
     rows = expected_rows(path, data)[:8]
     texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()[:8]]
-    with serving(path, "--queue", "2", "--batch-size", "1", "--wait", "0") as (_, port):
+    with serving(path, "--batch-size", "1", "--wait", "0") as (_, port):
         for text, right in zip(texts, rows, strict=True):
             status, reply = post(port, text)
             assert status == 200
             check(reply["answers"][0], right, threshold)
-        with ThreadPoolExecutor(24) as clients:
-            statuses = list(clients.map(lambda text: post(port, text)[0], texts * 25))
-        # Who comes when two are there already is told to come again, and nobody is kept.
-        assert set(statuses) == {200, 429}
-        assert post(port, texts[0])[0] == 200
 
 
 def test_many_labels(tmp_path: Path) -> None:
