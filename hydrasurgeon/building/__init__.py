@@ -193,8 +193,6 @@ def _what(entry: Entry) -> str:
         what = entry.choice.name
     elif count == 1:
         what = "one smaller model"
-    elif entry.choice.cascade is not None:
-        what = f"a cascade of {count} members"
     return f"{what}{engine_of(entry)}"
 
 

@@ -19,7 +19,6 @@ from hydrasurgeon.building.table import Choice, Entry, Objective, Row, Table, ri
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, hold, real, staged, sweep, write_text
-from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.plots import figure, save_figure
@@ -105,11 +104,8 @@ class Front:
         """What is decided within each budget, rising."""
         proposed = {budget: self._proposed(budget) for budget in budgets}
         rungs: list[Rung] = []
-        for number, budget in enumerate(budgets):
-            larger = [choice for each in budgets[number + 1 :] for choice in proposed[each]]
-            larger += [entry.choice for entry in self.references]
-            larger += self._small_first()
-            entries = self._within(budget, proposed[budget], larger)
+        for budget in budgets:
+            entries = self._within(budget, proposed[budget])
             below = None
             if rungs:
                 below = rungs[-1].entry
@@ -119,19 +115,6 @@ class Front:
             else:
                 rungs.append(Rung(budget, entry, f"{budget.unit}-{budget.most:g}{SUFFIX}"))
         return rungs
-
-    def _small_first(self) -> list[Choice]:
-        """Of the best model what is left of it at each size, and the model itself: as cascades."""
-        search = self.search
-        if self.options.wanted is not None:  # so many are to answer together
-            return []
-        best = max(
-            (entry for entry in self.references if entry.choice.members[0] in search.members),
-            key=lambda entry: (len(entry.choice.members) == 1, entry.value),
-        )
-        (unpruned,) = best.choice.members
-        cuts = [each for each in search.cuts if each.size is not None]
-        return [Choice.of(cut, unpruned) for cut in cuts if cut.model == unpruned.model]
 
     def _decided(self, entries: list[Entry], budget: Budget, below: Entry | None) -> Entry:
         """What stands once nothing about it is assumed."""
@@ -157,12 +140,8 @@ class Front:
             hint = "Allow more than that."
         raise SurgeryError(what, hint=hint)
 
-    def _within(
-        self, budget: Budget, proposed: Sequence[Choice], larger: Sequence[Choice]
-    ) -> list[Entry]:
-        """Everything that a budget could pay: the plain rivals, what was proposed for it, and what
-        was proposed for larger ones as cascades.
-        """
+    def _within(self, budget: Budget, proposed: Sequence[Choice]) -> list[Entry]:
+        """Everything that a budget could pay: the plain rivals, and what was proposed for it."""
         wanted = self.options.wanted
         entries = [
             entry
@@ -174,8 +153,6 @@ class Front:
         entries += [self.table.entry(choice) for choice in proposed]
         if budget.unit == "time":  # in one engine a proposal may take longer than in another
             entries = [entry for entry in entries if budget.allows(entry.cost["time"])]
-        cascades = [self._cascade(choice, budget) for choice in larger]
-        entries += [self.table.entry(each) for each in cascades if each is not None]
         return entries
 
     def _proposed(self, budget: Budget) -> list[Choice]:
@@ -205,29 +182,9 @@ class Front:
         within = [entry for entry in entries if rung.budget.allows(entry.cost[unit])]
         return max(within, key=lambda entry: entry.value, default=None)
 
-    def _cascade(self, choice: Choice, budget: Budget) -> Choice | None:
-        """The same as a cascade within a smaller budget, where it can be one."""
-        if not self.options.calibrate or budget.unit != "macs" or len(choice.members) < 2:
-            return None
-        if self.options.stock:
-            return None
-        if not self.search.cache.problem.gates:  # nothing says that one member is sure
-            return None
-        # Rows that different members answer have nothing but probabilities in common.
-        if self.options.goal in LOGITS and LOGITS[self.options.goal].terms != "probabilities":
-            return None
-        if budget.allows(self.search.cost(choice.members, "macs")):
-            return None
-        for members in (choice.members, *choice.halves):
-            if min(self.search.cost([member], "macs") for member in members) >= budget.most:
-                return None
-        return Choice(choice.members, choice.halves, cascade=budget.most)
-
 
 def name_of(rung: Rung) -> str:
-    """`macs=0.5, as a cascade`: as a table shows it."""
-    if rung.entry.choice.cascade is not None:
-        return f"{rung.budget}, as a cascade"
+    """`macs=0.5`: as a table shows it."""
     name = str(rung.budget)
     if rung.entry.is_plain:
         name = f"{rung.budget}: {rung.entry.choice.name}"
@@ -292,10 +249,6 @@ def write_front(
         manifest = open_checkpoint(files[rung.file]).manifest
         about = {"budget": rung.budget.most, "path": rung.file, "kind": manifest.kind}
         entries.append({**about, **_record(rung.entry, row)})
-        if rung.entry.choice.cascade is not None:
-            assert manifest.decision is not None
-            assert manifest.decision.cascade is not None
-            entries[-1] |= {"cascade": True, "macs": manifest.decision.cascade.cost.expected}
     rivals = []
     for entry, row in references:
         kind = "backbone"

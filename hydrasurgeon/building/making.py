@@ -570,7 +570,7 @@ def make(search: Search, commands: Sequence[Command | Copy], out: Path) -> None:
 def rung_file(search: Search, entry: Entry) -> Path:
     """Where a rung's checkpoint is made, in the work folder."""
     about = {str(place): member.file.name for place, member in enumerate(entry.choice.members)}
-    about |= {"calibrate": str(search.options.calibrate), "cascade": str(entry.choice.cascade)}
+    about |= {"calibrate": str(search.options.calibrate)}
     about |= {"8 bits": str(entry.choice.engine == EIGHT_BITS)}
     return search.options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
 
@@ -583,14 +583,12 @@ def _calibration(search: Search, entry: Entry, file: Path) -> Command:
     score = entry.score
     if score == "mi" and len(entry.choice.members) == 1:
         score = AUTO
-    if score != AUTO:
-        words["ood_score"] = score
-    if score == AUTO or entry.choice.cascade is not None:
+    if score == AUTO:
         words["ood"] = list(options.ood)
+    else:
+        words["ood_score"] = score
     if not problem_of(search.cache.backbone.manifest.model).several:
         words["fit_data"] = options.data
-    if entry.choice.cascade is not None:
-        words |= {"cascade": True, "budget": entry.choice.cascade}
     if entry.choice.engine == EIGHT_BITS:
         words["engine"] = EIGHT_BITS
     return Command("calibrate", (file,), words)

@@ -2,7 +2,7 @@
 chosen, shown and recorded.
 
 Each half of the samples judges what the other half chose: the members, and a decision state, which
-is fitted as `calibrate` fits it: what calibrates, the OOD score, the gate of a cascade. Scores of the two halves are joined as ranks within
+is fitted as `calibrate` fits it: what calibrates, the OOD score. Scores of the two halves are joined as ranks within
 their half, so that AUROC is about the mean of the halves'.
 """
 
@@ -22,14 +22,10 @@ from hydrasurgeon.building.cache import Answers
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import UNITS, Unit
 from hydrasurgeon.building.members import Member
-from hydrasurgeon.decision.cascaded import in_steps
 from hydrasurgeon.decision.fitting import best_score
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.files.decided import FITTED, LOGITS, Cascade, Decision, Ood, Standard
+from hydrasurgeon.files.decided import FITTED, LOGITS, Decision, Ood, Standard
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
-from hydrasurgeon.measuring.cascades.choice import families, within
-from hydrasurgeon.measuring.cascades.fit import answers_of
-from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics import metrics
@@ -103,10 +99,6 @@ class Choice:
     """Chosen on the first half, and on the rest."""
     name: str = ""
     """Of a plain rival."""
-    cascade: float | None = None
-    """Multiply-adds that it may cost on average, with one member that answers alone where it is
-    sure; None: all members always answer.
-    """
     engine: str = "torch"
     """What computes it."""
     assumed: bool = False
@@ -223,9 +215,9 @@ class Table:
         self._entries: dict[tuple[object, ...], Entry] = {}
 
     def entry(self, choice: Choice) -> Entry:
-        """What a choice is worth; members of a cascade answer one after another."""
+        """What a choice is worth."""
         files = [[member.file for member in members] for members in choice.halves]
-        how = (choice.cascade, choice.engine, choice.assumed)
+        how = (choice.engine, choice.assumed)
         key = (*(member.file for member in choice.members), str(files), *how)
         if key not in self._entries:
             self._entries[key] = self._measured(choice)
@@ -234,8 +226,6 @@ class Table:
     def _measured(self, choice: Choice) -> Entry:
         parts = [self._judged(choice, choice.halves[chosen_on], chosen_on) for chosen_on in (1, 0)]
         cost: dict[str, float] = {unit: self.cost(choice.members, unit) for unit in UNITS}
-        if choice.cascade is not None:
-            cost["macs"] = sum(part.macs for part in parts) / 2
         cost |= self.timed(choice)
         score = self.objective.score
         everyone = [self._reads(choice)(member) for member in choice.members]
@@ -261,22 +251,15 @@ class Table:
             values = problem.answers(sets[0].logits, {})
             return _Half(judging[0].labels, [problem.said(values)], [])
         state = self._state(fitting)
-        if choice.cascade is None:
-            macs = 0.0
-            said = [
-                (state.answers(each.logits), state.ood_score(each.logits, each.features))
-                for each in sets
-            ]
-        else:
-            cascade, steps = self._cascade(state, fitting, members, choice.cascade)
-            said = [answers_of(state, cascade, each) for each in sets]
-            going = in_steps(state, cascade, sets[0].logits, sets[0].features)[1]
-            macs = steps.expected(float(going.double().mean()))
+        said = [
+            (state.answers(each.logits), state.ood_score(each.logits, each.features))
+            for each in sets
+        ]
         logits = [problem.said(answers) for answers, _ in said]
         ranks: list[Tensor] = []
         if judging[0].ood:
             ranks = _ranks([scores.double() for _, scores in said])
-        return _Half(judging[0].labels, logits, ranks, macs)
+        return _Half(judging[0].labels, logits, ranks)
 
     def _state(self, fitting: Sequence[Answers]) -> State:
         """As `calibrate` fits it to these, without what is promised."""
@@ -288,21 +271,6 @@ class Table:
         record = Decision.model_construct(**fields)
         return State(record, scorer(kind, fitting), fitting[0].problem)
 
-    def _cascade(
-        self, state: State, fitting: Sequence[Answers], members: Sequence[Member], most: float
-    ) -> tuple[Cascade, StepMacs]:
-        """As `calibrate --cascade --budget` chooses it."""
-        full = self.cost(members, "macs")
-
-        def steps(starters: Sequence[int]) -> StepMacs:
-            first = self.cost([members[number] for number in starters], "macs")
-            return StepMacs(first, full - first)
-
-        val, *foreign = outputs_of(fitting)
-        chosen = within(families(state, val, foreign, steps, most), most)
-        assert chosen is not None  # one of them alone is affordable
-        return chosen.cascade, chosen.steps
-
 
 @dataclass(frozen=True)
 class _Half:
@@ -313,8 +281,6 @@ class _Half:
     """Of a single model that would answer so, of the validation set and of each OOD set."""
     ranks: Sequence[Float[Tensor, " sample"]]
     """Where each sample stands by the OOD score among all samples of this half."""
-    macs: float = 0.0
-    """Of a cascade, on average."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from drawn_answers import member
 from fitted_heads import solved, with_head
 from tiny_families import FAMILIES, Family, thoroughly
@@ -22,15 +21,13 @@ from hydrasurgeon.building.cache import Workshop
 from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, Size, Sizes, cost_model, stored
-from hydrasurgeon.building.making import commands_of
 from hydrasurgeon.building.table import Choice, Entry
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.bootstrap import Difference
-from hydrasurgeon.measuring.cost import macs, step_macs
+from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.predictions import read_predictions
-from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
@@ -130,11 +127,7 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
         assert manifest.kind == rung["kind"]
         assert manifest.decision is not None
         most = price(path, tasks.models[0])
-        assert (
-            rung["macs"] < most
-            if rung.get("cascade")
-            else rung["macs"] == pytest.approx(most, abs=1e-12)
-        )
+        assert rung["macs"] == pytest.approx(most, abs=1e-12)
         assert rung["macs"] <= rung["budget"]
         assert {"accuracy", "nll", "ece", "auroc"} <= {*rung} & {*rung["errors"]} | {"ece"}
     names = [row["name"] for row in said["references"]]
@@ -174,29 +167,6 @@ def test_a_hydra_of_halves_answers_as_its_members(tasks: Tasks) -> None:
     members = [hs.load(path, device="cpu")(inputs)[:, 0].detach() for path in files]
     for logits in hydra(inputs).detach().unbind(dim=1):
         assert min(float((logits - each).abs().max()) for each in members) < 1e-5
-
-
-def test_a_cascade_is_calibrated_as_one() -> None:
-    """For its budget, by the data that chose it, with the OOD score of its row."""
-    options = BuildOptions(checkpoints=("m",), data="d", val="v", ood=("o",), out="h.safetensors")
-    manifest = SimpleNamespace(model=SimpleNamespace(problem="single_label"))
-    search: Any = SimpleNamespace(
-        options=options,
-        cache=SimpleNamespace(backbone=SimpleNamespace(manifest=manifest)),
-    )
-    pair = (member(0), member(1))
-    choice = Choice(pair, (pair, pair), cascade=0.8)
-    entry: Any = SimpleNamespace(choice=choice, score="gen")
-    fusion, calibration = commands_of(search, entry, Path("h.safetensors"))
-    assert isinstance(calibration, Command)
-    assert (fusion.out, calibration.out) == (calibration.inputs[0], Path("h.safetensors"))
-    wanted = {"cascade": True, "budget": 0.8, "data": "v", "fit_data": "d", "ood": ["o"]}
-    assert {**wanted, "ood_score": "gen"}.items() <= calibration.options.items()
-    # Without OOD data nothing is known of scores: `calibrate` chooses one.
-    entry.score = "auto"
-    (*_, calibration) = commands_of(search, entry, Path("h.safetensors"))
-    assert isinstance(calibration, Command)
-    assert "ood_score" not in calibration.options
 
 
 def difference(metric: str, value: float) -> Difference:
@@ -346,11 +316,9 @@ def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
 ) -> None:
     """With the cost and the answers of what `fuse --mean-trunk` makes."""
     seen: dict[str, Entry] = {}
-    steps: list[Entry] = []
 
     def recorded(entries: Sequence[Entry], unit: str, below: Entry | None) -> Entry:
         seen.update({entry.choice.name: entry for entry in entries})
-        steps.extend(entry for entry in entries if entry.choice.cascade == 1)
         return decide(entries, unit, below)
 
     monkeypatch.setattr(front, "decide", recorded)
@@ -367,20 +335,6 @@ def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
     assert said.logits is not None
     right = said.logits.softmax(dim=-1).mean(dim=1).argmax(dim=-1) == said.labels
     assert entry.row("").worth["accuracy"] == pytest.approx(float(right.double().mean()))
-    # What is left of the mean first, the mean where that is unsure: each costs what it costs alone.
-    pairs = [entry.choice.members for entry in steps if len(entry.choice.members) == 2]
-    small = next(pair for pair in pairs if [each.size is None for each in pair] == [False, True])
-    cut = hs.load(small[0].file, device="cpu")
-    parts = [price(each.file, tasks.models[0]) for each in small]
-    hydra = hs.fuse([each.file for each in small], mlp="separate", out=tasks.folder / "steps").path
-    live, inputs = hs.load(hydra, device="cpu"), VIT.inputs()
-    full = macs(as_classifier(open_checkpoint(tasks.models[0]), device="cpu", lean=True), inputs)
-    counted = step_macs(live, inputs, (0,))
-    assert counted.first / full == pytest.approx(parts[0], abs=1e-9)
-    # What both start from is there already.
-    assert 0.8 < counted.rest / full < parts[1]
-    torch.testing.assert_close(live(inputs)[:, :1], cut(inputs))
-    assert all(entry.cost["macs"] >= min(parts) for entry in steps if entry.choice.members == small)
 
 
 SPEED = {"torch": 2.0, "onnx": 1.0, "int8": 0.25}

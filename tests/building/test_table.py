@@ -9,20 +9,13 @@ from typing import Any
 import pytest
 import torch
 from drawn_answers import answers, member
-from promised import promise
 from token_logits import NAMES, drawn
 from torch import Tensor
 
 from hydrasurgeon.building.cache import Answers
-from hydrasurgeon.building.table import Choice, Objective, Table, outputs_of, state_score
-from hydrasurgeon.decision.cascaded import in_steps
-from hydrasurgeon.decision.fitting import fit_state
-from hydrasurgeon.decision.state import State
-from hydrasurgeon.files.decided import Cascade
-from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, answers_of
-from hydrasurgeon.measuring.cost import StepMacs
+from hydrasurgeon.building.table import Choice, Objective, Table, state_score
 from hydrasurgeon.problems import PROBLEMS, SINGLE
-from hydrasurgeon.problems.base import Outputs, Problem
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.entities import begun
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
@@ -124,83 +117,6 @@ def test_halves_are_parts_of_the_whole() -> None:
     assert torch.equal(
         torch.cat([first.scores["mds"][1], rest.scores["mds"][1]]), whole.scores["mds"][1]
     )
-
-
-PAIR = (MEMBERS[0], MEMBERS[1])
-STEPS = {(0,): StepMacs(0.5, 0.75), (1,): StepMacs(0.75, 0.5)}
-
-
-def as_calibrated(
-    halves: Sequence[Sequence[Answers]], budget: float, problem: Problem, patch: pytest.MonkeyPatch
-) -> tuple[State, Cascade]:
-    """What `calibrate --cascade --budget` makes of the first of these halves of all samples."""
-    parts = [outputs_of(half) for half in halves]
-    val, *foreign = (one.joined(other) for one, other in zip(*parts, strict=True))
-    cut = len(parts[0][0].logits)
-    rows = torch.arange(len(val.logits)).tensor_split([cut])
-    for module in ("decision.fitting", "measuring.cascades.fit"):
-        patch.setattr(f"hydrasurgeon.{module}.halves", lambda count, seed, groups=None: rows)
-    sets = parts[0][1:], parts[1][1:]
-    patch.setattr("hydrasurgeon.measuring.cascades.fit._split", lambda foreign, seed: sets)
-    score = state_score(halves[0]) if foreign else "msp"
-    state, _ = fit_state(val, promise=promise(), score=score, problem=problem)
-    macs = MacsOf(1, 2, lambda starters: STEPS[starters])
-    fit = CascadeFit(state, val, foreign, macs, seed=0)
-    return state, fit._within(budget).cascade
-
-
-@pytest.mark.parametrize(("budget", "labels"), [(0.875, 1), (1.0, 1), (0.875, 2)])
-def test_a_cascade_is_what_calibrate_makes_of_it(
-    monkeypatch: pytest.MonkeyPatch, budget: float, labels: int
-) -> None:
-    """Its gate, who answers, and the figures of the other half; with labels that go on together."""
-    problem = PROBLEMS["multi_label"] if labels > 1 else SINGLE
-    everyone = answers(rows=400, count=2)
-    if labels > 1:
-        rows = [(each.val[:, 1] - each.val[:, 0]).reshape(-1, labels) for each in everyone]
-        truth = (everyone[0].labels % 2).reshape(-1, labels).double()
-        everyone = [Answers(each, truth, problem=problem) for each in rows]
-    losses, right, costs, areas = [], [], [], []
-    for fits in (1, 0):
-        halves = [[each.halves()[n] for each in everyone] for n in (fits, 1 - fits)]
-        state, cascade = as_calibrated(halves, budget, problem, monkeypatch)
-        inside, *outside = outputs_of(halves[1])
-        chances, scores = answers_of(state, cascade, inside)
-        chances = problem.chances(chances)
-        truth = halves[1][0].labels.flatten().long()
-        losses.append(metrics.nll(chances, truth))
-        right.append(metrics.accuracy(chances, truth))
-        going = in_steps(state, cascade, inside.logits, None)[1].double().mean()
-        costs.append(STEPS[cascade.starters].expected(float(going)))
-        for each in outside:
-            areas.append(metrics.auroc(scores, answers_of(state, cascade, each)[1]))
-        assert cascade.finishers == (0, 1)
-    measured = table(everyone, "nll" if labels > 1 else "avg")
-    row = measured.entry(Choice(PAIR, (PAIR, PAIR), cascade=budget)).row("both")
-    assert row.worth["nll"] == pytest.approx(sum(losses) / 2, abs=1e-9)
-    assert row.worth["accuracy"] == pytest.approx(sum(right) / 2, abs=1e-9)
-    assert row.cost["macs"] == pytest.approx(sum(costs) / 2, abs=1e-9)
-    assert 0.5 < row.cost["macs"] < 1.25
-    if areas:
-        assert row.worth["auroc"] == pytest.approx(sum(areas) / len(areas), abs=0.03)
-
-
-def test_a_member_that_knows_more_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second is right nearly everywhere, the first seldom: what goes on is the second's."""
-    one, other = answers(rows=400, count=2)
-    truth = torch.nn.functional.one_hot(one.labels, 4).float()
-    poor = Answers(one.val / 2, one.labels, one.ood)
-    good = Answers(6 * truth + 0.5 * other.val, one.labels, other.ood)
-    halves = [[each.halves()[n] for each in (poor, good)] for n in (0, 1)]
-    state, cascade = as_calibrated(halves, 0.7, SINGLE, monkeypatch)
-    assert (cascade.starters, cascade.finishers) == ((0,), (1,))
-    inside = outputs_of(halves[1])[0]
-    going = in_steps(state, cascade, inside.logits, None)[1]
-    assert cascade.rest is not None
-    alone = calibrated(inside.logits[:, 1:], cascade.rest.temperature)
-    said = answers_of(state, cascade, inside)[0]
-    torch.testing.assert_close(said[going], alone[going])
-    assert not torch.allclose(said[~going], alone[~going])
 
 
 def test_tags_are_judged_text_by_text() -> None:
