@@ -43,7 +43,7 @@ from scratch_vits import NAMES, scratch_vit
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Batches, fit_classes, moved, open_data
-from hydrasurgeon.data.corruptions import Perturbed
+from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.cascaded import in_steps, step_state
 from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.state import State

@@ -36,7 +36,7 @@ from torch import Tensor
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Samples, fit_classes, open_data
-from hydrasurgeon.data.corruptions import Perturbed
+from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected

@@ -26,7 +26,7 @@ from harness import machine
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import open_data
-from hydrasurgeon.data.corruptions import Perturbed
+from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.fitting import (
     PARTS,
     SHARE,

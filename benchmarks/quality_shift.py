@@ -11,6 +11,7 @@ what lies in quality.py's --cache, makes what is not there, and adds its figures
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from quality_tasks import TASKS, Place
 from quality_workshop import Workshop
 
 import hydrasurgeon as hs
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "paper"))
+from corrupt import write
 
 LIMITS = {"fashion-mnist": 300, "dinov2": 300, "minilm": 1000}
 """Samples of the test data; each is spoiled by every corruption at every severity: seventy-five times an image, ten
@@ -42,12 +46,13 @@ MODELS: dict[str, Callable[[Workshop], Sequence[Path]]] = {
 }
 
 
-def measured(paths: Sequence[Path], place: Place) -> dict[str, Any]:
+def measured(paths: Sequence[Path], place: Place, out: Path) -> dict[str, Any]:
+    shifts = write(place.specs["test"], out, limit=LIMITS[place.name])
     evaluation = hs.evaluate(
         list(paths),
         data=place.specs["test"],
         limit=LIMITS[place.name],
-        corrupt=["all"],
+        shift=shifts,
         ensemble=len(paths) > 1,
         no_decision=True,
         device="cpu",
@@ -85,7 +90,7 @@ def main() -> None:
         for name, make in MODELS.items():
             if recorded(options.task, "shift", name, seed):
                 continue
-            cells = measured(make(shop), place)
+            cells = measured(make(shop), place, shop.folder / "corrupted")
             with changing(options.task) as about:
                 about.setdefault("shift", {}).setdefault(name, {})[str(seed)] = cells
             print(

@@ -249,7 +249,6 @@ def evaluate(
     data: str | Sequence[str] = ...,
     ood: str | Sequence[str] = ...,
     shift: str | Sequence[str] = ...,
-    corrupt: str | Sequence[str] = ...,
     val: str | None = ...,
     classes: str | Sequence[str] = ...,
     template: str | Sequence[str] = ...,

@@ -27,7 +27,6 @@ from pages import (
     probe,
     readme,
     serving,
-    shift,
 )
 from pages.benchmarks.choices import trunk_plot
 from pages.evidence.problems import problems
@@ -37,7 +36,6 @@ DOCS = ROOT / "docs"
 PASSAGES = {
     "decision": ("guide/decision", decision.MARKS, decision.passage),
     "cascade": ("guide/cascade", cascade.MARKS, cascade.passage),
-    "corruptions": ("guide/shift", shift.MARKS, shift.passage),
     "entities": ("guide/entities", entities.MARKS, entities.passage),
     "kept_epoch": ("reference/methods", kept.MARKS, kept.passage),
     "large": ("guide/large", large.MARKS, large.passage),

@@ -42,7 +42,7 @@ from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_singl
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.criteria import criterion, score_key
 from hydrasurgeon.data import Samples, first_batch, moved
-from hydrasurgeon.data.corruptions import Perturbed
+from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder
 from hydrasurgeon.files.resumable import content_hash

@@ -9,6 +9,7 @@ GONE: dict[str, str] = {
     "serve --queue": "At most 256 inputs wait; more are refused with 429.",
     "monitor --report": "Use `monitor --json`.",
     "--push-to-hub": "Use `hf upload REPO DIR`; the model card is written as ever.",
+    "eval --corrupt": "Write the sets by examples/paper/corrupt.py, and give them as --shift NAME:S=D.",
     "--private": "Use `hf upload --private REPO DIR`.",
 }
 

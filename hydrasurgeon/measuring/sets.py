@@ -20,10 +20,11 @@ from hydrasurgeon.options.shared import ClassNames
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.data.corruptions import Corruption
 
 SLICE = re.compile(r"\[[^\]]*:[^\]]*\]")
 """The part of a hub data set's split that is read, which is not part of its name."""
+SEVERITIES = ("1", "2", "3", "4", "5")
+"""Severities that shifted data may have: they are averaged."""
 NAMED = re.compile(r"([\w-]+)=(.+)")
 """NAME=D."""
 
@@ -112,20 +113,13 @@ class DataSets:
 
 def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
     """What each data set was for, the labelled one first."""
-    from hydrasurgeon.data.corruptions import Corrupted
-
     uses = {"in distribution": sets.id}
     uses |= {f"also {code(name)}": samples for name, samples, _ in further}
     uses |= {f"{group}-OOD {code(name)}": samples for name, group, samples in sets.ood}
     uses |= {
         f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples
         for name, severity, samples in sets.shift
-        if not isinstance(samples, Corrupted)
     }
-    made = [samples for *_, samples in sets.shift if isinstance(samples, Corrupted)]
-    if made:  # as one set, of all kinds in turn
-        kinds = [kind for samples in made for kind in samples.corruptions]
-        uses["corrupted on the way"] = Corrupted(made[0].parent, *kinds, seed=made[0].seed)
     if sets.val is not None and fitted:
         uses["temperature"] = sets.val
     return {use: DataRecord(**samples.fingerprint()) for use, samples in uses.items()}
@@ -227,18 +221,14 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
 
 
 def parse_shift(text: str) -> tuple[str, int | None, str]:
-    """`NAME=D` or `NAME:SEVERITY=D`; any name, but severities are those that corruptions have, with
-    which they are averaged.
-    """
-    from hydrasurgeon.data.corruptions.samples import SEVERITIES
-
+    """`NAME=D` or `NAME:SEVERITY=D`."""
     named, spec = _split(text)
     name, colon, severity = (named or "").partition(":")
     if not is_name(name) or not spec:
         raise UsageError(f"--shift {text}: not NAME=D or NAME:SEVERITY=D")
     if not colon:
         return name, None, spec
-    if severity not in map(str, SEVERITIES):
+    if severity not in SEVERITIES:
         raise UsageError(
             f"--shift {text}: no such severity",
             hint=(
@@ -263,26 +253,6 @@ def check_cascades(checkpoints: Sequence[Checkpoint]) -> None:
 def kind_read(manifest: Manifest) -> Literal["image", "text"]:
     """What the model's inputs are."""
     return "image" if "vision" in manifest.towers else "text"
-
-
-def corruptions_in(
-    corrupt: Sequence[str], shift: Sequence[str], opened: Sequence[Checkpoint]
-) -> tuple[Corruption, ...]:
-    """What becomes of the samples that these models read; refused where `--shift` has one of that
-    name.
-    """
-    if not corrupt or not opened:
-        return ()
-    from hydrasurgeon.data.corruptions import corruptions_of
-
-    corruptions = corruptions_of(corrupt, kind_read(opened[0].manifest))
-    names = {entry.partition("=")[0] for entry in shift}
-    for name in (f"{each.name}:{each.severity}" for each in corruptions):
-        if name in names:
-            raise UsageError(
-                f"--corrupt {name}: --shift {name} is given too", hint="Call that one otherwise."
-            )
-    return corruptions
 
 
 def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:

@@ -49,7 +49,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         "push_to_hub": ("card",),
         "mc_dropout": ("checkpoints",),
         "predictions": ("checkpoints",),
-        "corrupt": ("checkpoints",),
         "val": ("temperature",),
     }
     conflicts: ClassVar = (
@@ -86,14 +85,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         metavar="NAME[:S]=D",
         group=LABELLED,
         help="Labelled shifted data by any name, of severity S, 1 to 5; repeatable.",
-    )
-    corrupt: Texts = option(
-        (),
-        metavar="all|NAME[:S]",
-        group=READ,
-        help="ImageNet-C's corruptions of the data, for texts typos and word_dropout, of severity "
-        "S or all five; "
-        "repeatable.",
     )
     val: str | None = option(
         None,

@@ -141,7 +141,6 @@ class Numbers(Problem):
         "a decision state in a graph": "Export the checkpoint as it was before calibrate.",
         "--html": "Its charts are of classes; --json and --markdown have the numbers.",
         "--shift": "What is measured under shifts is accuracy; give the data as another --data.",
-        "--corrupt": "What is measured under corruptions is accuracy; see --shift.",
     }
 
     def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:

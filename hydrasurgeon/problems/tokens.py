@@ -90,7 +90,6 @@ class Tokens(Problem):
         "--cost": "A text has several answers; see calibrate --risk.",
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
         "--shift": "What is measured under shifts is accuracy; give the data as another --data.",
-        "--corrupt": "What is measured under corruptions is accuracy; see --shift.",
     }
 
     def known(self, labels: Tensor) -> Bool[Tensor, " text"]:

@@ -236,7 +236,7 @@ def _fit(
     skipped: list[str],
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
-    from hydrasurgeon.data.corruptions import Perturbed
+    from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.decision.cascaded import with_seen
     from hydrasurgeon.decision.fitting import Chooser, fit_state, too_few_ood
     from hydrasurgeon.measuring.cascades.fit import CascadeFit

@@ -24,7 +24,6 @@ from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_cascades,
-    corruptions_in,
     labelled_sets,
     portable_entry,
 )
@@ -90,7 +89,6 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     temperature = None if arguments.temperature == "fit" else arguments.temperature or 1.0
     files = of_files(arguments, temperature)
     opened = by_path(open_models(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
-    corruptions_in(arguments.corrupt, arguments.shift, opened)
     advice = uncalibrated(opened, arguments)
     cards = claimed_cards(arguments, opened)
     names = _names(opened, arguments)
@@ -138,7 +136,6 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
     wanted = {
         "--html": arguments.html,
         "--shift": arguments.shift,
-        "--corrupt": arguments.corrupt,
         "--cost": arguments.cost,
     }
     for checkpoint in opened:
@@ -292,7 +289,7 @@ def _settings(
     }
     for name in ("ensemble", "limit", "seed", "dtype", "batch_size"):
         settings[name] = getattr(arguments, name)
-    for name in ("corrupt", "cascade", "mc_dropout"):
+    for name in ("cascade", "mc_dropout"):
         value = getattr(arguments, name)
         if value:
             settings[name] = list(value) if isinstance(value, tuple) else value

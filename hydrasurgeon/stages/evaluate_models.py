@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import fit_classes, open_data
-from hydrasurgeon.data.corruptions import Corrupted
 from hydrasurgeon.decision.fitting import FEWEST_OOD
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
@@ -29,13 +28,11 @@ from hydrasurgeon.measuring.predictions import (
 from hydrasurgeon.measuring.results import Provenance, SetResult, unlike
 from hydrasurgeon.measuring.rows import (
     Row,
-    averaged,
     ood_scores,
     over_sets,
     reading_of,
     row_of,
     scores_in,
-    shifted,
     summary,
 )
 from hydrasurgeon.measuring.running import How, groups_in, name_of, predicted
@@ -45,7 +42,6 @@ from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_classes,
     check_same_classes,
-    corruptions_in,
     in_samples,
     open_sets,
     uses_of,
@@ -96,8 +92,6 @@ class _Table:
     name: str
     """The first data set's."""
     sets: DataSets
-    corrupted: DataSets
-    """The same with the corruptions of the first set among its shifts."""
     others: Sequence[Further]
     predictions: Path | None
     how: How
@@ -112,7 +106,7 @@ class _Table:
         row = self._extended(row, numbers, models, reading)
         if not self.arguments.cascade:
             return [row]
-        return with_cascade(row, job[0], self.corrupted, self.how, self.timed, reading=reading)
+        return with_cascade(row, job[0], self.sets, self.how, self.timed, reading=reading)
 
     def _reading(
         self, job: Sequence[Checkpoint], models: Sequence[Any]
@@ -149,38 +143,28 @@ class _Table:
                 return self.how.scored(models[0], samples, fitted)
             return (*self.how.logits(models, samples), {})
 
-        # A file of logits holds corrupted sets too; else they are read one by one, and forgotten.
-        sets = self.sets if self.predictions is None else self.corrupted
         predictions = predicted(
-            sets,
+            self.sets,
             answer,
             name=name_of(job, passes=self.how.passes),
             kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
             # Of a text without the padding that others bring.
-            cost=cost_of(models, self.how.first(models[0], sets.id, 1)),
+            cost=cost_of(models, self.how.first(models[0], self.sets.id, 1)),
             provenance=provenance_of(job),
             problem=problem_of(self.opened[0].manifest.model),
         )
         if self.predictions is not None:
-            write_predictions(predictions, self.predictions, data=sets.id.fingerprint()["sha256"])
+            write_predictions(
+                predictions, self.predictions, data=self.sets.id.fingerprint()["sha256"]
+            )
         return predictions
 
     def _extended(
         self, row: Row, numbers: Sequence[int], models: Sequence[Any], reading: Reading
     ) -> Row:
-        """With what is measured of corrupted sets, of other data sets, and of time."""
+        """With what is measured of other data sets, and of time."""
         together = models[0] if len(models) == 1 else InTurn(list(models))
         row = replace(row, timing=self.timed.add(together, self.how.first(models[0], self.sets.id)))
-        # One after another: of seventy-five corrupted sets, no memory holds all logits.
-        measured = len(row.result.shift)
-        shift = [
-            *row.result.shift,
-            *(
-                shifted(name, severity, *self.how.logits(models, samples), reading)
-                for name, severity, samples in self.corrupted.shift[measured:]
-            ),
-        ]
-        row = row.but(shift=tuple(shift), shift_average=averaged(shift))
         if not self.others:
             return row
         others = [self._on(each, numbers, models, reading) for each in self.others]
@@ -226,11 +210,6 @@ def of_models(
         )
     val = arguments.val if temperature is None else None
     sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, val, limit, seed)
-    corrupted = [
-        (each.name, each.severity, Corrupted(sets.id, each, seed=seed))
-        for each in corruptions_in(arguments.corrupt, arguments.shift, opened)
-    ]
-    with_corrupted = replace(sets, shift=(*sets.shift, *corrupted))
     further: list[Further] = []
     for each in others:
         samples = open_data(each.spec, limit=limit, seed=seed)
@@ -245,7 +224,6 @@ def of_models(
         opened,
         first.name,
         sets,
-        with_corrupted,
         further,
         predictions,
         how,
@@ -263,7 +241,7 @@ def of_models(
         classes["sets"] = hashes
     return Measured(
         _with_times(rows, timed.milliseconds()),
-        uses_of(with_corrupted, further, fitted=temperature is None),
+        uses_of(sets, further, fitted=temperature is None),
         classes,
         tuple(dict.fromkeys(how.skipped)),
         (*dict.fromkeys(orders), *in_samples(sets.id, ood, harm=ALIKE)),

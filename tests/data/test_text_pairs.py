@@ -13,7 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from hydrasurgeon.data import open_data
-from hydrasurgeon.data.corruptions import Corrupted, Perturbed, corruptions_of
+from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.data.samples import Joined, Subset, limited
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.errors import DataError, UsageError
@@ -147,13 +147,9 @@ def test_pairs_and_texts_do_not_mix(tmp_path: Path) -> None:
     assert (both.inputs, both.read(3)) == ("text_pair", ("x", "y"))
 
 
-def test_both_texts_are_corrupted_and_perturbed() -> None:
+def test_both_texts_are_perturbed() -> None:
     pair = ("the film is a very long and dull one", "nobody would want to see this film again")
     samples = in_memory([pair, ("x y", "z")], "text")
-    (typos,) = corruptions_of(["typos:5"], "text")
-    first, second = Corrupted(samples, typos).read(0)
-    assert (first, second) == Corrupted(samples, typos).read(0)
-    assert (first != pair[0], second != pair[1]) == (True, True)
     salad = Perturbed(samples, seed=1).read(0)
     assert [len(text.split()) for text in salad] == [9, 8]
     assert {word for text in salad for word in text.split()} <= {

@@ -202,7 +202,7 @@ def test_calibrated_on_pairs(
     assert json.loads(capsys.readouterr().out)["probability"] == pytest.approx(
         row["probability"], abs=1e-5
     )
-    measured = hs.evaluate(done.path, data=spec, ood=[f"near:odd={odd}"], corrupt=["typos:3"])
+    measured = hs.evaluate(done.path, data=spec, ood=[f"near:odd={odd}"])
     assert 0 <= measured.report.results[0].ood[0].auroc <= 1
 
 

@@ -78,7 +78,7 @@ def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
     """The noisy data, made of the clean samples or opened beside them; misspelt corruptions are
     refused now.
     """
-    from hydrasurgeon.data.corruptions import Corrupted, corruptions_of
+    from corrupt import Corrupted, corruptions_of
 
     if arguments.shift is not None:
         spec = arguments.shift

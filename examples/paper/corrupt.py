@@ -1,23 +1,45 @@
-"""ImageNet-C's fifteen corruptions (Hendrycks & Dietterich 2019) in numpy and Pillow: a table of
-functions.
+"""Writes corrupted copies of a labelled data set: ImageNet-C's fifteen corruptions, two of texts.
 
-Each takes a picture [height, width, channel] in 0..1, its constants and a generator. Two differ
-from ImageNet-C's: frost lays a texture of ours over the picture, of the brightness and contrast of
-the six photographs used there; elastic transforms interpolate once, not twice.
+    python examples/paper/corrupt.py D OUT [all|NAME[:S]...] [--limit N] [--seed S]
+
+It prints what `hydrasurgeon eval` takes, one `--shift NAME:S=FILE` for each set:
+
+    hydrasurgeon eval MODEL --data D $(python examples/paper/corrupt.py D OUT all:3)
+
+Images are written as .npz where all have one size, else as folders of PNG files; texts as .jsonl.
+What is random follows from the seed, the corruption's name and the sample's own content, never from
+its place: the same sample is corrupted alike in any subset or order, and at every severity by the
+same draws.
+
+ImageNet-C (Hendrycks & Dietterich 2019) in numpy and Pillow: each corruption takes a picture
+[height, width, channel] in 0..1, its constants and a generator. Two differ from ImageNet-C's: frost
+lays a texture of ours over the picture, of the brightness and contrast of the six photographs used
+there; elastic transforms interpolate once, not twice.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import io
+import json
 import math
-from collections.abc import Callable
-from typing import Any
+import re
+import sys
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from hydrasurgeon.data import Samples, open_data
 from hydrasurgeon.data.images import plain
+from hydrasurgeon.data.samples import Subset
+from hydrasurgeon.errors import DataError, HydraError, UsageError
+from hydrasurgeon.lookup import did_you_mean
 
 Floats = NDArray[np.floating[Any]]
 Random = np.random.Generator
@@ -390,3 +412,238 @@ CORRUPTIONS: dict[str, Callable[[Floats, Any, Random], Floats]] = {
     "jpeg_compression": _jpeg_compression,
 }
 """Name → what makes it."""
+
+TEXT = {"typos": (0.01, 0.02, 0.04, 0.07, 0.1), "word_dropout": (0.05, 0.1, 0.2, 0.3, 0.4)}
+"""For texts: the chance of each letter to be mistyped, of each word to be left out."""
+NAMES: dict[str, tuple[str, ...]] = {"image": tuple(LARGE), "text": tuple(TEXT)}
+"""Kind of data → its corruptions, in ImageNet-C's order."""
+SEVERITIES = (1, 2, 3, 4, 5)
+"""From hardly seen to hardly told."""
+FORM = re.compile(r"([\w-]+)(?::([0-9]{1,9}))?")
+"""NAME or NAME:SEVERITY."""
+
+
+class Corruption(NamedTuple):
+    """One way to corrupt samples, and how much."""
+
+    name: str
+    severity: int
+
+
+def corruptions_of(entries: Iterable[str], kind: str) -> tuple[Corruption, ...]:
+    """What was asked for, each once: `all` stands for every corruption of this kind of data, no
+    severity for all five.
+    """
+    wanted: dict[Corruption, None] = {}
+    names = ("all", *NAMES[kind])
+    for entry in entries:
+        match, name = FORM.fullmatch(entry), entry.partition(":")[0]
+        severity = int(match[2]) if match and match[2] else None
+        if name not in names:
+            raise UsageError(
+                (
+                    f"{entry}: no such corruption of "
+                    f"{kind}s{did_you_mean(name.lower().replace('-', '_'), names)}"
+                ),
+                hint=f"There are {', '.join(names)}.",
+            )
+        if not match or severity not in (None, *SEVERITIES):
+            raise UsageError(
+                f"{entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}."
+            )
+        for each in NAMES[kind] if name == "all" else (name,):
+            for strength in SEVERITIES if severity is None else (severity,):
+                wanted[Corruption(each, strength)] = None
+    return tuple(wanted)
+
+
+ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+"""Rows of a keyboard: a typo hits the neighbouring letter."""
+BESIDE = {
+    key: row[max(0, at - 1) : at] + row[at + 1 : at + 2]
+    for row in ROWS
+    for at, key in enumerate(row)
+}
+"""Letter → the keys beside it."""
+
+
+class Corrupted(Subset):
+    """Every sample of another set, corrupted by one of several corruptions in turn; its labels
+    stay.
+    """
+
+    def __init__(self, parent: Samples, *corruptions: Corruption, seed: int = 0) -> None:
+        kinds = [f"{each.name}:{each.severity}" for each in corruptions]
+        shown = kinds[0] if len(kinds) == 1 else f"{len(kinds)} corruptions of it"
+        super().__init__(parent, parent.written)
+        self.spec, self.corruptions, self.seed = f"{parent.spec}, {shown}", corruptions, seed
+
+    def read(self, i: int) -> Any:
+        raw = self.parent.read(i)
+        name, severity = self.corruptions[i % len(self.corruptions)]
+        if isinstance(raw, str):
+            return scribbled(raw, name, severity, _random(self.seed, name, raw.encode()))
+        if isinstance(raw, tuple):
+            random = _random(self.seed, name, self.parent.content(i))
+            first, second = (scribbled(str(text), name, severity, random) for text in raw)
+            return first, second
+        content = f"{raw.mode} {raw.size}".encode() + raw.tobytes()
+        return spoiled(raw, name, severity, _random(self.seed, name, content))
+
+    def content(self, i: int) -> bytes:
+        name, severity = self.corruptions[i % len(self.corruptions)]
+        return f"{name}:{severity}:{self.seed}:".encode() + self.parent.content(i)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The parent's, joined with what is done to it: seventy-five kinds of one set read it once."""
+        about = self._parents
+        made = f"{self.corruptions} {self.seed} {about['sha256']}".encode()
+        return {"spec": self.spec, "rows": len(self), "sha256": hashlib.sha256(made).hexdigest()}
+
+    @cached_property
+    def _parents(self) -> dict[str, Any]:
+        return self.parent.fingerprint()
+
+
+def _random(seed: int, name: str, content: bytes) -> np.random.Generator:
+    """Random numbers of one sample under one corruption."""
+    digest = hashlib.sha256(f"{seed} {name} ".encode() + content).digest()
+    return np.random.default_rng(int.from_bytes(digest[:16], "little"))
+
+
+def scribbled(text: str, name: str, severity: int, random: Random) -> str:
+    """A text corrupted: `typos` or `word_dropout`."""
+    chance = TEXT[name][severity - 1]
+    return _mistyped(text, chance, random) if name == "typos" else _shortened(text, chance, random)
+
+
+def _mistyped(text: str, chance: float, random: Random) -> str:
+    """Letters left out, doubled, swapped with the next, or hit beside; each draw is made whether it
+    is used or not.
+    """
+    chances, kinds, picks = (
+        random.random(len(text)),
+        random.integers(4, size=len(text)),
+        random.random(len(text)),
+    )
+    typed: list[str] = []
+    swapped = False
+    for at, letter in enumerate(text):
+        if swapped:
+            swapped = False
+            continue
+        following = text[at + 1 : at + 2]
+        if chances[at] >= chance or not letter.isalpha():
+            typed.append(letter)
+        elif kinds[at] == 0:
+            continue
+        elif kinds[at] == 1:
+            typed.append(2 * letter)
+        elif kinds[at] == 2 and following.isalpha():
+            typed.append(following + letter)
+            swapped = True
+        else:
+            near = BESIDE.get(letter.lower(), letter.lower())
+            key = near[int(picks[at] * len(near))]
+            typed.append(key.upper() if letter.isupper() else key)
+    return "".join(typed)
+
+
+def _shortened(text: str, chance: float, random: Random) -> str:
+    """At least one word stays."""
+    words = text.split()
+    if not words:
+        return text
+    draws = random.random(len(words))
+    stays = [word for word, draw in zip(words, draws, strict=True) if draw >= chance]
+    return " ".join(stays or [words[int(draws.argmax())]])
+
+
+def write(
+    data: str,
+    out: Path,
+    entries: Iterable[str] = ("all",),
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """The corrupted sets, one file or folder each; what --shift takes for each."""
+    samples = open_data(data, limit=limit, seed=seed)
+    if samples.written is None:
+        raise DataError(f"{data}: has no labels", hint="eval measures labelled sets.")
+    shifts = []
+    out.mkdir(parents=True, exist_ok=True)
+    for corruption in corruptions_of(entries, samples.kind):
+        corrupted = Corrupted(samples, corruption, seed=seed)
+        name = f"{corruption.name}-{corruption.severity}"
+        if samples.kind == "text":
+            path = _write_texts(corrupted, out / f"{name}.jsonl")
+        else:
+            path = _write_images(corrupted, out / name)
+        shifts.append(f"{corruption.name}:{corruption.severity}={path}")
+    return shifts
+
+
+def _write_texts(samples: Samples, path: Path) -> Path:
+    with path.open("w", encoding="utf-8") as file:
+        for i in range(len(samples)):
+            text = samples.read(i)
+            row: dict[str, Any] = {"text": text}
+            if isinstance(text, tuple):
+                row = dict(zip(("text", "text_pair"), text, strict=True))
+            file.write(json.dumps({**row, "label": _label(samples, i)}, ensure_ascii=False) + "\n")
+    return path
+
+
+def _label(samples: Samples, i: int) -> Any:
+    """A sample's label as its data has it."""
+    column = samples.written
+    assert column is not None
+    if column.labels.ndim == 2:
+        return [(column.names or ())[at] for at in np.flatnonzero(column.labels[i])]
+    if column.numbers is None and column.names is not None:
+        return column.names[column.labels[i]]
+    return column.positions[i].item()
+
+
+def _write_images(samples: Samples, path: Path) -> Path:
+    """One array where all pictures have one shape, else a folder for each class."""
+    column = samples.written
+    assert column is not None
+    shapes = {np.asarray(samples.read(i)).shape for i in range(len(samples))}
+    if len(shapes) > 1:
+        for i in range(len(samples)):
+            file = path / str(_label(samples, i)) / f"{i:08}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            samples.read(i).save(file)
+        return path
+    arrays = {
+        "images": np.stack([np.asarray(samples.read(i)) for i in range(len(samples))]),
+        "labels": column.positions,
+    }
+    if column.names is not None and column.numbers is None:
+        arrays["classes"] = np.array(column.names)
+    path = path.with_name(f"{path.name}.npz")
+    np.savez(path, allow_pickle=False, **arrays)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", metavar="D")
+    parser.add_argument("out", metavar="OUT", type=Path)
+    parser.add_argument("corruptions", metavar="all|NAME[:S]", nargs="*", default=["all"])
+    parser.add_argument("--limit", type=int, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    given = parser.parse_args()
+    try:
+        shifts = write(given.data, given.out, given.corruptions, limit=given.limit, seed=given.seed)
+    except HydraError as error:
+        sys.exit(f"{error.message} {error.hint or ''}")
+    sys.stdout.write("".join(f"--shift {shift}\n" for shift in shifts))
+
+
+if __name__ == "__main__":
+    main()
