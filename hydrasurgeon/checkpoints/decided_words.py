@@ -68,29 +68,18 @@ def decision_lines(decision: Decision) -> list[str]:
     if decision.group is not None:
         lines.append(_found(decision.group))
     if abstain is not None:
-        answers = (
+        lines.append(
             f"answers from a probability of {abstain.threshold:.3f} on, "
-            f"{100 * abstain.coverage:.1f} % of {'entities' if decision.entities else 'samples'}"
+            f"{100 * abstain.coverage:.1f} % of {'entities' if decision.entities else 'samples'}: "
+            f"at most {100 * abstain.risk:g} % of them wrong, with confidence "
+            f"{100 * (1 - abstain.delta):g} %"
         )
-        if abstain.risk is not None and abstain.delta is not None:
-            answers += (
-                f": at most {100 * abstain.risk:g} % of them wrong, with confidence "
-                f"{100 * (1 - abstain.delta):g} %"
-            )
-        lines.append(answers)
     if decision.cover is not None:
         cover = decision.cover
         lines.append(
             f"words belong to entities from a probability of {cover.threshold:.3g} on, "
             f"{100 * cover.words:.1f} % of them: at most {100 * cover.risk:g} % of true entities "
             f"missed, with confidence {100 * (1 - cover.delta):g} %"
-        )
-    if decision.costs is not None:
-        costs = decision.costs
-        lines.append(
-            f"both thresholds cost least: a wrong answer {costs.wrong:g}, to abstain "
-            f"{costs.abstain:g}, to call what is familiar unfamiliar {costs.unfamiliar:g}, with "
-            f"{100 * costs.ood:g} % of rows OOD"
         )
     if decision.cascade is not None:
         lines += cascade_lines(decision.cascade, decision.ood.score)

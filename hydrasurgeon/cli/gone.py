@@ -10,6 +10,7 @@ GONE: dict[str, str] = {
     "monitor --report": "Use `monitor --json`.",
     "--push-to-hub": "Use `hf upload REPO DIR`; the model card is written as ever.",
     "eval --corrupt": "Write the sets by examples/paper/corrupt.py, and give them as --shift NAME:S=D.",
+    "--cost": "Use `--risk` and `--id-flagged`: promises instead of prices.",
     "--private": "Use `hf upload --private REPO DIR`.",
 }
 

@@ -25,7 +25,6 @@ from hydrasurgeon.files.decided import (
     LOGITS,
     OF_CLASSIFIERS,
     ZERO_SHOT,
-    Abstention,
     Decision,
     Ood,
 )
@@ -34,7 +33,6 @@ from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.conformal import quantile
-from hydrasurgeon.statistics.costs import Rows, cheapest
 from hydrasurgeon.statistics.metrics import areas
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score, fit
@@ -117,15 +115,13 @@ def fit_state(
     classifiers: Sequence[tuple[Tensor, Tensor]] = (),
     evidence: Sequence[Evidence] | None = None,
     foreign: Sequence[Outputs] = (),
-    outside: Sequence[Outputs] = (),
     leaves_out: Sequence[str] = ZERO_SHOT,
     problem: Problem = SINGLE,
     chosen_by: Chooser = "option",
     seed: int = 0,
 ) -> tuple[State, tuple[str, ...]]:
     """A state from the outputs on validation data, and notes; `foreign` are those on OOD or
-    perturbed data, for `auto`, which `leaves_out` fitted scores that the model is not made for;
-    `outside` those on OOD data, for costs.
+    perturbed data, for `auto`, which `leaves_out` fitted scores that the model is not made for.
 
     `evidence` is what OOD scores are fitted on, a member each; without it a part of the fitting
     half, read by `classifiers`.
@@ -149,24 +145,10 @@ def fit_state(
     answers = problem.answers(certifying.logits, fit.constants)
     promised = problem.promised(answers, certifying, promise, penalty)
     scores = certifying.scores(kind, fitted)
-    if promise.costs is None:
-        flagged, threshold = promise.id_flagged, flag_threshold(scores, promise.id_flagged)
-    else:
-        inside = _rows(answers, scores, certifying.truth)
-        others = [
-            _rows(problem.answers(each.logits, fit.constants), each.scores(kind, fitted), None)
-            for each in outside
-        ]
-        chosen = cheapest(promise.costs, inside, others)
-        threshold = chosen.score
-        flagged = 1 - int((scores.double() <= threshold).sum()) / (len(scores) + 1)
-        covered = float((inside.confidence >= chosen.confidence).double().mean())
-        abstain = Abstention(threshold=chosen.confidence, coverage=covered)
-        promised |= {"abstain": abstain, "costs": promise.costs}
     ood = Ood(
         score=kind,
-        threshold=threshold,
-        id_flagged=flagged,
+        threshold=flag_threshold(scores, promise.id_flagged),
+        id_flagged=promise.id_flagged,
         chosen_by=chosen_by,
         auroc=auroc,
         **_sizes(fitted),
@@ -202,13 +184,6 @@ def evidence_of(
         gathering.add(*outputs.of(member))
         made.append(gathering.evidence())
     return made
-
-
-def _rows(answers: Tensor, scores: Tensor, truth: Tensor | None) -> Rows:
-    """What costs see of some rows; of OOD rows every answer is wrong."""
-    confidence, label = answers.max(dim=-1)
-    wrong = torch.ones_like(label, dtype=torch.bool) if truth is None else label != truth
-    return Rows(scores, confidence, wrong)
 
 
 def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
@@ -426,7 +401,6 @@ def fit_alone(
         classifiers=linear or (),
         evidence=None if fit is None or linear is None else evidence_of(fit, linear, promise.seed),
         foreign=foreign,
-        outside=foreign,
         leaves_out=(*ZERO_SHOT, *lacking),
         problem=problem,
         chosen_by=chosen_by,

@@ -181,31 +181,12 @@ class Abstention(Record):
     """Answer where the probability is at least the threshold."""
 
     threshold: Unit
-    risk: Share | None = None
-    """None, as the two below, where costs chose the threshold: they promise nothing."""
-    delta: Share | None = None
-    bound: Unit | None = None
+    risk: Share
+    delta: Share
+    bound: Unit
     """What the fraction of wrong answers stays below, with confidence 1 − delta."""
     coverage: Unit
     """The fraction of samples that were answered."""
-    _silent = _silent_of("risk", "delta", "bound")
-
-    @model_validator(mode="after")
-    def _promised(self) -> Abstention:
-        parts = {self.risk is None, self.delta is None, self.bound is None}
-        must((len(parts) == 1, "risk, delta and bound belong together"))
-        return self
-
-
-class Costs(Record):
-    """What an answer costs that is not right; an answer to OOD data is a wrong one."""
-
-    wrong: NotNegative = 1.0
-    abstain: NotNegative = 0.1
-    unfamiliar: NotNegative = 0.2
-    """Of in-distribution data; of OOD data it is right, and costs nothing."""
-    ood: Share = 0.1
-    """The fraction of rows that are expected to be OOD; OOD sets share it alike."""
 
 
 class Limits(Record):
@@ -540,8 +521,6 @@ class Decision(Record):
     """Instead of `abstain`, of one logit; absent from others."""
     group: Found | None = None
     """Of one logit, where groups were given; absent from others."""
-    costs: Costs | None = None
-    """What the thresholds of `abstain` and `ood` make least of; absent where promises made them."""
     labels: PerLabel | None = None
     """Instead of the temperature, of many labels; absent from others."""
     accuracy: Unit | None = None
@@ -576,7 +555,6 @@ class Decision(Record):
         "cover",
         "levels",
         "engine",
-        "costs",
     )
 
     def counts(self, classes: int) -> bool:

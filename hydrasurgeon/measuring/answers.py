@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import Conformal, Costs, Decision, Found
+from hydrasurgeon.files.decided import Conformal, Decision, Found
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Conditions
 from hydrasurgeon.problems import SINGLE
@@ -48,7 +48,6 @@ class Reading:
     """Whose thresholds say when to abstain; None where nobody does."""
     found: Found | None = None
     """When something was found for a group; None where nothing says so."""
-    costs: Costs | None = None
     ci: float | None = None
     seed: int = 0
     problem: Problem = SINGLE

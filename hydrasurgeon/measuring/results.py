@@ -161,18 +161,6 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 """How many there are of something."""
 
 
-class Scod(_Record):
-    """Selective classification with OOD detection, as one number: what an answer costs on average."""
-
-    loss: float
-    id: float
-    """Of in-distribution rows."""
-    ood: dict[str, float]
-    """Of each OOD set; without any, `loss` is `id`."""
-    costs: dict[str, float]
-    """Of wrong answers, of abstaining, of calling ID rows unfamiliar; and the fraction of OOD rows."""
-
-
 class Cost(_Record):
     params: Count
     macs: Count
@@ -195,8 +183,6 @@ class Result(_Record):
     shift: tuple[ShiftResult, ...]
     shift_average: ShiftAverage | None = None
     diversity: Diversity
-    scod: Scod | None = None
-    """Where --cost or a decision state says what answers cost."""
     cost: Cost | None
     """None when the result was computed from a predictions file that does not say."""
     sets: tuple[SetResult, ...] | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import FITTED, Costs
+from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.answers import Answered, Reading, answered, answers
@@ -33,7 +33,6 @@ from hydrasurgeon.measuring.results import (
     ShiftResult,
     level,
 )
-from hydrasurgeon.measuring.scod import scod_of
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Judged, Problem
 from hydrasurgeon.statistics import metrics
@@ -124,13 +123,10 @@ def reading_of(
     ci: float | None,
     seed: int,
     problem: Problem = SINGLE,
-    costs: Costs | None = None,
 ) -> Reading:
     """By the decision state, unless there is none or a temperature is asked for."""
     if state is None or temperature is not None:
-        return Reading(
-            temperature or 1.0, ood_scores=kinds, ci=ci, seed=seed, problem=problem, costs=costs
-        )
+        return Reading(temperature or 1.0, ood_scores=kinds, ci=ci, seed=seed, problem=problem)
     record = state.record
     return Reading(
         record.temperature,
@@ -141,7 +137,6 @@ def reading_of(
         conformal=record.conformal,
         record=record,
         found=record.group,
-        costs=costs or record.costs,
         ci=ci,
         seed=seed,
         problem=problem,
@@ -167,7 +162,6 @@ def row_of(predictions: Predictions, reading: Reading) -> Row:
             shift=shift,
             shift_average=averaged(shift),
             diversity=Diversity.model_validate(inside.diversity()),
-            scod=scod_of(predictions, row, reading),
             cost=predictions.cost,
         ),
         row,

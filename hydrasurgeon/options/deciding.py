@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import SCORES, Costs
+from hydrasurgeon.files.decided import SCORES
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
     LABELLED,
@@ -27,14 +27,12 @@ from hydrasurgeon.options.shared import (
     Batch,
     Checkpoint,
     ClassNames,
-    CostText,
     Dtype,
     Force,
     Output,
     Paths,
     Run,
     Texts,
-    costs_of,
 )
 
 DELTA = 0.05
@@ -87,11 +85,9 @@ class CalibrateOptions(Engines, Answering, Output):
         "budget": ("cascade",),
         "fit_predictions": ("predictions",),
         "ood_predictions": ("predictions",),
-        "cost": ("ood", "ood_predictions"),
     }
     conflicts: ClassVar = (
         ("max_drop", "budget"),
-        *(("cost", name) for name in ("risk", "id_flagged", "cascade")),
         *(
             ("predictions", name)
             for name in ("fit_data", "ood", "cascade", "engine", "push_to_hub")
@@ -191,13 +187,6 @@ class CalibrateOptions(Engines, Answering, Output):
         recorded=True,
         help=f"Probability that the --risk bound may fail; {DELTA:g} if not given.",
     )
-    cost: CostText = option(
-        None,
-        metavar="NAME=X,…",
-        recorded=True,
-        help="Instead of both: thresholds that cost least on VAL and --ood, by wrong=1,abstain=0.1,"
-        "unfamiliar=0.2,ood=0.1 (the fraction of OOD rows).",
-    )
     cascade: bool = option(
         False,
         recorded=True,
@@ -235,11 +224,6 @@ class CalibrateOptions(Engines, Answering, Output):
         if not self.cascade or self.budget is not None:
             return None
         return DROP if self.max_drop is None else self.max_drop
-
-    @property
-    def costs(self) -> Costs | None:
-        """What answers cost, where that chooses the thresholds."""
-        return costs_of(self.cost)
 
     def recorded(self) -> dict[str, Any]:
         """With the bounds that hold where none were given."""

@@ -25,7 +25,6 @@ from hydrasurgeon.options.shared import (
     Bare,
     Checkpoint,
     ClassNames,
-    CostText,
     Device,
     Force,
     Paths,
@@ -61,7 +60,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
                 "temperature",
                 "card",
                 "engine",
-                "cost",
             )
         ),
         ("engine", "mc_dropout"),
@@ -123,13 +121,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         None,
         metavar="NAME,…|all",
         help=(f"{', '.join(LOGITS)}, or what calibrate fitted, which is the default; else msp."),
-    )
-    cost: CostText = option(
-        None,
-        metavar="NAME=X,…",
-        unset="the decision state's",
-        help="What answers cost, wrong=1,abstain=0.1,unfamiliar=0.2,ood=0.1 (the fraction of OOD "
-        "rows): the report has their mean.",
     )
     no_decision: bool = option(False, help="Ignore decision states.")
     cascade: bool = option(

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ValidationError
+from pydantic import BeforeValidator
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import OF_CIRCUITS, Costs
-from hydrasurgeon.files.manifest import first_mistake
+from hydrasurgeon.files.decided import OF_CIRCUITS
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
@@ -82,27 +81,6 @@ def _texts(value: Any) -> Any:
     return () if value is None else (value,) if isinstance(value, str | Path) else tuple(value)
 
 
-def costs_of(text: str | None) -> Costs | None:
-    """What `--cost` says."""
-    if text is None:
-        return None
-    pairs = dict(entry.partition("=")[::2] for entry in text.split(","))
-    try:
-        return Costs(**{name.strip(): value for name, value in pairs.items()})  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise UsageError(
-            f"--cost {text}: {first_mistake(error)}",
-            hint=f"Give NAME=X,NAME=X; names are {', '.join(Costs.model_fields)}.",
-        ) from error
-
-
-def _costs(value: str | None) -> str | None:
-    costs_of(value)
-    return value
-
-
-CostText = Annotated[str | None, AfterValidator(_costs)]
-"""Costs as NAME=X,NAME=X."""
 Auto = Annotated[int | Literal["auto"] | None, BeforeValidator(_number_or_auto)]
 """A number, or `auto`."""
 Batch = Annotated[int | None, BeforeValidator(_batch)]

@@ -110,7 +110,6 @@ class ManyLabels(YesNo):
     lacks: ClassVar = {
         **YesNo.lacks,
         "--method cahp": "It compares samples of one class with those of others.",
-        "--cost": "Of many labels an answer is neither right nor wrong; see id.micro_f1.",
         "a cascade in graphs": "A gate on the least sure of many labels has no graph yet.",
     }
 
@@ -186,7 +185,6 @@ class ManyLabels(YesNo):
         super().check(promise, name)
         flags = (
             ("--risk", promise.risk is not None),
-            ("--cost", promise.cost is not None),
             (f"--conformal {promise.conformal}", promise.conformal != "lac"),
             ("--fit-data", promise.fit_data is not None),
             (f"--ood-score {promise.ood_score}", promise.ood_score not in ("auto", *OF_LABELS)),

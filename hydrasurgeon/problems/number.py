@@ -136,7 +136,6 @@ class Numbers(Problem):
     lacks: ClassVar = {
         "--method cahp": "It compares samples of one class with those of others.",
         "--method circuit": "It keeps what is right or wrong; give --method taylor.",
-        "--cost": "A number is neither right nor wrong; see id.coverage.",
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
         "a decision state in a graph": "Export the checkpoint as it was before calibrate.",
         "--html": "Its charts are of classes; --json and --markdown have the numbers.",
@@ -249,7 +248,6 @@ class Numbers(Problem):
         super().check(promise, name)
         flags = (
             ("--risk", promise.risk is not None),
-            ("--cost", promise.cost is not None),
             ("--cascade", promise.cascade),
             (f"--conformal {promise.conformal}", promise.conformal != "lac"),
             (

@@ -87,7 +87,6 @@ class Tokens(Problem):
     lacks: ClassVar = {
         "--method cahp": "It compares samples of one class with those of others.",
         "--method circuit": "It keeps what is right or wrong; give --method taylor.",
-        "--cost": "A text has several answers; see calibrate --risk.",
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
         "--shift": "What is measured under shifts is accuracy; give the data as another --data.",
     }
@@ -231,7 +230,6 @@ class Tokens(Problem):
     def check(self, promise: CalibrateOptions, name: str) -> None:
         scores = (*self.scores, *self.features)
         flags = (
-            ("--cost", promise.cost is not None),
             ("--cascade", promise.cascade),
             (f"--conformal {promise.conformal}", promise.conformal != "lac"),
             (f"--ood-score {promise.ood_score}", promise.ood_score not in ("auto", *scores)),

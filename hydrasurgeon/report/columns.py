@@ -329,16 +329,6 @@ OOD = (
     ),
 )
 """What an OOD set is detected by."""
-LOSS = (
-    Metric(
-        "loss",
-        "cost of an answer",
-        "lower",
-        "cost",
-        meaning="What an answer costs by --cost on average, where OOD rows are expected.",
-    ),
-)
-"""One number for answers, abstaining and what is called unfamiliar."""
 SHIFT = (
     *QUALITY[:2],
     Metric(
@@ -502,12 +492,11 @@ def tables(results: Sequence[Result]) -> list[Table]:
     average = _free("mean", (s.name for r in results for s in r.shift))
     by_set = [{**{s.name: s for s in r.sets or ()}, mean: r.sets_average} for r in results]
     by_shift = [{average: r.shift_average, **_over_severities(r)} for r in results]
-    loss = columns(LOSS, [r.scod for r in results])
     made = {
         "In distribution": quality(results),
         "Between members": diversity(results),
         "Cost": columns(COST, [r.cost for r in results]),
-        "Out of distribution": [*loss, *_grouped(OOD, [_ood(r) for r in results])],
+        "Out of distribution": _grouped(OOD, [_ood(r) for r in results]),
         "By data set": _grouped((QUALITY[0], *QUALITY[2:4]), by_set),
         "Under distribution shift": _grouped(SHIFT, by_shift),
     }
@@ -532,10 +521,9 @@ def brief(results: Sequence[Result]) -> list[Table]:
     ]
     sets = [{**{s.name: s for s in r.sets or ()}, " mean": r.sets_average} for r in results]
     costs = columns(COST, [r.cost for r in results], " ")  # the blank gives them no heading
-    loss = columns(LOSS, [r.scod for r in results])
     made = {
         "in distribution": [*quality(results), *diversity(results), *costs],
-        "out of distribution": [*loss, *_grouped(OOD, averages)],
+        "out of distribution": _grouped(OOD, averages),
         "under shift, by severity": _by_severity(results),
         "by data set": _grouped((QUALITY[0], *QUALITY[2:4]), sets),
     }

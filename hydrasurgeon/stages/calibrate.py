@@ -179,7 +179,6 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             foreign.append(outputs)
         else:
             few_ood.append(note)
-    _check_outside(arguments, foreign)
     state, notes = fit_alone(val, fit_outputs, foreign, arguments, problem)
     entry = step(
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
@@ -209,7 +208,7 @@ def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named
         option = (
             "--ood" if arguments.ood else "--ood-predictions" if arguments.ood_predictions else None
         )
-        if option is not None and not arguments.cascade and arguments.cost is None:
+        if option is not None and not arguments.cascade:
             raise UsageError(
                 f"{option}: chooses among OOD scores, and --ood-score {score} is chosen",
                 hint="Leave one of them out.",
@@ -262,12 +261,10 @@ def _fit(
     val = outputs(validation, grouped=problem.ranks)
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
-    _check_outside(arguments, ood)
-    outside = [outputs(samples) for samples in ood]
-    foreign = outside
+    foreign = [outputs(samples) for samples in ood]
     if auto or arguments.cascade:
         # OOD data of one kind may be too easy to tell scores apart: perturbed data have a say too.
-        foreign = [*outside, outputs(Perturbed(validation, arguments.seed))]
+        foreign = [*foreign, outputs(Perturbed(validation, arguments.seed))]
     chosen_by: Chooser = "option"
     if auto:
         chosen_by = "ood" if ood else "perturbed"
@@ -287,7 +284,6 @@ def _fit(
         classifiers=linear,
         evidence=evidence,
         foreign=foreign,
-        outside=outside,
         leaves_out=[] if opened.family.named_classes else [*ZERO_SHOT],
         problem=problem,
         chosen_by=chosen_by,
@@ -307,14 +303,6 @@ def _fit(
     if arguments.engine == "int8":
         state = replace(state, record=state.record.model_copy(update={"engine": "int8"}))
     return state, (*filter(None, few_ood), *notes, *engine.notes)
-
-
-def _check_outside(arguments: CalibrateOptions, outside: Sequence[object]) -> None:
-    """Costs weigh OOD rows."""
-    if arguments.cost is not None and not outside:
-        raise DataError(
-            "--cost requires OOD data, and none has samples enough", hint="Give more --ood."
-        )
 
 
 def _costs(model: Classifier, samples: Samples, arguments: CalibrateOptions) -> MacsOf:

@@ -136,7 +136,6 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
     wanted = {
         "--html": arguments.html,
         "--shift": arguments.shift,
-        "--cost": arguments.cost,
     }
     for checkpoint in opened:
         for option in (name for name, given in wanted.items() if given):

@@ -46,7 +46,6 @@ from hydrasurgeon.measuring.sets import (
     open_sets,
     uses_of,
 )
-from hydrasurgeon.options.shared import costs_of
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
@@ -127,7 +126,6 @@ class _Table:
             ci=arguments.ci,
             seed=arguments.seed,
             problem=problem,
-            costs=costs_of(arguments.cost),
         )
         if state is None or state.record.ood.score not in kinds:
             return reading, None
@@ -278,12 +276,9 @@ def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]
     def row(predictions: Predictions, called: str) -> Row:
         kinds = scores_in(arguments.ood_score, predictions, called)
         ci, seed, problem = arguments.ci, arguments.seed, predictions.problem
-        costs = costs_of(arguments.cost)
-        if costs is not None:
-            problem.need("--cost", called)
         return row_of(
             predictions,
-            Reading(temperature, ood_scores=kinds, costs=costs, ci=ci, seed=seed, problem=problem),
+            Reading(temperature, ood_scores=kinds, ci=ci, seed=seed, problem=problem),
         )
 
     if arguments.ensemble and not arguments.checkpoints:

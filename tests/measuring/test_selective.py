@@ -14,7 +14,6 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from hydrasurgeon.files.decided import Costs
 from hydrasurgeon.measuring import rows
 from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.answers import answers as made_answers
@@ -23,7 +22,6 @@ from hydrasurgeon.problems import classes
 from hydrasurgeon.statistics import bootstrap as bootstrapping
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Promises, Selective, bootstrap
-from hydrasurgeon.statistics.costs import losses, together
 from hydrasurgeon.statistics.metrics import smooth_ece
 
 with warnings.catch_warnings():
@@ -200,23 +198,3 @@ def test_intervals_that_are_given_hold_the_truth(monkeypatch: pytest.MonkeyPatch
     assert few.cov5 * 100 < classes.FEWEST_SURE
     assert few.ci is not None
     assert "cov5" not in few.ci
-
-
-def test_the_loss_of_two_answers_is_torch_uncertaintys_risk() -> None:
-    """Theirs halves each cost, divides by what is accepted, and has no third answer."""
-    scod = pytest.importorskip("torch_uncertainty.metrics.classification.scod_risk_coverage")
-    random = torch.Generator().manual_seed(0)
-    score = torch.rand(200, generator=random)
-    wrong = torch.rand(200, generator=random) < 0.3
-    is_ood = torch.arange(200) >= 150
-    risk = scod.SCODRiskAtxCov(cov_threshold=0.6, ood_cost=0.5)
-    risk.update(score, wrong, is_ood)
-    unfamiliar = score > score.sort().values[119]
-    costs, never = Costs(abstain=0, unfamiliar=0, ood=0.25), torch.zeros(200, dtype=torch.bool)
-    means = [
-        float(losses(costs, unfamiliar[at], never[at], bad[at], ood=ood).mean())
-        for ood, at, bad in ((False, ~is_ood, wrong), (True, is_ood, ~never))
-    ]
-    assert together(costs, means[0], means[1:]) == pytest.approx(
-        2 * 0.6 * float(risk.compute()), abs=1e-6
-    )

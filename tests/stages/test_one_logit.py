@@ -674,27 +674,6 @@ def test_labels_test_both_promises(reranker: Path, tmp_path: Path) -> None:
     assert [test.name for test in found.drift.tests] == ["unfamiliar", "classes", "risk"]
 
 
-def test_costs_choose_when_one_logit_answers(reranker: Path, tmp_path: Path) -> None:
-    data, out = likely(tmp_path / "d.jsonl", reranker, 200), tmp_path / "c.safetensors"
-    lines = [json.loads(line) for line in Path(data).read_text().splitlines()]
-    odd = tmp_path / "odd.jsonl"
-    odd.write_text("".join(json.dumps({**row, "text": row["text"][::-1]}) + "\n" for row in lines))
-    given = {"data": data, "ood_score": "msp", "device": "cpu"}
-    done = hs.calibrate(reranker, ood=[str(odd)], cost="abstain=0.3", out=out, **given)
-    assert done.decision.limits is None
-    assert done.decision.abstain is not None
-    report = hs.evaluate([out], data=data, ood=[f"near:odd={odd}"], device="cpu").report
-    (result,) = report.results
-    rows = hs.predict(out, data=data, device="cpu")
-    price = {"abstain": 0.3, "unfamiliar": 0.2}
-    paid = [
-        price.get(row["answer"], float((row["answer"] == "yes") != bool(line["label"])))
-        for row, line in zip(rows, lines, strict=True)
-    ]
-    assert result.scod is not None
-    assert result.scod.id == pytest.approx(sum(paid) / len(paid), abs=0.02)
-
-
 def test_fractions_are_no_classes(tmp_path: Path) -> None:
     BERT.write(tmp_path / "three")
     with pytest.raises(DataError, match=r"row 0 has the label 0\.5"):
