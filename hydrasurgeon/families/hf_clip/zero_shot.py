@@ -22,6 +22,7 @@ from hydrasurgeon.families.hf_encoder.companions import (
     files_sha256,
     image_processor,
     preprocess,
+    white_behind,
 )
 from hydrasurgeon.families.hf_encoder.family import OWN_TYPE, STOCK, is_cut, stock
 from hydrasurgeon.families.prompts import NamedClasses, check_prompts
@@ -154,6 +155,18 @@ class HFZeroShot(NamedClasses):
         from hydrasurgeon.families.hf_clip.zero_shot_modules import build
 
         return build(model, towers_of(model), kept, fresh=fresh)
+
+    def transform(
+        self,
+        model: Model,
+        augment: Mapping[str, Any] | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
+    ) -> Callable[[Any], Any]:
+        from hydrasurgeon.families.hf_encoder import pictures
+
+        white = white_behind(towers_of(model).vision_config, files or {})
+        return pictures.transform(model.preprocess, augment, white=white)
 
     def anatomy(self, module: nn.Module) -> Anatomy:
         from hydrasurgeon.families.hf_clip.zero_shot_modules import BothTowers, anatomy
