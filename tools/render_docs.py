@@ -14,34 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pages import (
-    benchmarks,
-    cascade,
-    decision,
-    entities,
-    evidence,
-    front,
-    kept,
-    large,
-    numbers,
-    probe,
-    readme,
-    serving,
-)
-from pages.benchmarks.choices import trunk_plot
-from pages.evidence.problems import problems
+from pages import benchmarks, entities, front, kept, readme
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PASSAGES = {
-    "decision": ("guide/decision", decision.MARKS, decision.passage),
-    "cascade": ("guide/cascade", cascade.MARKS, cascade.passage),
     "entities": ("guide/entities", entities.MARKS, entities.passage),
     "kept_epoch": ("reference/methods", kept.MARKS, kept.passage),
-    "large": ("guide/large", large.MARKS, large.passage),
-    "regression": ("guide/numbers", numbers.MARKS, numbers.passage),
-    "probe": ("../examples/paper/probing/README", probe.MARKS, probe.passage),
-    "serve": ("guide/serving", serving.MARKS, serving.passage),
 }
 """By file of results: the page it has a passage in, the marks around that passage, and who writes it."""
 
@@ -78,16 +57,11 @@ def outputs() -> None:
 
 def write_pages() -> None:
     """Those that are figures from top to bottom, then the passages of those that are not."""
-    trunk, quality, costs = result("trunk"), result("quality"), result("front")
+    costs = result("front")
     if costs is not None:
         front.plot(costs, DOCS / "front.svg")
         (DOCS / "reference" / "front.md").write_text(front.page(costs), encoding="utf-8")
         put_between(ROOT / "README.md", readme.FRONT, readme.front_table(costs))
-    if trunk is not None:
-        trunk_plot(trunk, DOCS / "trunk.svg")
-    if quality is not None:
-        text = evidence.page(quality, result("probe")) + "\n" + problems(result("problems") or {})
-        (DOCS / "reference" / "evidence.md").write_text(text, encoding="utf-8")
     text = benchmarks.page(result)
     (DOCS / "reference" / "benchmarks.md").write_text(text, encoding="utf-8")
     for name, (page, marks, passage) in PASSAGES.items():

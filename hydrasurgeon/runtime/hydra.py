@@ -30,7 +30,7 @@ Biases = Sequence[Tensor | None]
 """One for each member: paddings are alike, tuned tables of relative positions are not."""
 
 # Numbers in one member's hidden states (batch × token × embed) from which it fills the device, so
-# that stacking only costs copies. The CPU's comes from benchmarks/stacked_or_apart.py, run on two cores; the
+# that stacking only costs copies. The CPU's was measured on two cores; the
 # other is a guess.
 FULL = {"cpu": 2**18, "cuda": 2**22}
 

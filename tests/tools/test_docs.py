@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from pages import benchmarks, front, readme  # noqa: E402
-from pages.evidence.problems import problems  # noqa: E402
 from render_docs import PASSAGES, result  # noqa: E402
 
 
@@ -60,10 +59,3 @@ def test_the_figures_of_the_front_are_those_measured() -> None:
     begin, end = readme.FRONT
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text.split(begin)[1].split(end)[0].strip() == readme.front_table(result("front"))
-
-
-def test_the_figures_of_other_problems_are_those_measured() -> None:
-    page = (ROOT / "docs" / "reference" / "evidence.md").read_text(encoding="utf-8")
-    assert page.endswith(problems(result("problems"))), "run tools/render_docs.py"
-    for task in result("problems").values():
-        assert len(task["seeds"]) == 3
