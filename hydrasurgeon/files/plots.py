@@ -1,4 +1,4 @@
-"""Pictures, where matplotlib is installed: no display, no global state, the same bytes for the same
+"""Pictures: no display, no global state, the same bytes for the same
 picture.
 """
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.files.atomic import check_ending, output_file, write_bytes
-from hydrasurgeon.lookup import need
 
 SUFFIXES = (".png", ".svg")
 """What a picture may be called; matplotlib draws by that."""
@@ -19,7 +18,6 @@ SUFFIXES = (".png", ".svg")
 def check_plot(path: Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
     """Refuse what could not be drawn, before anything is computed."""
     check_ending(path, *SUFFIXES, option="--plot")
-    need("matplotlib", purpose="--plot")
     return output_file(path, option="--plot", force=force, inputs=inputs)
 
 

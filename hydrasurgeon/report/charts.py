@@ -1,59 +1,113 @@
-"""The charts of a report: calibration, OOD detection, selective prediction, shifts, and quality
-against cost.
-"""
+"""The charts of a report, drawn by matplotlib: pictures that are part of the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, cat
+from torch import Tensor
 
+from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.heads import Kept, count
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.bootstrap import HIGHER, Difference
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.report.columns import ARROWS, F1, OOD, QUALITY, short, shown_name
-from hydrasurgeon.report.svg import (
-    RADIUS,
-    WIDTH,
-    Chart,
-    Scale,
-    colour,
-    drawing,
-    figure,
-    number,
-    text_of,
-    ticks_of,
-)
-from hydrasurgeon.report.verdicts import HEADS, NAMES, Verdict, listed, macs_of
+from hydrasurgeon.report.verdicts import NAMES, Verdict, listed, macs_of
 from hydrasurgeon.statistics.metrics import BINS, bins_of, risks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Drawn = Sequence[tuple[int, str, Answered]]
 """Rows: their number, what they are called, their answers."""
+Curve = list[tuple[float, float]]
+"""Points of a line."""
 
+COLOURS = ["#1f5fbf", "#c2500a", "#0d7a5f", "#a02a8c", "#8a6a00", "#0b7d9c", "#b3261e", "#5b4bb7"]
+"""Of the rows, in turn; the page's style sheet has them too."""
+GREY, GOOD, BAD = "#7a8294", "#0b7a4b", "#b3261e"
+STYLE = {
+    "svg.hashsalt": "hydrasurgeon",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "text.color": GREY,
+    "axes.labelcolor": GREY,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+"""Grey is read on light and on dark pages; the salt makes equal charts equal bytes."""
 FIRST = 0.02
 """What a risk chart leaves out at its left: among the first few answers the risk jumps about."""
-LINES = 4
-"""OOD sets that have a line each in a histogram; of more, the near and the far ones have one line.
-"""
-DIFFERENCE = 26
-"""Height of one model among the differences."""
 FLAGGED = 0.05
 """The fraction of in-distribution samples above the line that stands for a threshold where none was
 fitted.
 """
 POINTS = 160
 """Points of a curve; a chart has no pixels for more."""
-BARS = (8, 40)
-"""Fewest and most bars of a histogram; bars of a few samples each show only noise."""
 TAIL = 0.005
-"""The fraction of samples at either end that a histogram may leave out: a few far ones would
-squeeze all others.
+"""The fraction of samples at either end that a histogram counts in its outermost bars: a few far ones
+would squeeze all others.
 """
 
-Curve = list[tuple[float, float]]
-"""Points of a line."""
+
+def colour(at: int) -> str:
+    """The class of row `at` in the style sheet."""
+    return f"c{at % len(COLOURS)}"
+
+
+def picture(
+    caption: str,
+    says: str,
+    draw: Callable[[Figure], None],
+    *,
+    note: str = "",
+    size: tuple[float, float] = (4.6, 3.3),
+) -> str:
+    """A chart under its caption; `says` is what it shows, for who cannot see it."""
+    from matplotlib import rc_context, rcdefaults, rcParams
+    from matplotlib.figure import Figure
+
+    file = io.BytesIO()
+    with rc_context():
+        rcdefaults()
+        rcParams.update(STYLE)
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    more = f'<span class="note">{note}</span>' if note else ""
+    source = b64encode(file.getvalue()).decode()
+    return (
+        f"<figure><figcaption>{escape(visible(short(caption)))}{more}</figcaption>"
+        f'<img alt="{escape(visible(says))}" src="data:image/svg+xml;base64,{source}"></figure>'
+    )
+
+
+def _axes(figure: Figure, across: str, up: str, percent: str = "") -> Axes:
+    """`percent` names the axes of shares: "x", "y" or "xy"."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes = figure.subplots()
+    for name, label in (("x", across), ("y", up)):
+        axis = getattr(axes, f"{name}axis")
+        axis.set_label_text(f"{label}, %" if name in percent else label)
+        if name in percent:
+            axis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+    return axes
 
 
 def reliability(rows: Drawn) -> list[str]:
@@ -69,139 +123,108 @@ def reliability(rows: Drawn) -> list[str]:
             f"Of {len(confidence)} answers. The largest part of the calibration error: "
             f"{count} answers of confidence {sure:.2f}, of which {right:.2f} are right."
         )
-        chart = Chart.of(f"Reliability of {name}", says, x=(0, 1), y=(0, 1))
-        chart.axes("confidence, %", "right, %", "xy")
-        most = max(count for *_, count in bins)
-        for sure, right, count in bins:
-            place = min(int(sure * 15 + 1e-9), 14)
-            tip = f"confidence {100 * sure:.1f} %: {100 * right:.1f} % right\nof {count} answers"
-            chart.bar(place / 15, (place + 1) / 15, right, f"share c{at % 8}", tip)
-            x, width = chart.x(place / 15) + 0.5, chart.x(1 / 15) - chart.x(0) - 1
-            top = chart.y(max(sure, right))
-            chart.rect(
-                f"gap {'sure' if sure > right else 'shy'}",
-                x,
-                top,
-                width,
-                chart.y(min(sure, right)) - top,
-            )
-            # How many answers have this confidence, as a line of that length at the foot.
-            chart.rect("count", x, chart.y.start - 3, width * count / most, 3)
-        chart.ideal()
-        charts.append(figure(name, chart.svg()))
+
+        def draw(figure: Figure, at: int = at, bins: Sequence[Sequence[float]] = bins) -> None:
+            axes = _axes(figure, "confidence", "right", "xy")
+            axes.set(xlim=(0, 1), ylim=(0, 1))
+            most = max(count for *_, count in bins)
+            for sure, right, count in bins:
+                left, width = min(int(sure * BINS + 1e-9), BINS - 1) / BINS, 0.95 / BINS
+                axes.bar(left, right, width, align="edge", color=COLOURS[at % 8], alpha=0.5)
+                gap, edge = (sure - right), BAD if sure > right else GOOD
+                axes.bar(left, gap, width, right, align="edge", color=edge, alpha=0.25)
+                axes.bar(left, 0.06 * count / most, width, align="edge", color=GREY)
+            axes.plot([0, 1], [0, 1], "--", color=GREY)
+
+        charts.append(picture(name, says, draw))
     return charts
-
-
-def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
-    """A chart for each row: the scores of in-distribution and of OOD samples, and the threshold."""
-    charts = []
-    groups = {o.name: o.group for result in results for o in result.ood}
-    for _, name, row in rows:
-        inside, foreign = row.scores[row.used], _foreign(row, groups)
-        low, high, shares = bars_of([inside, *foreign.values()])
-        threshold, flags = _threshold(row, {"in distribution": inside, **foreign})
-        says = f"Scores by {row.used}, from {low:.3g} to {high:.3g}; higher for OOD. {flags}"
-        chart = Chart.of(
-            f"OOD scores of {name}", says, x=(low, high), y=(0, 1.05 * max(map(max, shares)))
-        )
-        chart.axes(f"OOD score, {row.used}", "samples, %", "y")
-        step = (high - low) / len(shares[0])
-        for at, share in enumerate(shares[0]):
-            if share:
-                left = low + at * step
-                tip = f"in distribution: {100 * share:.1f} %\nscore {left:.3g} to {left + step:.3g}"
-                chart.bar(left, left + step, share, "inside", tip)
-        for which, (title, each) in enumerate(zip(foreign, shares[1:], strict=True)):
-            # A step line: up and down at the edges of the bars.
-            points = [
-                (low + (at + edge) * step, share)
-                for at, share in enumerate(each)
-                for edge in (0, 1)
-            ]
-            chart.line(points, which, title)
-        chart.rule(min(max(threshold, low), high), "" if row.threshold is None else "fitted", flags)
-        keys = [
-            ("inside", "in distribution"),
-            *((f"c{at % 8}", short(title)) for at, title in enumerate(foreign)),
-        ]
-        keys.append(("line", "5 % of ID" if row.threshold is None else "threshold"))
-        legend = " ".join(
-            f'<span><span class="key {kind}"></span>{text_of(title)}</span>' for kind, title in keys
-        )
-        charts.append(
-            figure(f"OOD scores: {name}", chart.svg(), note=f'<span class="legend">{legend}</span>')
-        )
-    return charts
-
-
-def _threshold(row: Answered, sets: Mapping[str, Tensor]) -> tuple[float, str]:
-    """The fitted threshold, else the one that flags 5 % of the in-distribution samples, and how
-    much of each set it flags.
-    """
-    inside = row.scores[row.used].double()
-    threshold = float(inside.quantile(1 - FLAGGED)) if row.threshold is None else row.threshold
-    fractions = [
-        f"{100 * float((each > threshold).double().mean()):.1f} % of {name}"
-        for name, each in sets.items()
-    ]
-    what = "No threshold was fitted. One of" if row.threshold is None else "The fitted threshold,"
-    return threshold, f"{what} {threshold:.3g} flags {listed(fractions)}."
-
-
-def _foreign(row: Answered, groups: Mapping[str, str]) -> dict[str, Tensor]:
-    """The scores of each OOD set, or, of many sets, of the near and of the far ones."""
-    sets = {each.name: each.scores[row.used] for each in row.foreign}
-    if len(sets) <= LINES:
-        return sets
-    members = {
-        group: [sets[name] for name in sets if groups[name] == group] for group in ("near", "far")
-    }
-    return {
-        f"{group} ({len(each)} set{'s' if len(each) > 1 else ''})": cat(each)
-        for group, each in members.items()
-        if each
-    }
 
 
 def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
     """A chart for each OOD set, a line for each row."""
     charts = []
     for title in dict.fromkeys(each.name for _, _, row in rows for each in row.foreign):
-        chart = Chart.of(f"ROC, {title}", "", x=(0, 1), y=(0, 1))
-        chart.axes("in-distribution samples flagged, %", "OOD samples flagged, %", "xy")
-        chart.ideal()
-        areas = []
+        curves, areas = {}, []
         for at, name, row in rows:
             for o, each in zip(results[at].ood, row.foreign, strict=True):
                 if each.name == title:
                     areas.append(f"{name} {o.auroc:.3f}")
-                    points = roc_curve(row.scores[row.used], each.scores[row.used])
-                    chart.line(points, at, f"{name}\nAUROC {o.auroc:.3f} by {row.used}")
-        chart.says = f"AUROC: {'; '.join(areas)}."
-        charts.append(figure(f"ROC: {title}", chart.svg()))
+                    curves[at] = roc_curve(row.scores[row.used], each.scores[row.used])
+
+        def draw(figure: Figure, curves: Mapping[int, Curve] = curves) -> None:
+            axes = _axes(figure, "in-distribution samples flagged", "OOD samples flagged", "xy")
+            _lines(axes, curves)
+            axes.plot([0, 1], [0, 1], "--", color=GREY)
+
+        charts.append(picture(f"ROC: {title}", f"AUROC: {'; '.join(areas)}.", draw))
+    return charts
+
+
+def _lines(axes: Axes, curves: Mapping[int, Curve], kind: str = "-") -> None:
+    """A line for each row, in its colour."""
+    for at, points in curves.items():
+        axes.plot(*zip(*points, strict=True), kind, color=COLOURS[at % 8])
+
+
+def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
+    """A chart for each row: the scores of in-distribution and of OOD samples, and the threshold."""
+    charts = []
+    for _, name, row in rows:
+        inside = row.scores[row.used]
+        foreign = {each.name: each.scores[row.used] for each in row.foreign}
+        sets = {"in distribution": inside, **foreign}
+        fitted = row.threshold is not None
+        threshold = row.threshold
+        if threshold is None:
+            threshold = float(inside.double().quantile(1 - FLAGGED))
+        fractions = [
+            f"{100 * float((each > threshold).double().mean()):.1f} % of {which}"
+            for which, each in sets.items()
+        ]
+        what = "The fitted threshold," if fitted else "No threshold was fitted. One of"
+        says = f"Scores by {row.used}. {what} {threshold:.3g} flags {listed(fractions)}."
+
+        def draw(
+            figure: Figure,
+            sets: Sequence[Tensor] = (*sets.values(),),
+            used: str = row.used,
+            threshold: float = threshold,
+            style: str = "-" if fitted else "--",
+        ) -> None:
+            axes = _axes(figure, f"OOD score, {used}", "samples", "y")
+            low, high, shares = bars_of(sets)
+            edges = torch.linspace(low, high, len(shares[0]) + 1).tolist()
+            axes.stairs(shares[0], edges, fill=True, color=GREY, alpha=0.5)
+            for at, each in enumerate(shares[1:]):
+                axes.stairs(each, edges, color=COLOURS[at % 8])
+            axes.axvline(min(max(threshold, low), high), ls=style, color=GREY)
+
+        keys = [("inside", "in distribution"), *((colour(at), n) for at, n in enumerate(foreign))]
+        legend = " ".join(
+            f'<span><span class="key {kind}"></span>{escape(visible(short(title)))}</span>'
+            for kind, title in keys
+        )
+        note = f'<span class="legend">{legend}</span>'
+        charts.append(picture(f"OOD scores: {name}", says, draw, note=note))
     return charts
 
 
 def risk_coverage(rows: Drawn, results: Sequence[Result]) -> list[str]:
     """One chart: how many of the most confident answers are wrong."""
-    drawn = [
-        (at, name, risk_curve(*row.inside.sure()))
-        for at, name, row in rows
-        if len(row.inside.sure()[0])
-    ]
-    if not drawn:
-        return []
-    top = max(risk for _, _, points in drawn for share, risk in points if share >= FIRST)
-    chart = Chart.of("Risk over coverage", "", x=(0, 1), y=(0, max(top * 1.08, 0.001)))
-    chart.axes("answered, %", "wrong among them, %", "xy")
-    summaries = []
-    for at, name, points in drawn:
-        area = results[at].id.aurc
-        summaries.append(f"{name} {area:.4f}" if area is not None else name)
-        shown = [point for point in points if point[0] >= FIRST] or points
-        chart.line(shown, at, f"{name}\nAURC {area:.4f}" if area is not None else name)
-    chart.says = f"Area under the curve: {'; '.join(summaries)}."
-    return [figure("Risk over coverage", chart.svg())]
+    curves, areas = {}, []
+    for at, name, row in rows:
+        confidence, correct = row.inside.sure()
+        if len(confidence):
+            points = risk_curve(confidence, correct)
+            curves[at] = [point for point in points if point[0] >= FIRST] or points
+            area = results[at].id.aurc
+            areas.append(name if area is None else f"{name} {area:.4f}")
+
+    def draw(figure: Figure) -> None:
+        _lines(_axes(figure, "answered", "wrong among them", "xy"), curves)
+
+    says = f"Area under the curve: {'; '.join(areas)}."
+    return [picture("Risk over coverage", says, draw)] if curves else []
 
 
 def severities(results: Sequence[Result]) -> list[str]:
@@ -210,36 +233,24 @@ def severities(results: Sequence[Result]) -> list[str]:
         return []
     charts = []
     for title, key, percent in (("Accuracy", "accuracy", "y"), ("Brier score", "brier", "")):
-        lines = []
-        for result in results:
-            points = [(0.0, float(getattr(result.id, key)))]
-            if result.shift_average is not None:
-                levels = result.shift_average.severities
-                points += [(float(at), float(getattr(levels[at], key))) for at in levels]
-            lines.append((shown_name(result), points))
-        last = max(x for _, points in lines for x, _ in points)
-        values = [value for _, points in lines for _, value in points]
-        room = 0.06 * (max(values) - min(values) or 0.1)
-        low, high = _within(min(values) - room, max(values) + room, percent)
-        says = [f"{name} from {ends[0][1]:.3f} to {ends[-1][1]:.3f}" for name, ends in lines]
-        title = f"{title} by severity"
-        chart = Chart.of(title, f"{'; '.join(says)}.", x=(0, last), y=(low, high))
-        chart.axes("severity of the shift", _unit(title.split(" by")[0].lower(), percent), percent)
-        for at, (name, points) in enumerate(lines):
-            chart.line(points, at, name)
-            for severity, value in points:
-                chart.point(severity, value, at, f"{name}\nseverity {severity:.0f}: {value:.3f}")
-        charts.append(figure(title, chart.svg()))
+        curves, says = {}, []
+        for at, result in enumerate(results):
+            levels = result.shift_average.severities if result.shift_average else {}
+            points = [(0.0, result.id), *((float(at), levels[at]) for at in levels)]
+            curves[at] = [(x, float(getattr(each, key))) for x, each in points]
+            ends = f"{curves[at][0][1]:.3f} to {curves[at][-1][1]:.3f}"
+            says.append(f"{shown_name(result)} from {ends}")
+
+        def draw(
+            figure: Figure,
+            up: str = title.lower(),
+            percent: str = percent,
+            curves: Mapping[int, Curve] = curves,
+        ) -> None:
+            _lines(_axes(figure, "severity of the shift", up, percent), curves, "o-")
+
+        charts.append(picture(f"{title} by severity", f"{'; '.join(says)}.", draw))
     return charts
-
-
-def _within(low: float, high: float, percent: str) -> tuple[float, float]:
-    """No fraction lies beyond 100 %, and nothing here below 0."""
-    return max(low, 0.0), min(high, 1.0) if percent else high
-
-
-def _unit(label: str, percent: str) -> str:
-    return f"{label}, %" if percent else label
 
 
 def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
@@ -248,12 +259,8 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
     costs = {at: macs for at, macs in costs.items() if macs}
     if len(costs) < 2:
         return []
-    unit, label = 1e6, "multiply-adds, M"
-    if reference in costs:
-        unit = costs[reference]
-        label = f"multiply-adds, times those of {shown_name(results[reference])}"
-        if len(label) >= 48:
-            label = "multiply-adds, times the reference's"
+    unit = costs.get(reference, 1e6)
+    label = "multiply-adds, " + ("times the reference's" if reference in costs else "M")
     inside = [result.id for result in results]
     ood = [result.ood_average.get("all") for result in results]
     charts = []
@@ -264,28 +271,27 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
         ("ECE", QUALITY[3], inside, ""),
         ("OOD AUROC", OOD[0], ood, "y"),
     ):
-        points = []
-        for at, macs in costs.items():
-            value = metric.of(records[at])
-            if value is not None:
-                tip = f"{shown_name(results[at])}\n{title} {value:.3f} for {macs / unit:.2f}"
-                points.append((macs / unit, value, at, tip))
+        values = {at: metric.of(records[at]) for at in costs}
+        points = {at: (costs[at] / unit, y) for at, y in values.items() if y is not None}
         if len(points) < 2:
             continue
-        across, values = [x for x, *_ in points], [value for _, value, *_ in points]
-        room = 0.16 * (max(values) - min(values) or max(abs(max(values)), 0.01))
-        # A dot at next to no cost would lie upon the ticks.
-        left = -0.06 * max(across) if min(across) < 0.06 * max(across) else 0.0
-        says = [f"{shown_name(results[at])}: {x:.2f}, {value:.3f}" for x, value, at, _ in points]
-        chart = Chart.of(
-            f"{title} against cost",
-            f"{'; '.join(says)}.",
-            x=(left, max(across) * 1.08),
-            y=_within(min(values) - room, max(values) + room, percent),
+        says = [f"{shown_name(results[at])}: {x:.2f}, {y:.3f}" for at, (x, y) in points.items()]
+
+        def draw(
+            figure: Figure,
+            title: str = title,
+            percent: str = percent,
+            points: Mapping[int, tuple[float, float]] = points,
+        ) -> None:
+            axes = _axes(figure, label, title, percent)
+            axes.margins(0.12)
+            for at, (x, y) in points.items():
+                axes.plot(x, y, "o", color=COLOURS[at % 8])
+                axes.annotate(str(at + 1), (x, y), (0, 6), textcoords="offset points")
+
+        charts.append(
+            picture(f"{title}{ARROWS[metric.better]} against cost", f"{'; '.join(says)}.", draw)
         )
-        chart.axes(label, _unit(title, percent), percent)
-        chart.numbered(points)
-        charts.append(figure(f"{title}{ARROWS[metric.better]} against cost", chart.svg()))
     return charts
 
 
@@ -293,57 +299,79 @@ def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list
     """A chart for each metric: every row's difference from the reference on one axis, better to the
     right.
     """
-    metrics = dict.fromkeys(d.metric for _, verdict in verdicts for d in verdict.differences)
-    return [
-        _differences(
-            metric,
-            [(at, v.name, d) for at, v in verdicts for d in v.differences if d.metric == metric],
-            reference,
-        )
-        for metric in metrics
-    ]
-
-
-def _differences(metric: str, rows: Sequence[tuple[int, str, Difference]], reference: str) -> str:
-    ends = [0.0, *(end for _, _, d in rows for end in (d.low, d.high))]
-    room = 0.05 * (max(ends) - min(ends)) or 0.001
-    low, high = min(ends) - room, max(ends) + room
-    height = DIFFERENCE * len(rows) + 8
-    x, better = Scale(low, high, 34, WIDTH - 10), "higher"
-    if metric not in HIGHER:
-        # Less is better to the right too, where less is better.
-        x, better = Scale(high, low, 34, WIDTH - 10), "lower"
-
-    def label(text: str, at: str, y: float, anchor: str) -> str:
-        return f'<text class="tick" x="{at}" y="{y}" text-anchor="{anchor}">{text}</text>'
-
-    def upright(kind: str, at: str) -> str:
-        return f'<line class="{kind}" x1="{at}" x2="{at}" y1="2" y2="{height}"/>'
-
-    pieces, says = [], []
-    for value, text in ticks_of(Scale(low, high, 0, 1), percent=False):
-        place = number(x(value))
-        pieces += [upright("grid", place), label(text, place, height + 14, "middle")]
-    pieces.append(upright("zero", number(x(0))))
-    for line, (at, name, d) in enumerate(rows):
-        y, judgement = DIFFERENCE * line + 4 + DIFFERENCE // 2, HEADS[d.judgement].lower()
-        left, right, middle = (number(x(value)) for value in (d.low, d.high, d.value))
-        interval = f"{d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}: {judgement}"
-        says.append(f"{name} {interval}")
-        tip = text_of(f"{name}\n{NAMES[metric]} {interval}")
-        pieces += [
-            f'<circle class="dot {colour(at)}" cx="12" cy="{y}" r="{RADIUS}"/>',
-            f'<text class="in-dot" x="12" y="{y}" dy=".34em" text-anchor="middle">{at + 1}</text>',
-            f'<g class="mark {d.judgement}" data-tip="{tip}"><line x1="{left}" x2="{right}" y1="{y}"'
-            f' y2="{y}"/><circle cx="{middle}" cy="{y}" r="4"/></g>',
+    charts = []
+    for metric in dict.fromkeys(d.metric for _, verdict in verdicts for d in verdict.differences):
+        rows = [(at, v, d) for at, v in verdicts for d in v.differences if d.metric == metric]
+        says = [
+            f"{v.name} {d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}" for _, v, d in rows
         ]
-    foot = height + 30
-    pieces.append(label("← worse", "34", foot, "start"))
-    pieces.append(label("better →", str(WIDTH - 10), foot, "end"))
-    title = f"{NAMES[metric]}{ARROWS[better]}"
-    name = f"{title} less that of {reference}"
-    content = drawing(name, f"{'; '.join(says)}.", WIDTH, foot + 4, "".join(pieces))
-    return figure(f"Δ {title}", content)
+
+        def draw(
+            figure: Figure,
+            rows: Sequence[tuple[int, Verdict, Difference]] = rows,
+            rising: bool = metric in HIGHER,
+        ) -> None:
+            axes = _axes(figure, "← worse     better →", "")
+            for y, (_, _, d) in enumerate(rows):
+                fate = {"better": GOOD, "worse": BAD, "equal": GREY}[d.judgement]
+                axes.plot([d.low, d.high], [y, y], color=fate)
+                axes.plot(d.value, y, "o", color=fate)
+            axes.axvline(0, ls="--", color=GREY)
+            axes.set_yticks(range(len(rows)), [str(at + 1) for at, _, _ in rows])
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            if not rising:
+                axes.invert_xaxis()
+
+        title = f"Δ {NAMES[metric]}{ARROWS['higher' if metric in HIGHER else 'lower']}"
+        size = (4.6, 1.1 + 0.25 * len(rows))
+        charts.append(picture(title, f"Less {reference}'s: {'; '.join(says)}.", draw, size=size))
+    return charts
+
+
+def head_maps(manifests: Mapping[str, Manifest]) -> list[str]:
+    """The maps of models that lack heads; equal ones stand as one, under all their names."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, manifest in manifests.items():
+        keeps = _keeps(manifest)
+        heads = sum(tower.layers * tower.heads for tower in manifest.towers.values())
+        if any(count(kept) < heads for kept in keeps):
+            names.setdefault((repr(keeps), repr(manifest.fusion)), []).append(name)
+    return [_head_map(listed(same), manifests[same[0]]) for same in names.values()]
+
+
+def _keeps(manifest: Manifest) -> list[Kept]:
+    """The kept heads of each member; of a single model its own."""
+    if manifest.kind == "hydra":
+        return [member.kept for member in manifest.members]
+    return [manifest.kept]
+
+
+def _head_map(name: str, manifest: Manifest) -> str:
+    """A map for each tower; a head is the darker the more members keep it."""
+    keeps, towers = _keeps(manifest), manifest.towers
+    says = []
+    for tower in towers:
+        for layer in range(towers[tower].layers):
+            sizes = [len(kept[tower][layer]) for kept in keeps if tower in kept]
+            says.append(f"layer {layer}: {'·'.join(map(str, sizes))}")
+
+    def draw(figure: Figure) -> None:
+        places = figure.subplots(1, len(towers), squeeze=False)[0]
+        for axes, (tower, about) in zip(places, towers.items(), strict=True):
+            share = [
+                [
+                    sum(head in kept[tower][layer] for kept in keeps) / len(keeps)
+                    for head in range(about.heads)
+                ]
+                for layer in range(about.layers)
+            ]
+            axes.pcolormesh(share, cmap="GnBu", vmin=0, vmax=1, edgecolors="white")
+            axes.set(title=tower, xlabel="head", ylabel="layer")
+            axes.grid(visible=False)
+            axes.invert_yaxis()
+
+    note = f"{len(keeps)} members" if manifest.kind == "hydra" else ""
+    return picture(name, f"Heads kept, by member: {', '.join(says)}.", draw, note=note)
 
 
 def bins_of_confidence(
@@ -364,24 +392,21 @@ def bars_of(sets: Sequence[Tensor]) -> tuple[float, float, list[list[float]]]:
     """Low and high end, and for each set the share of its samples in each of some equal steps
     between.
     """
-    # Rice's rule, for the smallest set.
-    bars = min(max(round(2 * min(map(len, sets)) ** (1 / 3)), BARS[0]), BARS[1])
-    ends = [_ends(values) for values in sets]
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    # Rice's rule, for the smallest set; bars of a few samples each show only noise.
+    bars = min(max(round(2 * min(map(len, sets)) ** (1 / 3)), 8), 40)
+    orders = [values.double().sort().values for values in sets]
+    tails = [int(TAIL * len(order)) for order in orders]
+    low = min(float(order[tail]) for order, tail in zip(orders, tails, strict=True))
+    high = max(
+        float(order[len(order) - 1 - tail]) for order, tail in zip(orders, tails, strict=True)
+    )
     if high <= low:
         low, high = low - 0.5, high + 0.5
     shares = []
-    for values in sets:
-        # What lies beyond the ends is counted in the last bars.
-        place = ((values.double() - low) / (high - low) * bars).long().clamp(0, bars - 1)
-        shares.append((torch.bincount(place, minlength=bars) / len(values)).tolist())
+    for order in orders:
+        place = ((order - low) / (high - low) * bars).long().clamp(0, bars - 1)
+        shares.append((torch.bincount(place, minlength=bars) / len(order)).tolist())
     return low, high, shares
-
-
-def _ends(values: Tensor) -> tuple[float, float]:
-    order = values.double().sort().values
-    tail = int(TAIL * len(order))
-    return float(order[tail]), float(order[len(order) - 1 - tail])
 
 
 def roc_curve(inside: Tensor, outside: Tensor) -> Curve:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.measuring.drift import Drift, DriftTest
+from hydrasurgeon.report.charts import picture
 from hydrasurgeon.report.page import digest, part, shown
-from hydrasurgeon.report.svg import Chart, figure, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CLASSES = 20
 """Classes that are listed at most: those that shifted most."""
@@ -34,7 +38,7 @@ def page(drift: Drift, *, name: str, source: str, notes: Sequence[str]) -> str:
     )
     return environment.from_string(part("drift.html.j2")).render(
         policy=Markup(
-            f"default-src 'none'; style-src '{digest(style)}'; base-uri 'none'; form-action 'none'"
+            f"default-src 'none'; img-src data:; style-src '{digest(style)}'; base-uri 'none'; form-action 'none'"
         ),
         style=style,
         drift=drift,
@@ -53,13 +57,11 @@ def _path(test: DriftTest, bar: float) -> Markup:
     values = [min(max(value, ends[0]), ends[1]) for value in test.log10_e]
     last, most = test.log10_e[-1], max(test.log10_e)
     says = f"After {len(values)} looks it is 10^{last:.1f}, at most it was 10^{most:.1f}."
-    looks = (1, max(6, len(values)))  # fewer would have halves among the ticks
-    heights = (min(-1, *values), max(bar + 1, *values))
-    chart = Chart.of(
-        f"Evidence: {test.name}", f"{says} An alarm takes 10^{bar:.1f}.", x=looks, y=heights
-    )
-    chart.axes("look", "e-value, power of ten")
-    left, right, at = (number(each) for each in (chart.x.start, chart.x.end, chart.y(bar)))
-    chart.pieces.append(f'<path class="rule" d="M{left} {at}H{right}"/>')
-    chart.line([*enumerate(values, 1)], 0, says)
-    return Markup(figure(test.name, chart.svg()))
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set(xlabel="look", ylabel="e-value, power of ten")
+        axes.plot(range(1, len(values) + 1), values, "o-")
+        axes.axhline(bar, ls="--")
+
+    return Markup(picture(test.name, f"{says} An alarm takes 10^{bar:.1f}.", draw))

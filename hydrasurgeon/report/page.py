@@ -38,8 +38,6 @@ from hydrasurgeon.report.columns import (
     tables,
 )
 from hydrasurgeon.report.examples import Examples
-from hydrasurgeon.report.heads import STRIPES, drawn_maps
-from hydrasurgeon.report.svg import colour
 from hydrasurgeon.report.verdicts import Verdict, decided, figures, headline, spent, verdict
 
 PASSED = (
@@ -161,7 +159,7 @@ def document(material: Material) -> str:
         csv=_csv,
         unknown=UNKNOWN,
         command_line=command_line,
-        colour=colour,
+        colour=charts.colour,
         named=named,
         narrow=NARROW,
     )
@@ -174,14 +172,10 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
         for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))
     ]
     detecting = [row for row in drawn if row[2].foreign]
-    members = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]
     return {
         "differences": charts.differences(material.numbered, material.names[material.reference]),
         **_classes(material, drawn),
-        "maps": drawn_maps(material.manifests),
-        "stripes": max((count for count in members if count <= STRIPES), default=0),
-        "crowded": max(members, default=0) > STRIPES,
-        "most_stripes": STRIPES,
+        "maps": charts.head_maps(material.manifests),
         "reliability": charts.reliability(drawn),
         "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting, results)],
         "selective": charts.risk_coverage(drawn, results),

@@ -1,6 +1,5 @@
 "use strict";
-// What a mark or a word says, beside it: for a pointer, for the Tab key, and for the arrow keys within a chart that has
-// the focus. And tables for the clipboard.
+// What a word says, beside it, for a pointer and for the Tab key. And tables for the clipboard.
 (() => {
   const tip = document.getElementById("tip");
   let current = null;
@@ -23,19 +22,11 @@
   };
   document.addEventListener("pointerover", (event) => {
     const mark = event.target.closest("[data-tip]");
-    if (mark) show(mark); else if (!document.activeElement.matches("svg.marks, dfn")) hide();
+    if (mark) show(mark); else if (!document.activeElement.matches("dfn")) hide();
   });
   document.addEventListener("focusin", (event) => { if (event.target.dataset.tip) show(event.target); });
   document.addEventListener("keydown", (event) => {
-    const chart = document.activeElement.closest("svg.marks");
-    if (event.key === "Escape") return hide();
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (!chart || !step) return;
-    const marks = [...chart.querySelectorAll("[data-tip]")];
-    if (!marks.length) return;
-    event.preventDefault();
-    const at = marks.indexOf(current);
-    show(marks[at < 0 ? (step > 0 ? 0 : marks.length - 1) : (at + step + marks.length) % marks.length]);
+    if (event.key === "Escape") hide();
   });
   const copy = async (text) => {
     try { return await navigator.clipboard.writeText(text); } catch { /* not allowed in a frame: the old way */ }

@@ -69,4 +69,4 @@ def test_the_report_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert len(re.findall("<script[ >]", done.stdout)) == 1
     pictures = re.findall("<img[ >][^>]*", done.stdout)
     assert pictures
-    assert all('<img src="data:image/png;base64,' in each for each in pictures)
+    assert all(re.search(' src="data:image/(png|svg.xml);base64,', each) for each in pictures)
