@@ -1,12 +1,13 @@
-"""What `monitor --state` keeps between its looks: what each one counted, and in which rows."""
+"""What `monitor` keeps between its looks: what each one counted, and which rows were counted."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -14,28 +15,22 @@ from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Decision, Record, Seen, Share, Tally
 from hydrasurgeon.files.foreign import must, parse_json, read_bytes
 from hydrasurgeon.files.manifest import Sha256, first_mistake
-from hydrasurgeon.files.rows import read_rows
 
 MAX_BYTES = 256 << 20
-"""Ten years of nights with a thousand classes fit into it."""
+"""Twenty million rows fit into it."""
+BYTES_OF_ROW = 8
+"""Of a row's hash: 11 characters in base64."""
+ALPHA = 0.01
+"""The probability of a false alarm where nobody says another."""
 ANOTHER = "Give another --state, or move this one away."
 """What to do about a state that cannot be used."""
-
-
-class Mark(Record):
-    """A file as far as it was read, so that rows are counted once even if it grows."""
-
-    rows: Annotated[int, Field(ge=0)]
-    sha256: Sha256
 
 
 class Look(Record):
     """What one look counted."""
 
-    answers: Mark
     seen: Seen | None
     """None where answers that were counted before got labels."""
-    labels: Mark | None = None
     kept: dict[str, tuple[Tally, Tally]] = Field(default={}, max_length=10)
     """Of each promise: rows with labels that come under it, and how many of these break it."""
 
@@ -49,41 +44,83 @@ class Look(Record):
 class Looks(Record):
     """All looks at the answers of one checkpoint."""
 
-    format: Literal["hydrasurgeon.monitor/1"] = "hydrasurgeon.monitor/1"
+    format: Literal["hydrasurgeon.monitor/2"] = "hydrasurgeon.monitor/2"
     against: Sha256
     """Hash of the checkpoint's weights and decision state."""
     alpha: Share
     looks: tuple[Look, ...] = ()
+    answers: str = ""
+    """Hashes of the answers that were counted, in base64."""
+    labels: str = ""
+    """The same of labels."""
 
-    def marks(self, kind: Literal["answers", "labels"]) -> set[Mark]:
-        """How far files of this kind were read."""
-        marks = (getattr(look, kind) for look in self.looks)
-        return {mark for mark in marks if mark is not None}
+    @model_validator(mode="after")
+    def _decodable(self) -> Looks:
+        must(
+            (
+                all(
+                    len(_decoded(each)) % BYTES_OF_ROW == 0 for each in (self.answers, self.labels)
+                ),
+                "a hash is cut",
+            )
+        )
+        return self
+
+    def with_look(self, look: Look, answers: set[bytes], labels: set[bytes]) -> Looks:
+        """The state after a look, at these rows among others."""
+        more = {
+            "looks": (*self.looks, look),
+            "answers": _encoded(unpacked(self.answers) | answers),
+            "labels": _encoded(unpacked(self.labels) | labels),
+        }
+        return self.model_copy(update=more)
+
+    def text(self) -> str:
+        """The file, which ends with its own hash."""
+        content = self.model_dump_json()
+        return f'{content[:-1]},"sha256":"{_sha256(content)}"}}\n'
+
+
+def unpacked(hashes: str) -> set[bytes]:
+    """Rows that a state knows."""
+    content = _decoded(hashes)
+    return {content[at : at + BYTES_OF_ROW] for at in range(0, len(content), BYTES_OF_ROW)}
+
+
+def hash_of(row: Any) -> bytes:
+    """What tells a row from others, wherever it stands."""
+    content = json.dumps(row, sort_keys=True, default=str).encode()
+    return hashlib.blake2b(content, digest_size=BYTES_OF_ROW).digest()
 
 
 def fingerprint(weights_sha256: str, decision: Decision) -> str:
     """What a state belongs to."""
-    return hashlib.sha256(f"{weights_sha256} {decision.model_dump_json()}".encode()).hexdigest()
+    return _sha256(f"{weights_sha256} {decision.model_dump_json()}")
 
 
-def read_looks(path: Path, *, against: str, alpha: float, classes: int) -> Looks:
+def read_looks(path: Path, *, against: str, alpha: float | None, classes: int) -> Looks:
     """The state of this checkpoint; without a file a new one."""
     if not path.exists():
-        return Looks(against=against, alpha=alpha)
+        return Looks(against=against, alpha=ALPHA if alpha is None else alpha)
     content = read_bytes(path, most=MAX_BYTES, error=DataError)
-    parse_json(content, str(path), most=MAX_BYTES, error=DataError)
+    record = parse_json(content, str(path), most=MAX_BYTES, error=DataError)
+    if isinstance(record, dict) and record.get("format") == "hydrasurgeon.monitor/1":
+        raise DataError(f"{path}: was begun by an earlier version", hint=ANOTHER)
+    sealed = record.pop("sha256", None) if isinstance(record, dict) else None
     try:
-        state = Looks.model_validate_json(content, strict=True)
+        state = Looks.model_validate_json(json.dumps(record), strict=True)
     except ValidationError as error:
         raise DataError(
             f"{path}: is no state of monitor, or damaged: {first_mistake(error)}", hint=ANOTHER
         ) from error
+    if sealed != _sha256(state.model_dump_json()):
+        raise DataError(f"{path}: was changed since monitor wrote it", hint=ANOTHER)
     if state.against != against:
         raise DataError(f"{path}: belongs to another checkpoint", hint=ANOTHER)
-    if state.alpha != alpha:
+    if alpha not in (None, state.alpha):
         raise UsageError(
             f"{path}: was begun with --alpha {state.alpha:g}, which holds for all its looks",
-            hint=f"Give --alpha {state.alpha:g}, or another --state.",
+            hint=f"Give --alpha {state.alpha:g} or none, or another --state.",
         )
     seen = [look.seen for look in state.looks if look.seen is not None]
     if any(len(each.predicted) != classes for each in seen):
@@ -91,12 +128,13 @@ def read_looks(path: Path, *, against: str, alpha: float, classes: int) -> Looks
     return state
 
 
-def marked(path: Path, marks: Collection[Mark]) -> tuple[Mark, int]:
-    """The file as it is now, and how many of its first rows are among those that were read."""
-    digest, rows, known = hashlib.sha256(), 0, 0
-    lengths = {mark.rows for mark in marks}
-    for rows, (_, row) in enumerate(read_rows(path), 1):
-        digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
-        if rows in lengths and Mark(rows=rows, sha256=digest.hexdigest()) in marks:
-            known = rows
-    return Mark(rows=rows, sha256=digest.hexdigest()), known
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _encoded(hashes: Iterable[bytes]) -> str:
+    return base64.b64encode(b"".join(sorted(hashes))).decode()
+
+
+def _decoded(hashes: str) -> bytes:
+    return base64.b64decode(hashes, validate=True)

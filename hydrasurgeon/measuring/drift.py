@@ -1,28 +1,33 @@
-"""Whether answers are still those of the data that calibration saw.
+"""Whether answers are still those of the data that calibration saw, asked as often as one likes.
 
-Unfamiliar inputs: the threshold is the k-th smallest of n validation scores, k = ⌈(n + 1)(1 − α)⌉,
-so that of N inputs like those X lie above it, X ~ BetaBinomial(N, n + 1 − k, k): the exact binomial
-test, with what n samples leave open about the threshold. Predicted classes: Pearson's χ² of two
-rows of counts, by permutations of who is in which row, for most classes are rare. Both hold for any
-number of answers, together by Bonferroni, and for one look.
+Each question has an e-process (`statistics.betting`) and an equal part of alpha, half of which is
+that of its bets. The other half pays for what calibration estimated on a sample, how many inputs
+are flagged and how often each class is predicted: bets are against the exact upper confidence limit
+(Clopper and Pearson) of such a fraction. Of classes, some are on more of each and some on less; of
+ranges of numbers, on how many values lie below each level. A promised risk is a number that was not
+estimated. With n validation scores and the k-th smallest as the threshold, the fraction above it is
+as that of n samples of which n − k were flagged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.files.decided import Decision, Seen
+from hydrasurgeon.files.looks import Look
+from hydrasurgeon.statistics.abstain import risk_bound
+from hydrasurgeon.statistics.betting import log_wealth
 
-DRAWS = 9_999
-"""Permutations: the smallest p-value is a tenth of the smallest alpha."""
-CELLS = 4_000_000
-"""Counts that are drawn at a time."""
+BELOW_ONE = 1 - 1e-9
+"""The largest limit of a fraction that can be bet against."""
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,11 @@ class DriftTest:
     """One comparison of answers with what calibration saw."""
 
     name: str
-    kind: str
     p_value: float
     drifted: bool
     sentence: str
-    log10_e: tuple[float, ...] = ()
-    """The e-value after each look, as a power of ten; empty where one look is all there is."""
+    log10_e: tuple[float, ...]
+    """The e-value after each look, as a power of ten."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,10 @@ class Drift:
     tests: tuple[DriftTest, ...]
     labels: tuple[str | int, ...]
     """What the counts of predictions belong to, in their order."""
-    looks: int = 1
+    looks: int
     """With those of earlier runs."""
-    bar: float | None = None
-    """At which power of ten an e-value is an alarm; None where one look is all there is."""
+    bar: float
+    """At which power of ten an e-value is an alarm."""
 
     @property
     def drifted(self) -> bool:
@@ -63,11 +67,8 @@ class Drift:
     @property
     def sentence(self) -> str:
         """The verdict."""
-        if not self.drifted and self.bar is not None:
-            return f"no drift is shown by {self.looks:,} looks at alpha {self.alpha:g} for all"
         if not self.drifted:
-            rows = f"{self.answers.rows:,} answers"
-            return f"no drift is shown by one look at {rows} at alpha {self.alpha:g}"
+            return f"no drift is shown by {self.looks:,} looks at alpha {self.alpha:g} for all"
         return "drifted: " + "; ".join(test.sentence for test in self.tests if test.drifted)
 
     def to_json(self) -> dict[str, Any]:
@@ -89,23 +90,106 @@ class Drift:
         return {**seen.model_dump(mode="json"), "predicted": predicted}
 
 
-def drift_of(
-    answers: Seen, decision: Decision, labels: Sequence[str | int], *, alpha: float, seed: int = 0
+@dataclass(frozen=True)
+class _Question:
+    name: str
+    counted: Counts
+    """[look, stream], as the rows that they are counted among."""
+    rows: Counts
+    limits: Sequence[float]
+    """What each fraction is at most, where nothing drifted."""
+    says: Callable[[int], str]
+    """What a look found."""
+
+    def asked(self, level: float) -> DriftTest:
+        """Once the bets have won 1 / level, it stays answered."""
+        path = log_wealth(self.counted, self.rows, np.minimum(self.limits, BELOW_ONE))
+        p_value = min(1.0, math.exp(-max(path)))
+        drifted, sentence = p_value <= level, ""
+        if drifted:
+            first = int((path >= -math.log(level)).argmax())
+            sentence = f"since look {first + 1} {self.says(first)}"
+        log10_e = tuple((path / math.log(10)).round(6).tolist())
+        return DriftTest(self.name, p_value, drifted, sentence, log10_e)
+
+
+def drift_over(
+    looks: Sequence[Look],
+    decision: Decision,
+    labels: Sequence[str | int],
+    promises: Mapping[str, float],
+    *,
+    alpha: float,
 ) -> Drift:
-    """The tests that the decision state has figures for."""
-    promised, seen = decision.ood.id_flagged, decision.seen
-    bound = alpha if seen is None else alpha / 2
-    p = unfamiliar_p(answers.unfamiliar, answers.rows, promised, decision.certified)
-    says = (
-        f"{answers.unfamiliar / answers.rows:.1%} of the inputs look unfamiliar, at most "
-        f"{promised:.1%} were promised"
+    """What all looks together show; `promises` are risks that labels can test."""
+    promised, before = decision.ood.id_flagged, decision.seen
+    count = 1 + (before is not None) + bool(promises)
+    level = alpha / count / 2
+    nothing = Seen.model_construct(
+        rows=0, unfamiliar=0, abstain=0, uncertainty=0.0, predicted=(0,) * len(labels)
     )
-    tests = [DriftTest("unfamiliar", "exact beta-binomial", p, p <= bound, says)]
-    if seen is not None:
-        p = classes_p(answers.predicted, seen.predicted, seed=seed)
-        says = shift(answers, seen, labels)
-        tests.append(DriftTest("classes", "chi-square by permutation", p, p <= bound, says))
-    return Drift(answers, seen, promised, alpha, tuple(tests), tuple(labels))
+    nights = [look.seen or nothing for look in looks]
+    questions = [_unfamiliar(nights, decision, level)]
+    if before is not None:
+        ordered = bool(decision.levels)
+        questions.append(_classes(nights, before, labels, level, ordered=ordered))
+    if any(look.kept for look in looks):
+        questions.append(_risk(looks, promises))
+    tests = tuple(question.asked(level) for question in questions)
+    last = next(night for night in reversed(nights) if night.rows)
+    bar = round(-math.log10(level), 6)
+    return Drift(last, before, promised, alpha, tests, tuple(labels), len(looks), bar)
+
+
+def _unfamiliar(nights: Sequence[Seen], decision: Decision, level: float) -> _Question:
+    promised, certified = decision.ood.id_flagged, decision.certified
+    limit = risk_bound(certified - rank(certified, promised), certified, level)
+
+    def says(look: int) -> str:
+        found = nights[look].unfamiliar / nights[look].rows
+        return f"{found:.1%} of the inputs look unfamiliar, at most {promised:.1%} were promised"
+
+    flagged, rows = (_column(getattr(n, name) for n in nights) for name in ("unfamiliar", "rows"))
+    return _Question("unfamiliar", flagged, rows, [limit], says)
+
+
+def _classes(
+    nights: Sequence[Seen],
+    before: Seen,
+    labels: Sequence[str | int],
+    level: float,
+    *,
+    ordered: bool,
+) -> _Question:
+    rows = _column(night.rows for night in nights)
+    each = np.array([seen.predicted for seen in (before, *nights)])
+    if ordered:
+        each = each.cumsum(axis=1)[:, :-1]
+    then, each = each[0].tolist(), each[1:]
+    expected = [*then, *(before.rows - count for count in then)]
+    limit = cache(lambda count: risk_bound(count, before.rows, level / len(expected)))
+    limits = [limit(count) for count in expected]
+    counted = np.hstack([each, rows - each])
+    return _Question(
+        "classes", counted, rows, limits, lambda look: shift(nights[look], before, labels)
+    )
+
+
+def _risk(looks: Sequence[Look], promises: Mapping[str, float]) -> _Question:
+    kept = np.array([[look.kept.get(name, (0, 0)) for name in promises] for look in looks])
+
+    def says(look: int) -> str:
+        found = [
+            f"{broken} of {rows} answers break the promised {name} of {most:.1%}"
+            for (name, most), (rows, broken) in zip(promises.items(), kept[look], strict=True)
+        ]
+        return " and ".join(found)
+
+    return _Question("risk", kept[..., 1], kept[..., 0], [*promises.values()], says)
+
+
+def _column(values: Iterable[int]) -> Counts:
+    return np.array([*values], dtype=np.int64)[:, None]
 
 
 def shift(answers: Seen, seen: Seen, labels: Sequence[str | int]) -> str:
@@ -121,39 +205,3 @@ def rank(certified: int, promised: float) -> int:
     """Which of the validation scores is the threshold, counted from the smallest."""
     # As statistics/conformal.py rounds it.
     return math.ceil((certified + 1) * (1 - promised) - 1e-9)
-
-
-def unfamiliar_p(count: int, rows: int, promised: float, certified: int) -> float:
-    """P(X ≥ count) of so many inputs that are like those on which the threshold was taken."""
-    if count == 0:
-        return 1.0
-    below = rank(certified, promised)
-    above = certified + 1 - below
-    j = np.arange(count, rows)
-    ratios = np.log(rows - j) + np.log(j + above) - np.log(j + 1) - np.log(rows - j - 1 + below)
-    lg = math.lgamma
-    first = lg(rows + 1) - lg(count + 1) - lg(rows - count + 1)
-    first += lg(count + above) + lg(rows - count + below) - lg(rows + above + below)
-    first += lg(above + below) - lg(above) - lg(below)
-    return min(1.0, float(np.exp(first + np.concatenate([[0.0], ratios.cumsum()])).sum()))
-
-
-def classes_p(one: Sequence[int], other: Sequence[int], *, seed: int) -> float:
-    """How often rows of these sizes, drawn from all samples together, differ as much."""
-    counts = np.array([one, other], dtype=np.int64)
-    counts = counts[:, counts.sum(axis=0) > 0]
-    total, size = counts.sum(axis=0), int(counts[1].sum())
-
-    def distance(drawn: NDArray[np.int64]) -> NDArray[np.float64]:
-        # χ² is this times a constant: each column's expected count is its total times the row's
-        # fraction.
-        return ((drawn - total * (size / total.sum())) ** 2 / total).sum(axis=-1)
-
-    random, step = np.random.default_rng(seed), max(1, CELLS // len(total))
-    least, as_far = float(distance(counts[1])) * (1 - 1e-9), 0
-    for at in range(0, DRAWS, step):
-        drawn = random.multivariate_hypergeometric(
-            total, size, size=min(step, DRAWS - at), method="marginals"
-        )
-        as_far += int((distance(drawn) >= least).sum())
-    return (as_far + 1) / (DRAWS + 1)

@@ -389,14 +389,12 @@ class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
     """Called with a line about what it does."""
 
 
-class MonitorOptions(Force, Options):
+class MonitorOptions(Options):
     """Compare answers with what calibration promised and saw; exit 1 when they drifted.
 
     One test is of how many inputs look unfamiliar, one of the classes that are predicted, and with
-    labels one of the promised risk. Without --state they hold for one look, with it for all.
+    labels one of the promised risk. They hold for all looks together, however many there are.
     """
-
-    requires: ClassVar = {"force": ("report",), "labels": ("state",)}
 
     answers: PathLike = argument(
         reads=UNLABELLED,
@@ -406,25 +404,24 @@ class MonitorOptions(Force, Options):
     against: PathLike = option(
         metavar="CKPT", group=CHECKPOINTS, help="The calibrated checkpoint that gave the answers."
     )
-    alpha: float = option(
-        0.01,
+    alpha: float | None = option(
+        None,
         ge=0.001,
         le=0.5,
         metavar="P",
-        help="Probability of a false alarm, at most, where nothing drifted.",
+        help=(
+            "Probability of ever raising a false alarm, at most: the state's, and 0.01 in a new one."
+        ),
     )
     state: PathLike | None = option(
         None,
         metavar="F",
         group=WRITTEN,
-        help="Look every night: what earlier looks counted is kept here, and --alpha is for all.",
+        help="What earlier looks counted is kept here; ANSWERS.state.json if not given.",
     )
     labels: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
         help="What was true of some answers, by `id` and `label`: is the promised risk kept?",
-    )
-    report: PathLike | None = option(
-        None, metavar="F", group=WRITTEN, help="Write an HTML page of it."
     )

@@ -220,11 +220,9 @@ def monitored(result: Monitored) -> None:
         mark, style = ("drifted", "bold red") if test.drifted else ("no drift shown", "green")
         show(
             (mark.ljust(MARK_CELLS), style),
-            f"{test.name}: {test.kind}, p = {test.p_value:.3g}",
+            f"{test.name}: p = {test.p_value:.3g}",
             hang=MARK_CELLS,
         )
-    if result.path is not None:
-        show("written ", (str(result.path), "bold"))
 
 
 def replayed(result: Replay, *, json: bool, quiet: bool) -> None:

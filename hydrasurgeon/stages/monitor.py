@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +15,9 @@ from hydrasurgeon.errors import CheckFailed, CheckpointError, DataError, UsageEr
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.decided import Seen
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.files.looks import Look, Looks, Mark, fingerprint, marked, read_looks
+from hydrasurgeon.files.looks import Look, fingerprint, hash_of, read_looks, unpacked
 from hydrasurgeon.files.rows import harmless, read_rows
-from hydrasurgeon.options.base import PathLike, stage
+from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import MonitorOptions
 
 if TYPE_CHECKING:
@@ -26,10 +25,12 @@ if TYPE_CHECKING:
     from hydrasurgeon.measuring.drift import Drift
     from hydrasurgeon.problems.base import Problem
 
+STATE = ".state.json"
+"""What the name of a file of answers gets behind it, for the state."""
 ROUNDING = 1e-3
 """By how much a total uncertainty may exceed the largest there is, ln(classes)."""
-UNFAMILIAR = {True: True, False: False, "true": True, "false": False}
-"""The flag as JSON and parquet have it, and as CSV has it."""
+FLAGS = {"true": True, "false": False}
+"""A flag as files have it, in any case: JSON's, Python's and pandas'."""
 YES_NO = {"0": "no", "1": "yes", "false": "no", "true": "yes"}
 """What else labels of one logit are called."""
 LABELS = "Give a .jsonl, .csv or .parquet file with the `id` of each answer and its true `label`."
@@ -44,8 +45,6 @@ DAMAGED = "The row is damaged, or another checkpoint answered."
 class Monitored:
     """What came of a comparison."""
 
-    path: Path | None
-    """The page that was written."""
     against: str
     drift: Drift
     notes: tuple[str, ...] = ()
@@ -67,14 +66,13 @@ class Monitored:
 @stage(MonitorOptions)
 def monitor(arguments: MonitorOptions) -> Monitored:
     """Compare answers with what their checkpoint's decision state promised and saw."""
-    place = None
-    if arguments.report is not None:
-        place = output_file(
-            arguments.report, option="--report", force=arguments.force, inputs=arguments.sources
-        )
-    kept = None
-    if arguments.state is not None:
-        kept = output_file(arguments.state, option="--state", force=True, inputs=arguments.sources)
+    path = Path(arguments.answers)
+    place = output_file(
+        arguments.state or f"{path}{STATE}",
+        option="--state",
+        force=True,
+        inputs=arguments.sources,
+    )
     opened = open_checkpoint(arguments.against)
     model, decision = opened.manifest.model, opened.manifest.decision
     if decision is None:
@@ -82,55 +80,70 @@ def monitor(arguments: MonitorOptions) -> Monitored:
             f"--against {opened.name}: has no decision state",
             hint="Give the checkpoint that `calibrate` wrote.",
         )
-    from hydrasurgeon.measuring.drift import drift_of
+    from hydrasurgeon.measuring.drift import drift_over
     from hydrasurgeon.problems import problem_of
 
     problem = problem_of(model)
     reader = _Reader(problem, decision, problem.classes(model, decision))
-    path, labels = Path(arguments.answers), reader.labels
-    state: Looks | None = None
-    notes: list[str] = []
-    if kept is None:
-        answers, errors = reader.counted(path)
-        if answers is None:
-            raise DataError(f"{path}: holds no answers", hint=HINT)
-        drift = drift_of(answers, decision, labels, alpha=arguments.alpha)
-    else:
-        from hydrasurgeon.measuring.nights import drift_over
-
-        state = read_looks(
-            kept,
-            against=fingerprint(opened.manifest.weights_sha256, decision),
-            alpha=arguments.alpha,
-            classes=len(labels),
-        )
-        look, errors = reader.look(path, arguments.labels, state)
-        state = state.model_copy(update={"looks": (*state.looks, look)})
-        drift = drift_over(
-            state.looks, decision, labels, problem.promises(decision), alpha=arguments.alpha
-        )
-        if look.seen is None:
-            notes.append("no answer is new: labels alone are counted")
-        if arguments.labels is not None and not look.kept:
-            notes.append(f"{arguments.labels}: no label is new, or of a row that was answered")
-    if errors:
+    state = read_looks(
+        place,
+        against=fingerprint(opened.manifest.weights_sha256, decision),
+        alpha=arguments.alpha,
+        classes=len(reader.labels),
+    )
+    answers = reader.counted(path, unpacked(state.answers))
+    labelled = _Labelled(set(), {})
+    if arguments.labels is not None:
+        labelled = reader.labelled(path, Path(arguments.labels), unpacked(state.labels))
+    if answers.seen is None and not (state.looks and answers.known):
+        raise DataError(f"{path}: holds no answers", hint=HINT)
+    looked = answers.seen is not None or bool(labelled.new)
+    if looked:
+        look = Look(seen=answers.seen, kept=labelled.kept)
+        state = state.with_look(look, answers.new, labelled.new)
+    notes = []
+    if answers.seen is None:
+        alone = "labels alone are counted" if labelled.new else "this is what earlier looks found"
+        notes.append(f"no answer is new: {alone}")
+    if arguments.labels is not None and not labelled.kept:
+        notes.append(f"{arguments.labels}: no label is new, or of a row that was answered")
+    if answers.errors:
         notes.append(
-            f"{errors} rows could not be read when they were answered, and are not compared"
+            f"{answers.errors} rows could not be read when they were answered, and are not compared"
         )
     if decision.seen is None:
         notes.append(
             f"{opened.name} does not say which classes it predicted on validation data: "
             "calibrate again to compare"
         )
-    every_note = tuple(filter(None, (opened.note, *notes)))
-    if place is not None:
-        from hydrasurgeon.report.drift import page
+    drift = drift_over(
+        state.looks, decision, reader.labels, problem.promises(decision), alpha=state.alpha
+    )
+    if looked:
+        write_text(place, state.text())
+    return Monitored(opened.name, drift, tuple(filter(None, (opened.note, *notes))))
 
-        write_text(place, page(drift, name=opened.name, source=path.name, notes=every_note))
-    # Last: what comes before it can be done again.
-    if state is not None and kept is not None:
-        write_text(kept, state.model_dump_json() + "\n")
-    return Monitored(place, opened.name, drift, every_note)
+
+@dataclass(frozen=True)
+class _Counted:
+    """What a file of answers adds to a state."""
+
+    seen: Seen | None
+    """None where no answer is new."""
+    new: set[bytes]
+    """Hashes of rows that no look has counted."""
+    known: bool
+    """Whether it has rows that earlier looks counted."""
+    errors: int
+    """New rows that hold an error."""
+
+
+class _Labelled(NamedTuple):
+    """What a file of labels adds to a state."""
+
+    new: set[bytes]
+    kept: dict[str, tuple[int, int]]
+    """Of each promise the labelled rows, and those that break it."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +154,21 @@ class _Reader:
     decision: Decision
     labels: Sequence[str | int]
 
-    def counted(
-        self, path: Path, first: int = 0, end: int | None = None
-    ) -> tuple[Seen | None, int]:
-        """The counts of a file of answers, and how many of its rows are errors."""
-        predicted, answers, uncertainty, errors = [0] * len(self.labels), Counter[str](), 0.0, 0
+    def counted(self, path: Path, known: set[bytes]) -> _Counted:
+        """The counts of the answers that are not known yet, each once."""
+        predicted, kinds = [0] * len(self.labels), Counter[str]()
+        uncertainty, errors, repeats = 0.0, 0, False
         index = {str(label): at for at, label in enumerate(self.labels)}
         # CSV holds names that a spreadsheet would run as a formula in another form.
         index = {harmless(label): at for label, at in index.items()} | index
         most = self.problem.least_sure(len(self.labels)) + ROUNDING
-        for where, row in islice(read_rows(path), first, end):
+        new: set[bytes] = set()
+        for where, row in read_rows(path):
+            digest = hash_of(row)
+            if digest in known or digest in new:
+                repeats = True
+                continue
+            new.add(digest)
             if isinstance(row, dict) and row.get("error"):
                 errors += 1
                 continue
@@ -161,47 +179,30 @@ class _Reader:
                     hint=HINT,
                 )
             predicted[index[answer.label]] += 1
-            answers[answer.kind] += 1
+            kinds[answer.kind] += 1
             uncertainty += answer.total
-        rows = sum(predicted)
-        if not rows:
-            return None, errors
-        seen = Seen(
-            rows=rows,
-            unfamiliar=answers["unfamiliar"],
-            abstain=answers["abstain"],
-            uncertainty=uncertainty / rows,
-            predicted=tuple(predicted),
-        )
-        return seen, errors
+        rows, seen = sum(predicted), None
+        if rows:
+            seen = Seen(
+                rows=rows,
+                unfamiliar=kinds["unfamiliar"],
+                abstain=kinds["abstain"],
+                uncertainty=uncertainty / rows,
+                predicted=tuple(predicted),
+            )
+        return _Counted(seen, new, repeats, errors)
 
-    def look(self, path: Path, labels: PathLike | None, state: Looks) -> tuple[Look, int]:
-        """What is new in these files, and how many of the new answers are errors."""
-        mark, known = marked(path, state.marks("answers"))
-        seen, errors = self.counted(path, known, mark.rows)
-        kept: dict[str, tuple[int, int]] = {}
-        truths: dict[str, str] = {}
-        labelled = None
-        if labels is not None:
-            truths, labelled = self._truths(Path(labels), state)
-        if truths:
-            kept = self._kept(path, mark, truths)
-        if seen is None and not (truths and known):
-            what = "nothing that was not counted before" if known else "no answers"
-            raise DataError(f"{path}: holds {what}", hint=HINT)
-        return Look(answers=mark, seen=seen, labels=labelled, kept=kept), errors
-
-    def _truths(self, path: Path, state: Looks) -> tuple[dict[str, str], Mark]:
-        """New labels, by the id of the row."""
+    def labelled(self, path: Path, labels: Path, known: set[bytes]) -> _Labelled:
+        """What labels that are not known yet say of the answers in a file."""
         if not self.problem.promises(self.decision):
             raise UsageError(
                 "--labels: the checkpoint promises no risk that one label a row could test",
                 hint="Leave them out; calibrate --risk promises such a risk of classes, and of yes and no.",
             )
-        mark, known = marked(path, state.marks("labels"))
         names = {harmless(str(label)) for label in self.labels}
         truths: dict[str, str] = {}
-        for where, row in islice(read_rows(path), known, mark.rows):
+        new: set[bytes] = set()
+        for where, row in read_rows(labels):
             if not isinstance(row, dict) or not {"id", "label"} <= row.keys():
                 raise DataError(f"{where}: holds no id and label", hint=LABELS)
             if row["label"] in (None, ""):
@@ -213,27 +214,35 @@ class _Reader:
                 raise DataError(
                     f"{where}: {visible(truth)[:80]} is no class of the checkpoint", hint=LABELS
                 )
+            digest = hash_of([name, truth])
+            if digest in known:
+                continue
             if name in truths:
                 raise DataError(f"{where}: {visible(name)[:80]} has a label twice", hint=LABELS)
             truths[name] = truth
-        return truths, mark
+            new.add(digest)
+        return _Labelled(new, self._kept(path, truths) if truths else {})
 
-    def _kept(self, path: Path, mark: Mark, truths: dict[str, str]) -> dict[str, tuple[int, int]]:
+    def _kept(self, path: Path, truths: dict[str, str]) -> dict[str, tuple[int, int]]:
         """Of each promise the labelled rows and those that break it."""
         rows, broken = Counter[str](), Counter[str]()
-        left = set(truths)
-        for where, row in islice(read_rows(path), mark.rows):
+        answered: dict[str, bytes] = {}
+        for where, row in read_rows(path):
             name = str(row.get("id")) if isinstance(row, dict) else ""
             if name not in truths:
                 continue
-            if name not in left:
+            digest = hash_of(row)
+            if answered.get(name, digest) != digest:
                 raise DataError(f"{where}: {visible(name)[:80]} is there twice", hint=LABELS)
-            left.remove(name)
+            if name in answered:
+                continue
+            answered[name] = digest
             if row.get("error"):
                 continue
             verdict = self.problem.broken(row, truths[name])
             rows.update(verdict.keys())
             broken.update(promise for promise, wrong in verdict.items() if wrong)
+        left = truths.keys() - answered.keys()
         if left:
             one = visible(min(left))[:80]
             raise DataError(
@@ -249,13 +258,30 @@ class _Answer(NamedTuple):
     total: float
 
 
+class _Row(dict[str, Any]):
+    """A row that knows which column was asked for last."""
+
+    column = ""
+
+    def __getitem__(self, column: str) -> Any:
+        self.column = column
+        return super().__getitem__(column)
+
+
 def _answer(row: Any, where: str, most: float, problem: Problem, decision: Decision) -> _Answer:
     """What a row says, whatever kind of file it stands in."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT)
+    named = _Row(row)
     try:
-        label, total = problem.counted(decision, row)
-        unfamiliar, abstained = UNFAMILIAR[row["unfamiliar"]], problem.abstained(row)
+        label, total = problem.counted(decision, named)
+        unfamiliar = FLAGS[str(named["unfamiliar"]).strip().lower()]
+        abstained = problem.abstained(named)
     except (LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT) from error
+        what = "is missing"
+        if named.column in row:
+            what = f"cannot be {visible(str(row[named.column]))[:80]!r}"
+        raise DataError(f"{where}: {named.column} {what}", hint=HINT) from error
     if not 0 <= total <= most:
         raise DataError(f"{where}: a total uncertainty of {total:g}", hint=DAMAGED)
     if unfamiliar:

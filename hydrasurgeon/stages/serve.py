@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -225,7 +226,15 @@ def _app(
         rows = answer(samples)
         counts.add(rows, model.members, model.problem)
         if kept is not None:
-            counts.answers_lost.inc(kept.add(shortened(rows, arguments.top)))
+            # What has no id of its own would look like others; `monitor` counts a row once.
+            keys = [
+                {} if isinstance(row["id"], str) else {"key": secrets.token_hex(8)} for row in rows
+            ]
+            named = [
+                {**row, **key}
+                for row, key in zip(shortened(rows, arguments.top), keys, strict=True)
+            ]
+            counts.answers_lost.inc(kept.add(named))
         return rows
 
     def found(chances: list[float]) -> bool | None:

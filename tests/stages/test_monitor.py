@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -60,25 +61,31 @@ def test_what_was_seen_is_what_predict_answers(ready: Path) -> None:
 def test_exit_codes_and_what_is_said(
     ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    against, page = ["--against", str(ready / "c.safetensors")], tmp_path / "page.html"
-    assert run(["monitor", str(ready / "same.jsonl"), *against]) == 0
+    """The state lies beside the answers; an alarm stands; asked again it says the same."""
+    for name in ("same", "noise"):
+        shutil.copy(ready / f"{name}.jsonl", tmp_path)
+    against = ["--against", str(ready / "c.safetensors")]
+    assert run(["monitor", str(tmp_path / "same.jsonl"), *against]) == 0
     assert "no drift shown" in capsys.readouterr().out
-    assert (
-        run(["monitor", str(ready / "noise.jsonl"), *against, "--json", "--report", str(page)]) == 1
-    )
-    out, err = capsys.readouterr()
-    result = json.loads(out)
-    assert result["drifted"]
-    assert result["answers"]["rows"] == 200
-    assert [*result["answers"]["predicted"]] == ["0", "1", "2"]
-    assert sum(result["answers"]["predicted"].values()) == 200
-    assert [test["name"] for test in result["tests"]] == ["unfamiliar", "classes"]
-    assert err.startswith("error: c.safetensors: drifted: ")
-    content = page.read_text(encoding="utf-8")
-    assert "c.safetensors: drifted: " in content
-    assert "<script" not in content
-    assert run(["monitor", str(ready / "same.jsonl"), *against, "--report", str(page)]) == 2
-    assert page.read_text(encoding="utf-8") == content
+    state = tmp_path / "same.jsonl.state.json"
+    before = state.read_bytes()
+    assert run(["monitor", str(tmp_path / "same.jsonl"), *against]) == 0
+    assert "no answer is new: this is what earlier looks found" in capsys.readouterr().err
+    assert state.read_bytes() == before
+    command = ["monitor", str(tmp_path / "noise.jsonl"), *against, "--state", str(state)]
+    for _ in range(2):
+        assert run([*command, "--json"]) == 1
+        out, err = capsys.readouterr()
+        result = json.loads(out)
+        assert result["drifted"]
+        assert result["looks"] == 2
+        assert result["answers"]["rows"] == 200
+        assert [*result["answers"]["predicted"]] == ["0", "1", "2"]
+        assert sum(result["answers"]["predicted"].values()) == 200
+        assert [test["name"] for test in result["tests"]] == ["unfamiliar", "classes"]
+        first, second = result["tests"][0]["log10_e"]
+        assert second > result["bar"] > first
+        assert err.startswith("error: c.safetensors: drifted: since look 2 ")
 
 
 def test_rows_that_could_not_be_read_are_not_compared(ready: Path, tmp_path: Path) -> None:
@@ -104,7 +111,7 @@ def test_a_state_of_an_older_version_is_compared_by_what_it_has(
         lambda name, tensor: tensor,
         decision=decision,
     )
-    result = monitor(ready / "noise.jsonl", against=tmp_path / "old")
+    result = monitor(ready / "noise.jsonl", against=tmp_path / "old", state=tmp_path / "s.json")
     assert [test.name for test in result.drift.tests] == ["unfamiliar"]
     assert result.drift.drifted
     assert "does not say which classes" in result.notes[0]
@@ -118,7 +125,12 @@ def test_a_state_of_an_older_version_is_compared_by_what_it_has(
         ("{\n", "line 1: is not JSON"),
         (
             '{"id": 1, "label": 0, "total": 0.1, "unfamiliar": null}\n',
-            "line 1: is no answer of a calibrated checkpoint",
+            "line 1: unfamiliar cannot be 'None'",
+        ),
+        ('{"id": 1, "label": 0, "unfamiliar": false}\n', "line 1: total is missing"),
+        (
+            '{"label": 0, "total": "much", "unfamiliar": false}\n',
+            "line 1: total cannot be 'much'",
         ),
         (
             '{"id": 1, "label": "cat", "total": 0.1, "unfamiliar": false}\n',
@@ -139,17 +151,9 @@ def test_what_is_no_file_of_answers(
     content: str, says: str, ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jsonl").write_text(content)
-    line = [
-        "monitor",
-        str(tmp_path / "a.jsonl"),
-        "--against",
-        str(ready / "c"),
-        "--report",
-        str(tmp_path / "p.html"),
-    ]
-    assert run(line) == 5
+    assert run(["monitor", str(tmp_path / "a.jsonl"), "--against", str(ready / "c")]) == 5
     assert says in capsys.readouterr().err
-    assert not (tmp_path / "p.html").exists()
+    assert not (tmp_path / "a.jsonl.state.json").exists()
 
 
 def lines(path: Path) -> list[str]:
@@ -172,29 +176,36 @@ def test_a_file_that_grows_is_counted_once(ready: Path, tmp_path: Path) -> None:
     assert not result.drift.drifted
 
 
-def test_every_night_on_the_command_line(
-    ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("order", [lambda rows: rows * 2, lambda rows: rows[::-1]])
+def test_a_row_is_counted_once_wherever_it_stands(
+    order: Callable[[list[str]], list[str]], ready: Path, tmp_path: Path
 ) -> None:
-    state, page = tmp_path / "nights.json", tmp_path / "page.html"
-    command = ["--against", str(ready / "c.safetensors"), "--state", str(state), "--json"]
-    assert run(["monitor", str(ready / "same.jsonl"), *command]) == 0
-    calm = json.loads(capsys.readouterr().out)
-    assert (calm["looks"], calm["drifted"]) == (1, False)
-    before = state.read_bytes()
-    assert run(["monitor", str(ready / "same.jsonl"), *command]) == 5
-    assert "same.jsonl: holds nothing that was not counted before" in capsys.readouterr().err
-    assert state.read_bytes() == before
-    assert run(["monitor", str(ready / "noise.jsonl"), *command, "--report", str(page)]) == 1
-    out, err = capsys.readouterr()
-    alarm = json.loads(out)
-    assert [test["name"] for test in alarm["tests"]] == ["unfamiliar", "classes"]
-    assert all(len(test["log10_e"]) == 2 for test in alarm["tests"])
-    assert alarm["tests"][0]["log10_e"][1] > alarm["bar"] > alarm["tests"][0]["log10_e"][0]
-    assert "drifted: since look 2 " in err
-    content = page.read_text()
-    assert content.count("<figure>") == 2
-    assert "any of the reports, however many there are" in content
-    assert len(json.loads(state.read_text())["looks"]) == 2
+    rows, answers = lines(ready / "same.jsonl"), tmp_path / "a.jsonl"
+    answers.write_text("".join(rows[:150]))
+    monitor(answers, against=ready / "c")
+    size = (tmp_path / "a.jsonl.state.json").stat().st_size
+    answers.write_text("".join(order(rows)))
+    monitor(answers, against=ready / "c")
+    kept = json.loads((tmp_path / "a.jsonl.state.json").read_text())
+    assert [look["seen"]["rows"] for look in kept["looks"]] == [150, 50]
+    look = len(json.dumps(kept["looks"][1]))
+    assert (tmp_path / "a.jsonl.state.json").stat().st_size <= size + look + 50 * 16
+    # Nor in a file of its own.
+    (tmp_path / "b.jsonl").write_text("".join(order(rows)))
+    found = monitor(tmp_path / "b.jsonl", against=ready / "c").drift
+    assert found.answers.rows == 200
+
+
+def test_a_table_that_pandas_wrote(ready: Path, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
+    pandas.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+    assert ",False," in (tmp_path / "a.csv").read_text()
+    found, right = (
+        monitor(path, against=ready / "c", state=tmp_path / f"{path.suffix}.json").drift
+        for path in (tmp_path / "a.csv", ready / "same.jsonl")
+    )
+    assert found.answers == right.answers
 
 
 def test_labels_show_a_broken_promise(
@@ -210,6 +221,10 @@ def test_labels_show_a_broken_promise(
         ready / "same.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
     )
     assert result.notes == ("no answer is new: labels alone are counted",)
+    again = monitor(
+        ready / "same.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
+    )
+    assert again.drift == result.drift
     kept = json.loads(state.read_text())["looks"][1]
     assert kept["seen"] is None
     assert kept["kept"] == {"risk": [len(given), len(given)]}
@@ -253,18 +268,24 @@ def another(text: str) -> str:
     return json.dumps({**json.loads(text), "against": "0" * 64})
 
 
-def odd(text: str) -> str:
+def edited_by_hand(text: str) -> str:
     state = json.loads(text)
-    state["looks"][0]["seen"]["predicted"] = [200]
+    state["looks"][0]["seen"]["unfamiliar"] = 0
     return json.dumps(state)
+
+
+def older(text: str) -> str:
+    return json.dumps({**json.loads(text), "format": "hydrasurgeon.monitor/1"})
 
 
 @pytest.mark.parametrize(
     ("change", "alpha", "code", "says"),
     [
         (damaged, "0.01", 5, "is not JSON"),
-        (another, "0.01", 5, "belongs to another checkpoint"),
-        (odd, "0.01", 5, "is damaged: counts other classes"),
+        (another, "0.01", 5, "was changed since monitor wrote it"),
+        (edited_by_hand, "0.01", 5, "was changed since monitor wrote it"),
+        (older, "0.01", 5, "was begun by an earlier version"),
+        (lambda text: "3", "0.01", 5, "is no state of monitor, or damaged"),
         (lambda text: '{"format": "x"}', "0.01", 5, "is no state of monitor, or damaged"),
         (str, "0.05", 2, "was begun with --alpha 0.01, which holds for all its looks"),
     ],
@@ -288,17 +309,20 @@ def test_a_state_that_cannot_be_used_stays_as_it_is(
     assert state.read_text() == before
 
 
-def test_labels_take_a_state_and_a_promise(
+def test_a_state_belongs_to_a_checkpoint_and_keeps_its_alpha(
     ready: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labels = tmp_path / "l.csv"
-    labels.write_text("id,label\n0,1\n")
-    line = ["monitor", str(ready / "same.jsonl"), "--labels", str(labels)]
-    assert run([*line, "--against", str(ready / "c")]) == 2
-    assert "--labels requires --state." in capsys.readouterr().err
+    state = tmp_path / "s.json"
+    monitor(ready / "same.jsonl", against=ready / "c", state=state, alpha=0.2)
+    assert monitor(ready / "noise.jsonl", against=ready / "c", state=state).drift.alpha == 0.2
     decision = json.loads((ready / "c.heads.json").read_text())["decision"]
     decision["abstain"] = None
     silent = tmp_path / "silent.safetensors"
     edited(ready / "c.safetensors", silent, lambda name, tensor: tensor, decision=decision)
-    assert run([*line, "--against", str(silent), "--state", str(tmp_path / "s.json")]) == 2
+    line = ["monitor", str(ready / "same.jsonl"), "--against", str(silent)]
+    assert run([*line, "--state", str(state)]) == 5
+    assert "belongs to another checkpoint" in capsys.readouterr().err
+    (tmp_path / "l.csv").write_text("id,label\n0,1\n")
+    labels = ["--labels", str(tmp_path / "l.csv"), "--state", str(tmp_path / "other.json")]
+    assert run([*line, *labels]) == 2
     assert "the checkpoint promises no risk" in capsys.readouterr().err
