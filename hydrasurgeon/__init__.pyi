@@ -16,7 +16,6 @@ from hydrasurgeon.stages.fuse import Fused as Fused
 from hydrasurgeon.stages.predict import Predicted as Predicted
 from hydrasurgeon.stages.predictor import Predictor as Predictor
 from hydrasurgeon.stages.prune import Pruned as Pruned
-from hydrasurgeon.stages.replay import Replay as Replay
 from hydrasurgeon.stages.score import Scored as Scored
 from hydrasurgeon.stages.verify import Verification as Verification
 
@@ -129,8 +128,6 @@ def prune(
     columns: Mapping[str, str] | str | None = ...,
     labels: Literal['names', 'positions', 'sorted'] | None = ...,
     max_shard_size: str | None = ...,
-    push_to_hub: str | None = ...,
-    private: bool = ...,
     force: bool = ...,
 ) -> Pruned: ...
 
@@ -166,8 +163,6 @@ def finetune(
     columns: Mapping[str, str] | str | None = ...,
     labels: Literal['names', 'positions', 'sorted'] | None = ...,
     max_shard_size: str | None = ...,
-    push_to_hub: str | None = ...,
-    private: bool = ...,
     force: bool = ...,
 ) -> Finetuned: ...
 
@@ -196,8 +191,6 @@ def fuse(
     columns: Mapping[str, str] | str | None = ...,
     labels: Literal['names', 'positions', 'sorted'] | None = ...,
     max_shard_size: str | None = ...,
-    push_to_hub: str | None = ...,
-    private: bool = ...,
     force: bool = ...,
 ) -> Fused: ...
 
@@ -237,8 +230,6 @@ def calibrate(
     columns: Mapping[str, str] | str | None = ...,
     labels: Literal['names', 'positions', 'sorted'] | None = ...,
     max_shard_size: str | None = ...,
-    push_to_hub: str | None = ...,
-    private: bool = ...,
     force: bool = ...,
 ) -> Calibrated: ...
 
@@ -266,8 +257,6 @@ def evaluate(
     no_examples: bool = ...,
     markdown: str | Path | None = ...,
     predictions: str | Path | None = ...,
-    card: bool = ...,
-    push_to_hub: str | None = ...,
     engine: Literal['torch', 'onnx', 'int8'] = ...,
     arch: str | None = ...,
     limit: int | None = ...,
@@ -344,39 +333,5 @@ def predict(
 def verify(
     checkpoint: str | Path,
     *,
-    dtype: Literal['float64', 'float32'] = ...,
-    parents: str | Path | None = ...,
-    again: str | Path | None = ...,
-    data: str | None = ...,
-    signature: str | Path | None = ...,
-    public_key: str | Path | None = ...,
     arch: str | None = ...,
-    limit: int | None = ...,
-    batch_size: int | None = ...,
-    skip_bad: bool = ...,
-    seed: int = ...,
-    device: str = ...,
-    progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
-    columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
-    fetch: bool = ...,
-    tolerance: float = ...,
-    dry_run: bool = ...,
-    shell: bool = ...,
-    out: str | Path | None = ...,
 ) -> Verification: ...
-
-def replay(
-    checkpoint: str | Path,
-    *,
-    folder: str | Path,
-    device: str = ...,
-    progress: Callable[[str, int, int], None] | None = ...,
-    fetch: bool = ...,
-    tolerance: float = ...,
-    dry_run: bool = ...,
-    shell: bool = ...,
-    out: str | Path | None = ...,
-) -> Replay: ...

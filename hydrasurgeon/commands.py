@@ -34,14 +34,10 @@ class Command(NamedTuple):
     """What does the work, `module:function` in hydrasurgeon.stages."""
     view: str = ""
     """The function in hydrasurgeon.render that shows the result."""
-    again: str | None = None
-    """For a command that history records: what compares its output with its inputs, a function in
-    hydrasurgeon.stages; empty where nothing can be compared.
-    """
+    recorded: bool = False
+    """Whether it makes a checkpoint, whose history then has a step of it."""
     in_python: bool = True
     """Whether the stage is one of the package's public functions."""
-    hidden: bool = False
-    """Whether it is an old name, which help does not list."""
 
     @property
     def options(self) -> Any:
@@ -82,7 +78,7 @@ COMMANDS = (
         record="making:ScoreOptions",
         stage="score:score",
         view="scored",
-        again="",
+        recorded=True,
     ),
     Command(
         "prune",
@@ -95,7 +91,7 @@ COMMANDS = (
         record="making:PruneOptions",
         stage="prune:prune",
         view="pruned",
-        again="ancestry:pruned",
+        recorded=True,
     ),
     Command(
         "finetune",
@@ -107,7 +103,7 @@ COMMANDS = (
         record="making:FinetuneOptions",
         stage="finetune:finetune",
         view="finetuned",
-        again="ancestry:tuned",
+        recorded=True,
     ),
     Command(
         "fuse",
@@ -119,7 +115,7 @@ COMMANDS = (
         record="making:FuseOptions",
         stage="fuse:fuse",
         view="fused",
-        again="ancestry:fused",
+        recorded=True,
     ),
     Command(
         "calibrate",
@@ -131,7 +127,7 @@ COMMANDS = (
         record="deciding:CalibrateOptions",
         stage="calibrate:calibrate",
         view="calibrated",
-        again="",
+        recorded=True,
     ),
     Command(
         "eval",
@@ -181,17 +177,17 @@ COMMANDS = (
     Command(
         "export",
         USE,
-        ("pair -o pair.onnx", "m1 --format padded -o whole/"),
+        ("pair -o pair.onnx", "pair -o graph/"),
         record="measuring:ExportOptions",
         stage="export:export",
         view="exported",
-        again="ancestry:exported",
+        recorded=True,
         in_python=False,
     ),
     Command(
         "inspect",
         TRUST,
-        ("pair", "m1 m2"),
+        ("pair", "pair --commands"),
         record="trusting:InspectOptions",
         stage="inspect:inspect",
         view="inspected",
@@ -200,19 +196,10 @@ COMMANDS = (
     Command(
         "verify",
         TRUST,
-        ("pair --parents .", "m1 --again . --dry-run"),
+        ("pair", "m1 --json"),
         record="trusting:VerifyOptions",
         stage="verify:verify",
         view="verified",
-    ),
-    Command(
-        "replay",
-        TRUST,
-        ("m1 --from . --dry-run", "m1 --from . -o again/"),
-        record="trusting:ReplayOptions",
-        stage="replay:replay",
-        view="replayed",
-        hidden=True,
     ),
     Command("demo", MORE, ("", "-o somewhere/"), in_python=False),
     Command("help", MORE, ("", "prune"), in_python=False),
@@ -220,5 +207,5 @@ COMMANDS = (
 """All commands, in the order in which they are listed."""
 NAMED = {command.name: command for command in COMMANDS}
 """By name."""
-RECORDED = {command.name: command for command in COMMANDS if command.again is not None}
-"""Those that make checkpoints, which history records and a replay runs."""
+RECORDED = {command.name: command for command in COMMANDS if command.recorded}
+"""Those that make checkpoints, which history records."""

@@ -15,7 +15,7 @@ from typing import Any
 from hydrasurgeon.errors import MissingDependency
 
 # What a package is called where it is installed from, if not as it is imported.
-INSTALLED_AS = {"sklearn": "scikit-learn", "model_signing": "model-signing", "OpenSSL": "pyOpenSSL"}
+INSTALLED_AS = {"sklearn": "scikit-learn"}
 
 
 LARGEST = 2**63 - 1

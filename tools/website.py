@@ -64,7 +64,7 @@ def options() -> str:
 
     parts = ["# Options of every command", "`hydrasurgeon help COMMAND` prints the same."]
     for command in COMMANDS:
-        if not command.record or command.hidden:
+        if not command.record:
             continue
         lines = "\n".join(f"hydrasurgeon {command.name} {line}" for line in command.examples)
         parts += [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
@@ -15,12 +14,8 @@ from hydrasurgeon.heads import count
 
 CARD = "README.md"
 """The model card of a directory, as the hub shows it."""
-EVAL_RESULTS = Path(".eval_results") / "hydrasurgeon.yaml"
-"""What `eval --card` writes beside it for the hub's leaderboards; files of others in that folder
-are left alone.
-"""
-# What lies between them is written by `eval --card`.
-BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+OUR_TAG = "\n- hydrasurgeon\n"
+"""What tells a card of ours: a tag in its front matter."""
 
 
 OURS = """## With hydrasurgeon
@@ -85,17 +80,6 @@ Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 
 {_measured(manifest)}
 """
-
-
-def on_hub(card: str, *, scheme: str, repo: str) -> str:
-    """The card of a directory that lies on the hub: its code loads it from there."""
-    for here, there in (
-        ('hs.load("DIR")', f'hs.load("{scheme}:{repo}")'),
-        ("local-dir:DIR", f"hf-hub:{repo}"),
-        ('"DIR"', f'"{repo}"'),
-    ):
-        card = card.replace(here, there)
-    return card
 
 
 def _what(manifest: Manifest) -> tuple[str, str]:
@@ -178,9 +162,4 @@ def _measured(manifest: Manifest) -> str:
                 )
                 + (f" on {rows}" if rows else "")
             )
-    nothing = (
-        "Nothing was recorded. `hydrasurgeon eval` with `--card` writes accuracy, calibration, "
-        "OOD detection and cost"
-        " here."
-    )
-    return "\n".join([*lines, *([""] if lines else []), BEGIN, nothing, END])
+    return "\n".join(lines) or "Nothing was recorded."

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from hydrasurgeon.checkpoints.card import BEGIN, CARD, EVAL_RESULTS, model_card
+from hydrasurgeon.checkpoints.card import CARD, OUR_TAG, model_card
 from hydrasurgeon.checkpoints.folder import check_names
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.families import families, family_of
@@ -100,11 +100,8 @@ def _foreign(folder: Path) -> list[str]:
     graphs = folder / GRAPHS
     if graphs.is_dir() and {*os.listdir(graphs)} <= {GRAPH, *GRAPHS_INT8}:
         ours.add(GRAPHS)
-    if CARD in names and BEGIN in (folder / CARD).read_text(encoding="utf-8", errors="replace"):
+    if CARD in names and OUR_TAG in (folder / CARD).read_text(encoding="utf-8", errors="replace"):
         ours.add(CARD)
-    results = folder / EVAL_RESULTS.parent
-    if results.is_dir() and {*os.listdir(results)} <= {EVAL_RESULTS.name}:
-        ours.add(results.name)
     written = any(_is_ours(folder / name) for name in weights)
     if not weights:  # the graphs of `export` lie in a folder that holds none
         written = {CARD, GRAPHS} <= ours

@@ -41,7 +41,7 @@ def add(app: typer.Typer) -> None:
     for command in COMMANDS:
         if command.record:
             page = type("Page", (Page,), {"about": command})
-            app.command(command.name, cls=page, hidden=command.hidden)(_function(command))
+            app.command(command.name, cls=page)(_function(command))
 
 
 def _function(command: Command) -> Callable[..., None]:

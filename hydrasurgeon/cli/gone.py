@@ -12,6 +12,13 @@ GONE: dict[str, str] = {
     "eval --corrupt": "Write the sets by examples/paper/corrupt.py, and give them as --shift NAME:S=D.",
     "--cost": "Use `--risk` and `--id-flagged`: promises instead of prices.",
     "--private": "Use `hf upload --private REPO DIR`.",
+    "--parents": "`inspect CKPT --commands` prints how it was made: run that, and compare hashes.",
+    "--again": "`inspect CKPT --commands` prints how it was made: run that, and compare hashes.",
+    "--signature": "Use `model_signing verify`.",
+    "--public-key": "Use `model_signing verify`.",
+    "--member": "Export the member itself, or its hydra as a graph.",
+    "--check-only": "Use `export --check D` on the machine where the graph runs.",
+    "--card": "Use huggingface_hub.EvalResult; the guide to evaluating has an example.",
 }
 
 

@@ -99,12 +99,11 @@ class Pages(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups = {command.name: command.group for command in COMMANDS}
-        listed = [command for command in self.commands.values() if not command.hidden]
         for group in commands.GROUPS:
             rows = [
                 (f"{command.name:9}", sentence(command.help or ""))
                 for command in sorted(
-                    listed, key=lambda command: [*groups].index(str(command.name))
+                    self.commands.values(), key=lambda command: [*groups].index(str(command.name))
                 )
                 if groups[str(command.name)] == group
             ]

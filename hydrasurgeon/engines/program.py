@@ -238,7 +238,7 @@ def _check_torch() -> None:
                 f"export needs torch {'.'.join(map(str, TORCH))} or newer for a graph; this is "
                 f"{installed}"
             ),
-            hint="Run `pip install --upgrade torch torchvision`; --format padded works with any.",
+            hint="Run `pip install --upgrade torch torchvision`.",
         )
 
 

@@ -1,5 +1,5 @@
-"""What an exported graph's file says behind its graph: what an answer costs, what the graph answered
-where it was made, and the hash of all that.
+"""What an exported graph's file says behind its graph: what an answer costs, and the hash of
+both.
 
 Two messages of protobuf, one behind the other, are read as one: the file stays a graph.
 """
@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from hydrasurgeon.engines.program import METADATA, Run, sample
+from hydrasurgeon.engines.program import METADATA
 
 LENGTHS: tuple[int, ...] = (3, 6, 9)
 """Tokens of the texts that multiply-adds are counted on: they grow with the square."""
-ROWS, TOKENS = 8, 11
-"""Inputs that a graph answers where it was made, and the length of texts."""
-SHOWN = 4
-"""Decimals of these answers."""
 KEY = f"{METADATA}graph_sha256".encode()
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Told(BaseModel, frozen=True, extra="forbid"):
-    """Cost and answers."""
+class Told(BaseModel, frozen=True):
+    """What an answer costs; older versions said more."""
 
     params: Count
     macs: Annotated[tuple[Count, ...], Field(min_length=1, max_length=3)]
     """Multiply-adds of one sample; of texts, one for each of `LENGTHS`."""
-    answers: Annotated[tuple[Number, ...], Field(max_length=1 << 24)]
-    """Logits of a sample of inputs, flat."""
 
     def macs_of(self, tokens: int | None) -> int:
         """Multiply-adds of one sample of so many tokens: the parabola through those counted."""
@@ -46,12 +39,6 @@ class Told(BaseModel, frozen=True, extra="forbid"):
                     term *= Fraction(tokens - other, at - other)
             total += term
         return round(total)
-
-
-def answers_of(run: Run, outputs: Any, model: Any) -> tuple[float, ...]:
-    """What a graph answers to the same inputs wherever it runs; `model` says which kind they are."""
-    logits = run(sample(model, batch=ROWS, length=TOKENS))[list(outputs).index("logits")]
-    return tuple(round(value, SHOWN) for value in logits.flatten().tolist())
 
 
 def sealed(content: bytes, told: Told | None = None) -> bytes:

@@ -302,10 +302,6 @@ class Ood(Record):
         return self
 
 
-CHOSEN = {"ood": {"auroc", "chosen_by", "id_flagged"}}
-"""Fields of a decision that say how it came about; nothing reads them to decide."""
-
-
 GateScore = Literal["msp", "entropy", "ood", "disagreement"]
 """What the gate of a cascade looks at."""
 

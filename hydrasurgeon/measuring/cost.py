@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hydrasurgeon.anatomy.layers import queries_keys_values
 from hydrasurgeon.anatomy.parts import Block
 from hydrasurgeon.engines.program import Exported, sample
-from hydrasurgeon.engines.sealed import LENGTHS, Told, answers_of
+from hydrasurgeon.engines.sealed import LENGTHS, Told
 from hydrasurgeon.families import family_of
 from hydrasurgeon.families.weights import all_neurons, neuron_sizes
 from hydrasurgeon.heads import NEURONS
@@ -153,14 +153,13 @@ def _counts(engine: Any, inputs: Any) -> tuple[int, int]:
 
 
 def told_of(model: Classifier, file: Exported) -> Told:
-    """What the file of a graph says of its cost and its answers."""
+    """What the file of a graph says of its cost."""
     lengths = LENGTHS
     if "pixel_values" in file.inputs:
         lengths = LENGTHS[:1]
     inputs: list[Any] = [sample(model, batch=1, length=length) for length in lengths]
     counts = [macs(model, each.get("pixel_values", each)) for each in inputs]
-    answers = answers_of(file.run, file.outputs, model)
-    return Told(params=parameters(model), macs=tuple(counts), answers=answers)
+    return Told(params=parameters(model), macs=tuple(counts))
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,7 @@ class CalibrateOptions(Engines, Answering, Output):
     }
     conflicts: ClassVar = (
         ("max_drop", "budget"),
-        *(
-            ("predictions", name)
-            for name in ("fit_data", "ood", "cascade", "engine", "push_to_hub")
-        ),
+        *(("predictions", name) for name in ("fit_data", "ood", "cascade", "engine")),
     )
 
     data: str | None = option(

@@ -45,7 +45,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     requires: ClassVar = {
         "reference": ("html", "markdown"),
         "no_examples": ("html",),
-        "push_to_hub": ("card",),
         "mc_dropout": ("checkpoints",),
         "predictions": ("checkpoints",),
         "val": ("temperature",),
@@ -58,14 +57,11 @@ class EvaluateOptions(Engines, Bare, Run, Force):
                 "mc_dropout",
                 "no_decision",
                 "temperature",
-                "card",
                 "engine",
             )
         ),
         ("engine", "mc_dropout"),
         *(("cascade", name) for name in ("predictions", "predictions_in")),
-        ("card", "ensemble"),
-        ("card", "predictions_in"),
     )
 
     checkpoints: Paths = argument(
@@ -173,17 +169,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     predictions: PathLike | None = option(
         None, metavar="F", group=WRITTEN, help="Write the logits as safetensors."
     )
-    card: bool = option(
-        False,
-        group=WRITTEN,
-        help="Write each directory's own result into its model card, README.md.",
-    )
-    push_to_hub: str | None = option(
-        None,
-        metavar="OWNER/NAME",
-        group=WRITTEN,
-        help="Upload what --card writes to this hub repository; uses the usual token.",
-    )
 
 
 class BenchOptions(Engines, Bare, Device, Columns, Force):
@@ -225,7 +210,7 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
 
 
 class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
-    """Write a model or a hydra for other runtimes (onnx, pt2) or for its own library (stock, padded).
+    """Write a model or a hydra for other runtimes (onnx) or for its own library (stock).
 
     Each is checked first. With -o DIR/ onnx is a folder that optimum, sentence-transformers and
     transformers.js read; it and stock are calibrated for clients that read logits alone.
@@ -235,29 +220,21 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     conflicts: ClassVar = (
         ("int8", "cascade"),
         ("check", "cascade"),
-        *(("check_only", name) for name in ("int8", "cascade", "check", "out", "force")),
     )
 
-    format: Literal["onnx", "pt2", "stock", "padded"] = option(
+    format: Literal["onnx", "stock"] = option(
         "onnx",
         recorded=True,
-        help="onnx, pt2, stock (no code of ours, calibrated) or padded (zeros for heads).",
+        help="onnx, or stock (no code of ours, calibrated).",
     )
     cascade: bool = option(False, help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
-    member: int | None = option(
-        None, metavar="I", recorded=True, help="padded: which member of a hydra, from 0."
-    )
     int8: bool = option(
         False,
         also=("quantize", "quantise"),
         help="onnx: weights in 8 bits, if answers stay as good.",
     )
     check: str | None = option(
-        None, metavar="D", group=LABELLED, help="onnx, pt2: labelled data to compare answers on."
-    )
-    check_only: bool = option(
-        False,
-        help="CKPT is an .onnx: compare its answers on this machine with those where it was made.",
+        None, metavar="D", group=LABELLED, help="onnx: labelled data to compare answers on."
     )
     ood: Texts = option(
         (),
@@ -270,8 +247,7 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
         ge=0,
         le=1,
         metavar="X",
-        help="--check: by how much accuracy, ECE and AUROC may be worse; --check-only: a logit's "
-        "difference.",
+        help="--check: by how much accuracy, ECE and AUROC may be worse.",
     )
     limit: int | None = option(
         None, ge=0, metavar="N", group=READ, help="Use a random N of the samples."
@@ -281,5 +257,5 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
         flags=("-o", "--out"),
         metavar="OUT",
         group=WRITTEN,
-        help="The file, or DIR/: stock, padded, and onnx for others' clients; else beside CKPT.",
+        help="The file, or DIR/: stock, and onnx for others' clients; else beside CKPT.",
     )

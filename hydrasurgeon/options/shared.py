@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
@@ -153,8 +153,6 @@ class Force(Options):
 class Output(Force):
     """How a checkpoint is written."""
 
-    requires: ClassVar[Mapping[str, tuple[str, ...]]] = {"private": ("push_to_hub",)}
-
     max_shard_size: str | None = option(
         None,
         metavar="SIZE",
@@ -163,15 +161,6 @@ class Output(Force):
             "Cut a directory's weights into files of at most 5GB, 500MB, …; transformers loads "
             "them so."
         ),
-    )
-    push_to_hub: str | None = option(
-        None,
-        metavar="OWNER/NAME",
-        group=WRITTEN,
-        help="Upload the result as a directory to this hub repository; uses the usual token.",
-    )
-    private: bool = option(
-        False, group=WRITTEN, help="With --push-to-hub: a new repository is private."
     )
 
 

@@ -18,7 +18,6 @@ from hydrasurgeon.render.described import (
     evaluated,
     inspected,
     monitored,
-    replayed,
     verified,
 )
 from hydrasurgeon.render.made import (

@@ -18,15 +18,13 @@ from hydrasurgeon.render.console import (
     Part,
     as_json,
     fields,
-    lines,
     notes,
     raw,
     say,
     show,
-    styled,
     view,
 )
-from hydrasurgeon.render.tables import Head, millions, picture, show_table, size
+from hydrasurgeon.render.tables import millions, picture, show_table, size
 from hydrasurgeon.report.columns import ABSENT, COST, brief, decimals_of, tokens
 
 if TYPE_CHECKING:
@@ -34,18 +32,12 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.decided import Decision, Seen
     from hydrasurgeon.files.manifest import Step
     from hydrasurgeon.stages.bench import Benched
-    from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.evaluate import Evaluation
     from hydrasurgeon.stages.inspect import Inspection
     from hydrasurgeon.stages.monitor import Monitored
-    from hydrasurgeon.stages.replay import Replay
     from hydrasurgeon.stages.verify import Verification
 
 
-MARKS = {(True, True): "■", (True, False): "A", (False, True): "B", (False, False): "·"}
-"""How a head is drawn that A keeps, and B."""
-OVERLAP = ("A", "B", "both", "Jaccard", "share")
-"""The columns of one comparison of two sets."""
 OUTCOMES = {
     True: ("holds", "green"),
     False: ("does not hold", "bold red"),
@@ -56,16 +48,10 @@ MARK_CELLS = 15
 """As wide as the longest mark and a gap."""
 
 
-def inspected(
-    result: Inspection | DecisionFile | Comparison | str, *, json: bool, quiet: bool
-) -> None:
-    """What one checkpoint is, how alike the heads of two are, or the schema of manifests."""
-    from hydrasurgeon.stages.compare import Comparison
-
+def inspected(result: Inspection | DecisionFile | str, *, json: bool, quiet: bool) -> None:
+    """What a checkpoint is, its history as a script, or the schema of manifests."""
     if isinstance(result, str):
         raw(result)
-    elif isinstance(result, Comparison):
-        _compared(result, json=json, quiet=quiet)
     elif isinstance(result, DecisionFile):
         _decision_file(result, json=json, quiet=quiet)
     else:
@@ -138,41 +124,9 @@ def _decision(decision: Decision | None, history: Iterable[Step]) -> None:
         show(f"  ← {shlex.join(command_line(step))}")
 
 
-@view(lambda comparison: comparison.to_json())
-def _compared(comparison: Comparison) -> None:
-    show("A ", (comparison.names[0], "bold"), "   B ", (comparison.names[1], "bold"))
-    rows: list[list[Part]] = []
-    for tower, layers in comparison.layers.items():
-        for layer, row in enumerate(layers):
-            a, b = (set(selection[tower][layer]) for selection in comparison.selections)
-            heads = range(comparison.towers[tower].heads)
-            marks = "".join(MARKS[head in a, head in b] for head in heads)
-            name = f"{tower} {layer}" if len(comparison.layers) > 1 else f"layer {layer}"
-            rows.append([name, marks, *_overlap(row["kept"]), *_overlap(row["removed"])])
-    total = ["all", "", *_overlap(comparison.kept), *_overlap(comparison.removed)]
-    columns: list[Head] = [
-        "",
-        *((group, name) for group in ("kept", "removed") for name in OVERLAP),
-    ]
-    rows.append([(cell, "bold") for cell in total])
-    show_table("heads kept by both ■, by A or B only, by none ·", columns, rows, left=(0,))
-    divergences = [
-        f"{'–' if overlap.jsd is None else f'{overlap.jsd:.3f}'} over the {what} heads"
-        for what, overlap in (("kept", comparison.kept), ("removed", comparison.removed))
-    ]
-    show(f"Jensen–Shannon divergence in nats (at most 0.693): {', '.join(divergences)}")
-
-
-def _overlap(overlap: Overlap) -> list[str]:
-    shares = ["–" if x is None else f"{x:.2f}" for x in (overlap.jaccard, overlap.share)]
-    return [str(overlap.a), str(overlap.b), str(overlap.common), *shares]
-
-
 def verified(result: Verification, *, json: bool, quiet: bool) -> None:
     if json:
         return as_json(result.to_json())
-    if result.again is not None and result.again.shell:
-        return raw(result.again.script)
     if quiet:
         return None
     if result.note:
@@ -182,8 +136,6 @@ def verified(result: Verification, *, json: bool, quiet: bool) -> None:
         model = result.manifest.model
         what = f": {result.manifest.kind} of {model.family}:{model.arch}"
     show((str(result.path), "bold"), what)
-    if result.again is not None:
-        _history(result.again)
     return _checks(result.checks)
 
 
@@ -225,27 +177,6 @@ def monitored(result: Monitored) -> None:
         )
 
 
-def replayed(result: Replay, *, json: bool, quiet: bool) -> None:
-    if json:
-        return as_json(result.to_json())
-    if result.shell:
-        return raw(result.script)
-    if quiet:
-        return None
-    _history(result)
-    return _checks(result.checks)
-
-
-def _history(result: Replay) -> None:
-    """The steps that would run, and with which other versions."""
-    if result.versions:
-        pairs = (f"{name} {then} (now {now})" for name, (then, now) in result.versions.items())
-        notes([f"recorded with {', '.join(pairs)}"])
-    if not result.ran:
-        for command in result.commands:
-            lines([styled(f"hydrasurgeon {command}")])  # to be copied: not folded
-
-
 def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     if not quiet:
         for name in evaluation.skipped:
@@ -276,10 +207,6 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     if asserted and all(each.holds for each in asserted):
         show("")
         show(f"all {len(asserted)} assertions hold")
-    for path in evaluation.cards:
-        show("written into ", (str(path), "bold"))
-    if evaluation.hub is not None:
-        show("uploaded to ", (evaluation.hub, "bold"))
     return None
 
 

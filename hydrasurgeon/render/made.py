@@ -99,7 +99,7 @@ def _cahp(settings: Mapping[str, Any]) -> str:
     )
 
 
-@view(lambda result: fields("removed", "notes", "hub")(result) | {"kept": result.manifest.kept})
+@view(lambda result: fields("removed", "notes")(result) | {"kept": result.manifest.kept})
 def pruned(result: Pruned) -> None:
     manifest = result.manifest
     neurons = sum(len(row) for rows in (manifest.kept_neurons or {}).values() for row in rows)
@@ -109,14 +109,13 @@ def pruned(result: Pruned) -> None:
         f": {result.removed} heads removed, {count(manifest.kept)} kept{also}",
     )
     picture(manifest.kept, manifest.towers)
-    _pushed(result.hub)
 
 
 TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 """What is told of a training."""
 
 
-@view(lambda r: fields("notes", "hub")(r) | {name: getattr(r.trained, name) for name in TRAINED})
+@view(lambda r: fields("notes")(r) | {name: getattr(r.trained, name) for name in TRAINED})
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
     kept = ""
@@ -133,7 +132,6 @@ def finetuned(result: Finetuned) -> None:
         if at is not measured[0]:
             start = "the probe alone" if result.probed else "the start"
             show(f"{start}: {_on_val(measured[0])}")
-    _pushed(result.hub)
 
 
 def _on_val(entry: Mapping[str, float]) -> str:
@@ -145,7 +143,7 @@ def _on_val(entry: Mapping[str, float]) -> str:
 
 def _fused(result: Fused) -> dict[str, Any]:
     manifest = result.manifest
-    return fields("bytes_members", "bytes_stored", "notes", "hub")(result) | {
+    return fields("bytes_members", "bytes_stored", "notes")(result) | {
         "members": result.members,
         "weights": result.weights,
         "fusion": manifest.fusion and manifest.fusion.model_dump(exclude_none=True),
@@ -180,12 +178,6 @@ def fused(result: Fused) -> None:
                 f"  accuracy {agreement.accuracy_members:.4f} unfused, "
                 f"{agreement.accuracy_fused:.4f} fused"
             )
-    _pushed(result.hub)
-
-
-def _pushed(hub: str | None) -> None:
-    if hub is not None:
-        show("uploaded to ", (hub, "bold"))
 
 
 def built(result: Built, *, json: bool, quiet: bool) -> None:
@@ -229,9 +221,7 @@ def _table(title: str, rows: Sequence[BuildRow]) -> None:
 
 
 @view(
-    lambda result: (
-        fields("notes", "hub")(result) | {"decision": result.decision.model_dump(mode="json")}
-    )
+    lambda result: fields("notes")(result) | {"decision": result.decision.model_dump(mode="json")}
 )
 def calibrated(result: Calibrated) -> None:
     for name in result.skipped:
@@ -242,7 +232,6 @@ def calibrated(result: Calibrated) -> None:
     if result.decision.ood.auroc:
         ranked = sorted(result.decision.ood.auroc.items(), key=lambda pair: -pair[1])
         show("  AUROC: " + ", ".join(f"{name} {value:.3f}" for name, value in ranked))
-    _pushed(result.hub)
 
 
 @view(fields("rows", "answers", "notes"))
@@ -269,26 +258,12 @@ def _exported(done: Export) -> dict[str, Any]:
 @view(_exported)
 def exported(done: Export) -> None:
     path = (str(done.path), "bold")
-    if done.format == "padded":
-        show(
-            path,
-            (
-                ": all heads, zeros for those that are gone; differs by at most "
-                f"{done.max_difference:.2g} in float64"
-            ),
-        )
-        return
     if done.format == "stock":
         alike = f"probabilities differ by at most {done.max_difference:.2g} in float64"
         show(path, f": its library runs it as it is, calibrated; {alike}")
         return
-    if done.checked_only:
-        same = f"differ from those where it was made by at most {done.max_difference:.2g}"
-        show(path, f": its logits on this machine {same}")
-        return
     graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
-    ran = "the file" if done.opset is None else "onnxruntime"
-    opset = "" if done.opset is None else f" (opset {done.opset})"
+    ran, opset = "onnxruntime", f" (opset {done.opset})"
     if done.beside is not None:
         show((str(done.beside), "bold"), ": of the rows that go on")
     if done.quantised is not None:

@@ -54,8 +54,6 @@ class Calibrated:
     """None of a decision in a file of its own."""
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
-    hub: str | None = None
-    """Where on the hub it was uploaded to."""
 
 
 @stage(CalibrateOptions)
@@ -90,7 +88,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         named=source.family.named_classes,
     )
     check_engine(arguments, arguments.dtype)
-    target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
+    target = claimed(arguments, arguments.out)
     source.check_weights()
     opened = undecided(source)
     digests = opened.digests()
@@ -124,7 +122,6 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         )
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
-    hub = target.publish(written, opened.files)
     unused = None
     if arguments.fit_data is not None and arguments.ood_score not in ("auto", *FITTED):
         unused = (
@@ -134,7 +131,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     few_classes = _few_classes(arguments, opened.manifest.model.num_classes)
     notes = (opened.note, unused, *odd, few, few_classes, *fitted_notes)
     return Calibrated(
-        target.path, state.record, written, tuple(filter(None, notes)), tuple(skipped), hub
+        target.path, state.record, written, tuple(filter(None, notes)), tuple(skipped)
     )
 
 

@@ -36,7 +36,6 @@ from hydrasurgeon.report.examples import Examples, examples_of
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
 from hydrasurgeon.runtime.tensors import device_of
-from hydrasurgeon.sharing.measured_card import claimed_cards
 from hydrasurgeon.stages.evaluate_models import (
     Measured,
     by_file,
@@ -57,14 +56,10 @@ STDOUT = "-"
 class Evaluation:
     report: Report
     skipped: tuple[str, ...] = ()
-    cards: tuple[Path, ...] = ()
-    """Model cards that the results were written into."""
     notes: tuple[str, ...] = ()
     """What is odd about the data."""
     printed: Mapping[str, str] = field(default_factory=dict)
     """Reports that are for stdout, by kind."""
-    hub: str | None = None
-    """Where on the hub the model card was uploaded to."""
     headline: str = ""
     """The page's verdict in a sentence, where one was written."""
 
@@ -90,7 +85,6 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     files = of_files(arguments, temperature)
     opened = by_path(open_models(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
     advice = uncalibrated(opened, arguments)
-    cards = claimed_cards(arguments, opened)
     names = _names(opened, arguments)
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
@@ -110,10 +104,6 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     )
     if isinstance(outputs.get("json"), Path):
         write_text(outputs["json"], report.to_json())
-    ours = [row.result for row in measured.rows]
-    paths, hub = cards.write(
-        ours, measured.uses, report.settings, bars=arguments.progress is not None
-    )
     notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
     if advice is not None:
         notes.append(advice)
@@ -127,7 +117,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     printed = _written(material, outputs)
     said = material.headline if "html" in outputs and len(rows) > 1 else ""
     notes += unlike_notes(rows)
-    return Evaluation(report, measured.skipped, paths, tuple(notes), printed, hub, said)
+    return Evaluation(report, measured.skipped, tuple(notes), printed, said)
 
 
 def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str]:

@@ -13,7 +13,7 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import fitted_otherwise
-from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import (
     SUFFIX,
     claim,
@@ -43,7 +43,7 @@ class Export:
     max_difference: float
     """Largest difference of any output from torch's; in int8, of a probability."""
     opset: int | None = None
-    """The version of ONNX's operators."""
+    """The version of ONNX's operators; None of another format."""
     format: str = "onnx"
     beside: Path | None = None
     """The second graph of a cascade."""
@@ -53,21 +53,17 @@ class Export:
     """Without int8: the model's and the file's answers on the data of `--check`."""
     notes: tuple[str, ...] = ()
     """What was assumed of the checkpoint."""
-    checked_only: bool = False
-    """The file was there before."""
 
 
 @stage(ExportOptions)
 def export(arguments: ExportOptions) -> Export:
-    """Write the checkpoint for another runtime (onnx, pt2) or for its own library: as it is, with
-    its calibration in its last layer (stock), or with zeros for the heads that are gone (padded).
+    """Write the checkpoint for another runtime (onnx), or for its own library with its calibration
+    in its last layer (stock).
 
     Outputs of a graph are logits [batch, member, class] and probs; with a decision state they are
     logits, probabilities, uncertainty, ood_score and unfamiliar.
     """
     _check(arguments)
-    if arguments.check_only:
-        return _again(arguments)
     opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
     result = _writer(arguments)(opened, arguments)
     return replace(result, notes=((opened.note,) if opened.note else ()) + result.notes)
@@ -75,10 +71,9 @@ def export(arguments: ExportOptions) -> Export:
 
 def _writer(arguments: ExportOptions) -> Callable[[Checkpoint, ExportOptions], Export]:
     """What writes the format."""
-    if arguments.format in ("padded", "stock"):
-        return {"padded": _padded, "stock": _stock}[arguments.format]
-    folder = arguments.out is not None and named(arguments.out)[1]
-    if arguments.format == "onnx" and folder:
+    if arguments.format == "stock":
+        return _stock
+    if arguments.out is not None and named(arguments.out)[1]:
         return _graph_in_folder
     if arguments.cascade:
         return _in_steps
@@ -87,20 +82,16 @@ def _writer(arguments: ExportOptions) -> Callable[[Checkpoint, ExportOptions], E
 
 def _check(arguments: ExportOptions) -> None:
     """Options that belong to one format, and the packages that it needs."""
-    for option, wanted, of in (
-        ("--member", arguments.member is not None, ("padded",)),
-        ("--int8", arguments.int8, ("onnx",)),
-        ("--cascade", arguments.cascade, ("onnx",)),
-        ("--check", arguments.check is not None, ("onnx", "pt2")),
-    ):
-        if wanted and arguments.format not in of:
-            raise UsageError(f"{option} requires --format {' or '.join(of)}")
     if arguments.format == "onnx":
         from hydrasurgeon.engines.onnx import quiet
 
         quiet()
         # onnxscript is what torch writes with; onnxruntime proves what it wrote.
         need("onnx", "onnxscript", "onnxruntime", purpose="export --format onnx")
+        return
+    for option in ("int8", "cascade", "check"):
+        if getattr(arguments, option):
+            raise UsageError(f"--{option} requires --format onnx")
 
 
 def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
@@ -126,15 +117,13 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     from hydrasurgeon.measuring.cost import told_of
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing import trial
-    from hydrasurgeon.sharing.pt2 import to_pt2
 
     about, check = opened.manifest.model, arguments.check
     tried = None if check is None else trial.opened_trial(about, check, arguments)
     opened = opened if tried is None else with_inputs(opened, tried.samples)
-    pt2 = arguments.format == "pt2"
     # As the engines run it: an exported graph and theirs are the same.
-    model = as_classifier(opened, device="cpu", lean=not pt2)
-    made = to_pt2(model) if pt2 else to_onnx(model)
+    model = as_classifier(opened, device="cpu", lean=True)
+    made = to_onnx(model)
     quantised = checked = None
     notes: tuple[str, ...] = ()
     if tried is not None and tried.samples.note is not None:
@@ -147,9 +136,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
     elif tried is not None:
         checked = tried.compared(model, trial.in_torch(model), trial.in_file(made))
-    content = made.content
-    if not pt2:
-        content = sealed(content, told_of(model, made))
+    content = sealed(made.content, told_of(model, made))
     write_bytes(path, content)
     return Export(
         path,
@@ -157,34 +144,11 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         made.inputs,
         made.outputs,
         made.max_difference,
-        None if pt2 else OPSET,
-        arguments.format,
+        OPSET,
         quantised=quantised,
         checked=checked,
         notes=notes,
     )
-
-
-def _again(arguments: ExportOptions) -> Export:
-    """An exported graph, tried on this machine."""
-    from hydrasurgeon.engines import engine_of
-    from hydrasurgeon.engines.graph import open_graph
-    from hydrasurgeon.engines.sealed import answers_of
-
-    opened = open_graph(Path(arguments.checkpoint))
-    assert opened.run is not None
-    assert opened.told is not None
-    answers = answers_of(opened.run, opened.outputs, engine_of(opened))
-    pairs = zip(answers, opened.told.answers, strict=True)
-    worst = max(abs(answer - other) for answer, other in pairs)
-    if not worst <= arguments.tolerance:
-        raise CheckFailed(
-            f"{opened.name}: a logit differs by {worst:.2g} from what it was where the file was "
-            f"made; allowed is {arguments.tolerance:g}",
-            hint="Export it on this kind of machine, or without --int8.",
-        )
-    size = opened.path.stat().st_size
-    return Export(opened.path, size, (), opened.outputs, worst, checked_only=True)
 
 
 def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
@@ -208,18 +172,6 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
     return Export(
         paths[0], nbytes, first.inputs, rest.outputs, first.max_difference, OPSET, beside=paths[1]
     )
-
-
-def _padded(opened: Checkpoint, arguments: ExportOptions) -> Export:
-    """All heads again, those that are gone as zeros."""
-    out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-padded')}/"
-    path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    opened.check_weights()
-    from hydrasurgeon.sharing.padded import padded
-
-    planned, manifest, difference = padded(opened, arguments.member)
-    save(path, planned, manifest, files=opened.files)
-    return Export(path, sum(plan.nbytes for plan in planned), (), (), difference, None, "padded")
 
 
 def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:

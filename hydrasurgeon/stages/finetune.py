@@ -70,8 +70,6 @@ class Finetuned:
     probed: bool = False
     """Whether the start was a new classifier that was fitted to the body's features."""
     notes: tuple[str, ...] = ()
-    hub: str | None = None
-    """Where on the hub it was uploaded to."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     if arguments.track is not None:
         tracking = Tracking(arguments.track, Path(arguments.out))
         tracking.check()
-    target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
+    target = claimed(arguments, arguments.out)
     place = target.path.with_name(
         f"{target.path.name.removesuffix('.safetensors')}.training.safetensors"
     )
@@ -177,7 +175,6 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         return Finetuned(target.path, manifest, trained, probed)
     written = _written(subject, material, entry, target)
     TrainingState(place, identity).clear()
-    hub = target.publish(written, source.files)
     notes = [source.note, material.samples.note, left_out]
     if material.held_out is not None:
         notes.append(material.held_out.note)
@@ -187,7 +184,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         notes.append("nothing was left to resume: trained from the beginning")
     notes += _assumed_orders(material)
     notes += _doubts(trained, material, name)
-    return Finetuned(target.path, written, trained, probed, tuple(filter(None, notes)), hub)
+    return Finetuned(target.path, written, trained, probed, tuple(filter(None, notes)))
 
 
 def _subject(

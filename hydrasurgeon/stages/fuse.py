@@ -78,8 +78,6 @@ class Fused:
     bytes_members: int
     bytes_stored: int
     agreement: Agreement | None = None
-    hub: str | None = None
-    """Where on the hub it was uploaded to."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -114,7 +112,7 @@ def fuse(arguments: FuseOptions) -> Fused:
     fusable(opened)
     if samples is not None and samples.labels is not None:
         samples = fit_classes(samples, opened[0].manifest.model)
-    target = claimed(arguments, arguments.out, bars=arguments.progress is not None)
+    target = claimed(arguments, arguments.out)
     digests = [sound_digests(member) for member in opened]
     members, hashes, weights = opened, digests, tuple[float, ...]()
     inputs = [member.record(d) for member, d in zip(opened, digests, strict=True)]
@@ -152,7 +150,6 @@ def fuse(arguments: FuseOptions) -> Fused:
     agreement = None
     if samples is not None and not arguments.chooses:
         agreement = _checked(opened, target.path, samples, arguments)
-    hub = target.publish(written, opened[0].files)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
     notes += _notes(members, stored, written, compared=agreement is not None)
@@ -163,7 +160,6 @@ def fuse(arguments: FuseOptions) -> Fused:
         plan.bytes_members,
         plan.bytes_stored,
         agreement,
-        hub,
         tuple(notes),
     )
 

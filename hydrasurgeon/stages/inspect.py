@@ -1,4 +1,4 @@
-"""inspect: what a checkpoint is, or how alike two are, from headers and manifests alone."""
+"""inspect: what a checkpoint is, from headers and manifests alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydrasurgeon.files.decision_file import DecisionFile, is_decision_file, rea
 from hydrasurgeon.files.manifest import Manifest, json_schema
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.trusting import InspectOptions
-from hydrasurgeon.stages.compare import Comparison, compare
+from hydrasurgeon.stages.retrace import retraced
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Inspection:
 
 
 @stage(InspectOptions)
-def inspect(arguments: InspectOptions) -> Inspection | DecisionFile | Comparison | str:
+def inspect(arguments: InspectOptions) -> Inspection | DecisionFile | str:
     """Read headers; no tensor is touched and torch is not imported."""
     if arguments.schema_:
         return json_schema()
     checkpoint = arguments.needed()
-    if arguments.other is not None:
-        return compare(checkpoint, arguments.other)
     for path in (str(checkpoint), f"{checkpoint}.safetensors"):
         if path.endswith(".safetensors") and os.path.isfile(path) and is_decision_file(Path(path)):
             return read_decision_file(Path(path))
     opened = open_checkpoint(checkpoint, arch=arguments.arch)
+    if arguments.commands:
+        return retraced(opened)
     tensors = opened.tensors
     return Inspection(
         path=opened.path,

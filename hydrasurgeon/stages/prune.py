@@ -51,8 +51,6 @@ class Pruned:
     removed: int
     """Heads."""
     notes: tuple[str, ...] = ()
-    hub: str | None = None
-    """Where on the hub it was uploaded to."""
 
 
 @stage(PruneOptions)
@@ -65,7 +63,7 @@ def prune(arguments: PruneOptions) -> Pruned:
     """
     opened, key, samples = _opened(arguments)
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
-    target = claimed(arguments, out, bars=arguments.progress is not None)
+    target = claimed(arguments, out)
     scores, data, notes = (
         dict(opened.manifest.scores),
         tuple[DataRecord, ...](),
@@ -123,9 +121,7 @@ def prune(arguments: PruneOptions) -> Pruned:
     written = target.save(plan_pruning(opened, cut, hashes, repaired), manifest, files=opened.files)
     clear_search(target.path, str(key or "mask"))
     removed = count(opened.manifest.kept) - count(kept)
-    return Pruned(
-        target.path, written, removed, tuple(notes), target.publish(written, opened.files)
-    )
+    return Pruned(target.path, written, removed, tuple(notes))
 
 
 def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples | None]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_hub import fake_hub
 from tiny_families import FAMILIES, Family
 from tiny_members import KEPTS, RAGGED, member
 from torch.torch_version import TorchVersion
@@ -160,17 +159,3 @@ def test_a_state_that_is_gone_or_strange(tmp_path: Path) -> None:
     (tmp_path / "alone" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError):
         open_checkpoint(tmp_path / "alone")
-
-
-def test_a_state_is_pushed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    family = FAMILIES["timm ViT"]
-    family.write(tmp_path / "source")
-    with fake_hub(tmp_path, monkeypatch) as hub:
-        path = calibrated(
-            tmp_path / "source", family, f"{tmp_path / 'ready'}/", push_to_hub="me/ready"
-        )
-        assert BESIDE in hub.repos["me/ready"].files
-        there = hs.load("timm:me/ready", device="cpu")
-        here = hs.load(path, device="cpu")
-        inputs = family.inputs()
-        assert torch.equal(there.decide(inputs).ood_score, here.decide(inputs).ood_score)

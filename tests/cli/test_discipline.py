@@ -34,11 +34,8 @@ LINES = {
     "eval": EVAL,
     "bench": "bench hydra --vs a b --backbone vit --batch 1 --runs 1",
     "inspect": "inspect hydra",
-    "compare": "inspect a b",
-    "verify": "verify hydra --parents .",
-    "verify again": "verify a --again . -o again",
-    "replay": "replay a --from . -o again",
-    "export": "export a --format padded",
+    "verify": "verify hydra",
+    "export": "export vit --format stock",
 }
 
 

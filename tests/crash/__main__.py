@@ -75,7 +75,7 @@ def _import_all(*, light: bool) -> None:
 
     torch.set_num_threads(1)  # a forked process does not inherit threads
     for module in pkgutil.walk_packages(hydrasurgeon.__path__, "hydrasurgeon."):
-        if not module.name.endswith(("__main__", "modeling_hydrasurgeon", "deciding_hydrasurgeon")):
+        if not module.name.endswith(("__main__", "modeling_hydrasurgeon")):
             import_module(module.name)
     heavy = [
         "accelerate",

@@ -13,7 +13,6 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import record_in_place
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.files.manifest import Score
-from hydrasurgeon.stages.replay import replay
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -97,15 +96,3 @@ def test_a_record_that_is_not_whole_is_not_believed(
     rounds.clear()
     assert same(score(path, data, "exact", 3), expected)
     assert rounds == [12, 11, 10]
-
-
-def test_a_replay_of_a_shortened_order(
-    tiny: MAKE, data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tiny()
-    monkeypatch.chdir(tmp_path)
-    score(path, data, "exact", 6)
-    score(path, data, "exact", 4)
-    member = hs.prune(path, method="circuit", remove=4, out="m.safetensors").path
-    again = replay(member, folder=tmp_path, out=tmp_path / "again")
-    assert all(check.holds for check in again.checks), again.checks

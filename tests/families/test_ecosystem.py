@@ -124,5 +124,5 @@ def test_the_card_says_what_it_is_and_how_it_was_made(tmp_path: Path) -> None:
     assert (
         'AutoModelForSequenceClassification.from_pretrained("DIR", trust_remote_code=True)' in card
     )
-    assert "Nothing was recorded. `hydrasurgeon eval" in card
+    assert "Nothing was recorded." in card
     assert str(tmp_path) not in card

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydrasurgeon.stages.compare import Comparison, overlap
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +31,6 @@ from hydrasurgeon.files.manifest import (
 )
 from hydrasurgeon.measuring.results import Cost, Diversity, IdResult, OodAverage, Report, Result
 from hydrasurgeon.stages.bench import Benched, Contender, Point
-from hydrasurgeon.stages.compare import Comparison, overlap
 from hydrasurgeon.stages.evaluate import Evaluation
 from hydrasurgeon.stages.export import Export
 from hydrasurgeon.stages.fuse import Fused

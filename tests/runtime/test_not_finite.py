@@ -81,7 +81,7 @@ def test_eval_and_load_name_the_tensor(tiny: MAKE, images: SPEC) -> None:
     for use in (
         lambda: hs.load(path),
         lambda: hs.evaluate([path], data=images()),
-        lambda: export(path, format="padded"),
+        lambda: export(path),
     ):
         with pytest.raises(CheckpointError, match=f"tensor {QKV} holds NaN"):
             use()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -50,46 +49,6 @@ def test_onnxruntime_agrees(family: Family, tmp_path: Path) -> None:
         assert logits.shape == expected.shape
         np.testing.assert_allclose(logits, expected.numpy(), rtol=0, atol=1e-4)
         np.testing.assert_allclose(probs, model.predict(inputs).numpy(), rtol=0, atol=1e-5)
-
-
-@exports
-@pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
-def test_torch_reads_its_own_file_alike(name: str, tmp_path: Path) -> None:
-    family = FAMILIES[name]
-    inputs = family.inputs(rows=5)
-    tensors = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
-    for path in made_of(family, tmp_path):
-        made = export(path, format="pt2", out=tmp_path / f"{path.stem}.pt2")
-        assert made.opset is None
-        assert made.max_difference < 1e-5  # 0 on some processors
-        facts = {"hydrasurgeon.json": ""}
-        program = torch.export.load(made.path, extra_files=facts)
-        told = json.loads(facts["hydrasurgeon.json"])
-        model = hs.load(path, device="cpu")
-        assert told["hydrasurgeon.weights_sha256"] == model.manifest.weights_sha256
-        assert json.loads(told["hydrasurgeon.manifest"]) == model.manifest.model_dump(mode="json")
-        for rows in (1, 5):  # neither is the size of the batch it was captured with
-            some = [tensor[:rows] for tensor in tensors]
-            with torch.no_grad():
-                logits, probs = program.module()(*some)
-            few = dict(zip(inputs, some, strict=True)) if family.is_text else some[0]
-            with torch.inference_mode():
-                torch.testing.assert_close(logits, model(few), rtol=0, atol=1e-5)
-            torch.testing.assert_close(probs, model.predict(few), rtol=0, atol=1e-6)
-
-
-@exports
-@pytest.mark.slow
-def test_batches_of_any_size(tmp_path: Path) -> None:
-    """The hydra's own runtime goes another way from some 480 rows on here: the graph has no such limit."""
-    _, hydra = made_of(FAMILIES["timm ViT"], tmp_path)
-    made = export(hydra, format="pt2", out=tmp_path / "h.pt2")
-    inputs = FAMILIES["timm ViT"].inputs(rows=600)
-    with torch.no_grad():
-        _, probs = torch.export.load(made.path).module()(inputs)
-    expected = hs.load(hydra, device="cpu").predict(inputs)
-    torch.testing.assert_close(probs, expected, rtol=0, atol=1e-6)
 
 
 @exports

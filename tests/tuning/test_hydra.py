@@ -14,7 +14,6 @@ from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batch
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.runtime.classifier import members_of
@@ -69,13 +68,12 @@ def test_each_member_learns_as_it_would_alone(
         for name, tensor in load_file(one.path).items():
             torch.testing.assert_close(together[name], tensor, rtol=0, atol=2e-6)
         assert not torch.equal(together["head.weight"], load_file(file)["head.weight"])
-    assert run(["verify", str(tuned.path), "--parents", str(tmp_path), "--quiet"]) == 0
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts of many lengths, of which the trunk's outputs are kept; and by `replay`."""
+    """Texts of many lengths, of which the trunk's outputs are kept."""
     family = FAMILIES["RoBERTa"]
     family.write(tmp_path / "whole")
     data = family.data(tmp_path)
@@ -107,7 +105,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert resumed.trained == whole.trained
     nll = hs.evaluate([whole.path], data=data, device="cpu").report.results[0].id.nll
     assert nll == pytest.approx(min(entry["val_nll"] for entry in whole.trained.log), abs=1e-5)
-    assert run(["replay", "t", "--from", ".", "--quiet"]) == 0
     exact = hs.finetune(hydra, out="exact", trunk_cache="off", **options)
     assert exact.manifest.history[-1].args["trunk_cache"] == "off"
     assert exact.manifest.weights_sha256 != whole.manifest.weights_sha256

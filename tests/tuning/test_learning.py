@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from remade import remade
 from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from torch import Tensor, nn
@@ -133,7 +134,7 @@ def test_a_member_learns_from_its_whole(tiny: MAKE, images: SPEC, tmp_path: Path
 def test_teachers_need_no_labelled_data(
     tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--unlabelled without --data: as the same samples without their labels, and by `replay`."""
+    """--unlabelled without --data: as the same samples without their labels."""
     monkeypatch.chdir(tmp_path)
     path, labelled = tiny("start.safetensors"), images("labelled.npz", rows=24)
     member = hs.prune(path, method="magnitude", keep=2, out="m.safetensors").path
@@ -146,7 +147,6 @@ def test_teachers_need_no_labelled_data(
     assert alone.weights_sha256 == other.weights_sha256
     assert "data" not in alone.history[-1].args
     assert alone.history[-1].args["unlabelled"] == "labelled.npz"
-    assert run(["replay", "alone", "--from", ".", "--quiet"]) == 0
     with pytest.raises(UsageError, match=r"finetune requires --data\."):
         hs.finetune(member, teacher=[path], out="x")
 
@@ -154,7 +154,7 @@ def test_teachers_need_no_labelled_data(
 def test_taught_again_to_the_same_bits(
     tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `replay`, with labelled and unlabelled data, mixed."""
+    """By the script of its history, with labelled and unlabelled data, mixed."""
     monkeypatch.chdir(tmp_path)
     path = tiny("whole.safetensors")
     data = images("train.npz", rows=24)
@@ -181,8 +181,9 @@ def test_taught_again_to_the_same_bits(
     args = open_single("taught").manifest.history[-1].args
     assert args["teacher"] == ["whole.safetensors", "m.safetensors"]
     assert args["unlabelled"] == "plain.npz"
-    assert run(["replay", "taught", "--from", ".", "--quiet"]) == 0
-    assert run(["verify", "taught", "--parents", ".", "--quiet"]) == 0
+    beside = [path, Path("plain.npz"), Path(data)]
+    again = remade(Path("taught.safetensors"), beside, tmp_path / "again")
+    assert again.read_bytes() == Path("taught.safetensors").read_bytes()
 
 
 def test_an_interrupted_taught_run_ends_with_the_same_bits(
@@ -228,7 +229,6 @@ def test_answers_teach_as_who_gave_them(
     assert read.trained.loss == pytest.approx(live.trained.loss, abs=1e-5)
     for name, tensor in load_file(live.path).items():
         torch.testing.assert_close(load_file(read.path)[name], tensor, rtol=0, atol=1e-6)
-    assert run(["replay", "read", "--from", ".", "--quiet"]) == 0
     with pytest.raises(DataError, match="answers for 40 other samples than the 30 of"):
         hs.finetune(
             path,

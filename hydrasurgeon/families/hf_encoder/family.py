@@ -50,10 +50,8 @@ from hydrasurgeon.families.hf_encoder.embedders import (
     longest,
     pooling_of,
 )
-from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, known, parse
 from hydrasurgeon.families.weights import all_neurons
-from hydrasurgeon.files.decided import CHOSEN
 from hydrasurgeon.files.manifest import OF_WORDS, Manifest, Model, ProblemName, Tower
 from hydrasurgeon.heads import NEURONS, Layers, even
 from hydrasurgeon.lookup import imported, nearest
@@ -86,18 +84,16 @@ OTHERS: tuple[tuple[str, Any, str], ...] = (
 LAYER = re.compile(r"\.layers?\.(\d+)\.(.*)")
 """How the names of modules tell that they are within a layer, and what they are called there."""
 
-MODELLING, DECIDING = "modeling_hydrasurgeon", "deciding_hydrasurgeon"
-"""What is written for transformers to run: the cut model, and the one with a decision state behind
-it.
-"""
+MODELLING = "modeling_hydrasurgeon"
+"""What is written for transformers to run a cut model."""
+EARLIER = "deciding_hydrasurgeon.py"
+"""What older versions wrote beside it."""
 OWN_TYPE = "hydrasurgeon_"
 """What stands before the `model_type` of a config.json whose weights stock transformers would not
 recognise.
 """
 STOCK = "load with trust_remote_code=True"
 """Stands there as the name of the weight file, so that transformers' own classes raise."""
-ACTS = {"temperature", "bias", "joint", "ood"}
-"""What of a decision state config.json holds, but for how it was chosen."""
 
 PROBLEM_TYPES = {
     "single_label": "single_label_classification",
@@ -123,10 +119,6 @@ CUT = """
 # Without trust_remote_code=True transformers raises: it has no class of its own for these heads.
 """
 """The line in it where it has not."""
-DECIDED = """
-answer = model(**inputs)  # answer.probabilities, .uncertainty, .ood_score, .unfamiliar
-"""
-"""The line behind it where there is a decision state."""
 
 
 class HFEncoder(Family):
@@ -134,7 +126,7 @@ class HFEncoder(Family):
     scheme = "hf"
     graph_clients = True
     example_id = "hf:google-bert/bert-base-uncased"
-    layout = ("config.json", f"{MODELLING}.py", f"{DECIDING}.py")
+    layout = ("config.json", f"{MODELLING}.py", EARLIER)
     descriptions = (MODULES, POOLING, LIMITS)
     needs_config = True
     refuses_by_config = True
@@ -322,19 +314,9 @@ class HFEncoder(Family):
         heads = self._heads(manifest)
         texts = {}
         if heads is not None:
-            hydra, file = manifest.kind == "hydra", MODELLING
-            name = "HydraModel" if hydra else "PrunedModel"
+            name = "HydraModel" if manifest.kind == "hydra" else "PrunedModel"
             texts[f"{MODELLING}.py"] = _modelling(class_name(self.kind(model), model))
-            if _decides(manifest):
-                name, file = "DecidingHydra" if hydra else "DecidingModel", DECIDING
-                texts[f"{DECIDING}.py"] = deciding()
-                assert manifest.decision is not None
-                heads["decision"] = manifest.decision.model_dump(
-                    mode="json",
-                    include=ACTS,
-                    exclude=CHOSEN,  # type: ignore[arg-type]
-                )
-            config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{file}.{name}"}}
+            config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{MODELLING}.{name}"}}
             if self._cut(manifest):
                 config["auto_map"]["AutoConfig"] = f"{MODELLING}.Config"
                 config |= {
@@ -353,12 +335,10 @@ class HFEncoder(Family):
         trust = ", trust_remote_code=True" if self._heads(manifest) else ""
         warning = CUT if self._cut(manifest) else ""
         code = USAGE.format(auto=_auto(manifest.model), task=task, trust=trust, warning=warning)
-        if _decides(manifest):
-            code += DECIDED
         return "transformers", task, code
 
     def stock_sizes(self, manifest: Manifest) -> dict[str, Any] | None:
-        if manifest.kind == "hydra" or manifest.decision is not None:
+        if manifest.kind == "hydra":
             return None
         if not is_cut(manifest):
             return {}
@@ -436,7 +416,7 @@ class HFEncoder(Family):
         """
         ((name, tower),) = manifest.towers.items()
         if manifest.kind != "hydra":
-            if not self._cut(manifest) and not _decides(manifest):
+            if not self._cut(manifest):
                 return None
             return {
                 "kept": manifest.kept[name],
@@ -650,15 +630,6 @@ def supported(config: Mapping[str, Any]) -> str:
         [name for name, kind in kinds.items() if kind.tower == tower],
     )
     return f"The nearest is {[*alike, usual][0]}. Supported model types: {', '.join(kinds)}."
-
-
-def _decides(manifest: Manifest) -> bool:
-    """Whether the modelling file decides; thresholds of many labels, and of words, stay in
-    heads.json, for our own commands.
-    """
-    if manifest.decision is None or by_words(manifest.model):
-        return False
-    return manifest.model.problem not in TOLD.values()
 
 
 def _problem(facts: Facts, classes: int, *, of_words: bool) -> dict[str, Any]:

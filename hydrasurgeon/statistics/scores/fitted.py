@@ -39,11 +39,6 @@ def functions_of(kind: str) -> tuple[Callable[[Evidence], tuple[Fit, list[str]]]
     return getattr(module, f"fit_{name}"), getattr(module, f"score_{name}")
 
 
-def stored_scores() -> dict[str, tuple[tuple[str, ...], Scoring]]:
-    """Score → what it stores of each member, and its scoring."""
-    return {kind: ((*parts,), functions_of(kind)[1]) for kind, (_, parts) in FITTED.items()}
-
-
 def check_score(kind: str, among: Collection[str] | None = None) -> None:
     """Refuse a name that no score has."""
     among = scores_known(kind) if among is None else among

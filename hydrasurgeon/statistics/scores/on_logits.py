@@ -151,11 +151,6 @@ def functions(kind: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     return _function("terms", row.terms), _function("score", kind, row.home)
 
 
-def logit_scores() -> dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]]:
-    """Score → its functions."""
-    return {kind: functions(kind) for kind in LOGITS}
-
-
 def score_of(kind: str, logits: Logits | Choices | Words, temperature: float = 1.0) -> Scores:
     """A score of logits [sample, member, class], of many labels' choices, or of words."""
     terms, score = functions(kind)
