@@ -36,7 +36,7 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.abstain import fit_abstention
-from hydrasurgeon.statistics.conformal import METHODS, fit_conformal, fit_penalty, prediction_sets
+from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
 from hydrasurgeon.statistics.metrics import auroc, ece
 from hydrasurgeon.statistics.probabilities import Labels, Probs, mean_probs
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
@@ -99,7 +99,6 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
         "accuracy": float(correct.double().mean()),
         "auroc": worth,
         "auto": chosen,
-        "joint": state.record.joint is not None,
         "nll": losses(before, after, test.labels),
         "ece": [ece(before, test.labels), ece(after, test.labels)],
     }
@@ -125,17 +124,13 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
     probs = mean_probs(torch.cat([val.logits, test.logits]))
     labels = torch.cat([val.labels, test.labels])
     random = torch.Generator().manual_seed(0)
-    covered: dict[str, list[float]] = {method: [] for method in METHODS}
-    sizes: dict[str, list[float]] = {method: [] for method in METHODS}
+    covered, sizes = [], []
     for _ in range(SPLITS["conformal"]):
         order = torch.randperm(len(labels), generator=random)
-        tuned, fitted, tried = order[:500], order[500 : len(order) // 2], order[len(order) // 2 :]
-        for method in METHODS:
-            penalty = fit_penalty(probs[tuned], labels[tuned]) if method == "raps" else None
-            conformal = fit_conformal(probs[fitted], labels[fitted], method=method, penalty=penalty)
-            sets = prediction_sets(conformal, probs[tried])
-            covered[method].append(float(sets.gather(1, labels[tried][:, None]).double().mean()))
-            sizes[method].append(float(sets.sum(dim=-1).double().mean()))
+        fitted, tried = order[500 : len(order) // 2], order[len(order) // 2 :]
+        sets = prediction_sets(fit_conformal(probs[fitted], labels[fitted]), probs[tried])
+        covered.append(float(sets.gather(1, labels[tried][:, None]).double().mean()))
+        sizes.append(float(sets.sum(dim=-1).double().mean()))
     broken, refused, answered = 0, 0, []
     sure, label = probs.max(dim=-1)
     right = label == labels
@@ -151,8 +146,8 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
         answered.append(float(kept.double().mean()))
         broken += float((~right[tried][kept]).double().mean()) > RISK
     return {
-        "coverage": {method: statistics.mean(values) for method, values in covered.items()},
-        "size": {method: statistics.mean(values) for method, values in sizes.items()},
+        "coverage": {"lac": statistics.mean(covered)},
+        "size": {"lac": statistics.mean(sizes)},
         "risk": {
             "splits": SPLITS["risk"],
             "broken": broken,

@@ -64,7 +64,7 @@ RUNS = 30
 SPLITS = 200
 PROMISES = {"wrong": (0.1, 0.15, 0.2, 0.25), "missed": (0.05, 0.1, 0.15, 0.2)}
 """What is promised → the risks."""
-DELTA = 0.1
+DELTA = 0.05
 
 
 def measured(place: Place, path: Path, engine: str) -> dict[str, Any]:
@@ -143,7 +143,6 @@ def _kept(
                 data="val",
                 out="unused",
                 risk=risk,
-                delta=DELTA,
                 promise=promise,  # type: ignore[arg-type]
             )
             kept: dict[str, dict[str, float] | None] = {"calibrate": None, "independent": None}

@@ -152,7 +152,7 @@ def answered(place: Place, path: Path, engine: str) -> Answers:
     on_test, on_val = read_predictions(test), read_predictions(val)
     probs, labels = {}, {}
     for part, read in (("test", on_test), ("val", on_val)):
-        probs[part] = calibrated(read.logits, decision.temperature, decision.joint).numpy()
+        probs[part] = calibrated(read.logits, decision.temperature).numpy()
         labels[part] = read.labels.numpy()
     unsure = {"test": on_test.scores, **{each.name: each.scores for each in on_test.ood}}
     msp = {"test": on_test.logits, **{each.name: each.logits for each in on_test.ood}}
@@ -160,7 +160,7 @@ def answered(place: Place, path: Path, engine: str) -> Answers:
     for part, scores in unsure.items():
         logits = msp[part]
         assert logits is not None
-        fallback = calibrated(logits, decision.temperature, decision.joint).numpy()
+        fallback = calibrated(logits, decision.temperature).numpy()
         scored[part] = next((s.numpy() for s in scores.values()), 1 - fallback.max(-1))
     return Answers(probs, labels, scored)
 

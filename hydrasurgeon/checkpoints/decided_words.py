@@ -123,10 +123,7 @@ def _sets(decision: Decision) -> str:
             f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of the labels, on average "
             "over samples that have one"
         )
-    return (
-        f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % "
-        "of cases"
-    )
+    return f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases"
 
 
 def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Literal
 
 from hydrasurgeon.criteria.base import Criterion
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import FITTED, OF_CIRCUITS
 from hydrasurgeon.files.manifest import OF_NEURONS
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import did_you_mean, imported, plugins
@@ -49,13 +48,11 @@ OBJECTIVES = ("acc", "ood", "avg")
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """Which scores: a manifest has them under its text, such as `circuit-avg-gen`."""
+    """Which scores: a manifest has them under its text, such as `circuit-avg`."""
 
     method: str
     objective: str | None = None
     """What a circuit keeps."""
-    ood_score: str | None = None
-    """By which a circuit detects OOD samples, where that is not msp."""
     part: Literal["heads", "neurons"] = "heads"
 
     @classmethod
@@ -65,55 +62,40 @@ class ScoreKey:
         method, _, rest = text.partition("-")
         if method != CIRCUIT:
             return cls(text)
-        objective, _, ood_score = rest.partition("-")
-        return cls(CIRCUIT, objective or None, ood_score or None)
+        return cls(CIRCUIT, rest or None)
 
     def __str__(self) -> str:
-        text = "-".join(filter(None, (self.method, self.objective, self.ood_score)))
+        text = "-".join(filter(None, (self.method, self.objective)))
         return f"{OF_NEURONS}{text}" if self.part == "neurons" else text
 
     @property
     def is_circuit(self) -> bool:
         return self.method == CIRCUIT
 
-    @property
-    def detects_by(self) -> str:
-        """The OOD score of a circuit."""
-        return self.ood_score or OF_CIRCUITS[0]
-
 
 def score_key(
     method: str,
     objective: str | None = None,
-    ood_score: str | None = None,
     *,
     recorded: Collection[str] = (),
 ) -> ScoreKey:
-    """The key that options ask for; of a circuit without an objective the only one recorded (of
-    that score), or else avg.
+    """The key that options ask for; of a circuit without an objective the only one recorded, or
+    else avg.
     """
     key = ScoreKey.parse(method)
-    given = (("--objective", objective, key.objective), ("--ood-score", ood_score, key.ood_score))
-    for flag, value, named in given:
-        if value is not None and not key.is_circuit:
-            raise UsageError(f"{flag} requires --method {CIRCUIT}.")
-        if value is not None and named not in (None, value):
-            raise UsageError(f"{flag} {value} conflicts with --method {method}.")
+    if objective is not None and not key.is_circuit:
+        raise UsageError(f"--objective requires --method {CIRCUIT}.")
+    if objective is not None and key.objective not in (None, objective):
+        raise UsageError(f"--objective {objective} conflicts with --method {method}.")
     if not key.is_circuit:
         return key
-    wanted, by = key.objective or objective, key.ood_score or ood_score
-    if by is not None and by not in OF_CIRCUITS:
-        why = f"not known{did_you_mean(by, OF_CIRCUITS)}"
-        if by in (*FITTED, "mi"):
-            why = "a circuit is searched by what one model's logits say"
-        raise UsageError(f"--ood-score {by}: {why}", hint=f"Available: {', '.join(OF_CIRCUITS)}.")
+    wanted = key.objective or objective
     if wanted is None:
         keys = [each for each in map(ScoreKey.parse, recorded) if each.is_circuit]
-        keys = [each for each in keys if by in (None, each.detects_by)]
         if len(keys) > 1:
             raise UsageError(
                 f"--method circuit: the manifest has {' and '.join(sorted(map(str, keys)))}",
-                hint="Name one with --objective and --ood-score, or as --method.",
+                hint="Name one with --objective, or as --method.",
             )
         if keys:
             return keys[0]
@@ -122,12 +104,7 @@ def score_key(
         raise UsageError(
             f"--objective {wanted}: no such objective", hint=f"Available: {', '.join(OBJECTIVES)}."
         )
-    if wanted == "acc" and by is not None:
-        raise UsageError(
-            f"--ood-score {by}: --objective acc looks at no OOD data",
-            hint="Leave it out, or give --objective ood or avg.",
-        )
-    return ScoreKey(CIRCUIT, wanted, None if by == OF_CIRCUITS[0] else by)
+    return ScoreKey(CIRCUIT, wanted)
 
 
 def neurons_key(method: str | None) -> ScoreKey:

@@ -1,7 +1,6 @@
 """Fit a decision state: one half of the validation data fits, the other certifies.
 
-What is fitted (temperature, joint calibration, the choice of an OOD score, the penalty of raps)
-never meets the half on which thresholds are taken (conformal, abstention, share of ID data
+What is fitted (temperature, the choice of an OOD score) never meets the half on which thresholds are taken (conformal, abstention, share of ID data
 flagged), so their promises hold. Before → after is cross-fitted: each half is measured with what
 the other half gave.
 """
@@ -82,13 +81,11 @@ def check_count(count: int, promise: CalibrateOptions, problem: Problem = SINGLE
     """Refuse what so few cannot promise even of a model that is never wrong; a note where more
     would be of use.
     """
-    fitting, certifying = (torch.ones(len(rows)) for rows in halves(count, 0))
-    if promise.conformal == "raps":
-        quantile(fitting, promise.coverage)
+    certifying = torch.ones(len(halves(count, 0)[1]))
     quantile(certifying, promise.coverage)
     flag_threshold(certifying, promise.id_flagged)
     if promise.risk is not None and not problem.by_word:
-        fit_abstention(certifying, certifying.bool(), risk=promise.risk, delta=promise.doubt)
+        fit_abstention(certifying, certifying.bool(), risk=promise.risk)
     if count >= ENOUGH:
         return None
     spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))
@@ -141,9 +138,9 @@ def fit_state(
     if score == "auto" and evidence is not None and problem.features and not problem.by_word:
         dealt = dealt_out(fitting, classifiers, seed)
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, dealt, leaves_out, problem)
-    penalty = problem.penalty(fitting, fit.constants, promise)
+    plan = problem.planned(fitting, fit.constants, promise)
     answers = problem.answers(certifying.logits, fit.constants)
-    promised = problem.promised(answers, certifying, promise, penalty)
+    promised = problem.promised(answers, certifying, promise, plan)
     scores = certifying.scores(kind, fitted)
     ood = Ood(
         score=kind,

@@ -57,10 +57,6 @@ FITTED: dict[str, tuple[str, Mapping[str, str]]] = {
         {"origin": "width", "rest": "width size"},
     ),
     "knn": ("hydrasurgeon.statistics.scores.on_features:knn", {"bank": "size width"}),
-    "nci": (
-        "hydrasurgeon.statistics.scores.on_features:nci",
-        {"mean": "width", "weight": "classes width"},
-    ),
     "mcm": ("hydrasurgeon.statistics.scores.on_features:mcm", {"classes": "classes width"}),
 }
 """Scores that are fitted on features: `module:name` of `fit_name` and `score_name`, and the tensors
@@ -68,7 +64,7 @@ of one member's fit with their dimensions; a new one is a file in statistics/sco
 """
 ZERO_SHOT = ("mcm",)
 """Fitted scores that are for zero-shot classifiers alone."""
-OF_CLASSIFIERS = ("vim", "residual", "nci")
+OF_CLASSIFIERS = ("vim", "residual")
 """Fitted scores that need the weights of a linear classifier."""
 
 
@@ -78,29 +74,22 @@ class OnLogits(NamedTuple):
     """
 
     terms: Literal["probabilities", "informed", "energy", "logits"]
-    labels: Literal["likeliest", "sum", "log sum"] | None = None
-    """Of many labels: that of the likeliest alone, or the sum over labels, of which `familiar_NAME`
-    is a sum or a logarithm; None where it has no meaning.
-    """
-    moves: float | None = None
-    """By how much `familiar_NAME`, its order turned round, moves at most when each logit moves by
-    1; None where circuits cannot be searched by it.
+    labels: Literal["likeliest", "sum"] | None = None
+    """Of many labels: that of the likeliest alone, or the sum over labels; None where it has no
+    meaning.
     """
     home: str = "hydrasurgeon.statistics.scores.on_logits"
     """The module that has `score_NAME`."""
 
 
 LOGITS: dict[str, OnLogits] = {
-    "msp": OnLogits("probabilities", "likeliest", 2.0),
-    "entropy": OnLogits("probabilities", "log sum", 2.0),
-    "energy": OnLogits("energy", "sum", 1.0),
-    "max-logit": OnLogits("logits", "likeliest", 1.0),
+    "msp": OnLogits("probabilities", "likeliest"),
+    "entropy": OnLogits("probabilities", "sum"),
+    "energy": OnLogits("energy", "sum"),
+    "max-logit": OnLogits("logits", "likeliest"),
     "mi": OnLogits("informed", "sum"),
-    "gen": OnLogits("probabilities", moves=0.2),
 }
 """Scores of the logits alone; a new one is a function and a line here."""
-OF_CIRCUITS = tuple(name for name, score in LOGITS.items() if score.moves is not None)
-"""Those that a circuit can be searched by."""
 OF_LABELS = tuple(name for name, score in LOGITS.items() if score.labels is not None)
 """Those that have a form for many labels."""
 SCORES = (*LOGITS, *FITTED)
@@ -150,31 +139,20 @@ def _silent_of(*names: str) -> Any:
 
 
 class Joint(Record):
-    """The joint calibration of an ensemble, used instead of the temperature."""
+    """Of numbers, by how much a member's own deviation counts, and by how much the members' spread."""
 
     aleatoric: Positive
     epistemic: Positive
 
 
-class Penalty(Record):
-    """The penalty of raps: `weight` for every rank beyond `free_ranks`."""
-
-    weight: float = Field(ge=0)
-    free_ranks: int = Field(ge=0, lt=2**31)
-
-
 class Conformal(Record):
     """Prediction sets: the labels whose score is at most the threshold."""
 
-    method: Literal["lac", "aps", "raps"]
+    method: Literal["lac"]
     coverage: Share
     threshold: float
-    penalty: Penalty | None = None
-
-    @model_validator(mode="after")
-    def _penalised(self) -> Conformal:
-        must(((self.method == "raps") == (self.penalty is not None), "a penalty belongs to raps"))
-        return self
+    penalty: None = None
+    """Nothing: methods of older versions had one."""
 
 
 class Abstention(Record):
@@ -509,7 +487,7 @@ class Decision(Record):
     bias: float | None = Field(default=None, ge=-1e6, le=1e6)
     """Of one logit, Platt's: members say sigmoid(z / temperature + bias); absent from others."""
     joint: Joint | None = None
-    """For an ensemble, where it is better than the temperature: used instead of it."""
+    """Of numbers, instead of the temperature; None of others."""
     ood: Ood
     conformal: Conformal
     abstain: Abstention | None = None
@@ -522,7 +500,7 @@ class Decision(Record):
     accuracy: Unit | None = None
     """On all validation samples; of many labels, of each yes or no; absent from older states."""
     nll: dict[str, float] = Field(default={}, max_length=10)
-    """On data held out: `before`, and after by `temperature` and `joint`."""
+    """On data held out: `before`, and after, by `temperature`, of numbers by `joint`."""
     fitted: Rows
     """Validation samples that fitted."""
     certified: Rows
@@ -579,7 +557,6 @@ class Decision(Record):
         sets = self.conformal
         return {
             "coverage": sets.coverage,
-            "conformal": sets.method,
             "id_flagged": self.ood.id_flagged,
         }
 
@@ -593,9 +570,7 @@ class Decision(Record):
     def _same_promises(self) -> Decision:
         """The cascade promises what the hydra does: other thresholds, for other answers."""
         if self.cascade is not None:
-            sets = [
-                (each.conformal.method, each.conformal.coverage) for each in (self, self.cascade)
-            ]
+            sets = [each.conformal.coverage for each in (self, self.cascade)]
             risks = [
                 [None if a is None else (a.risk, a.delta) for a in (each.abstain, each.limits)]
                 for each in (self, self.cascade)
@@ -619,6 +594,33 @@ class Decision(Record):
                 ),
             )
         return self
+
+
+def decides_no_more(raw: dict[str, Any], problem: str) -> str | None:
+    """What older versions decided by, and this one does not; of a manifest or a decision file."""
+    decision = raw.get("decision")
+    if not isinstance(decision, dict):
+        return None
+    sets, ood = decision.get("conformal"), decision.get("ood")
+    method = sets.get("method") if isinstance(sets, dict) else None
+    score = ood.get("score") if isinstance(ood, dict) else None
+    gone = {
+        "joint calibration": decision.get("joint") is not None and problem != "number",
+        "costs": decision.get("costs") is not None,
+        f"prediction sets by {method}": method in ("aps", "raps"),
+        f"the OOD score {score}": score in ("gen", "nci"),
+    }
+    what = next((name for name, is_there in gone.items() if is_there), None)
+    if what is None:
+        return None
+    steps = [step for step in raw.get("history") or () if isinstance(step, dict)]
+    wrote = [
+        step["versions"]
+        for step in steps
+        if step.get("command") == "calibrate" and step.get("versions")
+    ]
+    version = wrote[-1].get("hydrasurgeon") if wrote and isinstance(wrote[-1], dict) else None
+    return f"decision: {what}, as hydrasurgeon {version or 'of an older version'} calibrated it, is not known to this version"
 
 
 def stored_name(member: int, part: str) -> str:

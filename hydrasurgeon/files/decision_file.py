@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from hydrasurgeon.errors import Disagreement, ManifestError
 from hydrasurgeon.files import decided
-from hydrasurgeon.files.decided import MAX_MEMBERS, shapes_of
+from hydrasurgeon.files.decided import MAX_MEMBERS, decides_no_more, shapes_of
 from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import (
     HEADER_KEY,
@@ -69,6 +69,9 @@ def read_decision_file(path: Path) -> DecisionFile:
     file = TensorFile(path)
     if _raw(file).get("format") != FORMAT:
         raise ManifestError(f"{path}: is not a decision file (format {FORMAT})", hint=AGAIN)
+    raw = _raw(file)
+    if gone := decides_no_more(raw, str(raw.get("problem"))):
+        raise ManifestError(f"{path}: {gone}", hint=AGAIN)
     try:
         header = Header.model_validate_json(file.metadata[HEADER_KEY], strict=True)
     except ValidationError as error:

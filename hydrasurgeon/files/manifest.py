@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.files.decided import Decision, Record
+from hydrasurgeon.files.decided import Decision, Record, decides_no_more
 from hydrasurgeon.files.foreign import must, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import plugins
@@ -492,6 +492,10 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
             f"{where}: format {_shortened(repr(version))}; this version reads {FORMAT!r}",
             hint="Upgrade hydrasurgeon." if newer else None,
         )
+    model = raw.get("model")
+    problem = model.get("problem") if isinstance(model, dict) else None
+    if gone := decides_no_more(raw, str(problem)):
+        raise ManifestError(f"{where}: {gone}", hint="Calibrate the model it was made of again.")
     try:
         # From the text: in Python's own values a list could not be told from a tuple, which strict
         # types do.

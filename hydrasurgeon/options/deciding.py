@@ -35,8 +35,6 @@ from hydrasurgeon.options.shared import (
     Texts,
 )
 
-DELTA = 0.05
-"""How likely a promised risk may be broken, unless --delta says otherwise."""
 DROP = 0.5
 """Points that no measure of a cascade may lose, unless something else is asked for."""
 
@@ -79,7 +77,6 @@ class CalibrateOptions(Engines, Answering, Output):
     """
 
     requires: ClassVar = {
-        "delta": ("risk",),
         "promise": ("risk",),
         "max_drop": ("cascade",),
         "budget": ("cascade",),
@@ -147,12 +144,6 @@ class CalibrateOptions(Engines, Answering, Output):
         recorded=True,
         help="How often a prediction set holds the true label.",
     )
-    conformal: Literal["lac", "aps", "raps"] = option(
-        "lac",
-        metavar="lac|aps|raps",
-        recorded=True,
-        help="How prediction sets are made; may be empty.",
-    )
     id_flagged: float = option(
         0.05,
         gt=0,
@@ -167,7 +158,7 @@ class CalibrateOptions(Engines, Answering, Output):
         lt=1,
         metavar="R",
         recorded=True,
-        help="Abstain so that at most this fraction of the answers is wrong; of groups, say that nothing was found.",
+        help="Abstain so that, in 95 of 100 calibrations, at most this fraction of the answers is wrong; of groups, say that nothing was found.",
     )
     promise: Literal["wrong", "missed"] | None = option(
         None,
@@ -175,14 +166,6 @@ class CalibrateOptions(Engines, Answering, Output):
         recorded=True,
         help="Entities: what --risk is a fraction of, answers that are wrong (if not given) or true "
         "entities that are missed.",
-    )
-    delta: float | None = option(
-        None,
-        gt=0,
-        lt=1,
-        metavar="D",
-        recorded=True,
-        help=f"Probability that the --risk bound may fail; {DELTA:g} if not given.",
     )
     cascade: bool = option(
         False,
@@ -211,11 +194,6 @@ class CalibrateOptions(Engines, Answering, Output):
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
 
     @property
-    def doubt(self) -> float:
-        """How likely the promised risk may be broken."""
-        return self.delta or DELTA
-
-    @property
     def loss(self) -> float | None:
         """Points that a cascade may lose; None where none is fitted, or its cost is what counts."""
         if not self.cascade or self.budget is not None:
@@ -223,8 +201,8 @@ class CalibrateOptions(Engines, Answering, Output):
         return DROP if self.max_drop is None else self.max_drop
 
     def recorded(self) -> dict[str, Any]:
-        """With the bounds that hold where none were given."""
-        filled = self.but(delta=None if self.risk is None else self.doubt, max_drop=self.loss)
+        """With the bound that holds where none was given."""
+        filled = self.but(max_drop=self.loss)
         recorded = super(CalibrateOptions, filled).recorded()
         if self.engine == "torch":
             del recorded["engine"]

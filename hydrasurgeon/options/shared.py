@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import OF_CIRCUITS
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
@@ -234,12 +233,6 @@ class Scoring(Options):
         None,
         metavar="acc|ood|avg",
         help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
-    )
-    ood_score: str | None = option(
-        None,
-        metavar="NAME",
-        unset="msp",
-        help=f"Score by which a circuit detects OOD data: {', '.join(OF_CIRCUITS)}.",
     )
     data: str | None = option(None, metavar="D", group=LABELLED, recorded=True, help=f"{DATA}.")
     ood: Texts = option(

@@ -460,7 +460,7 @@ class Problem(ABC):
 
     def of_some(self, record: Decision, constants: Cascade | Alone) -> dict[str, Any]:
         """Constants of members that answer rows of their own, as fields of a `Decision`."""
-        return {"temperature": constants.temperature, "joint": None, "bias": constants.bias}
+        return {"temperature": constants.temperature, "bias": constants.bias}
 
     def centred(self, logits: Tensor, record: Decision) -> Tensor:
         """Logits by which a cascade's gate sees how far each is from another answer."""
@@ -527,12 +527,12 @@ class Problem(ABC):
         answers: Tensor,
         outputs: Outputs,
         promise: CalibrateOptions,
-        penalty: Any = None,
+        plan: Any = None,
     ) -> dict[str, Any]:
         """Thresholds, as fields of a `Decision`, of `answers` to samples that fitted nothing."""
 
-    def penalty(self, outputs: Outputs, constants: Constants, promise: CalibrateOptions) -> Any:
-        """What promises need that is fitted: of prediction sets by raps a `Penalty`."""
+    def planned(self, outputs: Outputs, constants: Constants, promise: CalibrateOptions) -> Any:
+        """What promises need that is fitted."""
         return None
 
 

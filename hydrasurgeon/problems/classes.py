@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, one_hot
 
-from hydrasurgeon.files.decided import FITTED, LOGITS, Decision, GateScore, Penalty
+from hydrasurgeon.files.decided import FITTED, LOGITS, Decision, GateScore
 from hydrasurgeon.files.manifest import ProblemName
 from hydrasurgeon.files.rows import harmless
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -35,13 +35,12 @@ from hydrasurgeon.problems.base import (
 )
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values
-from hydrasurgeon.statistics.conformal import fit_conformal, fit_penalty, prediction_sets
+from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
 from hydrasurgeon.statistics.metrics import BINS, bins_of, smooth_ece
 from hydrasurgeon.statistics.probabilities import TINY, Labels, Probs, Scores, by_pieces, entropy
 from hydrasurgeon.statistics.temperature import (
     CALIBRATED,
     calibrated,
-    fit_joint,
     mean_logs,
     nll_of,
     temperature_of,
@@ -277,7 +276,7 @@ class Classes(Problem):
             logits = logits[:, None]
         outputs = self.outputs(Outputs(logits, None, labels))
         some = outputs.at(slice(None, None, 1 + logits.numel() // ENOUGH))
-        losses = self.losses_of(outputs, {"joint": None, **self._roughly(some)})
+        losses = self.losses_of(outputs, self._roughly(some))
         return {
             "accuracy": float(self._right(outputs).double().mean()),
             "nll": losses["before"],
@@ -298,7 +297,7 @@ class Classes(Problem):
         return self.choices(logits)
 
     def constants(self, record: Decision) -> Constants:
-        return {"temperature": record.temperature, "joint": record.joint, "bias": record.bias}
+        return {"temperature": record.temperature, "bias": record.bias}
 
     def answers(self, logits: Tensor, constants: Constants) -> Probs:
         """Calibrated probabilities: of classes, or of each label."""
@@ -365,9 +364,7 @@ class Classes(Problem):
         )
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """Temperature, the joint calibration where it is better on the fitting half, and the NLL
-        before and after, cross-fitted.
-        """
+        """Temperature, and the NLL before and after, cross-fitted."""
         constants, losses = self._cross_fitted(fitting, certifying)
         answers, others = (self._answers(half, constants) for half in (fitting, certifying))
         classes = fitting.logits.shape[-1]
@@ -383,7 +380,7 @@ class Classes(Problem):
         """By constants of all rows: those of a half may be far off where it is small."""
         constants = self.alone(outputs)
         unfit.check_fit(
-            self.losses_of(outputs, {"joint": None, **constants})["temperature"],
+            self.losses_of(outputs, constants)["temperature"],
             self.guessing(outputs),
             accuracy,
             constants["temperature"],
@@ -405,30 +402,8 @@ class Classes(Problem):
     def _cross_fitted(
         self, fitting: Outputs, certifying: Outputs
     ) -> tuple[dict[str, Any], dict[str, float]]:
-        constants = self.least(fitting)
-        losses = self._crossed((constants, certifying), (self.least(certifying), fitting))
-        return self._settled(constants, fitting), losses
-
-    def fitted(self, outputs: Outputs) -> dict[str, Any]:
-        return self._settled(self.least(outputs), outputs)
-
-    def _settled(self, constants: dict[str, Any], outputs: Outputs) -> dict[str, Any]:
-        """Without the joint calibration where it is no better on halves of these outputs."""
-        if constants.get("joint") is None:
-            return constants
-        cut = len(outputs.logits) // 2
-        first, second = outputs.at(slice(cut)), outputs.at(slice(cut, None))
-        inner = self._crossed((self.least(first), second), (self.least(second), first))
-        if inner["joint"] >= inner["temperature"]:
-            return constants | {"joint": None}
-        return constants
-
-    def least(self, outputs: Outputs) -> dict[str, Any]:
-        """Constants with the smallest NLL."""
-        joint = None
-        if outputs.logits.shape[1] > 1:
-            joint = fit_joint(outputs.logits, outputs.truth)
-        return {"temperature": temperature_of(outputs.logits, outputs.truth), "joint": joint}
+        constants = self.alone(fitting)
+        return constants, self._crossed((constants, certifying), (self.alone(certifying), fitting))
 
     def alone(self, outputs: Outputs) -> dict[str, Any]:
         """Constants of members that answer rows of their own, as fields of a `Cascade` or `Alone`."""
@@ -460,13 +435,12 @@ class Classes(Problem):
         return math.log(classes)
 
     def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
-        """NLL `before`, by `temperature` and, of an ensemble, `joint`."""
-        logits, labels, joint = outputs.logits, outputs.truth, constants["joint"]
-        losses = {
+        """NLL `before`, and by `temperature`."""
+        logits, labels = outputs.logits, outputs.truth
+        return {
             "before": nll_of(logits, labels),
             "temperature": nll_of(logits, labels, constants["temperature"]),
         }
-        return losses if joint is None else {**losses, "joint": nll_of(logits, labels, joint=joint)}
 
     def _crossed(self, *pairs: tuple[Constants, Outputs]) -> dict[str, float]:
         """The mean of `losses_of`: each part with constants that another one gave."""
@@ -477,35 +451,21 @@ class Classes(Problem):
         count = sum(len(part.logits) for _, part in pairs)
         return {name: total / count for name, total in totals.items()}
 
-    def penalty(
-        self, outputs: Outputs, constants: Constants, promise: CalibrateOptions
-    ) -> Penalty | None:
-        if promise.conformal != "raps":
-            return None
-        probs = self.answers(outputs.logits, constants)
-        return fit_penalty(probs, outputs.truth, coverage=promise.coverage)
-
     def promised(
         self,
         answers: Probs,
         outputs: Outputs,
         promise: CalibrateOptions,
-        penalty: Penalty | None = None,
+        plan: None = None,
     ) -> dict[str, Any]:
         """Prediction sets, and when to abstain."""
-        sets = fit_conformal(
-            answers,
-            outputs.truth,
-            method=promise.conformal,
-            coverage=promise.coverage,
-            penalty=penalty,
-        )
+        sets = fit_conformal(answers, outputs.truth, coverage=promise.coverage)
         if promise.risk is None:
             return {"conformal": sets}
-        return {"conformal": sets, **self.risk(answers, outputs, promise.risk, promise.doubt)}
+        return {"conformal": sets, **self.risk(answers, outputs, promise.risk)}
 
-    def risk(self, probs: Probs, outputs: Outputs, risk: float, delta: float) -> dict[str, Any]:
+    def risk(self, probs: Probs, outputs: Outputs, risk: float) -> dict[str, Any]:
         """When to abstain."""
         confidence, label = probs.max(dim=-1)
         right = label == outputs.truth
-        return {"abstain": fit_abstention(confidence, right, risk=risk, delta=delta)}
+        return {"abstain": fit_abstention(confidence, right, risk=risk)}

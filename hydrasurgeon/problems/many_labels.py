@@ -29,7 +29,6 @@ from hydrasurgeon.files.decided import (
     Cascade,
     Conformal,
     Decision,
-    Penalty,
     PerLabel,
 )
 from hydrasurgeon.files.manifest import Model, ProblemName
@@ -185,7 +184,6 @@ class ManyLabels(YesNo):
         super().check(promise, name)
         flags = (
             ("--risk", promise.risk is not None),
-            (f"--conformal {promise.conformal}", promise.conformal != "lac"),
             ("--fit-data", promise.fit_data is not None),
             (f"--ood-score {promise.ood_score}", promise.ood_score not in ("auto", *OF_LABELS)),
         )
@@ -253,7 +251,7 @@ class ManyLabels(YesNo):
         answers: Chances,
         outputs: Outputs,
         promise: CalibrateOptions,
-        penalty: Penalty | None = None,
+        plan: None = None,
     ) -> dict[str, Any]:
         return {"conformal": fit_sets(answers, outputs.truth.bool(), promise.coverage)}
 

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import Conformal, Decision, Joint, Penalty
+from hydrasurgeon.files.decided import Conformal, Decision, Joint
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import (
@@ -249,7 +249,6 @@ class Numbers(Problem):
         flags = (
             ("--risk", promise.risk is not None),
             ("--cascade", promise.cascade),
-            (f"--conformal {promise.conformal}", promise.conformal != "lac"),
             (
                 f"--ood-score {promise.ood_score}",
                 promise.ood_score not in ("auto", *self.features),
@@ -291,7 +290,7 @@ class Numbers(Problem):
         answers: Tensor,
         outputs: Outputs,
         promise: CalibrateOptions,
-        penalty: Penalty | None = None,
+        plan: None = None,
     ) -> dict[str, Any]:
         value, deviation = answers.unbind(dim=-1)
         threshold = quantile((_truth(outputs) - value).abs() / deviation, promise.coverage)

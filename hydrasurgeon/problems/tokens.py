@@ -41,6 +41,7 @@ from hydrasurgeon.problems.entities import (
     not_outside,
     tags_of,
 )
+from hydrasurgeon.statistics.abstain import DELTA
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
 from hydrasurgeon.statistics.conformal import quantile
 from hydrasurgeon.statistics.entities import (
@@ -231,7 +232,6 @@ class Tokens(Problem):
         scores = (*self.scores, *self.features)
         flags = (
             ("--cascade", promise.cascade),
-            (f"--conformal {promise.conformal}", promise.conformal != "lac"),
             (f"--ood-score {promise.ood_score}", promise.ood_score not in ("auto", *scores)),
         )
         refuse(flags, name, "a token classifier", f"OOD scores: {', '.join(scores)}.")
@@ -281,14 +281,14 @@ class Tokens(Problem):
         entities = EntitiesRecord(probability=min(WAYS, key=errors.__getitem__), most=most)
         return {**constants, "entities": entities}
 
-    def penalty(
+    def planned(
         self, outputs: Outputs, constants: Constants, promise: CalibrateOptions
     ) -> _Planned | None:
         """In which order thresholds are tested, and what is staked on each."""
         if promise.risk is None:
             return None
         entities = constants["entities"]
-        risk = Risk(promise.risk, promise.doubt, entities.most, promise.promise == "missed")
+        risk = Risk(promise.risk, DELTA, entities.most, promise.promise == "missed")
         answers = self.answers(outputs.logits, constants)
         outcomes = _outcomes(answers, outputs, risk, entities.probability)
         return _Planned(risk, entities.probability, Plan.of(outcomes, risk))
@@ -298,7 +298,7 @@ class Tokens(Problem):
         answers: Chances,
         outputs: Outputs,
         promise: CalibrateOptions,
-        penalty: _Planned | None = None,
+        plan: _Planned | None = None,
     ) -> dict[str, Any]:
         """Sets of tags that hold the true one of every word of a text, and what is answered."""
         truth = _beside(_tags(outputs), answers)
@@ -307,9 +307,9 @@ class Tokens(Problem):
         furthest = torch.where(known, 1 - of_truth, 0.0).amax(dim=1)
         threshold = quantile(furthest, promise.coverage)
         sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
-        if penalty is None:
+        if plan is None:
             return {"conformal": sets}
-        return {"conformal": sets, **penalty.kept(answers, outputs)}
+        return {"conformal": sets, **plan.kept(answers, outputs)}
 
     def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
         logits, constants = widened(logits, labels.shape[1], 2), reading.constants
@@ -366,8 +366,7 @@ class _Planned:
             raise DataError(
                 f"{len(answers)} texts with {len(outcomes.text)} entities cannot promise a risk of "
                 f"{promise.risk:g} of {what} with confidence {1 - promise.delta:g}",
-                hint=f"{self._surest(outcomes)}give more --data (half of it certifies), or a larger "
-                "--risk or --delta.",
+                hint=f"{self._surest(outcomes)}give more --data (half of it certifies), or a larger --risk.",
             )
         if promise.missed:
             there = (answers > 0).any(dim=-1)

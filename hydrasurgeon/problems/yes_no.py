@@ -24,7 +24,7 @@ from hydrasurgeon.problems.base import (
     digits,
 )
 from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
-from hydrasurgeon.statistics.abstain import fit_limits
+from hydrasurgeon.statistics.abstain import DELTA, fit_limits
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.found import fit_found, measures_of
 from hydrasurgeon.statistics.metrics import ranking
@@ -173,16 +173,12 @@ class YesNo(Classes):
         yes = shares.double().mean()
         return float(entropy(torch.stack([1 - yes, yes])))
 
-    def least(self, outputs: Outputs) -> dict[str, Any]:
+    def alone(self, outputs: Outputs) -> dict[str, Any]:
         """Platt's temperature and bias."""
         if outputs.shares is None:
-            return super().least(outputs)
+            return {**super().alone(outputs), "bias": None}
         temperature, bias = platt(outputs.logits, outputs.shares)
-        return {"temperature": temperature, "joint": None, "bias": bias}
-
-    def alone(self, outputs: Outputs) -> dict[str, Any]:
-        constants = self.least(outputs)
-        return {name: constants.get(name) for name in ("temperature", "bias")}
+        return {"temperature": temperature, "bias": bias}
 
     def centred(self, logits: Tensor, record: Decision) -> Tensor:
         """Calibrated, for the answer changes at ½."""
@@ -200,13 +196,13 @@ class YesNo(Classes):
             "temperature": nll_of_shares(outputs.logits, outputs.shares, *after),
         }
 
-    def risk(self, probs: Probs, outputs: Outputs, risk: float, delta: float) -> dict[str, Any]:
+    def risk(self, probs: Probs, outputs: Outputs, risk: float) -> dict[str, Any]:
         """Two limits, of yes and of no; and where there are groups, when one has an answer."""
         yes, truth = probs[:, 1], outputs.truth
         group = None
         if outputs.groups is not None:
-            group = fit_found(yes, truth, outputs.groups, risk=risk, delta=delta)
-        limits = fit_limits(yes, truth.bool(), risk=risk, delta=delta)
+            group = fit_found(yes, truth, outputs.groups, risk=risk, delta=DELTA)
+        limits = fit_limits(yes, truth.bool(), risk=risk)
         return {"limits": limits, "group": group}
 
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:

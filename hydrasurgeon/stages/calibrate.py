@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.statistics.scores.evidence import Evidence
 
 
-FEW_CLASSES = 3
-"""With so many or fewer, sets of aps and raps are larger than they need be."""
-
-
 @dataclass(frozen=True)
 class Calibrated:
     """What was found, and where it was written."""
@@ -128,8 +124,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
             f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a "
             "function of the logits alone"
         )
-    few_classes = _few_classes(arguments, opened.manifest.model.num_classes)
-    notes = (opened.note, unused, *odd, few, few_classes, *fitted_notes)
+    notes = (opened.note, unused, *odd, few, *fitted_notes)
     return Calibrated(
         target.path, state.record, written, tuple(filter(None, notes)), tuple(skipped)
     )
@@ -181,18 +176,8 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
     Alone(state, classes, members, names=names).save(target, entry)
-    every_note = (few, _few_classes(arguments, classes), *few_ood, *notes)
+    every_note = (few, *few_ood, *notes)
     return Calibrated(target, state.record, None, tuple(filter(None, every_note)))
-
-
-def _few_classes(arguments: CalibrateOptions, classes: int) -> str | None:
-    """aps and raps count the whole of a label's probability: the last one's sum is always 1."""
-    if arguments.conformal == "lac" or classes > FEW_CLASSES:
-        return None
-    return (
-        f"--conformal {arguments.conformal}: with {max(2, classes)} classes its sets hold nearly every label; "
-        "lac keeps the same promise with smaller ones"
-    )
 
 
 def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named: bool) -> None:

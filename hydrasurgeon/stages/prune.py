@@ -155,9 +155,7 @@ def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples |
     opened = named_by(opened, arguments, samples if scored else None)
     if method is None or arguments.mask is not None or not named:
         return opened, None, samples
-    key = score_key(
-        method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores
-    )
+    key = score_key(method, arguments.objective, recorded=opened.manifest.scores)
     return opened, key, samples
 
 

@@ -50,7 +50,7 @@ def score(arguments: ScoreOptions) -> Scored:
 
 
 def _score(arguments: ScoreOptions) -> Scored:
-    key = score_key(arguments.method, arguments.objective, arguments.ood_score)
+    key = score_key(arguments.method, arguments.objective)
     if arguments.part == "neurons":
         key = replace(key, part="neurons")
     method = criterion(key)

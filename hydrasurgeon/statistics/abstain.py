@@ -17,6 +17,9 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Abstention, Limits
 from hydrasurgeon.statistics.probabilities import Scores
 
+DELTA = 0.05
+"""How likely a promised risk may be broken."""
+
 
 def risk_bound(wrong: int, answered: int, delta: float) -> float:
     """The b with P(Bin(answered, b) ≤ wrong) = delta, by bisection; 1 where there is nothing to
@@ -52,7 +55,7 @@ def _tries(count: int) -> int:
     return math.ceil(math.log2(count + 1))
 
 
-def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = 0.05) -> Limits:
+def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = DELTA) -> Limits:
     """From which probability of yes on the precision is at least 1 − risk, and below which at most
     a fraction `risk` of what is yes lies: the binomial tail of the positives, of which ever more
     are missed until it is too many. A guard of rare things may keep the second promise alone: it
@@ -92,7 +95,7 @@ def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = 
 
 
 def fit_abstention(
-    confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = 0.05
+    confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = DELTA
 ) -> Abstention:
     """The lowest threshold found that keeps the promise; DataError where the samples cannot certify
     any.
@@ -104,7 +107,7 @@ def fit_abstention(
             f"It takes at least {needed} of them, even if none is wrong (half of the "
             "validation data certifies); "
         )
-        raise DataError(what, hint=f"{least}give more --data, or a larger --risk or --delta.")
+        raise DataError(what, hint=f"{least}give more --data, or a larger --risk.")
     values, order = confidence.double().sort()
     wrong = (~correct[order]).double().flip(0).cumsum(0).flip(0)
     share = delta / _tries(count)
@@ -132,5 +135,5 @@ def fit_abstention(
             "samples"
         )
         best_of_all = f"The best that can be promised is {closest:.3g}: "
-        raise DataError(what, hint=f"{best_of_all}give more --data, or a larger --risk or --delta.")
+        raise DataError(what, hint=f"{best_of_all}give more --data, or a larger --risk.")
     return best

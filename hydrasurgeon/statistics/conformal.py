@@ -1,56 +1,30 @@
 """Conformal prediction sets: {c: s(x, c) ≤ q}, q the ⌈(n + 1) · coverage⌉-th smallest s(x_i, y_i)
 of n calibration samples.
 
-    lac   s = 1 − p_c                                                Sadinle et al., JASA 2019
-    aps   s = Σ of the probabilities down to p_c                     Romano et al., NeurIPS 2020
-    raps  aps + λ max(0, rank of c − k)                              Angelopoulos et al., ICLR 2021
+    s = 1 − p_c    (LAC; Sadinle et al., JASA 2019)
 
 The true label is in the set with probability ≥ coverage, on average over samples exchangeable with
-those of the calibration, whatever the model. No dice are thrown: aps and raps count the whole of
-p_c, and a set may be empty.
+those of the calibration, whatever the model.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import Conformal, Penalty
-from hydrasurgeon.statistics.probabilities import Labels, Probs, Scores, in_pieces
+from hydrasurgeon.files.decided import Conformal
+from hydrasurgeon.statistics.probabilities import Labels, Probs, Scores
 
-Method = Literal["lac", "aps", "raps"]
-METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
-"""The same at run time."""
-WEIGHTS = (0.001, 0.01, 0.1, 0.2, 0.5)
-"""Values that the authors of RAPS try."""
 SUMMED = 1e-12
 """Sums of probabilities in another order differ by less: what a set holds must not depend on it."""
-ROWS = 4096
-"""Samples that are scored at a time."""
 
 
 def prediction_sets(conformal: Conformal, probs: Probs) -> Bool[Tensor, "sample klass"]:
     """Which labels belong to each sample's set."""
-    return conformity(probs, conformal.method, conformal.penalty) <= conformal.threshold + SUMMED
-
-
-def conformity(
-    probs: Probs, method: Method, penalty: Penalty | None = None
-) -> Float[Tensor, "sample klass"]:
-    """s(x, c) for every class; smaller = fits better."""
-    if method == "lac":
-        return 1 - probs
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    scores = ordered.cumsum(dim=-1)
-    if method == "raps" and penalty is not None:
-        ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype)
-        scores = scores + penalty.weight * (ranks - penalty.free_ranks).clamp_min(0)
-    return torch.empty_like(scores).scatter_(1, order, scores)
+    return 1 - probs <= conformal.threshold + SUMMED
 
 
 def samples_needed(coverage: float) -> int:
@@ -81,37 +55,7 @@ def quantile(scores: Scores, coverage: float) -> float:
     return float(scores.sort().values[rank - 1])
 
 
-def fit_conformal(
-    probs: Probs,
-    labels: Labels,
-    *,
-    method: Method = "lac",
-    coverage: float = 0.9,
-    penalty: Penalty | None = None,
-) -> Conformal:
-    """Calibrate on samples that neither the model nor its temperature, nor `penalty`, was fitted
-    on.
-    """
-    pieces = zip(in_pieces(probs, ROWS), in_pieces(labels, ROWS), strict=True)
-    of_truth = torch.cat(
-        [
-            conformity(rows, method, penalty).gather(1, truth[:, None])[:, 0]
-            for rows, truth in pieces
-        ]
-    )
-    threshold = quantile(of_truth, coverage)
-    return Conformal(method=method, coverage=coverage, threshold=threshold, penalty=penalty)
-
-
-def fit_penalty(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Penalty:
-    """The penalty of RAPS: k, the rank that holds the truth in a fraction `coverage`; the λ of the
-    smallest sets.
-    """
-    ranks = (probs > probs.gather(1, labels[:, None])).sum(dim=-1) + 1
-    free_ranks = int(quantile(ranks.double(), coverage))
-
-    def size(penalty: Penalty) -> float:
-        fitted = fit_conformal(probs, labels, method="raps", coverage=coverage, penalty=penalty)
-        return float(prediction_sets(fitted, probs).sum(dim=-1).double().mean())
-
-    return min((Penalty(weight=weight, free_ranks=free_ranks) for weight in WEIGHTS), key=size)
+def fit_conformal(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Conformal:
+    """Calibrate on samples that neither the model nor its temperature was fitted on."""
+    of_truth = 1 - probs.gather(1, labels[:, None])[:, 0]
+    return Conformal(method="lac", coverage=coverage, threshold=quantile(of_truth, coverage))

@@ -1,14 +1,11 @@
-"""Calibration by one number, or by two for an ensemble: temperature, and JUCAL (Heiss et al., arXiv
-2602.20153); by two for one logit: Platt (1999).
+"""Calibration by one number, the temperature; by two for one logit: Platt (1999).
 
     temperature   p ∝ (1/M Σ_m softmax(z_m))^(1/T)
-    joint         p = 1/M Σ_m softmax((z̄ + e (z_m − z̄)) / a),   z̄ = 1/M Σ_m z_m
     Platt         p = σ(ℓ / T),   ℓ = the log-odds of 1/M Σ_m σ(z_m + b T)
 
 Temperature pools first, then calibrates. Platt's, of one model, is σ(z / T + b).
 
-`a` scales the aleatoric part, each member's own doubt; `e` the epistemic part, how far the members
-are apart. Both are chosen by the NLL on labelled data that the members have not seen. Where all of
+They are chosen by the NLL on labelled data that the members have not seen. Where all of
 that is answered rightly no constant is low enough: then one more sample is as if of every class alike
 (after Platt's own targets), so that few samples
 do not make answers sure, and none is above 1.
@@ -17,14 +14,11 @@ do not make answers sure, and none is above 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.files.decided import Joint
 from hydrasurgeon.statistics.probabilities import (
     TINY,
     YES,
@@ -52,23 +46,6 @@ ELEMENTS = 1 << 17
 """Numbers that are worked on at a time: so many stay in a processor's cache."""
 FURTHEST = 50.0
 """How far one logit is moved at most: where all labels are alike, no bias is large enough."""
-MOST = 1 << 22
-"""Logits that the two constants are fitted on, at most: 1,400 samples of three members and 1,000
-classes.
-"""
-STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
-"""Where the search for the two constants starts: the NLL of several members may have more than one
-valley.
-"""
-
-
-def jointly(
-    logits: Logits, aleatoric: float | Tensor, epistemic: float | Tensor
-) -> Float[Tensor, "sample member klass"]:
-    """Each member's probabilities by the joint calibration."""
-    z = logits.double()
-    mean = z.mean(dim=1, keepdim=True)
-    return ((mean + epistemic * (z - mean)) / aleatoric).softmax(dim=-1)
 
 
 def shifted(logits: Logits, temperature: float, bias: float | None) -> Logits:
@@ -78,41 +55,27 @@ def shifted(logits: Logits, temperature: float, bias: float | None) -> Logits:
     return torch.cat([logits[..., :1], logits[..., 1:].double() + bias * temperature], dim=-1)
 
 
-def calibrated(
-    logits: Logits, temperature: float = 1.0, joint: Any = None, bias: float | None = None
-) -> Probs:
-    """Probabilities by the joint calibration where there is one, else by temperature, and of one
-    logit by a bias.
-    """
-
-    def one(rows: Logits) -> Probs:
-        rows = shifted(rows, temperature, bias)
-        if joint is None:
-            return mean_probs(rows, temperature)
-        return jointly(rows, joint.aleatoric, joint.epistemic).mean(dim=1)
-
-    return by_pieces(one, logits, CALIBRATED)
+def calibrated(logits: Logits, temperature: float = 1.0, bias: float | None = None) -> Probs:
+    """Probabilities by temperature, and of one logit by a bias."""
+    return by_pieces(
+        lambda rows: mean_probs(shifted(rows, temperature, bias), temperature), logits, CALIBRATED
+    )
 
 
 def uncertainties(
-    logits: Logits, temperature: float = 1.0, joint: Any = None, bias: float | None = None
+    logits: Logits, temperature: float = 1.0, bias: float | None = None
 ) -> tuple[Scores, Scores]:
     """H(mean q_m) and mean H(q_m) of the calibrated members q_m, each at the temperature of the
     average.
     """
-    constants = (temperature, 1.0) if joint is None else (joint.aleatoric, joint.epistemic)
-    each = jointly(shifted(logits, temperature, bias), *constants)
+    each = (shifted(logits, temperature, bias).double() / temperature).softmax(dim=-1)
     return entropy(each.mean(dim=1)), entropy(each).mean(dim=1)
 
 
-def nll_of(
-    logits: Logits, labels: Labels, temperature: float = 1.0, joint: Joint | None = None
-) -> float:
+def nll_of(logits: Logits, labels: Labels, temperature: float = 1.0) -> float:
     """`nll` of what is calibrated, without all of it at once."""
     pieces = zip(in_pieces(logits, CALIBRATED), in_pieces(labels, CALIBRATED), strict=True)
-    of_truth = [
-        calibrated(rows, temperature, joint).gather(1, truth[:, None]) for rows, truth in pieces
-    ]
+    of_truth = [calibrated(rows, temperature).gather(1, truth[:, None]) for rows, truth in pieces]
     return nll(torch.cat(of_truth), torch.zeros_like(labels))
 
 
@@ -173,55 +136,6 @@ def _doubt(answers: Tensor, labels: Labels) -> float:
     """How much the sample of every class counts."""
     separated = bool((answers.argmax(dim=-1) == labels).all())
     return separated / len(labels)
-
-
-def fit_joint(logits: Logits, labels: Labels) -> Joint:
-    """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from
-    several starts.
-    """
-    count = max(1, MOST // logits[0].numel())
-    if len(logits) > count:
-        rows = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))[:count]
-        logits, labels = logits[rows], labels[rows]
-    doubt = _doubt(mean_probs(logits), labels)
-
-    def loss(z: Logits, truth: Labels, constants: Sequence[float] | Tensor) -> Tensor:
-        logs = jointly(z, constants[0], constants[1]).mean(dim=1).clamp_min(TINY).log()
-        return -logs.gather(1, truth[:, None]).mean() - doubt * logs.mean()
-
-    bounds = _bounds(doubt)
-    tried = ((1.0, 1.0), *(_descend(logits, labels, start, loss, bounds) for start in STARTS))
-    aleatoric, epistemic = min(tried, key=lambda pair: float(loss(logits, labels, pair)))
-    return Joint(aleatoric=aleatoric, epistemic=epistemic)
-
-
-def _descend(
-    logits: Logits,
-    labels: Labels,
-    start: tuple[float, float],
-    loss_of: Callable[..., Tensor],
-    bounds: tuple[float, float],
-) -> tuple[float, float]:
-    with torch.inference_mode(False), torch.enable_grad():
-        z, truth = logits.detach().double().clone(), labels.clone()
-        point = torch.tensor(start, dtype=torch.float64).log().requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [point],
-            max_iter=100,
-            tolerance_grad=1e-9,
-            tolerance_change=1e-12,
-            line_search_fn="strong_wolfe",
-        )
-
-        def loss() -> torch.Tensor:
-            optimizer.zero_grad()
-            value = loss_of(z, truth, point.clamp(*bounds).exp())
-            value.backward()  # type: ignore[no-untyped-call]
-            return value
-
-        optimizer.step(loss)  # type: ignore[arg-type]
-        aleatoric, epistemic = point.detach().clamp(*bounds).exp().tolist()
-    return aleatoric, epistemic
 
 
 def log_odds(logits: Logits) -> Scores:

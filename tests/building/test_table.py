@@ -92,7 +92,7 @@ def test_the_state_takes_the_score_that_loses_least() -> None:
         {"mds": tuple(v + 9.0 * (i > 0) for i, v in enumerate(everyone[0].scores["mds"]))},
     )
     assert state_score([sharp]) == "mds"
-    assert state_score([sharp, everyone[1]], "gen") == "gen"
+    assert state_score([sharp, everyone[1]], "entropy") == "entropy"
     bare = Answers(everyone[0].val, everyone[0].labels, everyone[0].ood)
     assert state_score([sharp, bare]) in ON_LOGITS
 

@@ -20,7 +20,6 @@ from hydrasurgeon.criteria.circuits.race import hard_first, lost_along, warm_fir
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.manifest import read_manifest, sidecar
 from hydrasurgeon.statistics import metrics
-from hydrasurgeon.statistics.scores.on_logits import familiar_msp
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -152,7 +151,7 @@ def test_bounds_hold_along_the_path(data: st.DataObject) -> None:
 def test_odds_order_samples_as_probabilities_do(rows: list[list[float]]) -> None:
     logits = torch.tensor(rows).double()
     p = logits.softmax(-1).amax(-1)
-    torch.testing.assert_close(familiar_msp(logits).sigmoid(), p)
+    torch.testing.assert_close(Objective("ood", 1, 1).familiarity(logits).sigmoid(), p)
     labels = torch.zeros(len(rows), dtype=torch.long)
     expected = [row[0] >= max(row[1:]) for row in logits.tolist()]
     assert (margins(logits, labels) > 0).tolist() == expected

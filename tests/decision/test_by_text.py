@@ -141,12 +141,12 @@ def judged(state: State, seed: int) -> dict[str, Any]:
 
 
 def test_of_what_is_answered_few_are_wrong() -> None:
-    state = state_of(risk=0.2, delta=0.2)
+    state = state_of(risk=0.2)
     found, without = judged(state, 5), judged(state_of(), 5)
     assert "wrong" not in without
     abstain = state.record.abstain
     assert abstain is not None
-    assert (abstain.risk, abstain.delta, abstain.bound) == (0.2, 0.2, 0.2)
+    assert (abstain.risk, abstain.delta, abstain.bound) == (0.2, 0.05, 0.2)
     assert found["wrong"] <= 0.2
     assert 0.3 < abstain.coverage < 1
     assert without["entity_ece"] < 0.08

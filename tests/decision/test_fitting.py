@@ -13,13 +13,11 @@ from torch import Tensor
 from hydrasurgeon.decision.fitting import dealt_out, evidence_of, fit_state, halves, left_out
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import Joint
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.probabilities import mean_probs
 from hydrasurgeon.statistics.scores.evidence import Gathering
 from hydrasurgeon.statistics.temperature import (
     calibrated,
-    fit_joint,
     fit_temperature,
     uncertainties,
 )
@@ -96,7 +94,6 @@ def test_auto_takes_the_score_with_the_highest_log_odds(
         "entropy": (0.995, 0.7),
         "energy": (0.9991, 0.65),
         "max-logit": (0.9, 0.72),
-        "gen": (0.99999, 0.65),
         "mi": (0.5, 0.71),
     }
 
@@ -163,16 +160,15 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
     assert val.labels is not None
     state, _ = fit_state(val, promise=promise(), score="msp", seed=4)
     halved = halves(301, 4)
-    losses = {"before": 0.0, "temperature": 0.0, "joint": 0.0}
+    losses = {"before": 0.0, "temperature": 0.0}
     for here, there in (halved, halved[::-1]):
         p, y = mean_probs(val.logits[here]), val.labels[here]
-        temperature, joint = fit_temperature(p, y), fit_joint(val.logits[here], y)
+        temperature = fit_temperature(p, y)
         for i in there.tolist():
             z, truth = val.logits[i : i + 1], int(val.labels[i])
             each = {
                 "before": mean_probs(z),
                 "temperature": mean_probs(z, temperature),
-                "joint": calibrated(z, joint=joint),
             }
             for name, q in each.items():
                 losses[name] -= float(q[0, truth].log()) / 301
@@ -185,7 +181,7 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
 
 def test_the_promises_hold_on_fresh_data(world: World) -> None:
     val = world.inside(3000)
-    wanted = promise(coverage=0.9, risk=0.1, delta=0.05)
+    wanted = promise(coverage=0.9, risk=0.1)
     state, _ = fit_state(val, promise=wanted, score="msp")
     fresh = world.inside(8000)
     assert fresh.labels is not None
@@ -205,7 +201,7 @@ def test_what_is_decided_follows_from_the_state(world: World) -> None:
     )
     some = world.inside(50)
     found = decide(state, some.logits, some.features)
-    p = calibrated(some.logits, state.record.temperature, state.record.joint)
+    p = calibrated(some.logits, state.record.temperature)
     torch.testing.assert_close(found.probabilities, p)
     assert torch.equal(found.labels, p.argmax(dim=1))
     torch.testing.assert_close(found.total, found.aleatoric + found.epistemic)
@@ -225,23 +221,16 @@ def test_what_is_decided_follows_from_the_state(world: World) -> None:
 
 def test_uncertainties_are_entropies_of_the_calibrated_members(world: World) -> None:
     z = world.inside(5).logits
-    for joint in (None, Joint(aleatoric=2.0, epistemic=0.5)):
-        total, aleatoric = uncertainties(z, 2.0, joint)
-        for i in range(5):
-            mean = z[i].mean(dim=0)
-            q = [
-                torch.softmax(
-                    (z[i, m] if joint is None else mean + 0.5 * (z[i, m] - mean)) / 2, dim=0
-                )
-                for m in range(MEMBERS)
-            ]
-            mixed = sum(q[1:], q[0]) / MEMBERS
-            assert float(total[i]) == pytest.approx(float(-(mixed * mixed.log()).sum()), abs=1e-9)
-            each = [float(-(p * p.log()).sum()) for p in q]
-            assert float(aleatoric[i]) == pytest.approx(sum(each) / MEMBERS, abs=1e-9)
+    total, aleatoric = uncertainties(z, 2.0)
+    for i in range(5):
+        q = [torch.softmax(z[i, m] / 2, dim=0) for m in range(MEMBERS)]
+        mixed = sum(q[1:], q[0]) / MEMBERS
+        assert float(total[i]) == pytest.approx(float(-(mixed * mixed.log()).sum()), abs=1e-9)
+        each = [float(-(p * p.log()).sum()) for p in q]
+        assert float(aleatoric[i]) == pytest.approx(sum(each) / MEMBERS, abs=1e-9)
 
 
-def test_one_member_has_no_joint_calibration(world: World) -> None:
+def test_one_member(world: World) -> None:
     val = world.inside(400)
     alone = Outputs(val.logits[:, :1], None, val.labels)
     state, _ = fit_state(
@@ -250,9 +239,8 @@ def test_one_member_has_no_joint_calibration(world: World) -> None:
         score="auto",
         foreign=[Outputs(world.outside(50).logits[:, :1], None)],
     )
-    assert state.record.joint is None
     assert set(state.record.nll) == {"before", "temperature"}
-    assert set(state.record.ood.auroc) == {"msp", "entropy", "energy", "max-logit", "gen"}
+    assert set(state.record.ood.auroc) == {"msp", "entropy", "energy", "max-logit"}
     found = decide(state, alone.logits, None)
     assert float(found.epistemic.abs().max()) < 1e-9
 

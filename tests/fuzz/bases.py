@@ -142,17 +142,17 @@ class Bases:
             self._calibrate(folder)
 
     def _calibrate(self, folder: Path) -> None:
-        """Decision states of every kind: without tensors, with them, of a hydra, with a joint calibration and raps."""
+        """Decision states of every kind: without tensors, with them, of a hydra."""
         from tiny_families import FAMILIES
 
         import hydrasurgeon as hs
 
         data = FAMILIES["timm ViT"].data(folder, rows=90)
         kinds: tuple[tuple[str, str, dict[str, Any]], ...] = (
-            ("member-0", "gen", {}),
-            ("hydra", "rmds", {"conformal": "raps"}),
+            ("member-0", "entropy", {}),
+            ("hydra", "rmds", {}),
             ("member-1", "vim", {}),
-            ("hydra-tuned", "nci", {"conformal": "aps"}),
+            ("hydra-tuned", "vim", {}),
         )
         for source, score, more in kinds[:2] if self.families else kinds:
             made = hs.calibrate(

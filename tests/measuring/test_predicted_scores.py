@@ -83,7 +83,6 @@ def test_scores_are_columns_beside_functions_of_the_logits(tmp_path: Path) -> No
         "energy",
         "max-logit",
         "mi",
-        "gen",
         "dist.v2",
         "vilu",
     }

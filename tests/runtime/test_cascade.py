@@ -18,7 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.decision.cascaded import lets, own_score
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.decided import Alone, Gate, Joint, Standard
+from hydrasurgeon.files.decided import Alone, Gate, Standard
 from hydrasurgeon.runtime.cascaded import said
 
 ORDER = (2, 0, 1)
@@ -30,10 +30,7 @@ def state(gate: Gate, first: int = 1) -> State:
     cascade = cascade_by(
         gate, ORDER, first, temperature=1.7, ood_threshold=0.31, conformal=lac(0.55, 0.8)
     )
-    joint = Joint(aleatoric=0.9, epistemic=1.4)
-    return made_state(
-        threshold=0.4, temperature=0.8, joint=joint, conformal=lac(0.7, 0.8), cascade=cascade
-    )
+    return made_state(threshold=0.4, temperature=0.8, conformal=lac(0.7, 0.8), cascade=cascade)
 
 
 def hydra(
@@ -175,13 +172,10 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
     assert found.members_run.tolist() == [len(each) for each in slow]
     assert sorted(set(found.members_run.tolist())) == [first, 3]
     for at, logits in enumerate(slow):
-        if len(logits) == 3:
-            z = logits.mean(0)
-            each = ((z + 1.4 * (logits - z)) / 0.9).softmax(-1)
-            mean = each.mean(0)
-        else:  # temperature acts behind the average
-            each = (logits / 1.7).softmax(-1)
-            mean = (logits.softmax(-1).mean(0).log() / 1.7).softmax(-1)
+        temperature = 0.8 if len(logits) == 3 else 1.7
+        each = (logits / temperature).softmax(-1)
+        # Temperature acts behind the average.
+        mean = (logits.softmax(-1).mean(0).log() / temperature).softmax(-1)
         torch.testing.assert_close(found.probabilities[at], mean, rtol=0, atol=1e-6)
         total = float(torch.special.entr(each.mean(0)).sum())
         aleatoric = float(torch.special.entr(each).sum(-1).mean())

@@ -12,13 +12,12 @@ from promised import promise
 
 from hydrasurgeon.data.samples import Arrays
 from hydrasurgeon.decision.fitting import fit_state
-from hydrasurgeon.files.decided import Joint
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import gathered
-from hydrasurgeon.statistics import conformal, temperature
+from hydrasurgeon.statistics import temperature
 from hydrasurgeon.statistics.probabilities import mean_probs, nll
 from hydrasurgeon.statistics.scores import fitted
-from hydrasurgeon.statistics.temperature import calibrated, fit_temperature, nll_of, temperature_of
+from hydrasurgeon.statistics.temperature import fit_temperature, nll_of, temperature_of
 
 ROWS, CLASSES = 4000, 50
 
@@ -52,7 +51,7 @@ def test_collected_answers_are_held_once() -> None:
 
 
 def test_a_state_is_fitted_beside_the_answers_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((temperature, "CALIBRATED"), (conformal, "ROWS"), (fitted, "ROWS")):
+    for module, name in ((temperature, "CALIBRATED"), (fitted, "ROWS")):
         monkeypatch.setattr(module, name, 100)
     monkeypatch.setattr(temperature, "ELEMENTS", 100 * CLASSES)
     logits, labels = answers()
@@ -69,7 +68,3 @@ def test_pieces_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> No
     logits, labels = (each[:300] for each in answers())
     assert temperature_of(logits, labels) == fit_temperature(mean_probs(logits), labels)
     assert nll_of(logits, labels, 1.3) == nll(mean_probs(logits, 1.3), labels)
-    joint = Joint(aleatoric=1.4, epistemic=0.7)
-    assert nll_of(logits, labels, joint=joint) == pytest.approx(
-        nll(calibrated(logits, joint=joint), labels), rel=1e-14
-    )

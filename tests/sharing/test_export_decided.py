@@ -11,7 +11,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from edited import edited
 from exporting import exports
 from runtime_states import drawn
 from tiny_families import FAMILIES, Family
@@ -136,20 +135,6 @@ def test_onnxruntime_decides_alike(name: str, score: str, kind: str, tmp_path: P
     assert record["ood"]["threshold"] == decision.ood.threshold
     assert record["conformal"]["threshold"] == decision.conformal.threshold
     assert record["temperature"] == decision.temperature
-
-
-@exports
-@pytest.mark.slow
-def test_a_joint_calibration_is_in_the_graph(tmp_path: Path) -> None:
-    """Written into the file by hand: which of the two `calibrate` keeps is up to the data."""
-    family = FAMILIES["timm ViT"]
-    path = calibrated(tmp_path, family, "gen", kind="hydra")
-    decision = open_checkpoint(path).manifest.decision
-    assert decision is not None
-    joint = {**decision.model_dump(), "joint": {"aleatoric": 0.7, "epistemic": 2.5}}
-    check(
-        edited(path, tmp_path / "j.safetensors", lambda _, t: t, decision=joint), family, tmp_path
-    )
 
 
 @exports

@@ -136,7 +136,16 @@ def test_a_flipped_bit_in_the_state_is_found(made: Path) -> None:
         (lambda d: d["ood"].update(score="mds"), "is not part of"),
         (lambda d: d["ood"].update(score="vim", size=3), "is missing"),
         (lambda d: d.update(temperature=0), "greater than 0"),
-        (lambda d: d["conformal"].update(method="raps"), "a penalty belongs to raps"),
+        (
+            lambda d: d.update(joint={"aleatoric": 1.0, "epistemic": 1.0}),
+            "joint calibration, as hydra",
+        ),
+        (lambda d: d.update(costs={"wrong": 1.0}), r"costs, as hydrasurgeon [0-9.]+ calibrated it"),
+        (
+            lambda d: d["conformal"].update(method="raps"),
+            "prediction sets by raps, as hydrasurgeon",
+        ),
+        (lambda d: d["ood"].update(score="nci"), "the OOD score nci, as hydrasurgeon"),
     ],
 )
 def test_a_record_that_disagrees_with_its_tensors(
@@ -166,15 +175,7 @@ def test_decide_follows_from_the_files_own_numbers(made: Path) -> None:
     with torch.inference_mode():
         logits = model(batch.inputs).double()
     mean = logits.softmax(-1).mean(1)
-    if decision.joint is None:
-        p = (mean.log() / decision.temperature).softmax(-1)
-    else:
-        z = logits.mean(1, keepdim=True)
-        p = (
-            ((z + decision.joint.epistemic * (logits - z)) / decision.joint.aleatoric)
-            .softmax(-1)
-            .mean(1)
-        )
+    p = (mean.log() / decision.temperature).softmax(-1)
     torch.testing.assert_close(found.probabilities, p)
     assert torch.equal(found.unfamiliar, found.ood_score > decision.ood.threshold)
     assert decision.abstain is not None

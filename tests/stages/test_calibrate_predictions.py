@@ -19,11 +19,9 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.decision.fitting import classifiers_of
 from hydrasurgeon.errors import DataError, ManifestError, UsageError
-from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected
-from hydrasurgeon.stages.calibrate import _few_classes
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -91,7 +89,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("score", ["msp", "rmds"])
 def test_it_decides_as_the_checkpoint_does(score: str, said: Path, tmp_path: Path) -> None:
     """A hydra calibrated as a checkpoint, and by what it said."""
-    promised = {"ood_score": score, "risk": 0.9, "coverage": 0.8, "conformal": "raps", "seed": 3}
+    promised = {"ood_score": score, "risk": 0.9, "coverage": 0.8, "seed": 3}
     val, train, new = (str(said / f"{name}.npz") for name in ("val", "train", "new"))
     made = hs.calibrate(
         said / "hydra", data=val, fit_data=train, out=tmp_path / "c.safetensors", **promised
@@ -311,11 +309,6 @@ def test_names_that_are_objects_say_how_to_write_them(tmp_path: Path) -> None:
     assert "dtype=str" in str(error.value.hint)
 
 
-def test_aps_of_one_logit_has_two_classes() -> None:
-    options = CalibrateOptions(checkpoint="m", data="val", conformal="aps", out="d")
-    assert "with 2 classes" in str(_few_classes(options, 1))
-
-
 def test_names_of_the_decision_are_those_of_the_rows(tmp_path: Path) -> None:
     """Ids are integers here, and texts of safetensors stand in its metadata."""
     val, new = synthetic(240, 0), synthetic(50, 3) | {"ids": np.arange(100, 150)}
@@ -416,8 +409,7 @@ def test_a_decision_file_is_inspected(
 ) -> None:
     """The state of a score of logits has no tensors."""
     out = tmp_path / "d.safetensors"
-    done = hs.calibrate(predictions=files["val"], ood_score=score, conformal="aps", out=out)
-    assert any("3 classes" in note and "lac" in note for note in done.notes)
+    done = hs.calibrate(predictions=files["val"], ood_score=score, out=out)
     assert run(["inspect", str(out)]) == 0
     printed = capsys.readouterr().out
     assert f"OOD score {score}" in printed

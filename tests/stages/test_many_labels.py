@@ -494,7 +494,7 @@ def test_a_list_where_a_name_is_due(tmp_path: Path) -> None:
         hs.evaluate(tmp_path / "plain", data=table(tmp_path / "d.jsonl", 5), device="cpu")
 
 
-@pytest.mark.parametrize("option", [{"risk": 0.1}, {"conformal": "aps"}, {"ood_score": "knn"}])
+@pytest.mark.parametrize("option", [{"risk": 0.1}, {"ood_score": "knn"}])
 def test_what_many_labels_have_no_meaning_for(
     option: dict[str, Any], tagger: Path, tmp_path: Path
 ) -> None:

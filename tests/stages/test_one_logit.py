@@ -490,7 +490,7 @@ def test_nothing_is_found_for_some_queries(reranker: Path, tmp_path: Path) -> No
     steps = {"epochs": "4", "lr": "3e-3", "batch_size": "8"}
     hs.finetune(reranker, recipe="text", data=data, set=steps, out=tuned, device="cpu")
     how = {"data": data, "ood_score": "msp", "device": "cpu"}
-    done = hs.calibrate(tuned, risk=0.3, delta=0.2, out=out, **how)
+    done = hs.calibrate(tuned, risk=0.3, out=out, **how)
     rule = done.decision.group
     assert rule is not None
     assert rule.groups == 40

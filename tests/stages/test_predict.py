@@ -230,7 +230,9 @@ def test_lines_of_stdin(
 ) -> None:
     BERT.write(tmp_path / "source")
     data = BERT.data(tmp_path, rows=90)
-    hs.calibrate(tmp_path / "source", data=data, out=tmp_path / "c.safetensors", ood_score="gen")
+    hs.calibrate(
+        tmp_path / "source", data=data, out=tmp_path / "c.safetensors", ood_score="entropy"
+    )
     texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{text}\n" for text in texts)))
     capfd.readouterr()

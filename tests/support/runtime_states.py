@@ -14,7 +14,6 @@ from hydrasurgeon.files.decided import (
     Conformal,
     Decision,
     Gate,
-    Joint,
     Ood,
     Standard,
 )
@@ -36,7 +35,6 @@ def state(
     *,
     fitted: EnsembleScore | None = None,
     temperature: float = 1.0,
-    joint: Joint | None = None,
     conformal: Conformal | None = None,
     cascade: Cascade | None = None,
 ) -> State:
@@ -44,7 +42,6 @@ def state(
     ood = Ood(score=score, threshold=threshold, id_flagged=0.05, chosen_by="option", **sizes)
     record = Decision(
         temperature=temperature,
-        joint=joint,
         ood=ood,
         conformal=conformal or lac(),
         fitted=1,
@@ -91,9 +88,7 @@ def open_gate(order: tuple[int, ...], low: float = -1.0) -> State:
     return state(cascade=cascade_by(Gate(score="msp", low=low), order))
 
 
-def drawn(
-    score: str, members: int, *, joint: Joint | None = None, width: int = 8, classes: int = 5
-) -> State:
+def drawn(score: str, members: int, *, width: int = 8, classes: int = 5) -> State:
     """Any score, with random tensors where it has some."""
     sizes, random = (
         {"width": width, "size": 60, "classes": classes},
@@ -109,4 +104,4 @@ def drawn(
     fitted = None
     if score in FITTED:
         fitted = EnsembleScore(score, tuple(fit() for _ in range(members)), STANDARDS[:members])
-    return state(score, 0.4, fitted=fitted, temperature=1.7, joint=joint)
+    return state(score, 0.4, fitted=fitted, temperature=1.7)

@@ -36,7 +36,6 @@ def algorithm_1(
     objective: str,
     budget: int,
     layers: tuple[int, ...] = (0, 1, 2),
-    ood_score: str = "msp",
 ) -> tuple[list[tuple[str, int, int]], list[float]]:
     """Written out from the paper: zero W_O's columns, evaluate, restore; scores as exact fractions."""
     model = hs.load(path, device="cpu")
@@ -50,7 +49,7 @@ def algorithm_1(
     def score() -> Fraction:
         logits, outside = model.module(x).double(), model.module(foreign_x).double()
         acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
-        foreign, familiar = (ON_LOGITS[ood_score](z[:, None], 1.0) for z in (outside, logits))
+        foreign, familiar = (ON_LOGITS["msp"](z[:, None], 1.0) for z in (outside, logits))
         above = int((foreign[:, None] > familiar).sum()) * 2 + int(
             (foreign[:, None] == familiar).sum()
         )

@@ -103,7 +103,7 @@ def _promises(promises: dict[str, Any], abroad: dict[str, Any]) -> list[str]:
     head = ["promise", "by", "refused", "broken", "what came of it", "answered, covered", "on WNUT"]
     return [
         f"{promises['splits']} random halves of {promises['texts']:,} tweets calibrate the mean, the others are what is promised for; a promise may be "
-        f"broken with probability {100 * promises['delta']:.0f} % (`--delta {promises['delta']:g}`):",
+        f"broken with probability {100 * promises['delta']:.0f} %:",
         "",
         *table(head, rows),
         "",

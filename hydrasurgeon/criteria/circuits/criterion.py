@@ -17,9 +17,8 @@ from hydrasurgeon.criteria.circuits import state_path
 from hydrasurgeon.criteria.circuits.engine import numbered
 from hydrasurgeon.criteria.circuits.greedy import Circuit, SearchState, extract
 from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.prompts import record_of
-from hydrasurgeon.files.decided import OF_CIRCUITS, OF_LABELS
 from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.heads import Head
 from hydrasurgeon.lookup import imported
@@ -35,7 +34,7 @@ TOGETHER = {"cpu": 64, "cuda": 4096}
 
 def score(subject: Subject) -> Score:
     subject.problem.need("--method circuit", subject.checkpoint.name)
-    objective, ood_score = subject.key.objective, subject.key.detects_by
+    objective = subject.key.objective
     search = subject.scoring.search or "exact"
     _, sites = subject.load()
     candidates = tuple(
@@ -45,10 +44,7 @@ def score(subject: Subject) -> Score:
         for number in site.heads
     )
     budget = _budget(subject, candidates)
-    about: dict[str, Any] = {
-        "objective": objective,
-        **({"ood_score": ood_score} if ood_score != OF_CIRCUITS[0] else {}),
-    }
+    about: dict[str, Any] = {"objective": objective}
     with joined() as world:
         problem = _problem(subject, candidates, world)
         identity = _identity(subject, {**about, "search": search}, problem)
@@ -79,15 +75,9 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
     """The model with its data in memory; refused where logits are no numbers: NaN would rank heads
     all the same.
     """
-    objective, ood_score = subject.key.objective, subject.key.detects_by
+    objective = subject.key.objective
     model = subject.checkpoint.manifest.model
     many = model.num_classes if subject.problem.several else 0
-    if many and ood_score not in OF_LABELS:
-        what = (
-            f"{subject.checkpoint.name}: has many labels, and circuits of such know "
-            f"{', '.join(name for name in OF_CIRCUITS if name in OF_LABELS)}"
-        )
-        raise UsageError(f"--ood-score {ood_score}: {what}", hint="Leave it out.")
     module, _ = subject.load()
     anatomy = subject.checkpoint.family.anatomy(module)
     reached = {block.attention.tower for block in anatomy.blocks}
@@ -110,7 +100,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
         id_inputs=id_inputs,
         labels=subject.problem.truth(torch.cat([labels for _, labels in batches])).cpu(),
         ood_inputs=ood_inputs,
-        objective=Objective(objective, len(id_inputs), len(ood_inputs), ood_score, many),  # type: ignore[arg-type]
+        objective=Objective(objective, len(id_inputs), len(ood_inputs), many),  # type: ignore[arg-type]
         candidates=candidates,
         batch_size=subject.batch_size,
         together=max(subject.batch_size, TOGETHER.get(first.device.type, 64)),

@@ -1,12 +1,13 @@
 """What a circuit is searched for: accuracy, OOD separability or their mean (paper D.1.2), as exact
 integers.
 
-    S_acc = Acc(ID),   S_ood = AUROC of an OOD score with OOD positive,   S_avg = ½ (S_acc + S_ood)
+    S_acc = Acc(ID),   S_ood = AUROC of msp with OOD positive,   S_avg = ½ (S_acc + S_ood)
 
 Scores are compared as whole numbers of points (a right answer, half a pair), so that ties are ties.
-Samples are ranked by how familiar they look: the negative OOD score of one model's logits, in a
-form that does not saturate (`familiar_…` in `statistics/scores/on_logits.py`). Where logits are
-known up to ±tolerance only, points come as an interval, by how far that form moves at most.
+Samples are ranked by how familiar they look: the log-odds of the most probable class, which order
+them as msp does and do not saturate; of many labels by the likeliest's logit. Where logits are known
+up to ±tolerance only, points come as an interval, by how far that moves at most: by 2 for a logit's
+1, or by 1.
 
 Of many labels an answer is right where all of them are, so its margin is the least of the labels',
 ±z.
@@ -30,7 +31,6 @@ from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.processes import World
 from hydrasurgeon.statistics.metrics import pairs_above
 from hydrasurgeon.statistics.probabilities import yes_or_no
-from hydrasurgeon.statistics.scores.on_logits import familiarity, furthest
 
 Kind = Literal["acc", "ood", "avg"]
 PARTS = ("margin", "familiar", "foreign")
@@ -93,21 +93,23 @@ class Objective:
     kind: Kind
     id_rows: int
     ood_rows: int
-    ood_score: str = "msp"
     labels: int = 0
     """How many labels a sample may have; 0 where it has one class."""
 
     def familiarity(self, logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
         """How familiar samples look: what pairs are compared by."""
         if self.labels:
-            return familiarity(self.ood_score, logits, labels=True)
-        return familiarity(self.ood_score, yes_or_no(logits))
+            return logits.amax(dim=-1)
+        logits = yes_or_no(logits)
+        best, where = logits.max(dim=-1, keepdim=True)
+        others = logits.scatter(-1, where, -torch.inf)
+        return best.squeeze(-1) - others.logsumexp(dim=-1)
 
     def gap(self, tolerance: float) -> float:
         """By how much two samples must differ for the order to be sure, when logits may be off by
         `tolerance`.
         """
-        return 2 * furthest(self.ood_score, self.labels) * tolerance
+        return (2 if self.labels else 4) * tolerance
 
     @property
     def per_answer(self) -> int:

@@ -167,11 +167,9 @@ class CascadeFit:
         record = self.state.record
         probs, scores = answers_of(self.state, cascade, self.certifying)
         risk = record.abstain or record.limits
-        bounds = {} if risk is None else {"risk": risk.risk, "delta": risk.delta}
+        bounds = {} if risk is None else {"risk": risk.risk}
         promise = wanted.but(**record.promised, **bounds)
-        kept = self.state.problem.promised(
-            probs, self.certifying, promise, record.conformal.penalty
-        )
+        kept = self.state.problem.promised(probs, self.certifying, promise)
         return cascade.model_copy(
             update={"ood_threshold": flag_threshold(scores, record.ood.id_flagged), **kept}
         )

@@ -169,7 +169,7 @@ class Evidence:
             )
             raise DataError(
                 what,
-                hint="Give --fit-data of every class, or a score without classes (gen, knn, vim).",
+                hint="Give --fit-data of every class, or a score without classes (msp, knn, vim).",
             )
         if count <= classes:
             what = (

@@ -8,8 +8,6 @@
     vim        α |Pᵀ (x − o)| − logsumexp(z)                     the same
     knn        the distance of x/|x| to its 50th nearest neighbour among features that are kept
                                                                  Sun et al., ICML 2022
-    nci        −w_c·(x − μ)/|x − μ|, c the predicted class, without its norm term
-                                                                 Liu, Qin, CVPR 2025
     mcm        1 − max softmax(cos(x, classes)), at temperature 1; for CLIP
                                                                  Ming et al., NeurIPS 2022
 
@@ -133,18 +131,6 @@ def score_knn(state: Fit, features: Tensor, logits: Tensor) -> Scores:
     similarity = directions(features) @ state["bank"].double().T
     kth = similarity.topk(K, dim=-1).values[:, -1]
     return torch.sqrt((2 - 2 * kth).clamp_min(0.0))
-
-
-def fit_nci(evidence: Evidence) -> tuple[Fit, list[str]]:
-    return {"mean": evidence.moments.mean, "weight": evidence.weight}, []
-
-
-def score_nci(state: Fit, features: Tensor, logits: Tensor) -> Scores:
-    apart = features.double() - state["mean"].double()
-    nearest = state["weight"].double()[logits.argmax(dim=-1)]
-    return -(nearest * apart).sum(dim=-1) / apart.norm(dim=-1).clamp_min(
-        torch.finfo(torch.float64).tiny
-    )
 
 
 def fit_mcm(evidence: Evidence) -> tuple[Fit, list[str]]:

@@ -257,7 +257,7 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
         decision["ood"][random.choice(("width", "size"))] = random.choice((*numbers, 32, 64, 10**9))
     elif what == 2:
         decision["ood"]["score"] = random.choice(
-            ("mds", "rmds", "vim", "knn", "nci", "mcm", "msp", "residual", text(random))
+            ("mds", "rmds", "vim", "knn", "mcm", "msp", "residual", text(random))
         )
     elif what == 3:
         standards = decision["ood"].get("members") or [{"mean": 0.0, "deviation": 1.0}]
@@ -275,7 +275,6 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
         decision[random.choice(("joint", "abstain", "conformal"))] = random.choice(
             (
                 {"aleatoric": random.choice(numbers), "epistemic": 1.0},
-                {"method": "raps", "coverage": 0.9, "threshold": 0.5},
                 value(random),
                 None,
                 {
