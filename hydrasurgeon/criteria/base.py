@@ -80,8 +80,7 @@ class Subject:
         from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
         from hydrasurgeon.runtime.classifier import live_module
         from hydrasurgeon.runtime.processes import own_device
-        from hydrasurgeon.runtime.spread import spread_module
-        from hydrasurgeon.runtime.tensors import SPREAD, device_of, dtype_of
+        from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
         checkpoint, run = self.checkpoint, self.run
         model, family = checkpoint.manifest.model, checkpoint.family
@@ -90,10 +89,7 @@ class Subject:
         device = device_of(own_device(run.device))
         size = run.batch_size or (256 if device.type == "cuda" else 64)
         dtype = dtype_of(run.dtype)
-        if run.device == SPREAD:
-            module = spread_module(checkpoint, dtype)
-        else:
-            module = live_module(checkpoint, dtype).to(device=device, dtype=dtype)
+        module = live_module(checkpoint, dtype).to(device=device, dtype=dtype)
         transform = family.transform(model, files=checkpoint.files)
         orders = [None if in_turn else by_length(each) for each in sets]
         loaders = [

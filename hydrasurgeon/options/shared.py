@@ -171,9 +171,9 @@ class Device(Options):
     )
     device: str = option(
         "auto",
-        metavar="auto|cpu|cuda|spread",
+        metavar="auto|cpu|cuda",
         group=RUNS,
-        help="Where models run; spread: a single one over GPUs, memory and its own file.",
+        help="Where models run.",
     )
     progress: Progress | None = None
 

@@ -31,8 +31,7 @@ from hydrasurgeon.runtime.answering import Answering, Engine
 from hydrasurgeon.runtime.cascaded import mean_probs, rows_in, said
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
-from hydrasurgeon.runtime.spread import spread_module
-from hydrasurgeon.runtime.tensors import SPREAD, assign, device_of, dtype_of, to_weights
+from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 Prepared = Tensor | Mapping[str, Tensor]
@@ -178,11 +177,8 @@ def as_classifier(
     """The live model of an opened checkpoint; `lean` runs a single one as hydras run their members."""
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
-    spread = device == SPREAD and manifest.kind != "hydra"
     if manifest.kind == "hydra":
         module: nn.Module = _hydra(checkpoint, manifest)
-    elif spread:
-        module = spread_module(as_single(checkpoint), precision)
     else:
         module = live_module(as_single(checkpoint), precision)
     family = checkpoint.family
@@ -193,7 +189,7 @@ def as_classifier(
         module, manifest, transform, name=checkpoint.name, state=state_in(checkpoint)
     )
     model.files = checkpoint.files
-    return model.eval() if spread else model.to(device=target, dtype=precision).eval()
+    return model.to(device=target, dtype=precision).eval()
 
 
 def live_module(checkpoint: Single, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -24,8 +24,6 @@ TORCH = {
     "BOOL": torch.bool,
 }
 """The dtypes of safetensors that tensors are read as here."""
-SPREAD = "spread"
-"""The device of a model that lies on several."""
 SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
 """The same, the other way."""
 
@@ -66,7 +64,7 @@ def assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def device_of(name: str) -> torch.device:
-    if name in ("auto", SPREAD):
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     why = (
         "torch sees no CUDA device"
@@ -79,7 +77,7 @@ def device_of(name: str) -> torch.device:
             return device
     except RuntimeError:
         pass
-    raise UsageError(f"--device {name}: {why}", hint="Use auto, cpu, cuda or spread.")
+    raise UsageError(f"--device {name}: {why}", hint="Use auto, cpu or cuda.")
 
 
 def dtype_of(name: str) -> torch.dtype:

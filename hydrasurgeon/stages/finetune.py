@@ -299,7 +299,6 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     from hydrasurgeon.data import fit_classes, open_data
     from hydrasurgeon.data.pairs import open_pairs
     from hydrasurgeon.data.samples import Subset
-    from hydrasurgeon.tuning.fsdp import is_spread
 
     source = starting_point(arguments.checkpoint, arguments.arch)
     paired = recipe.objective == "pairs"
@@ -325,11 +324,6 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
                 "labels, without LoRA"
             ),
             hint="Give another recipe, or --set classifier=keep; or tune members before fuse.",
-        )
-    if is_spread() and (paired or source.members):
-        raise UsageError(
-            "finetune: FSDP spreads the weights of one model that learns from labels",
-            hint="Launch hydras and --recipe lit without --use_fsdp.",
         )
     if source.checkpoint is not None:
         opened = classifying(source.checkpoint, arguments, held_out if paired else samples)

@@ -7,6 +7,7 @@ run that was interrupted continues exactly as if it had not been.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +25,6 @@ from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.tuning.copies import Copies
-from hydrasurgeon.tuning.fsdp import gather, is_spread, rest, spread
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingPosition, TrainingState
 from hydrasurgeon.tuning.tracking import Tracking
@@ -113,10 +113,7 @@ def train(
     accelerator = _accelerator(run.device, run.dtype, tracking)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(training.trainable(name))
-    if is_spread():
-        spread(model, accelerator)
-    else:
-        model.to(accelerator.device)
+    model.to(accelerator.device)
     optimizer, clipped = _optimizer(model, training, accelerator.device)
     per_epoch, total = _steps(training, accelerator)
     standing = TrainingPosition()
@@ -127,7 +124,7 @@ def train(
         copies.restore(before[1])
     elif accelerator.is_main_process:
         state.clear()
-    wrapped, optimizer = _wrapped(model, optimizer, accelerator)
+    wrapped, optimizer = accelerator.prepare(model, optimizer)
     loop = _Loop(accelerator, wrapped, optimizer, clipped, training, run.seed, per_epoch, total)
     if tracking is not None:
         tracking.begin(accelerator, training.recipe)
@@ -165,7 +162,8 @@ def train(
     for tracker in accelerator.trackers:  # end_training would end the processes' group too
         tracker.finish()
     copies.settle()
-    _unwrap(model, wrapped, accelerator)
+    # accelerate leaves its mixed-precision wrapper on the forward method.
+    accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu")
     model.eval()
     model.requires_grad_(False)
     return Trained(
@@ -176,23 +174,6 @@ def train(
         stopped_early=standing.step < total,
         is_main=accelerator.is_main_process,
     )
-
-
-def _wrapped(model: nn.Module, optimizer: Any, accelerator: Any) -> tuple[nn.Module, Any]:
-    """The model and its optimizer as accelerate runs them."""
-    if is_spread():
-        return model, accelerator.prepare_optimizer(optimizer, device_placement=False)
-    wrapped, prepared = accelerator.prepare(model, optimizer)
-    return wrapped, prepared
-
-
-def _unwrap(model: nn.Module, wrapped: nn.Module, accelerator: Any) -> None:
-    """Bring the model back, whole and on the CPU."""
-    if is_spread():
-        gather(model)
-    else:
-        # accelerate leaves its mixed-precision wrapper on the forward method.
-        accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu")
 
 
 def _placed(state: TrainingState, run: Run, accelerator: Any) -> TrainingState:
@@ -282,7 +263,6 @@ class _Loop:
             assert batch.labels is not None
             said.append(self.model(moved(batch.inputs, device)).float().cpu())
             truth.append(batch.labels)
-        rest(self.model)
         logits, found = words.joined(said), dict[str, float]()
         if logits.isfinite().all():
             values = problem.validated(logits, words.joined(truth))
@@ -314,6 +294,11 @@ def _accelerator(device: str, dtype: str, tracking: Tracking | None) -> Any:
     able = [name for name in precision if name != "float16" or torch.cuda.is_available()]
     if dtype not in able:
         raise UsageError(f"--dtype {dtype}: training on this machine knows {', '.join(able)}")
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise UsageError(
+            "finetune: every process holds the whole model, and FSDP would split it",
+            hint="Launch it without --use_fsdp.",
+        )
     # The state is process-wide and remembers the first precision it was asked for.
     AcceleratorState._reset_state(reset_partial_state=not is_launched())
     make = Accelerator if tracking is None else tracking.accelerator

@@ -30,7 +30,6 @@ from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures, last_layers
 from hydrasurgeon.runtime.processes import own_device
 from hydrasurgeon.runtime.tensors import device_of
-from hydrasurgeon.tuning.fsdp import part_of
 
 PENALTY = 0.01
 """λ, how much large weights cost, without a validation set."""
@@ -77,9 +76,9 @@ def probe(
     def put(fits: Sequence[Fit]) -> None:
         with torch.no_grad():
             for layer, (weight, bias) in zip(layers, fits, strict=True):
-                layer.weight.copy_(part_of(weight, layer.weight))
+                layer.weight.copy_(weight)
                 if layer.bias is not None:
-                    layer.bias.copy_(part_of(bias, layer.bias))
+                    layer.bias.copy_(bias)
 
     usual = best = fitted(PENALTY, [None] * len(layers))
     if held_out is not None:

@@ -18,7 +18,6 @@ from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.tensors import TensorFile, digest, weights_sha256, write_tensors
 from hydrasurgeon.runtime.tensors import TORCH, plan_tensors, to_tensor
-from hydrasurgeon.tuning.fsdp import part_of, whole
 
 CHOSEN_BY = "val_calibrated_nll"
 """What an epoch is kept by, where its log has it: what `calibrate` makes of a model counts."""
@@ -85,9 +84,10 @@ class TrainingState(Resumable):
         copies: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> None:
         """`copies` of what is trained are the best so far, and its average.
-
-        Every process calls it, and the main one writes.
+        The main process writes it.
         """
+        if not is_main_process():
+            return
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         for which, copy in (copies or {}).items():
             tensors |= {f"{which}.{name}": tensor for name, tensor in copy.items()}
@@ -97,9 +97,6 @@ class TrainingState(Resumable):
                 for key, value in slots.items()
                 if isinstance(value, Tensor)
             }
-        tensors = whole(tensors)
-        if not is_main_process():
-            return
         planned = plan_tensors(tensors)
         with replacing(self.path) as (part,):
             # The hash of the tensors is known when they are written; what stands in its place
@@ -139,16 +136,12 @@ class TrainingState(Resumable):
                 which: {name: f"{which}.{name}" for name in tuned} for which in expected(position)
             }
             weights, slots = _fitting(tensors, model, optimizer, copied)
-        live, own = dict(model.named_parameters()), model.state_dict()
-        model.load_state_dict({name: part_of(t, own[name]) for name, t in weights.items()})
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for index, slot in slots.items():
-            slot |= {k: part_of(t, parameters[index]) for k, t in slot.items() if k != "step"}
+        model.load_state_dict(weights)
         optimizer.load_state_dict(
             {"state": slots, "param_groups": optimizer.state_dict()["param_groups"]}
         )
         return position, {
-            which: {name: part_of(tensors[at], live[name]) for name, at in copy.items()}
+            which: {name: tensors[at] for name, at in copy.items()}
             for which, copy in copied.items()
         }
 

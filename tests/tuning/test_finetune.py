@@ -235,6 +235,14 @@ def test_a_diverging_run_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> No
     assert not (tmp_path / "t.safetensors").exists()
 
 
+def test_fsdp_is_refused(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UsageError, match="holds the whole model"):
+        hs.finetune(tiny(), data=images(), recipe="demo", out=tmp_path / "t.safetensors")
+
+
 @pytest.mark.slow
 def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     """Two gloo processes with half the batch each follow one process with the whole batch."""
