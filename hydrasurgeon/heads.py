@@ -168,23 +168,6 @@ def take_heads(array: Array, at: Sequence[int], *, spec: HeadAxis, head_dim: int
     return taken.reshape(sliced_shape(shape, len(at), spec=spec, head_dim=head_dim))
 
 
-def put_heads(
-    array: NDArray[Any], at: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int
-) -> NDArray[Any]:
-    """The opposite of `take_heads`: these heads at positions `at` of so many, and zeros for the
-    others.
-    """
-    import numpy as np
-
-    made = np.zeros(sliced_shape(array.shape, heads, spec=spec, head_dim=head_dim), array.dtype)
-    mask = head_mask(made.shape[spec.axis], at, spec=spec, head_dim=head_dim)
-    if spec.axis == 0:
-        made[mask] = array
-    else:
-        made[:, mask] = array
-    return made
-
-
 def sliced_shape(
     shape: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int
 ) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from hydrasurgeon.anatomy.parts import Attention, Block
-from hydrasurgeon.heads import NEURONS, Head, Kept
+from hydrasurgeon.anatomy.parts import Attention
+from hydrasurgeon.heads import Head
 
 Place = tuple[str, int]
 
@@ -65,21 +65,4 @@ def ablated(sites: Sequence[Attention], heads: Sequence[Head]) -> Iterator[None]
                 keep, device=site.out.weight.device, dtype=torch.float32
             )
     with masked(sites, masks):
-        yield
-
-
-@contextlib.contextmanager
-def silenced(blocks: Sequence[Block], present: Kept, kept: Kept) -> Iterator[None]:
-    """Within the block, of the neurons that are there only those kept are heard."""
-
-    def masking(block: Block) -> Any:
-        group, layer = f"{block.attention.tower}{NEURONS}", block.attention.layer
-        stays = set(kept[group][layer])
-        mask = torch.tensor(
-            [neuron in stays for neuron in present[group][layer]], device=block.out.weight.device
-        )
-        return lambda _, args: (args[0] * mask.to(args[0].dtype), *args[1:])
-
-    cut = [block for block in blocks if f"{block.attention.tower}{NEURONS}" in kept]
-    with removed(*(block.out.register_forward_pre_hook(masking(block)) for block in cut)):
         yield

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shlex
+import contextlib
+import shutil
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.stages.inspect import inspect
+
+NOTED = 'hydrasurgeon() { printf "%s\\0" "$#" "$@" >>words; }\n'
+"""In place of the command: a shell reads the script, and this process runs what it would."""
 
 
 def remade(path: Path, beside: Iterable[Path], folder: Path) -> Path:
@@ -18,14 +21,12 @@ def remade(path: Path, beside: Iterable[Path], folder: Path) -> Path:
     assert isinstance(text, str)
     folder.mkdir()
     for each in beside:
-        subprocess.run(["cp", "-R", str(each), str(folder)], check=True)
-    command = f'hydrasurgeon() {{ {shlex.quote(sys.executable)} -m hydrasurgeon "$@"; }}\n'
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run(
-        ["sh", "-c", command + text],
-        cwd=folder,
-        env=environment,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+        shutil.copy(each, folder)
+    subprocess.run(["sh", "-c", NOTED + text], cwd=folder, check=True)
+    words = (folder / "words").read_text().split("\0")
+    with contextlib.chdir(folder):
+        while words and words[0]:
+            count, words = int(words[0]), words[1:]
+            assert run([*words[:count], "--quiet"]) == 0
+            words = words[count:]
     return folder / path.name
