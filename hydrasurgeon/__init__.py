@@ -21,6 +21,7 @@ install()
 _HOME = {command.function: command.place for command in COMMANDS if command.in_python} | {
     "Decision": "hydrasurgeon.runtime.standalone:Decision",
     "HydraError": "hydrasurgeon.errors:HydraError",
+    "HydraWarning": "hydrasurgeon.errors:HydraWarning",
     "Predictor": "hydrasurgeon.stages.predictor:Predictor",
     "load": "hydrasurgeon.runtime.classifier:load",
 }

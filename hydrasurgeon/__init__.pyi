@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from hydrasurgeon.errors import HydraError as HydraError
+from hydrasurgeon.errors import HydraWarning as HydraWarning
 from hydrasurgeon.runtime.classifier import load as load
 from hydrasurgeon.runtime.standalone import Decision as Decision
 from hydrasurgeon.stages.bench import Benched as Benched
@@ -306,6 +307,7 @@ def predict(
     shard: str | None = ...,
     top: int = ...,
     cascade: bool | None = ...,
+    embeddings: str | Path | None = ...,
     each: Callable[[str], None] | None = ...,
     out: str | Path | None = ...,
     engine: Literal['torch', 'onnx', 'int8'] = ...,

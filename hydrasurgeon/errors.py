@@ -22,6 +22,10 @@ from collections.abc import Sequence
 MAX_MESSAGE = 2_000
 
 
+class HydraWarning(UserWarning):
+    """What a user of Python should know of a result; the command line prints it as a note."""
+
+
 class HydraError(Exception):
     """A user's mistake: `message` says what and where, `details` each of several, `hint` what to do
     next.

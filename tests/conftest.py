@@ -31,6 +31,11 @@ ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=
 os.fsync = lambda _: None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Notes are warnings in Python, which tests ask for where they mean them."""
+    config.addinivalue_line("filterwarnings", "ignore::hydrasurgeon.errors.HydraWarning")
+
+
 def pytest_collection_finish() -> None:
     """What the tests import stays; the garbage collector need not look through it again and again."""
     gc.freeze()

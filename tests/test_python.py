@@ -151,6 +151,40 @@ def test_texts_are_answered_with_and_without_a_state(tmp_path: Path) -> None:
     assert alike(ready.predict(data), hs.predict(tmp_path / "c", data=str(data), device="cpu"))
 
 
+def test_classes_probabilities_and_embeddings(demo: Path, tmp_path: Path) -> None:
+    model, pictures = hs.load("ready", device="cpu"), list(PICTURES)
+    answers = model.predict(pictures)
+    probs = model.predict_proba(pictures)
+    assert [model.classes[at] for at in probs.argmax(axis=1)] == [row["label"] for row in answers]
+    assert probs.max(axis=1) == pytest.approx([row["probability"] for row in answers], rel=1e-6)
+    assert probs.sum(axis=1) == pytest.approx(1)
+    assert model.decide(pictures).answer == [row["answer"] for row in answers]
+    renamed = model.predict({"picture": pictures}, columns={"image": "picture"})
+    assert [row["label"] for row in renamed] == [row["label"] for row in answers]
+    assert len(repr(model).splitlines()) == 1
+    # One linear layer away from the logits.
+    read = torch.from_numpy(model.embed(pictures))
+    pixels = torch.stack([model.transform(Image.open(name)) for name in pictures])
+    with torch.inference_mode():
+        logits = model.module.head(read)
+        torch.testing.assert_close(logits, model(pixels)[:, 0], rtol=1e-4, atol=1e-4)
+    place = tmp_path / "e.npz"
+    rows = hs.predict("ready", data=".", embeddings=place, device="cpu")
+    written = np.load(place)
+    assert written["ids"].tolist() == [row["id"] for row in rows]
+    np.testing.assert_allclose(written["embeddings"], read.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_notes_are_warnings_and_results_are_tables(demo: Path) -> None:
+    with pytest.warns(hs.HydraWarning, match="not calibrated"):
+        hs.predict("backbone", data="demo:test", limit=2, device="cpu")
+    done = hs.evaluate(["backbone", "ready"], data="demo:test", limit=50, device="cpu")
+    title, *rows = repr(done).split("\n\n")[0].splitlines()[-3:]
+    assert "Acc" in title
+    assert [row.split()[0] for row in rows] == ["backbone", "ready"]
+    assert done._repr_html_().startswith("<pre>")
+
+
 def test_a_long_result_prints_in_short(demo: Path) -> None:
     answers = hs.predict("ready", data="demo:test", limit=30, top=2, device="cpu")
     lines = repr(answers).splitlines()

@@ -204,14 +204,16 @@ def in_pieces(spec: str, *, at_once: int, carried: Collection[str] = ()) -> Iter
         raise DataError(f"{spec}: holds no samples")
 
 
-def in_memory(inputs: Any, kind: Literal["image", "text"]) -> Samples:
+def in_memory(
+    inputs: Any, kind: Literal["image", "text"], columns: Mapping[str, str] | None = None
+) -> Samples:
     """What a caller holds: a table, or texts, pairs of texts or pictures, one or several; a path is
-    opened, and so is the name of a picture.
+    opened, and so is the name of a picture. `columns` says what a table calls them.
     """
     if isinstance(inputs, Path) or (kind == "image" and isinstance(inputs, str)):
         return open_data(str(inputs))
     if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):
-        return rows(table_of("the inputs", inputs), Columns(carried=(ID,)))
+        return rows(table_of("the inputs", inputs), Columns(columns or {}, carried=(ID,)))
     several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes)
     samples = list(inputs) if several else [inputs]
     if kind == "image" and samples and all(isinstance(each, str | Path) for each in samples):

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Conformal, Decision, Found
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.results import Conditions
-from hydrasurgeon.problems import SINGLE
+from hydrasurgeon.problems import SINGLE, unfit
 from hydrasurgeon.problems.base import Constants, Judged, Problem
 from hydrasurgeon.problems.classes import JudgedClasses
 from hydrasurgeon.statistics import metrics
@@ -113,9 +113,12 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
         raise UsageError(
             f"--ood: {predictions.name} has no OOD score", hint="Run calibrate on it first."
         )
+    inside = answers(predictions.logits, predictions.labels, reading, predictions.groups)
+    if reading.problem is SINGLE and isinstance(inside, JudgedClasses):
+        _check_order(inside, predictions.logits.shape[-1], predictions.name)
     of_id = kinds or reading.ood_scores[: reading.threshold is not None]
     return Answered(
-        answers(predictions.logits, predictions.labels, reading, predictions.groups),
+        inside,
         {kind: reading.foreign(kind, predictions.logits, predictions.scores) for kind in of_id},
         tuple(
             OodSet(
@@ -130,6 +133,18 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
         Conditions(next(iter(kinds), None), reading.is_calibrated, predictions.provenance),
         reading.threshold,
     )
+
+
+def _check_order(inside: JudgedClasses, classes: int, name: str) -> None:
+    """Refuse labels that fit far better with the classes in another order: one that half of the rows
+    suggests, measured on the others.
+    """
+    pairs, counts = (inside.predicted * classes + inside.labels)[::2].unique(return_counts=True)
+    order = unfit.best_order(pairs // classes, pairs % classes, counts, classes)
+    try:
+        unfit.check_order(inside.predicted[1::2], inside.labels[1::2], order)
+    except DataError as error:
+        raise DataError(f"{name}: {error.message}", hint=error.hint) from None
 
 
 def answers(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import HydraWarning, UsageError
 from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.lookup import did_you_mean
@@ -304,15 +305,20 @@ def words(options: Mapping[str, Any], record: type[Options]) -> list[str]:
 
 def stage(record: type[Options]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """A function of a record, to be called with it or with its fields; outputs that it claims are held until
-    it returns.
+    it returns. Who calls it by fields gets the notes of its result as warnings.
     """
 
     def decorated(function: Callable[..., Result]) -> Callable[..., Result]:
         @functools.wraps(function)
         def called(*inputs: Any, **options: Any) -> Result:
-            given = inputs[0] if inputs and isinstance(inputs[0], record) else None
+            if inputs and isinstance(inputs[0], record):
+                with claims():
+                    return function(inputs[0])
             with claims():
-                return function(given or record.of(*inputs, **options))
+                result = function(record.of(*inputs, **options))
+            for note in getattr(result, "notes", ()):
+                warnings.warn(note, HydraWarning, stacklevel=2)
+            return result
 
         called.__signature__ = record.call_signature()  # type: ignore[attr-defined]
         return called

@@ -223,7 +223,7 @@ class PredictOptions(Engines, Answering, Force):
         ("text", "data"),
         *(
             ("predictions", name)
-            for name in ("text", "id_column", "keep_columns", "shard", "cascade")
+            for name in ("text", "id_column", "keep_columns", "shard", "cascade", "embeddings")
         ),
     )
 
@@ -267,6 +267,12 @@ class PredictOptions(Engines, Answering, Force):
         help=(
             "By the checkpoint's cascade, or by all members; else by its cascade where it has one."
         ),
+    )
+    embeddings: PathLike | None = option(
+        None,
+        metavar="F.npz",
+        group=WRITTEN,
+        help="Write what the classifier reads of each row too: embeddings [row, width], and ids.",
     )
     each: Callable[[str], None] | None = None
     """Called with each row, a line of JSON, where there is no `out`; without both, the rows are

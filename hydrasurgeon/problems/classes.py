@@ -53,7 +53,7 @@ the interval would lie above the truth.
 """
 ENOUGH = 1 << 22
 """Of so many logits training takes all to calibrate by, of more an even part."""
-FEWEST_SURE = 50
+FEWEST_SURE = 200
 """Samples that `cov5` must cover to have an interval: the ends of a smaller one are where a few
 answers happen to be wrong.
 """
@@ -96,7 +96,7 @@ class ClassPrediction(Prediction):
 
     @property
     def given(self) -> Sequence[Any]:
-        return self.labels.tolist()
+        return [called(label, self.names) for label in self.labels.tolist()]
 
     @property
     def tally(self) -> Int[Tensor, " klass"]:

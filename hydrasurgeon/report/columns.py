@@ -441,6 +441,24 @@ class Table:
             for at, (title, part) in enumerate(zip(titles, parts, strict=True))
         ]
 
+    def __str__(self) -> str:
+        """As text, in columns."""
+        heads = [c.title or c.metric.brief or c.metric.name for c in self.columns]
+        grid = [
+            [self.title, *heads],
+            *(
+                [name, *(cell.text for cell in cells)]
+                for name, cells in zip(self.names, self.rows, strict=True)
+            ),
+        ]
+        if any(column.group.strip() for column in self.columns):
+            grid.insert(0, ["", *(column.group.strip() for column in self.columns)])
+        widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+            for row in grid
+        )
+
     def csv(self) -> str:
         """The table for a spreadsheet or pandas: numbers with six digits, the ends of an interval
         in columns of their own.

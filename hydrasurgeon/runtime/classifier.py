@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from hydrasurgeon.options.shared import ClassNames, Run
 from hydrasurgeon.problems import SINGLE, problem_of
 from hydrasurgeon.problems.base import Prediction, Problem, joined
 from hydrasurgeon.problems.printed import Answers
-from hydrasurgeon.runtime.answering import Answering, Engine
+from hydrasurgeon.runtime.answering import Answering, Engine, collected
 from hydrasurgeon.runtime.cascaded import mean_probs, rows_in, said
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
@@ -59,16 +60,85 @@ class Classifier(LiveModel, Engine):
             return ()
         return (f"{self.name}: its members run one after another, not side by side ({why})",)
 
+    def __repr__(self) -> str:
+        facts, members = self.facts, f"{self.members} member{'s' * (self.members > 1)}"
+        state = "calibrated" if self.state is not None else "not calibrated"
+        return (
+            f"<{self.name}: {self.manifest.kind} of {facts.family}, {members}, {facts.problem}, "
+            f"{facts.num_classes} outputs, {state}>"
+        )
+
+    @property
+    def classes(self) -> list[str] | list[int]:
+        """The names of the classes, in the order of the probabilities; numbers where they have none."""
+        return [*(self.facts.labels or range(self.facts.num_classes))]
+
+    @torch.inference_mode()
+    def predict_proba(
+        self,
+        inputs: Prepared | Item | Sequence[Item] | Table,
+        *,
+        cascade: bool | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> np.ndarray:
+        """The probability of each class, [sample, class]; calibrated where there is a decision state.
+
+        Examples:
+            >>> hs.load("ready").predict_proba("bag.png").round(2)[0, :3].tolist()
+            [0.0, 0.0, 0.0]
+        """
+        if self.problem.by_word or not self.problem.scores:
+            what = f"{self.name}: {self.facts.problem} has no probabilities of classes"
+            raise CheckpointError(what, hint="Use predict or decide.")
+        if not is_prepared(inputs):
+            return self._named(inputs, cascade, columns).probabilities.numpy()
+        return self.answered(inputs, cascade=cascade).probabilities.numpy()
+
+    @torch.inference_mode()
+    def embed(
+        self,
+        inputs: Prepared | Item | Sequence[Item] | Table,
+        *,
+        columns: Mapping[str, str] | None = None,
+    ) -> np.ndarray:
+        """What the classifier reads of each sample, [sample, width]; of a hydra the members' mean.
+
+        Examples:
+            >>> hs.load("backbone").embed(["bag.png", "boot.png"]).shape
+            (2, 64)
+        """
+        if self.problem.by_word:
+            raise CheckpointError(f"{self.name}: reads words, and has no embedding of a text")
+        if is_prepared(inputs):
+            (whole,) = self.ask(inputs, features=True)
+            read = whole.features
+        else:
+            samples = in_memory(inputs, getattr(self.transform, "kind", "image"), columns)
+            read = collected([self], samples, Run(), features=True).features
+        assert read is not None
+        return read.mean(dim=1).numpy()
+
     @overload
     def predict(self, inputs: Prepared, *, cascade: bool | None = None) -> Tensor: ...
     @overload
     def predict(
-        self, inputs: Item | Sequence[Item] | Table, *, cascade: bool | None = None
+        self,
+        inputs: Item | Sequence[Item] | Table,
+        *,
+        cascade: bool | None = None,
+        columns: Mapping[str, str] | None = None,
     ) -> Answers: ...
     @torch.inference_mode()
-    def predict(self, inputs: Any, *, cascade: bool | None = None) -> Tensor | Answers:
+    def predict(
+        self,
+        inputs: Any,
+        *,
+        cascade: bool | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> Tensor | Answers:
         """Answers to a text or picture, a list of them, a table, or the data at a path; by the decision
-        state if there is one.
+        state if there is one. `columns` says what a table calls its texts or images,
+        {"text": "question"}.
 
         Of prepared tensors: class probabilities without a decision, the mean over the members',
         with `cascade` over those that its gate let run.
@@ -87,11 +157,15 @@ class Classifier(LiveModel, Engine):
             if not rows_in(inputs):
                 return mean_probs(self.ask(inputs), self.problem)
             return mean_probs(self._parts(inputs, bool(cascade), None), self.problem)
-        return self._named(inputs, cascade).rows
+        return self._named(inputs, cascade, columns).rows
 
     @torch.inference_mode()
     def decide(
-        self, inputs: Prepared | Item | Sequence[Item] | Table, *, cascade: bool | None = None
+        self,
+        inputs: Prepared | Item | Sequence[Item] | Table,
+        *,
+        cascade: bool | None = None,
+        columns: Mapping[str, str] | None = None,
     ) -> Prediction:
         """Answers, prediction sets, uncertainties and OOD scores, as tensors that print themselves.
 
@@ -106,7 +180,7 @@ class Classifier(LiveModel, Engine):
                 f"{self.name}: has no decision state",
                 hint="Run `hydrasurgeon calibrate` on it first.",
             )
-        return self._named(inputs, cascade)
+        return self._named(inputs, cascade, columns)
 
     @torch.inference_mode()
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
@@ -132,13 +206,15 @@ class Classifier(LiveModel, Engine):
         rows = torch.arange(len(logits))
         return [Said(rows, tuple(range(logits.shape[1])), logits, features)]
 
-    def _named(self, inputs: Any, cascade: bool | None) -> Prediction:
+    def _named(
+        self, inputs: Any, cascade: bool | None, columns: Mapping[str, str] | None
+    ) -> Prediction:
         """Answers, with what samples and classes are called."""
         names = self.facts.labels
         if is_prepared(inputs):
             return replace(self.answered(inputs, cascade=cascade), names=names)
         need_classes(self.manifest, self.name)
-        samples = in_memory(inputs, getattr(self.transform, "kind", "image"))
+        samples = in_memory(inputs, getattr(self.transform, "kind", "image"), columns)
         ids = [samples.name(i) for i in range(len(samples))]
         cascade = self.in_steps(cascade)
         pieces = Answering(

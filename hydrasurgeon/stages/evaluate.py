@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.entities import JudgedTokens
+from hydrasurgeon.report.columns import brief
 from hydrasurgeon.report.entities import entity_examples
 from hydrasurgeon.report.examples import Examples, examples_of
 from hydrasurgeon.report.markdown import markdown
@@ -52,8 +54,10 @@ STDOUT = "-"
 """A report that is printed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
+    """What was measured, which prints itself as tables."""
+
     report: Report
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -62,6 +66,12 @@ class Evaluation:
     """Reports that are for stdout, by kind."""
     headline: str = ""
     """The page's verdict in a sentence, where one was written."""
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(str, brief(self.report.results)))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def require(self) -> None:
         """CheckFailed where a limit that was asserted is broken."""

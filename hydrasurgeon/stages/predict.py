@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.atomic import check_ending, output_file, output_folder
+from hydrasurgeon.files.atomic import check_ending, output_file, output_folder, replacing
 from hydrasurgeon.files.rows import line, writing, writing_parts
 from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
@@ -29,6 +29,8 @@ from hydrasurgeon.problems.columns import columns_of, spread, without_state
 from hydrasurgeon.problems.printed import Answers
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hydrasurgeon.data import Samples
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.options.shared import Run
@@ -86,9 +88,14 @@ def predict(arguments: PredictOptions) -> Predicted:
     if arguments.out is not None:
         claimed = output_folder if in_parts else output_file
         place = claimed(arguments.out, option="-o", force=arguments.force, inputs=arguments.sources)
+    read = None
+    if arguments.embeddings is not None:
+        check_ending(arguments.embeddings, ".npz", option="--embeddings")
+        force, inputs = arguments.force, arguments.sources
+        read = output_file(arguments.embeddings, option="--embeddings", force=force, inputs=inputs)
     source: _Model | _Predictions
     source = _Model(arguments) if arguments.predictions is None else _Predictions(arguments)
-    counts = Counter[str]()
+    counts, ids = Counter[str](), list[str]()
     returned: list[dict[str, Any]] = []
     keep: Callable[[list[dict[str, Any]]], None] = returned.extend
     with ExitStack() as stack:
@@ -101,7 +108,11 @@ def predict(arguments: PredictOptions) -> Predicted:
             keep = partial(_hand_on, arguments.each)
         for rows in source.rows():
             counts.update(_outcome(row, source.problem) for row in rows)
+            if read is not None:
+                ids += [str(row["id"]) for row in rows if "error" not in row]
             keep(rows)
+    if read is not None and isinstance(source, _Model):
+        source.write_embeddings(read, ids)
     return Predicted(
         place, sum(counts.values()), dict(sorted(counts.items())), source.notes, returned
     )
@@ -167,6 +178,14 @@ class _Model:
         self.model = engine_of(
             opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
         )
+        self.embedded: list[Tensor] | None = None
+        if arguments.embeddings is not None:
+            self.embedded = []
+            if self.model.problem.by_word:
+                raise UsageError(f"--embeddings: {opened.name} reads words, and embeds no text")
+            if arguments.engine != "torch" or self.model.in_steps(arguments.cascade):
+                what = "--embeddings: all members are read, by PyTorch"
+                raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
         # The name of an answer's own field is taken: what the data calls so is told apart.
         own = ("id", *self.model.problem.columns)
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
@@ -194,6 +213,15 @@ class _Model:
                 yield [self._further(samples, row, at) for row in rows]
             at += len(samples)
 
+    def write_embeddings(self, place: Path, ids: list[str]) -> None:
+        """What the classifier read of each row that was answered; of a hydra the members' mean."""
+        import numpy as np
+        import torch
+
+        read = torch.cat(self.embedded or [torch.zeros(0, 0)]).numpy()
+        with replacing(place) as (part,), part.open("wb") as file:
+            np.savez(file, embeddings=read, ids=np.array(ids, dtype=str))
+
     def _further(self, samples: Samples, row: dict[str, Any], at: int) -> dict[str, Any]:
         """A row of samples that follow others: without a name of its own, its number counts on."""
         return row if self.id_column in samples.columns else {**row, "id": row["id"] + at}
@@ -218,13 +246,22 @@ class _Model:
 
         model, cascade = self.model, self.model.in_steps(self.arguments.cascade)
         answering = Answering(
-            [model], samples, run, order=places, features=model.reads, cascade=cascade
+            [model],
+            samples,
+            run,
+            order=places,
+            features=model.reads or self.embedded is not None,
+            cascade=cascade,
         )
         at = places.start
         failed = answering.batches.failed
         for piece in answering:
             index = piece.index.tolist()
             begun = [self._named(samples, i) for i in index]
+            if self.embedded is not None:
+                features = piece.outputs.features
+                assert features is not None
+                self.embedded.append(features.mean(dim=1))
             asked: Any = partial(list, map(samples.read, index))
             decided = model.decided(piece.parts, cascade)
             rows = model.rows(decided, begun, self.arguments.top, asked)

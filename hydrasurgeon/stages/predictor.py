@@ -10,6 +10,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.folder import present
 from hydrasurgeon.engines import check_engine, engine_of, open_any
@@ -18,6 +20,7 @@ from hydrasurgeon.files.rows import as_batch, schema_of
 from hydrasurgeon.options.deciding import PredictOptions
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.columns import columns_of
+from hydrasurgeon.problems.printed import Answers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +37,8 @@ class Predictor:
     process loads it on its first call.
 
     A dict of columns, a pandas or polars frame, or a pyarrow table or batch goes in, and the
-    columns of `predict` come back in the same form. A column `id` goes along.
+    columns of `predict` come back in the same form; `set` and `top` are lists, and JSON where
+    columns are typed, in polars and arrow. A column `id` goes along. Of a list come rows.
 
     Examples:
         >>> answers = hs.Predictor("backbone")({"id": [7], "image": ["bag.png"]})
@@ -82,17 +86,24 @@ class Predictor:
         return schema_of(columns_of(problem_of(self._opened.manifest.model)))
 
     def __call__(self, table: Any) -> Any:
-        """The answers to a table's rows, in their order."""
+        """The answers to a table's rows, or to a list of texts or images, in their order."""
         from hydrasurgeon.data.samples import Samples
+        from hydrasurgeon.data.sources import in_memory
         from hydrasurgeon.data.tables import ID, Columns, rows, table_of
         from hydrasurgeon.runtime.answering import Answering
 
-        if not isinstance(table, Mapping) and not hasattr(table, "columns"):
-            what = f"{WHERE}: is no table but a {type(table).__name__}"
-            raise DataError(what, hint="Give a dict of columns, a frame, or a pyarrow table.")
         engine, options = self._engine, self.options
-        source = table_of(WHERE, table)
-        samples: Samples = rows(source, Columns(self.columns, carried=(ID,)))
+        listed, has_id = isinstance(table, list | tuple), False
+        if not (listed or isinstance(table, Mapping) or hasattr(table, "columns")):
+            what = f"{WHERE}: is no table but a {type(table).__name__}"
+            hint = "Give a dict of columns, a frame, a pyarrow table, or a list."
+            raise DataError(what, hint=hint)
+        samples: Samples
+        if listed:
+            samples = in_memory(table, getattr(engine.transform, "kind", "image"))
+        else:
+            source = table_of(WHERE, table)
+            samples, has_id = rows(source, Columns(self.columns, carried=(ID,))), ID in source.names
         cascade = engine.in_steps(options.cascade)
         answers: list[dict[str, Any]] = [{} for _ in range(len(samples))]
         for piece in Answering([engine], samples, options, features=engine.reads, cascade=cascade):
@@ -103,13 +114,21 @@ class Predictor:
             made = engine.rows(decided, begun, options.top, asked)
             for i, row in zip(index, made, strict=True):
                 answers[i] = row
+        if listed:
+            return Answers(answers)
         columns = columns_of(engine.problem)
-        if ID not in source.names:
+        if not has_id:
             del columns[ID]
-        return _like(table, as_batch(answers, columns))
+        told = {name: [row.get(name) for row in answers] for name in columns}
+        lists = {
+            name: values
+            for name, values in told.items()
+            if any(isinstance(each, list) for each in values)
+        }
+        return _like(table, as_batch(answers, columns), lists)
 
 
-def _like(table: Any, answers: pa.RecordBatch) -> Any:
+def _like(table: Any, answers: pa.RecordBatch, lists: Mapping[str, list[Any]]) -> Any:
     """Answers in the form of the table that they are of."""
     import pyarrow as pa
 
@@ -119,12 +138,19 @@ def _like(table: Any, answers: pa.RecordBatch) -> Any:
         return pa.Table.from_batches([answers])
     home = type(table).__module__
     if home.startswith("pandas"):
-        return answers.to_pandas().set_index(table.index)
+        frame = answers.to_pandas()
+        for name, values in lists.items():
+            frame[name] = values
+        return frame.set_index(table.index)
     if home.startswith("polars"):
         import polars
 
         return polars.from_arrow(answers)
     if not any(type(values).__module__ == "numpy" for values in table.values()):
-        return answers.to_pydict()
+        return answers.to_pydict() | dict(lists)
     names = answers.schema.names
-    return {name: answers[name].to_numpy(zero_copy_only=False) for name in names}
+    made = {name: answers[name].to_numpy(zero_copy_only=False) for name in names}
+    for name, values in lists.items():
+        made[name] = np.empty(len(values), dtype=object)
+        made[name][:] = values
+    return made

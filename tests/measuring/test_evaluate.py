@@ -15,6 +15,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.predictions import Predictions, read_predictions, write_predictions
+from hydrasurgeon.problems.unfit import check_order
+from hydrasurgeon.stages.evaluate import Evaluation
 from hydrasurgeon.statistics import metrics
 
 MAKE = Callable[..., Path]
@@ -259,3 +261,22 @@ def test_arch_is_of_those_that_lack_one(bare: MAKE, images: SPEC, tmp_path: Path
     assert [row.name for row in done.report.results] == ["vit", "half"]
     with pytest.raises(UsageError, match="already says"):
         hs.evaluate(half.path, arch="timm:resnet50", data=images(), device="cpu")
+
+
+def test_labels_in_another_order_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The suite lets labels be any; here they are checked as users meet it.
+    monkeypatch.setattr("hydrasurgeon.problems.unfit.check_order", check_order)
+    truth = torch.arange(300) % 3
+    logits = 4.0 * torch.eye(3)[truth]
+
+    def measured(labels: torch.Tensor) -> Evaluation:
+        save_file({"logits": logits, "labels": labels}, tmp_path / "p.safetensors")
+        return hs.evaluate([], predictions_in=[tmp_path / "p.safetensors"])
+
+    with pytest.raises(DataError, match=r"p: the labels do not fit .* accuracy 0.000, and 1.000"):
+        measured((truth + 1) % 3)
+    mixed = truth[torch.randperm(300, generator=torch.Generator().manual_seed(0))]
+    assert measured(mixed).report.results[0].id.accuracy < 0.5
+    assert measured(truth).report.results[0].id.accuracy == 1

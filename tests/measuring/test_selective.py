@@ -187,7 +187,7 @@ def test_intervals_that_are_given_hold_the_truth(monkeypatch: pytest.MonkeyPatch
     given = ("accuracy", "brier", "nll", "aurc", "augrc", "mis_auroc", "cov5")
     held = dict.fromkeys(given, 0)
     for seed in range(60):
-        result = drawn(400, seed, 0.9)
+        result = drawn(1200, seed, 0.9)
         assert result.ci is not None
         assert set(result.ci) == set(given)
         for name, (low, high) in result.ci.items():

@@ -87,6 +87,16 @@ def test_a_frame_keeps_its_index_and_other_names_of_columns(model: Path) -> None
     assert "id" not in answers.columns
 
 
+def test_a_list_gives_rows_and_sets_are_lists(model: Path, tmp_path: Path) -> None:
+    predictor = hs.Predictor(model, device="cpu", top=2)
+    rows = predictor(TEXTS)
+    assert [row["id"] for row in rows] == [*range(5)]
+    for table in (columns(), pd.DataFrame(columns())):
+        answers = predictor(table)
+        assert [*answers["top"]] == [row["top"] for row in rows]
+        assert isinstance(answers["top"][0], list)
+
+
 def test_the_schema_is_that_of_what_comes_back(model: Path) -> None:
     predictor = hs.Predictor(model, device="cpu")
     assert predictor(pa.table(columns())).schema == predictor.schema
@@ -141,7 +151,7 @@ def test_onnx_answers_as_torch_does(model: Path, expected: list[dict[str, Any]])
         ({"id": [1]}, "the table: needs a column image or text"),
         ({"text": [1.5]}, "row 0"),
         ({"text": ["a", "b"], "id": [1]}, "columns are not equally long"),
-        (["a", "b"], "the table: is no table"),
+        (3, "the table: is no table"),
     ],
 )
 def test_mistakes(model: Path, table: Any, message: str) -> None:
