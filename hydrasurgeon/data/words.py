@@ -132,7 +132,7 @@ class TokenizeWords(Tokenize):
                 return_tensors="np",
             )
         text_of = made["overflow_to_sample_mapping"]
-        spans = [words_of(text) for text in texts]
+        spans = [np.array(words_of(text), dtype=np.int64).reshape(-1, 2) for text in texts]
         places = np.full((len(texts), max(1, *map(len, spans))), -1, dtype=np.int64)
         around = np.full(places.shape, -1.0)
         length = made["input_ids"].shape[1]
@@ -154,17 +154,20 @@ class TokenizeWords(Tokenize):
 
 
 def _first_tokens(
-    spans: Sequence[Span], offsets: NDArray[np.int64], *, goes_on: bool
+    spans: NDArray[np.int64], offsets: NDArray[np.int64], *, goes_on: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Words that have their first token among these, and which it is; where the window `goes_on`
     from another, the first token may belong to a word that began there.
     """
-    starts, ends = (np.array([span[i] for span in spans], dtype=np.int64) for i in (0, 1))
     real = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
-    first = np.searchsorted(offsets[real, 1], starts, side="right")
-    words = np.flatnonzero(first < len(real))
-    tokens = real[first[words]]
-    fits = offsets[tokens, 0] < ends[words]
+    if not len(real):
+        return real, real
+    # A long text has many windows: each looks at its own words alone.
+    begin = np.searchsorted(spans[:, 1], offsets[real[0], 0], side="right")
+    end = np.searchsorted(spans[:, 0], offsets[real[-1], 1], side="left")
+    starts, ends = spans[begin:end].T
+    tokens = real[np.searchsorted(offsets[real, 1], starts, side="right")]
+    fits = offsets[tokens, 0] < ends
     if goes_on:
-        fits &= (tokens > 0) | (offsets[tokens, 0] <= starts[words])
-    return words[fits], tokens[fits]
+        fits &= (tokens > 0) | (offsets[tokens, 0] <= starts)
+    return begin + np.flatnonzero(fits), tokens[fits]

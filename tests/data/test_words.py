@@ -216,6 +216,23 @@ def test_long_texts_are_windows_of_which_words_stand_in_the_middle(tokenizer: An
     ]
 
 
+def test_a_long_text_is_looked_through_once(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each of its windows."""
+    looked: list[int] = []
+    searchsorted = np.searchsorted
+
+    def counting(places: Any, values: Any, *more: Any, **options: Any) -> Any:
+        looked.append(np.size(values))
+        return searchsorted(places, values, *more, **options)
+
+    monkeypatch.setattr(np, "searchsorted", counting)
+    batch = TokenizeWords(lambda: tokenizer, max_length=24).collate(["good film " * 2000])
+    assert (batch["words"] >= 0).sum() == 4000
+    assert sum(looked) < 4 * 4000
+
+
 def test_plain_texts_are_split(tokenizer: Any) -> None:
     assert [text[a:b] for text in ["Don't, Ünal_1!"] for a, b in words_of(text)] == [
         *("Don", "'", "t", ",", "Ünal_1", "!")
