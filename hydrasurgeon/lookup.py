@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
-from hydrasurgeon.errors import MissingDependency
+from hydrasurgeon.errors import MissingDependency, reason
 
 # What a package is called where it is installed from, if not as it is imported.
 INSTALLED_AS = {"sklearn": "scikit-learn"}
@@ -33,7 +33,17 @@ def plugins(group: str) -> dict[str, Any]:
     """What other packages add to a table: name → the object behind their entry point of the group
     `hydrasurgeon.GROUP`, imported now.
     """
-    return {point.name: point.load() for point in entry_points(group=f"hydrasurgeon.{group}")}
+    loaded: dict[str, Any] = {}
+    for point in entry_points(group=f"hydrasurgeon.{group}"):
+        try:
+            loaded[point.name] = point.load()
+        except Exception as error:  # whatever their module does
+            package = point.value if point.dist is None else point.dist.name
+            raise MissingDependency(
+                f"{package}: its {point.group} {point.name} cannot be imported ({reason(error)})",
+                hint="Update or uninstall this package.",
+            ) from error
+    return loaded
 
 
 def whole_number(text: str) -> int | None:

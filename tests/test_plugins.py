@@ -114,3 +114,16 @@ def test_a_problem(tiny: Callable[..., Path]) -> None:
     logits, labels = torch.randn(4, 5), torch.arange(4)
     losses = problem_of(sharp.model).losses(logits, labels)
     torch.testing.assert_close(losses, 2 * SINGLE.losses(logits, labels))
+
+
+def test_a_plugin_that_raises_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site" / "their_package.py").write_text("raise RuntimeError('plugin raised')")
+    monkeypatch.delitem(sys.modules, "their_package", raising=False)
+    (tmp_path / "config.json").write_text("{}")
+    assert run(["inspect", str(tmp_path)]) == 6
+    said = capsys.readouterr().err
+    assert said.startswith("error: their-package: its hydrasurgeon.")
+    assert "(plugin raised)" in said
+    assert "Traceback" not in said

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import HTTPException, Response
 
+from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.serving.inputs import ALL, JSON, SECOND, Asked, Row, input_of, parsed
 
 DATATYPES = {
@@ -81,7 +82,11 @@ class Signature:
         request = parsed(body[:length], most)
         if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):
             raise HTTPException(400, 'the body is not {"inputs": [...]}')
-        tensors = dict(_tensors(request["inputs"], body[length:], most))
+        tensors: dict[str, list[str | bytes]] = {}
+        for name, values in _tensors(request["inputs"], body[length:], most):
+            if name in tensors:
+                raise HTTPException(400, f"input {name}: is there twice")
+            tensors[name] = values
         names = self.inputs[: len(tensors)] or self.inputs
         if set(names) != set(tensors):
             wanted = " and ".join(self.inputs)
@@ -113,7 +118,9 @@ class Signature:
     def _wanted(self, request: Mapping[str, Any]) -> dict[str, bool]:
         """Outputs by name, and whether each is to be binary."""
         always = _flag(request, "binary_data_output")
-        listed = request.get("outputs") or [{"name": name} for name in self.outputs]
+        listed = request.get("outputs")
+        if listed is None or listed == []:
+            listed = [{"name": name} for name in self.outputs]
         if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
             raise HTTPException(400, "outputs: is no list of objects")
         for each in listed:
@@ -163,14 +170,15 @@ def _text(value: Any) -> str:
 
 
 def _length(header: str, most: int) -> int:
-    if not header.isdecimal() or int(header) > most:
+    length = whole_number(header)
+    if length is None or length > most:
         raise HTTPException(400, f"{HEADER}: is not the length of the JSON")
-    return int(header)
+    return length
 
 
 def _flag(entry: Mapping[str, Any], name: str, usual: bool = False) -> bool:
     """One of its parameters."""
-    parameters = entry.get("parameters") or {}
+    parameters = entry.get("parameters", {})
     value = parameters.get(name, usual) if isinstance(parameters, dict) else None
     if not isinstance(value, bool):
         raise HTTPException(400, f"parameters: {name} is neither true nor false")

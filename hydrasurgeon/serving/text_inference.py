@@ -5,6 +5,7 @@ to rows of `predict`. Scores are its probabilities.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import HTTPException
@@ -13,6 +14,7 @@ from hydrasurgeon.serving.inputs import Asked, Input, Row, check_count, input_of
 
 IGNORED = {"truncate", "truncation_direction"}
 """Options of Text Embeddings Inference: a text is cut as `predict` cuts it."""
+PAIR = 'inputs (a list of two texts is a pair, [["…"], ["…"]] are two texts)'
 RERANK = "/rerank needs a model of one logit"
 
 FoundOf = Callable[[list[float]], bool | None]
@@ -33,7 +35,9 @@ def asked_by_hub(body: bytes, most: int, *, entities: bool = False) -> Asked:
     entities.
     """
     request = _fields(body, most, {"inputs", "parameters"})
-    parameters = request.get("parameters") or {}
+    parameters = request.get("parameters")
+    if parameters is None:
+        parameters = {}
     known = "aggregation_strategy" if entities else "top_k"
     if not isinstance(parameters, dict) or not set(parameters) <= {known}:
         raise HTTPException(422, f"parameters: only {known} is read")
@@ -78,6 +82,8 @@ def _labelled(sent: Any, most: int, *, alone: bool, top: int | None = None) -> A
         raise HTTPException(422, "inputs: is neither a text nor a list")
     check_count(len(entries), most)
     inputs = [_input(at, entry) for at, entry in enumerate(entries)]
+    if single and not isinstance(sent, str) and len(sent) == 2:
+        inputs = [replace(each, where=PAIR) for each in inputs]
 
     def reply(rows: list[Row]) -> Any:
         scores = [_scores(row)[:top] for row in rows]

@@ -234,6 +234,9 @@ def test_pairs_are_answered_and_refused_by_what_the_model_reads() -> None:
         ),
     ):
         assert asked(inputs, wanted).body == {"detail": says}
+    body = json.dumps({"inputs": ["a", "b"]}).encode()
+    reply = conversation(texts(inputs="text"), lambda app: ask(app, "/predict", body))
+    assert 'a list of two texts is a pair, [["…"], ["…"]] are two texts' in reply.body["error"]
 
 
 def test_forms_that_do_not_suit() -> None:

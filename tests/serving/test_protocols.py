@@ -160,7 +160,10 @@ def test_binary_tensors_by_hand(texts_model: Path) -> None:
             url, head + packed, Inference_Header_Content_Length=str(len(head))
         )
         cut = ask(url, head + packed[:-1], Inference_Header_Content_Length=str(len(head)))
-        long = ask(url, head + packed, Inference_Header_Content_Length="99999")
+        long = [
+            ask(url, head + packed, Inference_Header_Content_Length=length)
+            for length in ("99999", "9" * 5000, "²")
+        ]
     assert status == 200
     length = int(said[HEADER.lower()])
     first, second, third = json.loads(content[:length])["outputs"]
@@ -171,7 +174,7 @@ def test_binary_tensors_by_hand(texts_model: Path) -> None:
     assert struct.unpack("<3q", content[length + size :]) == (1, 1, 1)
     assert third["parameters"] == {"binary_data_size": 24}
     assert cut[:2] == (400, {"error": "input text: its binary data are not there"})
-    assert long[0] == 400
+    assert [status for status, *_ in long] == [400] * 3
 
 
 @pytest.mark.parametrize(
@@ -200,6 +203,9 @@ def test_binary_tensors_by_hand(texts_model: Path) -> None:
             "input text: its binary data are not there",
         ),
         ({"inputs": [tensor(["a"], parameters=3)]}, "input text: its parameters are no object"),
+        ({"inputs": [tensor(["a"]), tensor(["b"])]}, "input text: is there twice"),
+        ({"inputs": [tensor(["a"])], "outputs": {}}, "outputs: is no list of objects"),
+        ({"inputs": [tensor(["a"])], "parameters": []}, "parameters: binary_data_output is"),
         ({"inputs": [tensor(["a"])], "outputs": [{"name": []}]}, "outputs: no []"),
         ({"inputs": [tensor(["a"])], "outputs": [{"name": "logits"}]}, "outputs: no 'logits'"),
         (
@@ -311,6 +317,7 @@ def test_text_classification_as_others_serve_it(texts_model: Path, shared_server
         ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0]: is neither a text nor a pair"),
         ("/predict", {"inputs": "a", "raw_scores": True}, "raw_scores: the scores are calibrated"),
         ("/predict", {"text": "a"}, "the body is no object of inputs, raw_scores,"),
+        ("/", {"inputs": "a", "parameters": []}, "parameters: only"),
         ("/", {"inputs": "a", "parameters": {"function_to_apply": "none"}}, "parameters: only"),
         ("/rerank", {"query": "a", "texts": ["b"]}, "/rerank needs a model of one logit"),
     ],
