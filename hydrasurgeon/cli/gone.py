@@ -4,6 +4,7 @@ from __future__ import annotations
 
 GONE: dict[str, str] = {
     # option → what to use instead; "COMMAND --option" where it is gone from that command alone.
+    "finetune --temperature": "Say --teacher-temperature; --temperature is eval's.",
     "--config": "Options go on the command line: keep them in a shell script or a Makefile.",
     "--dry-run": "Only `build --dry-run` plans: other commands do what they are told.",
     "serve --queue": "At most 256 inputs wait; more are refused with 429.",

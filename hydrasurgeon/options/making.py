@@ -214,6 +214,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
     )
     temperature: float = option(
         1.0,
+        flags=("--teacher-temperature",),
         gt=0,
         metavar="T",
         recorded=True,
