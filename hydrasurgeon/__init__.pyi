@@ -56,10 +56,8 @@ def build(
     seed: int = ...,
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Built: ...
 
@@ -87,10 +85,8 @@ def score(
     seed: int = ...,
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Scored: ...
 
@@ -122,10 +118,8 @@ def prune(
     seed: int = ...,
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     max_shard_size: str | None = ...,
     force: bool = ...,
 ) -> Pruned: ...
@@ -157,10 +151,8 @@ def finetune(
     seed: int = ...,
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     max_shard_size: str | None = ...,
     force: bool = ...,
 ) -> Finetuned: ...
@@ -185,10 +177,8 @@ def fuse(
     seed: int = ...,
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     max_shard_size: str | None = ...,
     force: bool = ...,
 ) -> Fused: ...
@@ -222,10 +212,8 @@ def calibrate(
     seed: int = ...,
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     max_shard_size: str | None = ...,
     force: bool = ...,
 ) -> Calibrated: ...
@@ -263,10 +251,8 @@ def evaluate(
     seed: int = ...,
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Evaluation: ...
 
@@ -287,10 +273,8 @@ def bench(
     seed: int = ...,
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Benched: ...
 
@@ -321,10 +305,8 @@ def predict(
     seed: int = ...,
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    text_column: str | None = ...,
-    label_column: str | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Predicted: ...
 

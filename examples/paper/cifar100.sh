@@ -3,11 +3,11 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd) paper=cifar100
 pretrained=${PRETRAINED:-timm:vit_base_patch16_224.augreg_in21k}
-train=torchvision:CIFAR100:train test=torchvision:CIFAR100:test
+train=hf:uoft-cs/cifar100:train test=hf:uoft-cs/cifar100:test
 found=$train limit=5000                      # what heads are scored on; the paper does not say how many
 chooses=${TINY_IMAGENET:-tiny-imagenet/val}  # finds circuits, and is therefore not among what is reported
-near=(--ood near:cifar10=torchvision:CIFAR10:test)
-far=(--ood far:mnist=torchvision:MNIST:test --ood far:svhn=torchvision:SVHN:test --ood far:textures=torchvision:DTD:test --ood far:places365=torchvision:Places365:val)
+near=(--ood near:cifar10=hf:uoft-cs/cifar10:test)
+far=(--ood far:mnist=hf:ylecun/mnist:test --ood far:svhn=hf:ufldl-stanford/svhn/cropped_digits:test --ood far:textures=hf:tanganke/dtd:test --ood far:places365="${PLACES:-places365/val}")
 remove=24 pool=48 keep=10                    # of 144; of 12 in each layer
 shorter=() naming=() tower=() taylor_tower=()
 source "$here/common.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ImageNet-1K (paper 5.1, C.1.2, D.2; Tables 1, 15, 21 and 22): ViT-B/16, 8 of 12 heads a layer.   imagenet.sh [--smoke] OUT
-# IMAGENET holds train/ and val/ as class folders, OPENOOD image lists or folders of OpenOOD's sets.
+# IMAGENET holds train/ and val/ as class folders, OPENOOD folders of OpenOOD's sets.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd) paper=imagenet
 pretrained=${PRETRAINED:-timm:vit_base_patch16_224.augreg_in21k}

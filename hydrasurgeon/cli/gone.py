@@ -16,6 +16,8 @@ GONE: dict[str, str] = {
     "prune --ood-score": "A circuit detects OOD data by msp.",
     "score --ood-score": "A circuit detects OOD data by msp.",
     "--cost": "Use `--risk` and `--id-flagged`: promises instead of prices.",
+    "--text-column": "Use --columns text=NAME.",
+    "--label-column": "Use --columns label=NAME.",
     "--private": "Use `hf upload --private REPO DIR`.",
     "--parents": "`inspect CKPT --commands` prints how it was made: run that, and compare hashes.",
     "--again": "`inspect CKPT --commands` prints how it was made: run that, and compare hashes.",

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+import string
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import MAX_NAME, is_name
 from hydrasurgeon.files.manifest import MAX_CLASSES, Model, ProblemName
 from hydrasurgeon.files.rows import harmless
+from hydrasurgeon.lookup import did_you_mean
 
 Labels = NDArray[Any]
 """Class numbers, int64 [sample]; how true yes is, float64 [sample]; or 0 and 1, float32 [sample,
@@ -44,7 +47,7 @@ CODE = re.compile(r"n?\d+")
 """A number or WordNet's number, as ImageNet's folders are called: it names no class in words."""
 MANY = re.compile(r"\[.*\]|[0-9.]+(\s*[,;|\s]\s*[0-9.]+)+")
 """Several labels as text, or a fraction with a comma."""
-LIST = re.compile(r"\[.*\]", re.DOTALL)
+JSON_LIST = re.compile(r"\[.*\]", re.DOTALL)
 """A list as JSON has it, in a cell of a table."""
 MAX_CELLS = 1 << 30
 """Samples times labels, where a sample has any number of labels: far beyond any data set there is.
@@ -64,6 +67,8 @@ OTHER_CLASSES = (
 """What next, where the data has other classes than the model."""
 SHOWN = 6
 """Class names that a message lists."""
+AROUND = string.whitespace + ".,;:!?\"'`()[]{}…“”„‘’«»"
+"""Punctuation around a name that is none of its own."""
 
 
 @dataclass(frozen=True)
@@ -99,26 +104,22 @@ def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
     """A column of numbers, of names, or of lists of them; None where every one is -1."""
     values = [sys.intern(value) if type(value) is str else value for value in values]
     texts = all(isinstance(value, str) for value in values)
-    if texts and values and all(map(LIST.fullmatch, values)):
+    if texts and values and all(map(JSON_LIST.fullmatch, values)):
         values = [_list_in(spec, row, value) for row, value in enumerate(values)]
     if any(isinstance(value, list | tuple) for value in values):
         return _of_lists(spec, values)
     for row, value in enumerate(values):
         if value is None or value == "":
             raise DataError(f"{spec}: row {row} has no label", hint=ONE_EACH)
-    if texts and not all(map(NUMBER.fullmatch, values)) and not all(map(MANY.fullmatch, values)):
-        column = named(spec, values)
-        return replace(column, note=_look_like_lists(spec, column.names or ()))
-    if texts and all(map(INTEGER.fullmatch, values)):
-        return numbered(spec, values)
-    if texts and all(map(NUMBER.fullmatch, values)):
-        return Column(np.array(values, dtype=np.float64))
+    are_numbers = texts and all(map(NUMBER.fullmatch, values))
+    if texts and not are_numbers and not all(map(MANY.fullmatch, values)):
+        return named(spec, values)
     for row, value in enumerate(values):
-        if type(value) not in (int, float) or value != value:
+        if not are_numbers and (type(value) not in (int, float) or value != value):
             raise DataError(f"{spec}: row {row} has the label {_shown(value)}", hint=ONE_EACH)
-    if any(type(value) is float for value in values):
-        return Column(np.array(values, dtype=np.float64))
-    return numbered(spec, values)
+    if all(type(value) is int or (texts and INTEGER.fullmatch(value)) for value in values):
+        return numbered(spec, values)
+    return Column(np.array(values, dtype=np.float64))
 
 
 def numbered(spec: str, values: Sequence[Any] | NDArray[Any]) -> Column | None:
@@ -141,21 +142,6 @@ def named(spec: str, values: Sequence[str], names: Sequence[str] | None = None) 
 def _index(distinct: Sequence[Any], values: Sequence[Any]) -> NDArray[np.int64]:
     position = {value: i for i, value in enumerate(distinct)}
     return np.array([position[value] for value in values], dtype=np.int64)
-
-
-def _look_like_lists(spec: str, names: Sequence[str]) -> str | None:
-    """What to write, where names of classes look like several names each."""
-    for separator in ";|,":
-        joined = [name for name in names if separator in name]
-        parts = [part.strip() for name in joined for part in name.split(separator)]
-        # The name of one class may well hold a comma: "tench, Tinca tinca".
-        if joined and (separator != "," or len(set(parts)) < len(parts)):
-            several = json.dumps(parts[: joined[0].count(separator) + 1], ensure_ascii=False)
-            return (
-                f"{spec}: the label {joined[0]} is taken as the name of one class; "
-                f"if it is a list of labels, write {several}"
-            )
-    return None
 
 
 def _list_in(spec: str, row: int, text: str) -> list[Any]:
@@ -248,6 +234,47 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
+def _trimmed(name: str) -> str:
+    return name.strip(AROUND) or name
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "Unicode form": lambda name: normalize("NFKC", name),
+    "case": str.casefold,
+    "blanks": lambda name: " ".join(name.split()),
+    "punctuation at the ends": _trimmed,
+}
+"""In what two spellings of one name may differ → a name without it."""
+
+
+def _unspelt(name: str) -> str:
+    """A name without what spellings differ in."""
+    for plain in SPELLINGS.values():
+        name = plain(name)
+    return name
+
+
+def _difference(name: str, other: str) -> str:
+    """In what two spellings differ."""
+    return next((what for what, f in SPELLINGS.items() if f(name) == f(other)), "spelling")
+
+
+def _check_spellings(spec: str, column: Column) -> None:
+    """Refuse names of new classes of which two may be meant as one."""
+    seen: dict[str, int] = {}
+    for at, name in enumerate(column.names or ()):
+        first = seen.setdefault(_unspelt(name), at)
+        if first != at and column.reading != "exact":
+            one, other = (
+                f"{column.names[i]!r} ({_rows_of(column, i).sum():,} rows)" for i in (first, at)
+            )
+            raise DataError(
+                f"{spec}: the labels {one} and {other} differ only in "
+                f"{_difference(column.names[first], name)}",
+                hint="Write them alike, or say --labels exact if they are two classes.",
+            )
+
+
 def new_problem(
     spec: str, column: Column, wanted: ProblemName | None
 ) -> tuple[ProblemName, int, tuple[str, ...] | None]:
@@ -255,6 +282,8 @@ def new_problem(
     their names.
     """
     labels = column.labels
+    if column.numbers is None:
+        _check_spellings(spec, column)
     if labels.ndim == 2 and labels.dtype.kind == "i":
         return "tokens", *_tags(spec, column)
     if labels.ndim == 2:
@@ -304,7 +333,13 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     if column.names is None and not is_float:  # fitted before
         numbers = tuple(range(model.num_classes))
         column = Column(column.labels, tuple(map(str, numbers)), numbers, "positions", column.note)
-    labels, names, note = READ[model.problem](spec, column, model)
+    read, wanted, hint = READ[model.problem]
+    kind = _kind_of(column.labels)
+    # Of CLIP a picture may show one thing, or several.
+    if kind != wanted and not (model.is_zero_shot and kind == ONE):
+        what = f"{spec}: row 0 has {kind}, where {wanted} is due"
+        raise DataError(what, hint=f"{hint} For others, train a model: --set classifier=fresh.")
+    labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]
     return Column(labels, names, note="; ".join(notes) or None)
 
@@ -312,10 +347,6 @@ def matched(spec: str, column: Column, model: Model) -> Column:
 def _of_classes(spec: str, column: Column, model: Model) -> Fit:
     """One of several classes."""
     labels = column.labels
-    if labels.ndim == 2:
-        hint = f"{ONE_EACH} For others, train a model of that kind: --set classifier=fresh."
-        what = "a list of labels, where a name or number is due"
-        raise DataError(f"{spec}: row 0 has {what}", hint=hint)
     if labels.dtype.kind == "f":
         column = _of_floats(spec, labels, model)
         labels = column.labels
@@ -339,8 +370,7 @@ def _of_floats(spec: str, labels: Labels, model: Model) -> Column:
         names = tuple((model.labels or ())[place] for place in places)
         return Column(np.searchsorted(values, labels), names)
     row = int(np.argmax(labels != np.floor(labels)))
-    hint = f"{ONE_EACH} For others, train a model of that kind: --set classifier=fresh."
-    raise DataError(f"{spec}: row {row} has the label {float(labels[row])}", hint=hint)
+    raise DataError(f"{spec}: row {row} has the label {float(labels[row])}", hint=ONE_EACH)
 
 
 def positions_of(spec: str, column: Column, model: Model) -> Fit:
@@ -387,13 +417,14 @@ def _by_position(spec: str, column: Column, model: Model) -> Fit:
                 hint=OTHER_CLASSES,
             )
         positions[at] = numbers[at]
-    note = None
-    if labels:
-        note = (
-            f"labels of {spec} are numbers, taken as the model's classes in its order: "
-            f"0 is {labels[0]}, {count - 1} is {labels[-1]}"
-        )
+    note = _in_order(f"labels of {spec} are numbers", labels) if labels else None
     return positions, labels, note
+
+
+def _in_order(what: str, labels: Sequence[str]) -> str:
+    """The note that numbers are positions."""
+    last = len(labels) - 1
+    return f"{what}, taken as the model's classes in its order: 0 is {labels[0]}, {last} is {labels[-1]}"
 
 
 def _by_order(spec: str, column: Column, model: Model) -> Fit:
@@ -434,46 +465,37 @@ def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
     return as_text if column.reading == "sorted" else by_number
 
 
+def _numbers(column: Column) -> Labels:
+    """Labels as the numbers that were written."""
+    labels = column.labels
+    if column.numbers is not None:
+        labels = np.array(column.numbers)[labels]
+    return labels.astype(np.float64)
+
+
 def _of_one_logit(spec: str, column: Column, model: Model) -> Fit:
     """How true yes is, from 0 to 1."""
-    labels = column.labels
-    if labels.ndim == 2:
-        raise DataError(
-            f"{spec}: row 0 has a list of labels, where a number is due", hint=FRACTIONS
-        )
-    if column.numbers is not None:
-        labels = np.array(column.numbers, dtype=np.float64)[labels]
-    elif column.names is not None and labels.dtype.kind == "i":
-        for row, label in enumerate(labels):
-            name = column.names[label]
-            if name not in YES:
-                raise DataError(f"{spec}: row {row} has the label {_shown(name)}", hint=FRACTIONS)
-        labels = np.array([name == "yes" for name in column.names])[labels]
+    labels = _numbers(column)
+    if column.names is not None and column.numbers is None:
+        wrong = next((at for at, name in enumerate(column.names) if name not in YES), None)
+        if wrong is not None:
+            what = f"row {_row_of(column, wrong)} has the label {_shown(column.names[wrong])}"
+            raise DataError(f"{spec}: {what}", hint=FRACTIONS)
+        labels = np.array([YES.index(name) for name in column.names], np.float64)[column.labels]
     outside = np.flatnonzero((labels < 0) | (labels > 1))
     if len(outside):
         raise DataError(
             f"{spec}: row {outside[0]} has the label {labels[outside[0]]:g}", hint=FRACTIONS
         )
-    return labels.astype(np.float64), model.labels, None
+    return labels, model.labels, None
 
 
 def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
     """A 1 for each of the model's labels that holds."""
     holds = column.labels
-    if holds.ndim == 2 and holds.dtype.kind == "i":
-        raise DataError(
-            f"{spec}: row 0 has tags of words, where a list of labels is due", hint=LISTS
-        )
-    if holds.ndim != 2 and model.is_zero_shot:  # pictures of one thing each
+    if holds.ndim != 2:
         numbers, names, note = _of_classes(spec, column, model)
         return np.eye(model.num_classes, dtype=np.float32)[numbers], names, note
-    if holds.ndim != 2:
-        first = holds[:1].tolist()
-        if column.names is not None and first:
-            first = column.names[first[0]]
-        raise DataError(
-            f"{spec}: row 0 has the label {_shown(first)}, where a list is due", hint=LISTS
-        )
     positions, names, note = positions_of(spec, column, model)
     matrix = np.zeros((len(holds), model.num_classes), dtype=np.float32)
     known = positions >= 0
@@ -481,20 +503,19 @@ def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
     return matrix, names, note
 
 
-def _of_numbers(
-    spec: str, column: Column, model: Model
-) -> tuple[Labels, tuple[str, ...] | None, str | None]:
+def _of_numbers(spec: str, column: Column, model: Model) -> Fit:
     """Numbers as they are."""
-    labels = column.labels
-    if labels.ndim == 2 or (column.names is not None and column.numbers is None):
-        what = "a list of labels" if labels.ndim == 2 else f"the label {_shown(column.names)}"
-        raise DataError(f"{spec}: row 0 has {what}, where a number is due", hint=NUMBERS)
-    if column.numbers is not None:
-        labels = np.array(column.numbers, dtype=np.float64)[labels]
+    if column.names is not None and column.numbers is None:
+        raise DataError(
+            f"{spec}: row 0 has the label {_shown(column.names[column.labels[0]])}, where a number "
+            "is due",
+            hint=NUMBERS,
+        )
+    labels = _numbers(column)
     broken = np.flatnonzero(~np.isfinite(labels))
     if len(broken):
         raise DataError(f"{spec}: row {broken[0]} has the label {labels[broken[0]]}", hint=NUMBERS)
-    return labels.astype(np.float64), model.labels, None
+    return labels, model.labels, None
 
 
 def _tags(spec: str, column: Column) -> tuple[int, tuple[str, ...]]:
@@ -506,14 +527,9 @@ def _tags(spec: str, column: Column) -> tuple[int, tuple[str, ...]]:
 def _of_tokens(spec: str, column: Column, model: Model) -> Fit:
     """A tag for each word, by name where the data has names."""
     labels, count = column.labels, model.num_classes
-    if labels.ndim != 2 or labels.dtype.kind != "i":
-        raise DataError(f"{spec}: row 0 has one label, where a tag for each word is due", hint=TAGS)
     places, tags, note = np.arange(count), column.names or (), None
     if column.numbers is not None and model.labels:
-        note = (
-            f"tags of {spec} are numbers, taken as the model's in its order: "
-            f"0 is {model.labels[0]}, {count - 1} is {model.labels[-1]}"
-        )
+        note = _in_order(f"tags of {spec} are numbers", model.labels)
     elif column.numbers is None and model.labels is not None:
         position = {name: at for at, name in enumerate(model.labels)}
         places = np.array([position.get(name, -1) for name in tags], dtype=np.int64)
@@ -523,22 +539,32 @@ def _of_tokens(spec: str, column: Column, model: Model) -> Fit:
     if unknown is not None:
         name = tags[unknown] if 0 <= unknown < len(tags) else unknown
         raise DataError(
-            f"{spec}: row {int(np.argmax((labels == unknown).any(axis=1)))}: the model has no tag "
+            f"{spec}: row {_row_of(column, unknown)}: the model has no tag "
             f"{name}; it has {listed(model.labels or ())}",
             hint=OTHER_CLASSES,
         )
     return np.where(known, places[labels], UNLABELLED), model.labels, note
 
 
-Match = Callable[[str, Column, Model], tuple[Labels, tuple[str, ...] | None, str | None]]
-READ: dict[str, Match] = {
-    "single_label": _of_classes,
-    "one_logit": _of_one_logit,
-    "multi_label": _of_many_labels,
-    "number": _of_numbers,
-    "tokens": _of_tokens,
+ONE, LIST, WORDS = "one label", "a list of labels", "a tag for each word"
+"""What a row may have."""
+
+
+def _kind_of(labels: Labels) -> str:
+    if labels.ndim == 1:
+        return ONE
+    return WORDS if labels.dtype.kind == "i" else LIST
+
+
+Match = Callable[[str, Column, Model], Fit]
+READ: dict[str, tuple[Match, str, str]] = {
+    "single_label": (_of_classes, ONE, ONE_EACH),
+    "one_logit": (_of_one_logit, ONE, FRACTIONS),
+    "multi_label": (_of_many_labels, LIST, LISTS),
+    "number": (_of_numbers, ONE, NUMBERS),
+    "tokens": (_of_tokens, WORDS, TAGS),
 }
-"""Kind of problem → how labels are fitted to a model of it."""
+"""Kind of problem → how labels are fitted to a model of it, what a row must have, and a hint."""
 
 
 def _same_order(names: Sequence[str], model: Model) -> bool:
@@ -564,15 +590,18 @@ def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int
     names = column.names or ()
     places = _places_of(names, labels)
     used = _used(column)
-    unknown = [at for at in used if places[at] < 0]
+    unknown = sorted((_row_of(column, at), names[at]) for at in used if places[at] < 0)
     if unknown:
-        # What the other side lacks comes first.
-        lacking = [names[at] for at in unknown]
-        theirs = [*lacking, *(name for name in names if name not in lacking)]
+        row, name = unknown[0]
+        near = did_you_mean(name, labels)
+        alike = next((label for label in labels if _unspelt(label) == _unspelt(name)), None)
+        if alike is not None:
+            near = f", which differs only in {_difference(name, alike)} from {_shown(alike)}"
+        # What the data lacks comes first.
         ours = sorted(labels, key=lambda label: label in names)
         raise DataError(
-            f"{spec}: row {_row_of(column, unknown[0])}: the model has no class "
-            f"{listed(lacking)}; the data's classes: {listed(theirs)}; the model's: {listed(ours)}",
+            f"{spec}: row {row}: the model has no class {listed([name for _, name in unknown])}"
+            f"{near}; the model's: {listed(ours)}",
             hint=OTHER_CLASSES,
         )
     counts = Counter(labels)
@@ -606,13 +635,22 @@ def _used(column: Column) -> list[int]:
     return [int(at) for at in used]
 
 
-def _row_of(column: Column, at: int) -> int:
-    """The first row that has the data's class at this position."""
+def _rows_of(column: Column, at: int) -> NDArray[np.bool_]:
+    """Whether each row has the data's class at this position."""
     labels = column.labels
-    return int(np.argmax(labels[:, at] if labels.ndim == 2 else labels == at))
+    if labels.ndim == 1:
+        return labels == at
+    if labels.dtype.kind == "i":
+        return (labels == at).any(axis=1)
+    return labels[:, at] > 0
+
+
+def _row_of(column: Column, at: int) -> int:
+    """The first of them."""
+    return int(np.argmax(_rows_of(column, at)))
 
 
 def listed(names: Sequence[str]) -> str:
     """Some names, and how many there are."""
-    shown = ", ".join(names[:SHOWN])
+    shown = ", ".join(name[:40] for name in names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown}, … ({len(names):,})"

@@ -11,12 +11,11 @@ from hydrasurgeon.files.foreign import readable
 from hydrasurgeon.lookup import did_you_mean
 
 KINDS = (
-    "a folder or .zip of images, an image, .csv, .tsv, .json, .jsonl (also .gz), .parquet, .conll, "
-    ".npz, an image list .txt, "
-    "hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
+    "a folder of images, an image, .csv, .tsv, .json, .jsonl (also .gz), .parquet, .conll, .npz, "
+    "hf:NAME:SPLIT or demo:NAME"
 )
 """What data can be, in words."""
-SCHEMES = ("text", "hf", "torchvision", "demo")
+SCHEMES = ("hf", "demo")
 """What stands before the colon of data that is no file."""
 TABLES = (
     ".csv",
@@ -37,8 +36,10 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", "
 """Endings of files that are read as images."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 """What the name of remote data begins with."""
-ENDINGS = (*TABLES, *PICTURES, ".npz", ".zip", ".txt")
+ENDINGS = (*TABLES, *PICTURES, ".npz")
 """Endings of files that are data."""
+SHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
+"""Endings of spreadsheets."""
 
 
 def ending(path: PurePath) -> str:
@@ -56,9 +57,9 @@ def located(spec: str) -> list[Path]:
     scheme = spec.partition(":")[0]
     if is_url(spec):
         return []
-    if scheme == "text" or (scheme in SCHEMES and not is_there(Path(spec))):
+    path = Path(spec)
+    if scheme in SCHEMES and not is_there(path):
         return []
-    path = Path(spec.partition("@")[0])
     if is_there(path) and (path.is_dir() or ending(path) in ENDINGS):
         return [path]
     if glob.has_magic(spec):
@@ -68,6 +69,8 @@ def located(spec: str) -> list[Path]:
         raise DataError(f"{spec}: no file matches", hint="* stands for any characters of a name.")
     if ending(path) in ENDINGS:
         raise DataError(f"{spec}: no such file{_near(path)}")
+    if ending(path) in SHEETS:
+        raise DataError(f"{spec}: spreadsheets are not read", hint="Save the sheet as CSV.")
     raise DataError(f"{spec}: no such data{_near(path)}", hint=f"Data is {KINDS}.")
 
 

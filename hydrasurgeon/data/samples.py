@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
+from unicodedata import category
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +31,15 @@ MAX_TEXT = 1_000_000
 READS: dict[Inputs, str] = {"text": "texts", "text_pair": "pairs of texts"}
 """What a model of texts reads, in words."""
 MEND: dict[Inputs, str] = {
-    "text": "Give single texts: of a table of pairs, --text-column NAME reads one.",
+    "text": "Give single texts: of a table of pairs, --columns text=NAME reads one.",
     "text_pair": (
         "Give pairs: a column text_pair (--columns text_pair=NAME), --text with "
         "--text-pair, or tuples."
     ),
 }
 """What next, where a model of texts got the others."""
+NOT_SHOWN = ("Cc", "Cf", "Zl", "Zp", "Zs")
+"""Categories of characters that nobody sees: control, zero-width and byte order marks, spaces."""
 NO_TEXT = "Give each row its text, or leave such rows out by --skip-bad."
 EMPTY = np.void(hashlib.sha256().digest())
 """The digest of a sample that cannot be read."""
@@ -63,6 +66,8 @@ class Samples(ABC):
     """The columns of the table that they come from."""
     used: tuple[str, ...] = ()
     """Those of them that hold texts, images and groups."""
+    remarks: tuple[str, ...] = ()
+    """What is to be said of how a table was read."""
     grouping: Sequence[Any] | None = None
     """The column of a table that says which query each sample belongs to."""
 
@@ -79,8 +84,9 @@ class Samples(ABC):
 
     @property
     def note(self) -> str | None:
-        """Which order of classes was assumed, where names did not say."""
-        return None if self.written is None else self.written.note
+        """How the data was read, where that was not plain: which column, which order of classes."""
+        labels = None if self.written is None else self.written.note
+        return "; ".join(filter(None, (*self.remarks, labels))) or None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -230,7 +236,7 @@ class Rows(Samples):
     def read(self, i: int) -> Decoded:
         if self.kind == "text":
             return self._text(i)
-        value = self._value(i)
+        value = self.column[i]
         if isinstance(value, Image.Image):
             return plain(value)
         return decode(self.content(i), f"{self.spec}, row {i}")
@@ -238,7 +244,7 @@ class Rows(Samples):
     def content(self, i: int) -> bytes:
         if self.kind == "text":
             return self._text(i).encode()
-        value = self._value(i)
+        value = self.column[i]
         if isinstance(value, Mapping):
             content = value.get("bytes")
             value = value.get("path") if content is None else content
@@ -249,10 +255,6 @@ class Rows(Samples):
         if isinstance(value, Image.Image):
             return value.mode.encode() + value.tobytes()
         raise DataError(f"{self.spec}, row {i}: holds {type(value).__name__}, not an image")
-
-    def _value(self, i: int) -> Any:
-        value = self.column[i]
-        return value[0] if isinstance(value, tuple) else value  # torchvision's picture and class
 
     def _text(self, i: int) -> str:
         value = self.column[i]
@@ -268,9 +270,9 @@ class Rows(Samples):
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell holds no text: nothing, NaN, or white space alone."""
+    """Whether a cell holds no text: nothing, NaN, or nothing that is shown."""
     if isinstance(value, str):
-        return not value.strip()
+        return all(category(letter) in NOT_SHOWN for letter in value)
     return value is None or (isinstance(value, float) and value != value)
 
 
@@ -312,6 +314,7 @@ class Subset(Samples):
         self.parent, self.index = parent, range(len(parent)) if index is None else index
         self.kind, self.inputs = parent.kind, parent.inputs
         self.columns, self.found, self.used = parent.columns, parent.found, parent.used
+        self.remarks = parent.remarks
 
     def __len__(self) -> int:
         return len(self.index)
@@ -397,10 +400,10 @@ def fit_classes(samples: Samples, model: Model) -> Samples:
         others = [name for name in found if name not in samples.used]
         hint = (
             "Give class folders, an array called labels, or a column called label(s), or "
-            "name it by --label-column; a label of -1 stands for none."
+            "name it by --columns label=NAME; a label of -1 stands for none."
         )
         if len(others) == 1:
-            hint = f"Is it --label-column {others[0]}?"
+            hint = f"Is it --columns label={others[0]}?"
         raise DataError(f"{samples.spec}: has no labels{columns}", hint=hint)
     return Subset(samples, matched(samples.spec, column, model))
 

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
-from PIL import Image
 
-from hydrasurgeon.data.images import MAX_BYTES, decode, pixels
+from hydrasurgeon.data.hub import read_hub
+from hydrasurgeon.data.images import pixels
 from hydrasurgeon.data.labels import (
-    Column,
     array_labels,
     class_names,
     is_label_array,
     named,
-    numbered,
 )
-from hydrasurgeon.data.libraries import read_hub, read_torchvision
-from hydrasurgeon.data.places import PICTURES, TABLES, ending, is_there, is_url, located
+from hydrasurgeon.data.places import PICTURES, TABLES, ending, is_url, located
 from hydrasurgeon.data.remote import read_remote
 from hydrasurgeon.data.samples import Arrays, Files, Rows, Samples, TextPairs, fit_classes, limited
 from hydrasurgeon.data.tables import ID, Columns, Table, joined, read_tables, rows, table_of
@@ -34,102 +29,11 @@ from hydrasurgeon.files.foreign import (
     decoding,
     open_regular,
     portable,
-    read_text,
     readable,
-    visible,
 )
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.options.columns import LABELS, DataSpec
-
-# Files in one archive: more than any data set has.
-MAX_FILES = 4_000_000
-
-
-class Zipped(Samples):
-    """Images of an archive, each unpacked when it is read, and never more of it than an image may
-    have.
-    """
-
-    def __init__(self, spec: str, path: Path, names: Sequence[str], written: Column | None) -> None:
-        super().__init__(spec, written)
-        self.path, self.names = path, list(names)
-        self._opened: tuple[int, IO[bytes], zipfile.ZipFile] | None = None
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_opened": None}
-
-    def __del__(self) -> None:
-        if getattr(self, "_opened", None) is not None:
-            self._opened[1].close()  # type: ignore[index]
-
-    def name(self, i: int) -> str:
-        return self.names[i]
-
-    def read(self, i: int) -> Image.Image:
-        return decode(self.content(i), f"{self.path}: {visible(self.names[i])}")
-
-    def content(self, i: int) -> bytes:
-        where = f"{self.path}: {visible(self.names[i])}"
-        with decoding(f"{where}: cannot be unpacked"), self._archive().open(self.names[i]) as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise DataError(f"{where}: unpacks to more than {MAX_BYTES:,} bytes")
-        return content
-
-    def _archive(self) -> zipfile.ZipFile:
-        """Of this process alone: workers that share a file would move its position for one another."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            file = open_regular(self.path, error=DataError)
-            self._opened = os.getpid(), file, zipfile.ZipFile(file)
-        return self._opened[2]
-
-
-def read_zip(spec: str, path: Path) -> Samples:
-    """Class folders, or images without labels, perhaps within folders that hold all of them."""
-    with open_regular(path, error=DataError) as file, decoding(f"{spec}: not a readable .zip file"):
-        files = [info.filename for info in zipfile.ZipFile(file).infolist() if not info.is_dir()]
-    if len(files) > MAX_FILES:
-        raise DataError(f"{spec}: holds {len(files):,} files; at most {MAX_FILES:,} are read")
-    wrong = next((name for name in files if not _is_plain(name)), None)
-    if wrong is not None:
-        raise DataError(f"{spec}: names a file '{visible(wrong)[:80]}', which is not one within it")
-    if len(set(files)) != len(files):
-        raise DataError(f"{spec}: holds two files of one name")
-    images = [
-        name for name in sorted(files) if ending(Path(name)) in PICTURES and not _is_hidden(name)
-    ]
-    parts, depth = [PurePosixPath(name).parts for name in images], 0
-    while parts and min(map(len, parts)) > depth + 2 and len({each[depth] for each in parts}) == 1:
-        depth += 1  # a folder that all lie in says nothing
-    folders = [each[depth] for each in parts if len(each) > depth + 1]
-    if len(folders) < len(images) or len({*folders}) < 2:
-        return Zipped(spec, path, images, None)
-    return Zipped(spec, path, images, named(spec, folders))
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a name stays within its archive, and can be shown."""
-    path = PurePosixPath(name)
-    return (
-        name.isprintable()
-        and "\\" not in name
-        and not path.is_absolute()
-        and ".." not in path.parts
-    )
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
-
-
-# Bytes of an image list.
-MAX_LIST = 1 << 30
-LABEL = re.compile(r"-?[0-9]{1,18}")
-"""The label in a line of an image list."""
 
 
 def open_data(
@@ -165,7 +69,7 @@ def open_data(
     elif paths[0].is_dir():
         samples = _folder(spec, paths[0])
     else:
-        samples = READERS[ending(paths[0])](spec, paths[0])
+        samples = _npz(spec, paths[0])
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
     samples.spec = portable(spec)
@@ -263,48 +167,6 @@ def _images_in(folder: Path) -> list[Path]:
     return sorted(path for path in walked if ending(path) in PICTURES)
 
 
-def _image_list(spec: str, path: Path) -> Samples:
-    """An OpenOOD list: `relative/path.jpg label` a line; label -1 where there is none.
-
-    A list names files of its reader, wherever they lie: like a folder of links, it is as trusted as
-    its images.
-    """
-    text = read_text(path, most=MAX_LIST, error=DataError)
-    names, labels = [], []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        name, *label = line.rsplit(maxsplit=1)
-        if not label or not LABEL.fullmatch(label[0]):
-            raise DataError(
-                f"{spec}, line {number}: not a line of an image list",
-                hint="Each line is `relative/path.jpg label`; the label is a number, -1 for none.",
-            )
-        names.append(name)
-        labels.append(int(label[0]))
-    root = _root(spec, path, names[0]) if names else path
-    return Files(spec, [root / name for name in names], numbered(spec, labels))
-
-
-def _root(spec: str, path: Path, name: str) -> Path:
-    """Where the paths of an image list start: at @ROOT, or at the first folder around it that has
-    the first image.
-    """
-    _, at, root = spec.partition("@")
-    # OpenOOD keeps its lists in benchmark_imglist/<set>/ beside images_classic/ and
-    # images_largescale/.
-    above = [path.parent, *path.parents[:3]]
-    beside = [up / name for up in above for name in ("images_classic", "images_largescale")]
-    roots = [Path(root)] if at else [*above, *beside]
-    for candidate in roots:
-        if is_there(candidate / name):
-            return candidate
-    raise DataError(
-        f"{spec}: {name[:200]} is not there",
-        hint=f"Looked below {', '.join(map(str, roots[:2]))}; name the root: {path}@ROOT.",
-    )
-
-
 def _demo(spec: str, rest: str, columns: Columns) -> Samples:
     folder = files("hydrasurgeon") / "demo"
     sets = {
@@ -352,7 +214,5 @@ def _arrays(spec: str, file: IO[bytes]) -> Arrays:
     return Arrays(spec, images, written)
 
 
-READERS = {".npz": _npz, ".txt": _image_list, ".zip": read_zip}
-"""Ending of a file → its reader."""
-SCHEMES = {"hf": read_hub, "torchvision": read_torchvision, "demo": _demo}
+SCHEMES = {"hf": read_hub, "demo": _demo}
 """What stands before the colon → its reader."""

@@ -23,8 +23,8 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
 from hydrasurgeon.lookup import did_you_mean
 
-TAB = "\t"
-"""What stands between the fields of a .tsv file."""
+SEPARATORS = ",;\t"
+"""What may stand between the fields of a .csv file: that which parts its first line most often."""
 IMAGES = ("image", "img")
 """Columns that may hold images, the first that is there."""
 TEXTS = ("text", "sentence")
@@ -71,6 +71,13 @@ MAX_WHOLE = 4 << 30
 # become a thousand times as many, and texts do not shrink to a fiftieth.
 MAX_UNPACKED = 64 << 20
 MAX_RATIO = 50
+# Bytes of a packed table that is unpacked once before its first row is read: a larger one is
+# checked while it is read.
+SMALL = 8 << 20
+# Bytes that are unpacked at once, to see how many there are.
+BLOCK = 1 << 20
+# Blank lines of a file.
+MAX_BLANK = 1_000_000
 # Values of a packed .json: the least of them takes 50 bytes.
 MAX_VALUES = 20_000_000
 # Rows of a text file that are Python's objects at once.
@@ -120,9 +127,7 @@ class Table:
     """The names of the classes, for columns of class numbers that have them."""
     root: Path | None = None
     """Where paths in it start."""
-    hint: str = (
-        "Name the columns: --text-column NAME, --label-column NAME, or --columns ROLE=NAME,…."
-    )
+    hint: str = "Name the columns: --columns text=NAME,label=NAME."
     """What next, where a column is missing."""
 
     def find(self, names: Sequence[str]) -> str | None:
@@ -137,14 +142,10 @@ class Table:
         if name is None:
             return self.find(usual)
         if name not in self.columns:
-            option = (
-                f"--{role}-column {name}"
-                if role in ("text", "label")
-                else f"--columns {role}={name}"
-            )
             near = did_you_mean(name, self.names)
             raise DataError(
-                f"{option}: {self.spec} has no such column{near} ({listed(self.names)})"
+                f"--columns {role}={name}: {self.spec} has no such column{near} "
+                f"({listed(self.names)})"
             )
         return name
 
@@ -208,22 +209,26 @@ def tables_in(
     root: Path | None = None,
 ) -> Iterator[Table]:
     """The same of an open file of so many bytes; `kind` is its ending."""
-    pieces = _pieces(spec, kind, file, size, columns, root)
+    source = Source(spec, file, size, root, columns)
+    pieces = _unpacked(source, kind) if kind.endswith(".gz") else READERS[kind](source)
     if columns.at_once is None:
         yield _whole(pieces)
     else:
         yield from pieces
 
 
-def _pieces(
-    spec: str, kind: str, file: IO[bytes], size: int, columns: Columns, root: Path | None
-) -> Iterator[Table]:
-    if not kind.endswith(".gz"):
-        yield from READERS[kind](Source(spec, file, root, columns))
-        return
-    with decoding(f"{spec}: is not a readable .gz file"), gzip.open(file) as unpacked:
-        most = max(MAX_UNPACKED, MAX_RATIO * size)
-        packed = Source(spec, cast(IO[bytes], unpacked), root, columns, most)
+def _unpacked(source: Source, kind: str) -> Iterator[Table]:
+    with (
+        decoding(f"{source.spec}: is not a readable .gz file"),
+        gzip.open(source.file) as unpacked,
+    ):
+        packed = replace(source, file=cast(IO[bytes], unpacked), is_packed=True)
+        if source.size <= SMALL:
+            read = 0
+            while block := unpacked.read(BLOCK):
+                read += len(block)
+                packed.check_unpacked(read)
+            unpacked.seek(0)
         yield from READERS[kind.removesuffix(".gz")](packed)
 
 
@@ -249,41 +254,49 @@ class Source:
 
     spec: str
     file: IO[bytes]
+    size: int
+    """Bytes of the file as it lies there."""
     root: Path | None
     """Where paths in it start; None of a remote file, which may hold none."""
     wanted: Columns
-    most: int | None = None
-    """Bytes that a packed file may unpack to."""
+    is_packed: bool = False
 
     def content(self) -> bytes:
         """The whole file."""
-        most = self.most or MAX_WHOLE
+        most = self.most if self.is_packed else MAX_WHOLE
         content = self.file.read(most + 1)
         if len(content) > most:
-            raise self.too_large()
+            raise DataError(f"{self.spec}: is too large; at most {most:,} bytes are read")
         return content
 
     def lines(self) -> Iterator[str]:
         """The lines of a UTF-8 file, without a byte order mark."""
-        read = 0
+        read = blank = 0
         for number, line in enumerate(iter(lambda: self.file.readline(MAX_LINE + 1), b""), 1):
             where = f"{self.spec}, line {number}"
             read += len(line)
             if len(line) > MAX_LINE:
                 raise DataError(f"{where}: is too long; at most {MAX_LINE:,} bytes are read")
-            if self.most is not None and read > self.most:
-                raise self.too_large()
+            if self.is_packed:
+                self.check_unpacked(read)
+            blank += line.isspace()
+            if blank > MAX_BLANK:
+                raise DataError(f"{where}: is one of more than {MAX_BLANK:,} blank lines")
             if number == 1:
                 line = line.removeprefix(BOM_UTF8)
             yield utf8(line, where, DataError)
 
-    def too_large(self) -> DataError:
-        if self.most is None:
-            return DataError(f"{self.spec}: is too large; at most {MAX_WHOLE:,} bytes are read")
-        return DataError(
-            f"{self.spec}: unpacks to more than {self.most:,} bytes",
-            hint="Unpack it first, if it is what you expect.",
-        )
+    @property
+    def most(self) -> int:
+        """Bytes that it may unpack to."""
+        return max(MAX_UNPACKED, MAX_RATIO * self.size)
+
+    def check_unpacked(self, size: int) -> None:
+        if size > self.most:
+            raise DataError(
+                f"{self.spec}: unpacks to more than {self.most:,} bytes",
+                hint="Split it into several files, or unpack it if it is what you expect.",
+            )
 
     def is_enough(self, rows: int) -> bool:
         """Whether as many rows as this are all that is read."""
@@ -333,6 +346,7 @@ def rows(table: Table, columns: Columns) -> Samples:
     if (words := _words(table, columns)) is not None:
         return words
     image = second = None
+    remarks: tuple[str, ...] = ()
     if not {"text", "text_pair"} & columns.named.keys():
         image = table.column("image", columns, IMAGES)
     if image is not None:
@@ -341,11 +355,12 @@ def rows(table: Table, columns: Columns) -> Samples:
     else:
         first, second = _texts(table, columns)
         made = Rows(table.spec, table.columns[first], "text")
+        remarks = _passed_over(table, columns, first)
     if second is not None:
         made = TextPairs(made, Rows(table.spec, table.columns[second], "text"), second)
     labels = table.column("label", columns, LABELS)
     group = table.column("group", columns, GROUPS)
-    made.found = table.names
+    made.found, made.remarks = table.names, remarks
     made.used = tuple(name for name in (first, second, group) if name is not None)
     if labels is not None:
         made.written = _labels(table, labels)
@@ -383,6 +398,7 @@ def _words(table: Table, columns: Columns) -> Tokens | None:
     else:
         return None
     made = Tokens(spec, texts, written)
+    made.remarks = _passed_over(table, columns, tokens) if tokens == text else ()
     made.found, made.used = table.names, tuple(filter(None, (tokens, labels)))
     made.columns = {name: found[name] for name in columns.carried if name in found}
     return made
@@ -418,11 +434,21 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
             f"{table.spec}: columns {', '.join(several)} hold more than one text for each row",
             hint=f"Name both, --columns text={several[0]},text_pair={several[1]}, or the one that "
             "is read, "
-            "--text-column NAME.",
+            "--columns text=NAME.",
         )
     if first is None:
         raise table.needs("a column image or text")
     return first, second
+
+
+def _passed_over(table: Table, columns: Columns, text: str) -> tuple[str, ...]:
+    """A note where the table has another column that is usually one of texts."""
+    others = [name for name in TEXTS if name in table.columns and name != text]
+    if "text" in columns.named or not others:
+        return ()
+    return (
+        f"{table.spec}: texts are those of column {text}; --columns text={others[0]} reads others",
+    )
 
 
 def _jsonl(source: Source) -> Iterator[Table]:
@@ -461,8 +487,10 @@ def _whole_json(source: Source) -> Table:
     """A list of records, or a record of columns."""
     wanted, spec = source.wanted.wanted, source.spec
     content = source.content()
-    if source.most is not None and content.count(b",") + content.count(b"[") > MAX_VALUES:
-        raise source.too_large()
+    if source.is_packed and content.count(b",") + content.count(b"[") > MAX_VALUES:
+        raise DataError(
+            f"{spec}: unpacks to more than {MAX_VALUES:,} values", hint="Unpack it first."
+        )
     value = parse_json(content, spec, most=MAX_WHOLE, error=DataError)
     if isinstance(value, dict) and value and all(map(_is_list, value.values())):
         if len({len(values) for values in value.values()}) > 1:
@@ -480,11 +508,14 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
-def _csv(source: Source, *, between: str = ",") -> Iterator[Table]:
+def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
     csv.field_size_limit(MAX_LINE)
     spec, wanted = source.spec, source.wanted.wanted
-    lines = csv.reader(source.lines(), delimiter=between, strict=True)
-    with decoding(f"{spec}: not a readable .{'tsv' if between == TAB else 'csv'} file"):
+    with decoding(f"{spec}: not a readable .csv file"):
+        text = source.lines()
+        head = next(text, "\n")
+        separator = max(separators, key=lambda each: len(next(csv.reader([head], delimiter=each))))
+        lines = csv.reader(chain([head], text), delimiter=separator, strict=True)
         names = _once(spec, next(lines, []))
         columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
         read = [(at, name) for at, name in enumerate(names) if name in columns]
@@ -520,19 +551,48 @@ def _parquet(source: Source) -> Iterator[Table]:
     spec = source.spec
     with decoding(f"{spec}: not a readable .parquet file"):
         file = parquet.ParquetFile(source.file)
-        source.is_enough(file.metadata.num_rows)
-        schema = file.schema_arrow
+        about, schema = file.metadata, file.schema_arrow
+        source.is_enough(about.num_rows)
+        source.check_unpacked(
+            sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        )
         names = _once(spec, schema.names)
         wanted, at_once = [n for n in names if n in source.wanted.wanted], source.wanted.at_once
-        if at_once is None or not file.metadata.num_rows:
+
+        def batches() -> Iterator[Any]:
+            read = 0
+            for batch in file.iter_batches(at_once or PIECE, columns=wanted):
+                # A value that is stored once may stand in millions of rows.
+                read += batch.nbytes
+                source.check_unpacked(read)
+                yield batch
+
+        if source.size <= SMALL:
+            _check_texts(source, schema, wanted)
+        if not about.num_rows:
             tables = iter([file.read(wanted)])
+        elif at_once is None:
+            tables = iter([Arrow.from_batches(batches())])
         else:
-            batches = file.iter_batches(at_once, columns=wanted)
-            tables = (Arrow.from_batches([batch]) for batch in batches)
+            tables = (Arrow.from_batches([batch]) for batch in batches())
         for table in tables:
             table.validate(full=True)  # that texts are UTF-8, among others
             columns = {name: _Column(table[name]) for name in table.column_names}
             yield Table(spec, names, columns, _described(spec, schema), source.root)
+
+
+def _check_texts(source: Source, schema: Any, wanted: Sequence[str]) -> None:
+    """Refuse columns in which a text that is stored once stands in too many rows."""
+    import pyarrow as pa
+    from pyarrow import compute, parquet
+
+    texts = [name for name in wanted if pa.types.is_string(schema.field(name).type)]
+    file, size = parquet.ParquetFile(source.file, read_dictionary=texts), 0
+    for batch in file.iter_batches(PIECE, columns=texts):
+        for column in batch.columns:
+            lengths = compute.binary_length(column.dictionary)
+            size += compute.sum(lengths.take(column.indices)).as_py() or 0
+        source.check_unpacked(size)
 
 
 class _Column(Sequence[Any]):
@@ -581,7 +641,7 @@ READERS: dict[str, Callable[..., Iterator[Table]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,
-    ".tsv": partial(_csv, between=TAB),
+    ".tsv": partial(_csv, separators="\t"),
     ".parquet": _parquet,
     ".conll": _conll,
     ".bio": _conll,

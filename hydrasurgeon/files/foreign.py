@@ -171,8 +171,8 @@ def is_name(text: str) -> bool:
 
 
 def portable(spec: str) -> str:
-    """A path, or LIST@ROOT of two, without the folders of this machine: what files record is the
-    same everywhere; a URL without its password and signature.
+    """A path without the folders of this machine: what files record is the same everywhere; a URL
+    without its password and signature.
     """
     if "://" in spec:
         scheme, _, rest = spec.partition("://")
@@ -180,7 +180,7 @@ def portable(spec: str) -> str:
         if scheme in ("http", "https"):
             path = QUERY.sub("", path)
         return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-    return "@".join(Path(part).name if os.path.isabs(part) else part for part in spec.split("@"))
+    return Path(spec).name if os.path.isabs(spec) else spec
 
 
 def visible(text: object) -> str:

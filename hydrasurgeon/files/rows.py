@@ -35,8 +35,8 @@ STEP = 1 << 16
 """Bytes in which the end of a file's last whole line is looked for."""
 ARROW = {"text": "string", "json": "string", "number": "float64", "whole": "int64", "flag": "bool"}
 """What a column may hold → arrow's name for it."""
-FORMULA = ("=", "+", "-", "@")
-"""What spreadsheets take for a formula's first character."""
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+"""What spreadsheets take for a formula's first character, some of them full-width ones too."""
 LAYOUT = "\n\t"
 """Control characters that a text may hold."""
 
@@ -151,7 +151,7 @@ class Appended:
 def _csv(file: IO[bytes], columns: Mapping[str, str], spread: Callable[[Row], Row]) -> Write:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     table = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    table.writeheader()
+    table.writer.writerow(map(harmless, columns))
 
     def write(rows: Sequence[Row]) -> None:
         for row in rows:

@@ -83,7 +83,7 @@ def check_once(option: str, names: Sequence[str]) -> None:
 
 
 def _name_of(text: str) -> tuple[str, str]:
-    """`NAME=D`, or D under a name of its own: `torchvision:CIFAR100:test` is CIFAR100, `a/b.npz` is
+    """`NAME=D`, or D under a name of its own: `hf:cifar100:test` is cifar100, `a/b.npz` is
     b.
     """
     match = NAMED.fullmatch(text)
@@ -92,7 +92,7 @@ def _name_of(text: str) -> tuple[str, str]:
     scheme, colon, rest = text.partition(":")
     if colon and not os.path.exists(text):
         return rest.partition(":")[0].rpartition("/")[2] or scheme, text
-    return Path(text.partition("@")[0]).stem, text
+    return Path(text).stem, text
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from itertools import zip_longest
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -18,8 +17,6 @@ from hydrasurgeon.options.base import LABELLED, READ, UNLABELLED, Options, about
 
 ROLES = ("text", "text_pair", "label", "image", "group")
 """What a column can be."""
-PLACED = ("text", "label")
-"""Roles that are known by their place behind a spec, and have options of their own."""
 LABELS = "labels"
 """Beside the roles: what labels that are numbers mean."""
 OF_LABELLED = ("label", "group", LABELS)
@@ -56,17 +53,20 @@ class DataSpec(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> DataSpec:
-        """`PLACE#TEXT#LABEL` is read too: roles that are known by their place."""
+        """A file may have a # in its name."""
         if "#" not in text or os.path.exists(text):
             return cls(text, {})
         place, *parts = text.split("#")
         columns = {}
-        for role, part in zip_longest(PLACED, parts):
-            named, comma, name = (part or "").partition(",")
-            if comma and named in (*ROLES, LABELS):
-                columns[named] = unquote(name)
-            elif part and role:
-                columns[role] = unquote(part)
+        for part in parts:
+            role, _, name = part.partition(",")
+            if role not in (*ROLES, LABELS) or not name:
+                raise UsageError(
+                    f"{text}: #{part} names no column",
+                    hint="Write --columns text=NAME,label=NAME; or behind one data set "
+                    "#text,NAME#label,NAME.",
+                )
+            columns[role] = unquote(name)
         return cls(place, columns)
 
     def __str__(self) -> str:
@@ -85,20 +85,6 @@ class DataSpec(NamedTuple):
 class Columns(Options):
     """Which columns of tables are read."""
 
-    text_column: str | None = option(
-        None,
-        metavar="NAME",
-        unset="text or sentence",
-        group=READ,
-        help="The column of tables that holds the texts.",
-    )
-    label_column: str | None = option(
-        None,
-        metavar="NAME",
-        unset="label or labels",
-        group=READ,
-        help="The column of tables that holds the labels.",
-    )
     columns: Annotated[Mapping[str, str] | str | None, BeforeValidator(_roles)] = option(
         None,
         metavar="ROLE=NAME,…",
@@ -109,14 +95,15 @@ class Columns(Options):
         ),
     )
 
-    labels: Literal["names", "positions", "sorted"] | None = option(
+    labels: Literal["names", "positions", "sorted", "exact"] | None = option(
         None,
-        metavar="names|positions|sorted",
+        metavar="names|positions|sorted|exact",
         unset="names where all are the model's",
         group=READ,
         help=(
             "What labels that are numbers mean: class names, or positions from 0; folders: "
-            "positions (by number) or sorted (as text)."
+            "positions (by number) or sorted (as text). exact: names, each spelling a class of "
+            "its own."
         ),
     )
 
@@ -125,9 +112,6 @@ class Columns(Options):
     def _named_columns(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Each data set says which of its columns are read: so do history, fingerprints and replay."""
         columns = dict(_roles(values.get("columns")) or {})
-        for role in PLACED:
-            if values.get(f"{role}_column"):
-                columns[role] = values[f"{role}_column"]
         if values.get(LABELS) is not None:
             columns[LABELS] = values[LABELS]
         if not columns:

@@ -35,10 +35,7 @@ CHECKPOINT = (
     "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
 )
 """Help of CKPT."""
-DATA = (
-    "Labelled data: folder or .zip of images, .csv, .jsonl, .parquet, .npz, list, hf:…, "
-    "torchvision:…, demo:…"
-)
+DATA = "Labelled data: folder of images, .csv, .jsonl, .parquet, .npz, hf:…, demo:…"
 """Help of labelled data."""
 OUT = "NAME.safetensors, or DIR/ for the family's own layout."
 """Help of --out."""

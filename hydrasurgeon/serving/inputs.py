@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from hydrasurgeon.data.images import decode
-from hydrasurgeon.data.samples import READS
+from hydrasurgeon.data.samples import READS, is_missing
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import parse_json, utf8
 
@@ -202,7 +202,7 @@ def input_of(where: str, name: str | int, content: str | tuple[str, str] | bytes
         raise HTTPException(422, f"{where}: its id has more than {MAX_ID:,} bytes")
     if not isinstance(content, bytes):
         texts = (content,) if isinstance(content, str) else content
-        if not all(text.strip() for text in texts):
+        if any(map(is_missing, texts)):
             raise HTTPException(422, f"{where}: the text is missing")
         if sum(map(len, texts)) > MAX_CHARACTERS:
             raise HTTPException(413, f"{where}: a text of more than {MAX_CHARACTERS:,} characters")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,6 +16,8 @@ from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_any
@@ -95,7 +98,7 @@ def predict(arguments: PredictOptions) -> Predicted:
         read = output_file(arguments.embeddings, option="--embeddings", force=force, inputs=inputs)
     source: _Model | _Predictions
     source = _Model(arguments) if arguments.predictions is None else _Predictions(arguments)
-    counts, ids = Counter[str](), list[str]()
+    counts, ids, hashes = Counter[str](), list[str](), array("q")
     returned: list[dict[str, Any]] = []
     keep: Callable[[list[dict[str, Any]]], None] = returned.extend
     with ExitStack() as stack:
@@ -110,12 +113,15 @@ def predict(arguments: PredictOptions) -> Predicted:
             counts.update(_outcome(row, source.problem) for row in rows)
             if read is not None:
                 ids += [str(row["id"]) for row in rows if "error" not in row]
+            hashes.extend(hash(str(row["id"])) for row in rows)
             keep(rows)
     if read is not None and isinstance(source, _Model):
         source.write_embeddings(read, ids)
-    return Predicted(
-        place, sum(counts.values()), dict(sorted(counts.items())), source.notes, returned
-    )
+    notes = source.notes
+    repeated = len(hashes) - len(np.unique(hashes))
+    if repeated:
+        notes += (f"{repeated:,} of {len(hashes):,} rows have the id of another row",)
+    return Predicted(place, len(hashes), dict(sorted(counts.items())), notes, returned)
 
 
 def _hand_on(each: Callable[[str], None], rows: list[dict[str, Any]]) -> None:
@@ -190,7 +196,8 @@ class _Model:
         own = ("id", *self.model.problem.columns)
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
-        said = opened.note, fitted_otherwise(opened, arguments.engine)
+        remarks = () if first is None else first.remarks
+        said = opened.note, fitted_otherwise(opened, arguments.engine), *remarks
         self.problem = self.model.problem
         self.notes = (*filter(None, said), *self.model.notes)
         if self.model.state is None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_families import FAMILIES
 
+import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.data import tables as limits
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.options.columns import DataSpec
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.measuring import EvaluateOptions
 
@@ -75,7 +76,7 @@ def test_a_table_is_the_same_in_every_format(there: Path) -> None:
     ):
         assert _content(open_data(spec)) == expected, spec
     (spec,) = EvaluateOptions.of(
-        "m", data="other.csv", text_column="film.review", label_column="the stars"
+        "m", data="other.csv", columns="text=film.review,label=the stars"
     ).data
     assert spec == "other.csv#text,film%2Ereview#label,the%20stars"
     assert _content(open_data(spec)) == expected
@@ -85,16 +86,16 @@ def test_columns_are_named_for_each_set_that_has_them() -> None:
     options = CalibrateOptions.of(
         "m",
         data="v.csv",
-        ood=["o.csv", "near.csv#body"],
-        text_column="t",
-        label_column="l",
+        ood=["o.csv", "near.csv#text,body"],
+        columns="text=t,label=l",
         out="o",
     )
     assert options.data == "v.csv#text,t#label,l"
     assert options.ood == ("o.csv#text,t", "near.csv#text,body")
     again = CalibrateOptions.recalled(options.recorded())
     assert (again.data, again.ood) == (options.data, options.ood)
-    assert CalibrateOptions.of("m", data="v.csv", label_column="l", out="o").data == "v.csv#label,l"
+    with pytest.raises(UsageError, match="#l names no column"):
+        DataSpec.parse("v.csv#l")
 
 
 def test_one_picture(there: Path) -> None:
@@ -118,55 +119,9 @@ def test_one_picture_is_predicted(
     assert "--text conflicts with --data" in capsys.readouterr().err
 
 
-def _pictures(there: Path, *classes: str) -> None:
-    for number, name in enumerate(classes):
-        (there / "set" / name).mkdir(parents=True)
-        for i in range(2):
-            Image.fromarray(np.full((4, 4), 40 * number + i, np.uint8)).save(
-                there / "set" / name / f"{i}.png"
-            )
-
-
-@pytest.mark.parametrize("inside", ["", "set/", "some/set/"])
-def test_a_zip_is_its_folder(there: Path, inside: str) -> None:
-    _pictures(there, "cat", "dog")
-    with zipfile.ZipFile("set.zip", "w") as archive:
-        for path in (there / "set").rglob("*.png"):
-            archive.write(path, inside + path.relative_to(there / "set").as_posix())
-        archive.writestr(f"{inside}notes.txt", "not a picture")
-        archive.writestr("__MACOSX/._0.png", b"")
-    folder, zipped = open_data("set"), open_data("set.zip")
-    assert _content(zipped) == _content(folder)
-    assert zipped.name(3) == f"{inside}dog/1.png"
-    again = pickle.loads(pickle.dumps(zipped))  # as a worker process gets it
-    assert [np.asarray(again.read(i)).max() for i in range(4)] == [0, 1, 40, 41]
-
-
-def _zip(path: Path, members: dict[str, bytes]) -> Callable[[], Samples]:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return lambda: open_data(str(path))
-
-
-@pytest.mark.parametrize(
-    "name", ["../out.png", "/etc/out.png", "a/../../out.png", "a\\out.png", "a\x1b[2J.png"]
-)
-def test_a_zip_that_leads_out_of_itself_is_refused(there: Path, name: str) -> None:
-    with pytest.raises(DataError, match="names a file"):
-        _zip(there / "z.zip", {"a/1.png": b"", name: b""})()
-
-
 def test_a_packed_file_cannot_become_too_large(
     there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydrasurgeon.data.sources.MAX_BYTES", 1000)
-    bomb = _zip(there / "z.zip", {"1.png": bytes(100_000)})()
-    with pytest.raises(DataError, match=r"1.png: unpacks to more than 1,000 bytes"):
-        bomb.read(0)
-    (there / "z.zip").write_bytes(b"PK\x03\x04 and so on")
-    with pytest.raises(DataError, match=r"not a readable \.zip file"):
-        open_data("z.zip")
     monkeypatch.setattr(limits, "MAX_UNPACKED", 1000)
     for name, content in (
         ("b.csv.gz", b"text\n" + b"a\n" * 1000),
@@ -186,8 +141,7 @@ def test_messages_name_what_is_there(there: Path) -> None:
     Image.fromarray(np.zeros((3, 3), np.uint8)).save(there / "one.png")
     for spec, says in {
         "other.csv": "needs a column image or text (found: review, stars)",
-        "other.csv#reviw": "--text-column reviw: other.csv#reviw has no such column (did you mean review?) (found: ",
-        "other.csv#review#label": "--label-column label: other.csv#review#label has no such column (found: review",
+        "other.csv#text,reviw": "--columns text=reviw: other.csv#text,reviw has no such column (did you mean review?)",
         "*r*.csv": "its files have other columns (found: review, stars; found: text, stars)",
         "o*.*": "several files must all be tables, or all images",
         "x*.csv": "no file matches",
@@ -230,3 +184,35 @@ def test_columns_that_begin_late(there: Path) -> None:
     (there / "a.jsonl").write_text('{"text": "a"}\n{"text": "b", "label": 1}\n')
     with pytest.raises(DataError, match="row 0 has no label"):
         open_data("a.jsonl")
+
+
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_the_first_line_says_what_separates_fields(there: Path, between: str) -> None:
+    expected = _content(open_data(str(_table(there / "a.csv", ","))))
+    assert _content(open_data(str(_table(there / "b.csv", between)))) == expected
+    (there / "c.csv").write_text("text\none; two\n")
+    assert open_data("c.csv").read(0) == "one; two"
+
+
+def test_a_table_of_two_texts_says_which_it_took(there: Path) -> None:
+    (there / "a.csv").write_text("sentence,text\na,b\n")
+    samples = open_data("a.csv")
+    assert samples.read(0) == "b"
+    assert "texts are those of column text" in str(samples.note)
+    assert open_data("a.csv#text,sentence").note is None
+
+
+def test_ids_and_columns_of_answers(there: Path) -> None:
+    FAMILIES["BERT"].write(there / "bert")
+    (there / "a.jsonl").write_text(
+        "".join(
+            json.dumps({"id": i // 2, "text": "film", "\uff1dcmd": "\uff1d1+1"}) + "\n"
+            for i in range(4)
+        )
+    )
+    options = {"data": "a.jsonl", "keep_columns": "\uff1dcmd"}
+    done = hs.predict("bert", **options, out="o.csv")
+    assert "2 of 4 rows have the id of another row" in done.notes
+    head, row, *_ = csv.reader((there / "o.csv").read_text(encoding="utf-8").splitlines())
+    assert "'\uff1dcmd" in head
+    assert "'\uff1d1+1" in row

@@ -117,22 +117,6 @@ def test_parquet(tmp_path: Path) -> None:
         open_data(str(tmp_path / "broken.parquet"))
 
 
-def test_openood_lists(tmp_path: Path) -> None:
-    root = tmp_path / "images_classic"
-    folder(root / "cifar")
-    lists = tmp_path / "benchmark_imglist" / "cifar"
-    lists.mkdir(parents=True)
-    (lists / "test.txt").write_text("cifar/b/deep/30.png 1\ncifar/a/deep/10.png 0\n")
-    (lists / "ood.txt").write_text("cifar/b/deep/31.png -1\n")
-    assert values(str(lists / "test.txt")) == [30, 10]
-    assert open_data(str(lists / "test.txt")).labels.tolist() == [1, 0]
-    assert open_data(str(lists / "ood.txt")).labels is None
-    assert values(f"{lists / 'ood.txt'}@{root}") == [31]
-    (lists / "lost.txt").write_text("nowhere.png 0\n")
-    with pytest.raises(DataError, match=r"nowhere\.png is not there"):
-        open_data(str(lists / "lost.txt"))
-
-
 def test_hub_sets_go_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
@@ -201,26 +185,6 @@ def test_a_slice_is_no_part_of_a_name() -> None:
     assert parse_ood(f"near:x={slices}") == ("near", "x", slices)
     (labelled,) = labelled_sets(slices, None)
     assert (labelled.name, labelled.spec) == ("name", slices)
-
-
-def test_torchvision_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torchvision
-
-    class Fake:
-        classes = ("a", "b")
-
-        def __init__(self, root: str, train: bool, download: bool) -> None:
-            self.data = torch.full((2, 28, 28), 9 if train else 5, dtype=torch.uint8)
-            self.targets = [0, 1]
-
-        def __len__(self) -> int:
-            return 2
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", Fake)
-    assert values("torchvision:mnist:test") == [5, 5]
-    assert values("torchvision:MNIST:train") == [9, 9]
-    with pytest.raises(DataError, match="no data set MNISTT"):
-        open_data("torchvision:MNISTT:test")
 
 
 def test_limits_are_seeded_subsets(tmp_path: Path) -> None:

@@ -165,21 +165,6 @@ def test_folders_of_numbers_in_one_order(tmp_path: Path) -> None:
     assert fitted(data, model(None, 3)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("labels", "hint"),
-    [
-        (["red;round", "round;red"], '["red", "round"]'),
-        (["red|round", "blue"], '["red", "round"]'),
-        (["red, round", "round, red"], '["red", "round"]'),
-    ],
-)
-def test_names_that_look_like_lists(tmp_path: Path, labels: list[str], hint: str) -> None:
-    rows = "".join(f'a,"{label}"\n' for label in labels)
-    (tmp_path / "d.csv").write_text(f"text,label\n{rows}")
-    samples = open_data(str(tmp_path / "d.csv"))
-    assert hint in str(fit_classes(samples, model(None, 2)).note)
-
-
 def test_a_comma_in_a_name_is_no_list(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text('text,label\na,"tench, Tinca tinca"\na,"hen, bird"\n')
     assert open_data(str(tmp_path / "d.csv")).note is None

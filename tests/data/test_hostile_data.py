@@ -64,7 +64,6 @@ FILES = {
         label=[0, 1, 0],
     ),
     "i.parquet": parquet(image=[{"bytes": picture(), "path": "x"}] * 3, label=["x", "y", "x"]),
-    "d.txt": b"x.png 0\nx.png 1\n",
     "d.tar": tar(
         ("0.png", picture()), ("0.txt", b"one"), ("1.jpg", picture("jpeg")), ("1.txt", b"two")
     ),
@@ -197,22 +196,6 @@ def test_a_hub_set_is_never_looked_for_here(
     assert datasets.config.HF_DATASETS_TRUST_REMOTE_CODE is False
 
 
-@pytest.mark.parametrize("targets", [["cat", "dog"], [[0, 1], [1, 0]], [0, None]])
-def test_torchvision_sets_of_other_tasks(monkeypatch: pytest.MonkeyPatch, targets: object) -> None:
-    import torchvision
-
-    class Fake:
-        def __init__(self, root: str, train: bool, download: bool) -> None:
-            self.targets = targets
-
-        def __len__(self) -> int:
-            return 2
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", Fake)
-    with pytest.raises(DataError, match="not one class for each picture"):
-        open_data("torchvision:MNIST:test")
-
-
 def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
     """As names, "10" would come before "2"."""
     lines = [{"text": "x", "label": str(i)} for i in range(12)]
@@ -224,12 +207,11 @@ def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
     assert samples.written.numbers == tuple(range(12))
 
 
-@pytest.mark.parametrize("suffix", ["npz", "txt", "jsonl"])
+@pytest.mark.parametrize("suffix", ["npz", "jsonl"])
 def test_minus_one_everywhere_is_no_label(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(picture())
     contents = {
         "npz": npz(images=np.zeros((2, 8, 8), np.uint8), labels=np.array([-1, -1])),
-        "txt": b"x.png -1\nx.png -1\n",
         "jsonl": b'{"text": "a", "label": -1}\n{"text": "b", "label": -1}\n',
     }
     (tmp_path / f"d.{suffix}").write_bytes(contents[suffix])
@@ -256,8 +238,8 @@ def test_long_fields_of_a_csv(tmp_path: Path) -> None:
 def test_samples_that_cannot_be_read_are_left_out_on_request(tmp_path: Path) -> None:
     """Missing files and empty rows too: the fingerprint must not stop at them."""
     (tmp_path / "x.png").write_bytes(picture())
-    (tmp_path / "d.txt").write_text("x.png 0\ngone.png 1\nx.png 1\n")
-    samples = open_data(str(tmp_path / "d.txt"))
+    (tmp_path / "d.csv").write_text("image,label\nx.png,0\ngone.png,1\nx.png,1\n")
+    samples = open_data(str(tmp_path / "d.csv"))
     assert samples.fingerprint()["rows"] == 3
     batches = Batches(samples, eval_transform(PREPROCESS), batch_size=2, skip_bad=True)
     assert sum(len(batch.index) for batch in batches) == 2

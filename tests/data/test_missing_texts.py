@@ -38,7 +38,14 @@ def table(place: Path, missing: object, ending: str) -> str:
 
 @pytest.mark.parametrize(
     ("missing", "ending"),
-    [("", "csv"), ("  ", "csv"), ("", "jsonl"), (None, "jsonl"), (None, "parquet")],
+    [
+        ("", "csv"),
+        ("  ", "csv"),
+        ("\u200b\ufeff\x07", "jsonl"),
+        ("", "jsonl"),
+        (None, "jsonl"),
+        (None, "parquet"),
+    ],
 )
 def test_the_row_is_named(tmp_path: Path, missing: object, ending: str) -> None:
     samples = open_data(table(tmp_path, missing, ending))

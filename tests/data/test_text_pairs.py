@@ -86,14 +86,14 @@ def test_pairs_are_the_same_in_every_format(tmp_path: Path, ending: str) -> None
     assert labelled_sets(named, None)[0].name == "b"
     renamed = open_data(named)
     assert renamed.fingerprint()["sha256"] == samples.fingerprint()["sha256"]
-    (alone,) = EvaluateOptions.of("m", data=samples.spec, text_column="text").data
+    (alone,) = EvaluateOptions.of("m", data=samples.spec, columns="text=text").data
     assert open_data(str(tmp_path / alone)).read(1) == "d"
 
 
 def test_columns_of_each_data_set() -> None:
     columns = {"text": "q", "text_pair": "p", "labels": "l", "group": "id"}
     options = CalibrateOptions.of(
-        "m", data="v.csv", ood=["o.csv", "n.csv#t"], columns=columns, out="o"
+        "m", data="v.csv", ood=["o.csv", "n.csv#text,t"], columns=columns, out="o"
     )
     assert options.data == "v.csv#text,q#text_pair,p#label,l#group,id"
     assert options.ood == ("o.csv#text,q#text_pair,p", "n.csv#text,t")

@@ -110,7 +110,9 @@ def test_tags_become_the_models_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="where a tag for each word is due"):
         fit_classes(single, model())
     many = model().model_copy(update={"problem": "multi_label", "pooling": None})
-    with pytest.raises(DataError, match="row 0 has tags of words, where a list of labels is due"):
+    with pytest.raises(
+        DataError, match="row 0 has a tag for each word, where a list of labels is due"
+    ):
         fit_classes(open_data(spec), many)
 
 
@@ -367,13 +369,19 @@ def test_other_tables_may_call_columns_so(row: dict[str, Any], label: str, tmp_p
 @pytest.mark.parametrize(
     ("row", "roles"),
     [
-        ({"text": "-", "words": ["a", "b"], "iob": ["B-X", "O"]}, "#words#iob"),
-        ({"text": "-", "tokens": ["a", "b"], "tags": [], "iob": ["B-X", "O"]}, "#tokens#iob"),
-        ({"tokens": ["a", "b"], "ner_tags": ["B-X", "O"], "tags": [7]}, "##ner_tags"),
-        ({"line": "a b", "spans": [{"start": 0, "end": 1, "label": "X"}]}, "#line#spans"),
+        ({"text": "-", "words": ["a", "b"], "iob": ["B-X", "O"]}, "#text,words#label,iob"),
+        (
+            {"text": "-", "tokens": ["a", "b"], "tags": [], "iob": ["B-X", "O"]},
+            "#text,tokens#label,iob",
+        ),
+        ({"tokens": ["a", "b"], "ner_tags": ["B-X", "O"], "tags": [7]}, "#label,ner_tags"),
+        (
+            {"line": "a b", "spans": [{"start": 0, "end": 1, "label": "X"}]},
+            "#text,line#label,spans",
+        ),
         (
             {"text": "a b", "label": "y", "entities": [{"start": 0, "end": 1, "label": "X"}]},
-            "##entities",
+            "#label,entities",
         ),
     ],
 )

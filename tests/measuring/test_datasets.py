@@ -99,20 +99,18 @@ def test_names_of_data_sets(tmp_path: Path) -> None:
     odd = tmp_path / "k=v.npz"
     odd.touch()
     given = [
-        "torchvision:CIFAR100:test",
+        "hf:uoft-cs/cifar100:test",
         "hf:org/food101:validation",
         "imagenet/val",
         "b=x/y.npz",
         str(odd),
-        "l.txt@ROOT",
     ]
     assert [(s.name, s.spec) for s in labelled_sets(given, None)] == [
-        ("CIFAR100", given[0]),
+        ("cifar100", given[0]),
         ("food101", given[1]),
         ("val", given[2]),
         ("b", "x/y.npz"),
         ("k=v", str(odd)),
-        ("l", "l.txt@ROOT"),
     ]
     with pytest.raises(UsageError, match="val is there twice"):
         labelled_sets(["a/val", "b/val"], None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -134,6 +135,19 @@ def _lines(*records: Any) -> Callable[[Path], str]:
 def _fifo(folder: Path) -> str:
     os.mkfifo(folder / "d.npz")
     return str(folder / "d.npz")
+
+
+def _equal_texts(folder: Path) -> str:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1_000_000, np.int32)), ["x" * 1000])
+    schema = pa.schema([("text", pa.string())])
+    with pq.ParquetWriter(folder / "d.parquet", schema) as writer:
+        for start in range(0, 1_000_000, 10_000):
+            column = text[start : start + 10_000].dictionary_decode()
+            writer.write_table(pa.table({"text": column}))
+    return str(folder / "d.parquet")
 
 
 def _surrogates(folder: Path) -> str:
@@ -277,27 +291,28 @@ def _mistakes() -> Iterator[Mistake]:
         "its description",
     )
 
-    yield Mistake(
-        "a list without labels",
-        _file("d.txt", "a.png 0\nb.png\n"),
-        "d.txt, line 2: not a line of an image list",
-    )
-    yield Mistake(
-        "a list with a label of 5,000 digits",
-        _file("d.txt", "a.png " + "9" * 5000),
-        "d.txt, line 1: not a line",
-    )
-    yield Mistake("a list of missing images", _file("d.txt", "a.png 0\n"), "a.png is not there")
     yield Mistake("a folder whose name is not UTF-8", _surrogates, "is no name of a class")
     yield Mistake("an empty folder", str, "holds no samples")
     yield Mistake("a name of another demo set", lambda _: "demo:tets", "did you mean demo:test?")
-    yield Mistake(
-        "a torchvision set of another name",
-        lambda _: "torchvision:MINST:test",
-        "torchvision has no data set MINST",
-    )
     yield Mistake("a name longer than names are", lambda _: "x" * 5000 + ".npz", "cannot be read")
-    yield Mistake("a suffix that nobody reads", _file("d.xlsx", "x"), "no such data")
+    yield Mistake("a suffix that nobody reads", _file("d.txt", "x"), "no such data")
+    yield Mistake("a sheet", _file("d.xlsx", "x"), "spreadsheets are not read")
+    yield Mistake("blank lines", _file("d.jsonl", "\n" * 1_100_000), "blank lines")
+    yield Mistake(
+        "a small file of many blank lines",
+        _file("d.jsonl.gz", gzip.compress(b"\n" * 80_000_000, 1)),
+        "unpacks to more than 67,108,864 bytes",
+    )
+    yield Mistake(
+        "a small csv of many rows",
+        _file("d.csv.gz", gzip.compress(b"text,label\n" + b"a text,0\n" * 8_000_000, 1)),
+        "unpacks to more than 67,108,864 bytes",
+    )
+    yield Mistake(
+        "one long text in all rows of a small parquet",
+        _equal_texts,
+        "unpacks to more than 67,108,864 bytes",
+    )
 
 
 MISTAKES = tuple(_mistakes())

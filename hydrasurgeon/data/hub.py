@@ -1,19 +1,13 @@
-"""Data sets that libraries fetch by name: the hub's, through datasets, and torchvision's."""
+"""Data sets of the hub, through the datasets library."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hydrasurgeon.data.images import pixels
-from hydrasurgeon.data.labels import class_names, numbered
-from hydrasurgeon.data.samples import Arrays, Rows, Samples
+from hydrasurgeon.data.samples import Samples
 from hydrasurgeon.data.tables import Columns, Table, classes_of, rows
 from hydrasurgeon.errors import DataError, reason
-from hydrasurgeon.lookup import did_you_mean
 
 
 def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
@@ -92,59 +86,4 @@ def _hub_table(spec: str, loaded: Any, columns: Columns) -> Table:
     wanted = [name for name in features if name in columns.wanted]
     return Table(
         spec, tuple(features), {name: plain[name][:] for name in wanted}, classes_of(spec, features)
-    )
-
-
-def read_torchvision(spec: str, rest: str, columns: Columns) -> Samples:
-    """`torchvision:NAME:SPLIT`, by its image array where the set has one, else sample by sample."""
-    from torchvision import datasets
-
-    name, _, split = rest.partition(":")
-    by_name = {each.lower(): each for each in datasets.__all__}
-    if name.lower() not in by_name:
-        near = did_you_mean(name, datasets.__all__)
-        raise DataError(f"{spec}: torchvision has no data set {name}{near}")
-    loaded = _loaded(spec, getattr(datasets, by_name[name.lower()]), split or "test")
-    for name in ("targets", "labels", "_labels"):
-        if hasattr(loaded, name):
-            targets = getattr(loaded, name)
-            break
-    else:
-        targets = [loaded[i][1] for i in range(len(loaded))]
-    numbers = np.asarray(targets)
-    if numbers.dtype.kind not in "iu" or numbers.shape != (len(loaded),):
-        raise DataError(
-            f"{spec}: its targets are not one class for each picture",
-            hint="Only data sets for classification can be used.",
-        )
-    column, classes = numbered(spec, numbers), getattr(loaded, "classes", None)
-    if column is not None and classes is not None:  # ImageNet has several words for each
-        words = [name if isinstance(name, str) else ", ".join(name) for name in classes]
-        column = column.named(class_names(spec, words))
-    images = getattr(loaded, "data", None)
-    if images is None or len(images) != len(loaded):
-        return Rows(spec, loaded, "image", column)
-    array = np.asarray(images)
-    if array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[-1] not in (1, 3):
-        array = array.transpose(0, 2, 3, 1)
-    return Arrays(spec, pixels(spec, array), column)
-
-
-def _loaded(spec: str, make: Any, split: str) -> Any:
-    """The data set, which calls its splits in one of three ways; downloaded where it is not there."""
-    root = Path(os.environ.get("HYDRASURGEON_DATA", Path.home() / ".cache" / "hydrasurgeon"))
-    why = "it has no splits"
-    for arguments in ({"split": split}, {"train": split == "train"}, {"image_set": split}):
-        for download in (False, True):
-            try:
-                return make(str(root), **arguments, download=download)
-            except TypeError:
-                break
-            except (
-                Exception
-            ) as error:  # absent, unreachable or an unknown split: each set has its own kind
-                why = reason(error)
-    raise DataError(
-        f"{spec}: cannot be loaded ({why})",
-        hint=f"Place it below {root} (HYDRASURGEON_DATA), or connect once.",
     )
