@@ -222,7 +222,6 @@ class _Model:
 
     def write_embeddings(self, place: Path, ids: list[str]) -> None:
         """What the classifier read of each row that was answered; of a hydra the members' mean."""
-        import numpy as np
         import torch
 
         read = torch.cat(self.embedded or [torch.zeros(0, 0)]).numpy()
