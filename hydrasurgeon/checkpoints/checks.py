@@ -1,20 +1,21 @@
-"""What a checkpoint's own files prove about it: that it is whole, not where it comes from
-(`stages/ancestry.py`).
-"""
+"""What a checkpoint's own files prove about it: that it is whole, not where it comes from."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.folder import config_of
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.errors import CheckFailed
-from hydrasurgeon.files.history import changes_weights
-from hydrasurgeon.files.manifest import HEADER_KEY, HydraManifest, Manifest
+from hydrasurgeon.errors import CheckFailed, CheckpointError
+from hydrasurgeon.files.foreign import read_text, visible
+from hydrasurgeon.files.history import changes_weights, installed
+from hydrasurgeon.files.manifest import HEADER_KEY, MAX_BYTES, HydraManifest, Manifest
 from hydrasurgeon.files.tensors import finite, spoiled, weights_sha256
 
 if TYPE_CHECKING:
@@ -59,6 +60,14 @@ class Checked:
             f"{self.path}: {first.name} does not hold ({first.detail}){more}",
             hint="Do not rely on it before you know why.",
         )
+
+
+CODE = (".py", ".pyc", ".so", ".pyd")
+"""Endings of files that Python runs."""
+NAMES_CODE = re.compile(r".*config.*\.json|modules\.json")
+"""Files of a directory by which libraries choose what to run."""
+RUN = ("auto_map", "custom_pipelines")
+"""Their keys that name code."""
 
 
 def short(sha256: str) -> str:
@@ -122,7 +131,7 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
         Check("shapes", True, f"those of {model.family}:{model.arch} with the kept heads"),
     ]
     if checkpoint.path.is_dir():
-        checks += _config(checkpoint)
+        checks += [*_config(checkpoint), _code(checkpoint)]
     if checkpoint.files:
         checks.append(Check("companions", True, ", ".join(sorted(checkpoint.files))))
     if manifest.kind == "hydra":
@@ -136,6 +145,10 @@ def record_check(manifest: Manifest) -> Check:
     """The manifest says what it said when the file was written."""
     name, wanted, actual = "manifest hash", manifest.record_sha256, manifest.record_hash()
     if wanted is None:
+        # An older version that made it says so in its last step.
+        by = manifest.history[-1].versions.get("hydrasurgeon") if manifest.history else None
+        if by is not None and by == installed("hydrasurgeon"):
+            return Check(name, False, f"it is missing, and version {by} writes one")
         return Check(name, None, "older versions recorded none")
     if wanted != actual:
         detail = f"the manifest says {short(wanted)}, what it holds hashes to {short(actual)}"
@@ -160,6 +173,51 @@ def _config(checkpoint: Checkpoint) -> Iterator[Check]:
             yield Check(name, False, detail)
 
 
+def _code(checkpoint: Checkpoint) -> Check:
+    """Whoever loads a directory with `trust_remote_code` runs its Python, and what its configs name."""
+    folder, family = checkpoint.path, checkpoint.family
+    ours = json.loads(family.directory(checkpoint.manifest).get("config.json", "{}"))
+    wrote = list[str]()
+    for home, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(home, name)
+            where = path.relative_to(folder).as_posix()
+            if name.endswith(CODE):
+                text = _text(path)
+                if text is None or not family.wrote_code(where, text, checkpoint.manifest.model):
+                    return Check("code", False, f"{visible(where)} is not what we write")
+                wrote.append(where)
+            elif NAMES_CODE.fullmatch(name):
+                expected = ours if where == "config.json" else {}
+                key = _names_code(_text(path), expected)
+                if key is not None:
+                    return Check("code", False, f"{visible(where)}: its {key} is not what we write")
+    return Check("code", True, f"{', '.join(wrote)}: as we write it" if wrote else "there is none")
+
+
+def _text(path: Path) -> str | None:
+    """A small file's text; None where it cannot be read."""
+    try:
+        return read_text(path, most=MAX_BYTES)
+    except CheckpointError:
+        return None
+
+
+def _names_code(text: str | None, ours: Mapping[str, Any]) -> str | None:
+    """What in a config names code that is not ours."""
+    try:
+        config = None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        config = None
+    if isinstance(config, list):  # sentence-transformers' modules
+        types = [str(each.get("type")) if isinstance(each, dict) else "" for each in config]
+        foreign = [each for each in types if not each.startswith("sentence_transformers.")]
+        return "type" if foreign else None
+    if not isinstance(config, dict):
+        return "text"
+    return next((key for key in RUN if config.get(key) != ours.get(key)), None)
+
+
 def first(names: Sequence[str]) -> str:
     """One name, and how many more there are."""
     return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
@@ -175,9 +233,7 @@ def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
             yield Check(f"member {i}", True, f"its tensors hash to {short(member.sha256)}")
         elif manifest.fusion.mlp == "average" and not any(equal):
             # An average of MLPs is none of its terms: then no member can be put together again.
-            yield Check(
-                f"member {i}", None, "not put together from averaged MLPs: --parents can tell"
-            )
+            yield Check(f"member {i}", None, "not put together from averaged MLPs")
         else:
             detail = f"the manifest says {short(member.sha256)}, its tensors {short(hashes[i])}"
             yield Check(f"member {i}", False, detail)

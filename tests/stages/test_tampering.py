@@ -90,11 +90,19 @@ def test_a_lone_file_that_was_edited(folder: Path, name: str) -> None:
     assert run(["verify", str(path), "--quiet"]) == 1
 
 
-def test_files_of_older_versions_have_no_hash(folder: Path) -> None:
+@pytest.mark.parametrize(("version", "holds"), [("0.0.9", None), (hs.__version__, False)])
+def test_only_older_versions_may_have_written_no_hash(
+    folder: Path, version: str, holds: bool | None
+) -> None:
     path = folder / "hydra.safetensors"
-    tamper(path, lambda record: record.pop("record_sha256"), mended=False)
+
+    def change(record: dict[str, Any]) -> None:
+        del record["record_sha256"]
+        record["history"][-1]["versions"]["hydrasurgeon"] = version
+
+    tamper(path, change, mended=False)
     checks = outcomes(path)
-    assert checks["manifest hash"] is None
+    assert checks.pop("manifest hash") is holds
     assert False not in checks.values()
 
 

@@ -4,6 +4,7 @@ MPNet, ViT, DeiT, DINOv2.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -86,8 +87,20 @@ LAYER = re.compile(r"\.layers?\.(\d+)\.(.*)")
 
 MODELLING = "modeling_hydrasurgeon"
 """What is written for transformers to run a cut model."""
-EARLIER = "deciding_hydrasurgeon.py"
+DECIDING = "deciding_hydrasurgeon.py"
 """What older versions wrote beside it."""
+TEMPLATE = f'ARCH = "{KINDS["bert"].classes[0]}"'
+"""The line of the modelling file in which the class stands that it builds on."""
+EARLIER = {
+    f"{MODELLING}.py": {
+        "f92361728daa96dbb0280d1747bc177b9c25e303a991b2888a5e9096fdc7164f",
+        "47b65f65c168f0d88dd0f63e262f1d7657ad8b15a19c132446398eeba89f68bd",
+        "51c07195ddacbe56d17d2f43e264a31e3edd7550feee6fe3aebde071c6155aa4",
+        "f55f70fb778f3ed018b247a1e3bbe1503ab797e06e46e512fa2d8429a3affdc4",
+    },
+    DECIDING: {"6c9c7e20df1c7097e9c6f895b23a0cee3a0c1386f80711ebb2873d57467b9b7a"},
+}
+"""sha256 of the files that earlier versions wrote, with `TEMPLATE` in its place."""
 OWN_TYPE = "hydrasurgeon_"
 """What stands before the `model_type` of a config.json whose weights stock transformers would not
 recognise.
@@ -126,7 +139,7 @@ class HFEncoder(Family):
     scheme = "hf"
     graph_clients = True
     example_id = "hf:google-bert/bert-base-uncased"
-    layout = ("config.json", f"{MODELLING}.py", EARLIER)
+    layout = ("config.json", f"{MODELLING}.py", DECIDING)
     descriptions = (MODULES, POOLING, LIMITS)
     needs_config = True
     refuses_by_config = True
@@ -315,7 +328,8 @@ class HFEncoder(Family):
         texts = {}
         if heads is not None:
             name = "HydraModel" if manifest.kind == "hydra" else "PrunedModel"
-            texts[f"{MODELLING}.py"] = _modelling(class_name(self.kind(model), model))
+            line = f'ARCH = "{class_name(self.kind(model), model)}"'
+            texts[f"{MODELLING}.py"] = _template().replace(TEMPLATE, line)
             config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{MODELLING}.{name}"}}
             if self._cut(manifest):
                 config["auto_map"]["AutoConfig"] = f"{MODELLING}.Config"
@@ -327,6 +341,13 @@ class HFEncoder(Family):
         if "input_size" in model.preprocess:
             texts[PREPROCESSOR] = image_processor(model)
         return texts
+
+    def wrote_code(self, name: str, text: str, model: Model) -> bool:
+        line = f'ARCH = "{class_name(self.kind(model), model)}"'
+        if name == f"{MODELLING}.py" and text == _template().replace(TEMPLATE, line):
+            return True
+        plain = text.replace(line, TEMPLATE)
+        return hashlib.sha256(plain.encode()).hexdigest() in EARLIER.get(name, ())
 
     def usage(self, manifest: Manifest) -> Usage:
         task = "text-classification" if _reads_text(manifest.model) else "image-classification"
@@ -600,14 +621,10 @@ def _auto(model: Model) -> str:
     return f"AutoModelFor{'Sequence' if _reads_text(model) else 'Image'}Classification"
 
 
-def _modelling(class_name: str) -> str:
-    """The modelling file for a directory: the template, with the class it builds on."""
-    text = (package_files("hydrasurgeon.families.hf_encoder") / f"{MODELLING}.py").read_text(
-        encoding="utf-8"
-    )
-    template = f'ARCH = "{KINDS["bert"].classes[0]}"'
-    assert template in text
-    return text.replace(template, f'ARCH = "{class_name}"')
+def _template() -> str:
+    """The modelling file, for BERT."""
+    file = package_files("hydrasurgeon.families.hf_encoder") / f"{MODELLING}.py"
+    return file.read_text(encoding="utf-8")
 
 
 def supported(config: Mapping[str, Any]) -> str:
