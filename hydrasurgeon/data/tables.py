@@ -308,6 +308,30 @@ class Source:
             )
         return False
 
+    def tables(
+        self, records: Iterable[Mapping[str, Any]], names: Iterable[str] = ()
+    ) -> Iterator[Table]:
+        """Records as tables of so many rows; a record may have columns that no other has."""
+        wanted, known = self.wanted.wanted, dict.fromkeys(names)
+        columns: dict[str, list[Any]] = {name: [] for name in known if name in wanted}
+        rows, begun, at_once = 0, 0, self.wanted.at_once or PIECE
+        for record in records:
+            for name in record:
+                if name not in known:
+                    known[name] = None
+                    if name in wanted:
+                        columns[name] = [None] * (rows - begun)
+            for name, values in columns.items():
+                values.append(record.get(name))
+            rows += 1
+            if rows - begun == at_once:
+                yield self.table(known, columns)
+                columns, begun = {name: [] for name in columns}, rows
+            if self.is_enough(rows):
+                break
+        if rows > begun or not rows:
+            yield self.table(known, columns)
+
     def table(self, names: Iterable[str], columns: Mapping[str, Sequence[Any]]) -> Table:
         return Table(self.spec, tuple(names), columns, root=self.root)
 
@@ -452,11 +476,12 @@ def _passed_over(table: Table, columns: Columns, text: str) -> tuple[str, ...]:
 
 
 def _jsonl(source: Source) -> Iterator[Table]:
-    wanted, names = source.wanted.wanted, dict[str, None]()
-    columns: dict[str, list[Any]] = {}
-    rows, begun, at_once = 0, 0, source.wanted.at_once or PIECE
+    yield from source.tables(_records(source))
+
+
+def _records(source: Source) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(source.lines(), 1):
-        if not line.strip():
+        if line.isspace():
             continue
         where = f"{source.spec}, line {number}"
         record = parse_json(line, where, most=MAX_LINE, error=DataError)
@@ -464,44 +489,27 @@ def _jsonl(source: Source) -> Iterator[Table]:
             raise DataError(
                 f"{where}: is no record", hint='Each line is one, {"text": …, "label": …}.'
             )
-        for name in record.keys() - names.keys() & wanted:
-            columns[name] = [None] * (rows - begun)
-        names |= dict.fromkeys(record)
-        for name, values in columns.items():
-            values.append(record.get(name))
-        rows += 1
-        if rows - begun == at_once:
-            yield source.table(names, columns)
-            columns, begun = {name: [] for name in columns}, rows
-        if source.is_enough(rows):
-            break
-    if rows > begun or not rows:
-        yield source.table(names, columns)
+        yield record
 
 
 def _json(source: Source) -> Iterator[Table]:
-    yield _whole_json(source)
-
-
-def _whole_json(source: Source) -> Table:
     """A list of records, or a record of columns."""
-    wanted, spec = source.wanted.wanted, source.spec
-    content = source.content()
+    spec, content = source.spec, source.content()
     if source.is_packed and content.count(b",") + content.count(b"[") > MAX_VALUES:
         raise DataError(
             f"{spec}: unpacks to more than {MAX_VALUES:,} values", hint="Unpack it first."
         )
     value = parse_json(content, spec, most=MAX_WHOLE, error=DataError)
-    if isinstance(value, dict) and value and all(map(_is_list, value.values())):
-        if len({len(values) for values in value.values()}) > 1:
-            raise DataError(f"{spec}: its columns are not equally long")
-        return source.table(value, {name: value[name] for name in wanted & value.keys()})
-    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
+    if isinstance(value, list) and all(isinstance(record, dict) for record in value):
+        yield from source.tables(value)
+        return
+    if not isinstance(value, dict) or not value or not all(map(_is_list, value.values())):
         hint = 'Such as [{"text": …, "label": …}, …] or {"text": […], "label": […]}.'
         raise DataError(f"{spec}: is no list of records, and no record of columns", hint=hint)
-    names = dict.fromkeys(name for record in value for name in record)
-    columns = {name: [record.get(name) for record in value] for name in wanted & names.keys()}
-    return source.table(names, columns)
+    if len({len(values) for values in value.values()}) > 1:
+        raise DataError(f"{spec}: its columns are not equally long")
+    wanted = source.wanted.wanted & value.keys()
+    yield source.table(value, {name: value[name] for name in wanted})
 
 
 def _is_list(value: object) -> bool:
@@ -510,32 +518,23 @@ def _is_list(value: object) -> bool:
 
 def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
     csv.field_size_limit(MAX_LINE)
-    spec, wanted = source.spec, source.wanted.wanted
+    spec, text = source.spec, source.lines()
     with decoding(f"{spec}: not a readable .csv file"):
-        text = source.lines()
         head = next(text, "\n")
         separator = max(separators, key=lambda each: len(next(csv.reader([head], delimiter=each))))
         lines = csv.reader(chain([head], text), delimiter=separator, strict=True)
         names = _once(spec, next(lines, []))
-        columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
-        read = [(at, name) for at, name in enumerate(names) if name in columns]
-        rows, begun, at_once = 0, 0, source.wanted.at_once or PIECE
-        while not source.is_enough(rows) and (fields := next(lines, None)) is not None:
-            if not fields:
-                continue
-            if len(fields) != len(names):
-                raise DataError(
-                    f"{spec}, line {lines.line_num}: has {len(fields)} fields, the first line "
-                    f"{len(names)}"
-                )
-            for at, name in read:
-                columns[name].append(fields[at])
-            rows += 1
-            if rows - begun == at_once:
-                yield source.table(names, columns)
-                columns, begun = {name: [] for name in columns}, rows
-    if rows > begun or not rows:
-        yield source.table(names, columns)
+        yield from source.tables(_rows(spec, names, lines), names)
+
+
+def _rows(spec: str, names: Sequence[str], lines: Any) -> Iterator[dict[str, str]]:
+    for fields in filter(None, lines):
+        if len(fields) != len(names):
+            raise DataError(
+                f"{spec}, line {lines.line_num}: has {len(fields)} fields, the first line "
+                f"{len(names)}"
+            )
+        yield dict(zip(names, fields, strict=True))
 
 
 def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -628,13 +627,9 @@ def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, .
 
 
 def _conll(source: Source) -> Iterator[Table]:
-    tokens, tags = list[Any](), list[Any]()
-    for words, theirs in rows_of_conll(source.lines()):
-        tokens.append(words)
-        tags.append(theirs)
-        if source.is_enough(len(tokens)):
-            break
-    yield source.table((TOKENS, TAGS[0]), {TOKENS: tokens, TAGS[0]: tags})
+    rows = rows_of_conll(source.lines())
+    names = TOKENS, TAGS[0]
+    yield from source.tables((dict(zip(names, row, strict=True)) for row in rows), names)
 
 
 READERS: dict[str, Callable[..., Iterator[Table]]] = {
