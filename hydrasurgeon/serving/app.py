@@ -269,8 +269,8 @@ class Service:
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, str]:
-        """Whether it takes another request; 503 while the queue is full."""
-        if self.batcher.taken >= self.batcher.size:
+        """Whether it takes another request."""
+        if self.batcher.taken >= self.batcher.size or self.bodies.full:
             raise HTTPException(503, "too many inputs are waiting")
         return {"status": "ready"}
 

@@ -1,4 +1,4 @@
-"""Connections of a server: a bounded number, and none that brings no request."""
+"""Connections of a server: a bounded number, and none whose client does nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ BACKLOG = 64
 """Connections that the system accepts before the server has looked at them."""
 MOST = 1000
 """Connections at once, where the system has descriptors for so many."""
+HURRY = 5.0
+"""Seconds in which a client must go on once the server is to stop."""
+GRACE = 60
+"""Seconds after which a server that is to stop does so, whatever is not answered yet."""
 FILES = 64
 """Descriptors that are left for everything else."""
 SHARED_LIFE = 60.0
@@ -34,28 +38,34 @@ def most_connections() -> int:
 
 
 class Patient(H11Protocol):
-    """Closes a connection that has not brought a request in time.
+    """Cuts off a client that should do something and does not: send a request, or read its answer.
 
-    Where there are too many, one that waits for its client makes room for the newest.
+    Where there are too many connections, such a one makes room for the newest.
     """
 
     patience = 30.0
-    """Seconds for the head of a request to come."""
+    """Seconds between two looks; who is found doing the same nothing twice is cut off."""
     most = MOST
     life = math.inf
     """Seconds after which the next answer of a connection is its last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._begun = self.loop.time()
+        self._until = self._begun + self.life
+        self._watch()
         if len(self.connections) > self.most:
-            waiting = (c for c in self.connections if isinstance(c, Patient) and c.waits)
-            next((c for c in waiting if c is not self), self).transport.abort()
-        self._timer = self.loop.call_later(self.patience, self._look, None)
-        self._until = self.loop.time() + self.life
+            least = min((c for c in self.connections if isinstance(c, Patient)), key=Patient.worth)
+            least.transport.abort()
+            self.connections.discard(least)
 
     def handle_events(self) -> None:
+        before = self.cycle
         super().handle_events()
-        if self.cycle is not None and self.loop.time() > self._until:
+        if self.cycle is before:
+            return
+        self._begun = self.loop.time()
+        if self._begun > self._until:
             closing = (b"connection", b"close")
             self.cycle.default_headers = [*self.server_state.default_headers, closing]
 
@@ -63,18 +73,34 @@ class Patient(H11Protocol):
         self._timer.cancel()
         super().connection_lost(exc)
 
-    @property
-    def waits(self) -> bool:
-        """Whether the client has not sent a whole request."""
-        done = self.cycle is None or self.cycle.response_complete or self.cycle.more_body
-        return done and not self.transport.is_closing()
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.patience = min(self.patience, HURRY)
+        self._timer.cancel()
+        self._watch()
 
-    def _look(self, before: Any) -> None:
-        """Close it if since the last look no request came and none is being answered."""
-        if self.cycle is before and (before is None or before.response_complete):
-            self.transport.close()
+    @property
+    def waits_for(self) -> str | None:
+        """What the client should do: `read`, `ask` or `send` the rest; None where it is our turn."""
+        if self.transport.get_write_buffer_size():
+            return "read"
+        if self.cycle is None or self.cycle.response_complete:
+            return "ask"
+        return "send" if self.cycle.more_body else None
+
+    def worth(self) -> tuple[bool, bool, float]:
+        """Those that should stay when there are too many, as larger values."""
+        waits_for = self.waits_for
+        return waits_for is None, waits_for != "read", self._begun
+
+    def _watch(self) -> None:
+        self._timer = self.loop.call_later(self.patience, self._look, self.cycle, self.waits_for)
+
+    def _look(self, cycle: Any, waits_for: str | None) -> None:
+        if self.cycle is cycle and self.waits_for == waits_for is not None:
+            self.transport.abort()
         else:
-            self._timer = self.loop.call_later(self.patience, self._look, self.cycle)
+            self._watch()
 
 
 class Announcing(uvicorn.Server):
@@ -98,6 +124,11 @@ def server_of(app: Any, *, announce: Callable[[], None] | None = None) -> uvicor
     # One that took all who wait would leave the others idle.
     backlog = BACKLOG if announce is None else 1
     config = uvicorn.Config(
-        app, http=Patient, backlog=backlog, log_level="warning", access_log=False
+        app,
+        http=Patient,
+        backlog=backlog,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE,
     )
     return uvicorn.Server(config) if announce is None else Announcing(config, announce)

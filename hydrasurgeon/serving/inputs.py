@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import HTTPException, Request
@@ -59,39 +59,82 @@ class Full(Exception):
     """More came than may wait."""
 
 
+@dataclass
+class _Body:
+    """A body while it comes."""
+
+    timer: asyncio.Timeout
+    content: bytearray = field(default_factory=bytearray)
+    dropped: bool = False
+
+
 class Bodies:
-    """The bodies of requests while they come: each is bounded, and so are all together."""
+    """The bodies of requests while they come: each is bounded, and so are all together. Where they
+    are too much, the one that has been coming for longest is dropped.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.together = max(TOGETHER, 4 * most)
-        self.held = 0
+        self.coming: list[_Body] = []
+        """The one that has been coming for longest first."""
+        self.whole_ones = 0
+        """Bytes of bodies that have come and are being read."""
+
+    @property
+    def full(self) -> bool:
+        """Whether another body would be refused, whatever is dropped for it."""
+        return self.whole_ones + self.most > self.together
 
     @asynccontextmanager
     async def whole(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a request, once all of it has come."""
-        body, message = bytearray(), dict[str, Any](more_body=True)
+        message = dict[str, Any](more_body=True)
         deadline = asyncio.get_running_loop().time() + PATIENCE
+        size = 0
+        body = _Body(asyncio.timeout_at(deadline))
         try:
-            async with asyncio.timeout_at(deadline):
-                while message.get("more_body"):
-                    message = dict(await request.receive())
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    part = message.get("body", b"")
-                    body += part
-                    self.held += len(part)
-                    if len(body) > self.most:
-                        raise HTTPException(413, f"the body has more than {self.most:,} bytes")
-                    if self.held > self.together:
-                        raise Full
-            yield bytes(body)
+            self.coming.append(body)
+            try:
+                async with body.timer:
+                    while message.get("more_body"):
+                        message = dict(await request.receive())
+                        if message["type"] == "http.disconnect":
+                            raise ClientDisconnect
+                        if body.dropped:
+                            raise Full
+                        body.content += message.get("body", b"")
+                        if len(body.content) > self.most:
+                            raise HTTPException(413, f"the body has more than {self.most:,} bytes")
+                        self._make_room()
+                        if body.dropped:
+                            raise Full
+            except TimeoutError:
+                if body.dropped:
+                    raise Full from None
+                raise
+            finally:
+                if not body.dropped:
+                    self.coming.remove(body)
+            size = len(body.content)
+            self.whole_ones += size
+            yield bytes(body.content)
         finally:
-            self.held -= len(body)
+            self.whole_ones -= size
             # A client that still sends would not see the answer.
             async with asyncio.timeout_at(deadline):
                 while message.get("more_body"):
                     message = dict(await request.receive())
+
+    def _make_room(self) -> None:
+        """Drop what has been coming for longest, until all that is held is within its bound."""
+        held = self.whole_ones + sum(len(body.content) for body in self.coming)
+        while held > self.together:
+            oldest = self.coming.pop(0)
+            oldest.dropped = True
+            held -= len(oldest.content)
+            oldest.content.clear()
+            oldest.timer.reschedule(0)
 
 
 @dataclass(frozen=True)

@@ -337,38 +337,76 @@ def test_a_body_that_does_not_come_is_waited_for_once(monkeypatch: pytest.Monkey
     assert len({*waits}) == 1
 
 
-def test_bodies_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_body_that_has_come_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies that are held back refuse nobody else."""
     from hydrasurgeon.serving import inputs
 
     monkeypatch.setattr(inputs, "TOGETHER", 0)
 
-    async def talk(app: Any) -> list[Reply]:
+    async def talk(app: Any) -> tuple[list[int], Reply, Reply]:
         go = asyncio.Event()
+        held_back = asyncio.Semaphore(0)
 
-        async def upload() -> Reply:
+        async def upload() -> int:
             sent: list[dict[str, Any]] = []
             parts = [b'{"inputs": ["' + b"a" * 80, b'"]}']
 
             async def receive() -> dict[str, Any]:
                 if len(parts) == 1:
+                    held_back.release()
                     await go.wait()
                 return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
             async def send(message: dict[str, Any]) -> None:
                 sent.append(message)
 
-            headers = [(b"content-type", JSON.encode())]
-            scope = {"type": "http", "method": "POST", "path": "/v1/predict", "headers": headers}
-            await app({"query_string": b"", "http_version": "1.1", **scope}, receive, send)
-            return Reply(sent[0]["status"], None, {})
+            await app({**SCOPE}, receive, send)
+            return int(sent[0]["status"])
 
-        uploads = [asyncio.create_task(upload()) for _ in range(6)]
-        await asyncio.sleep(0.05)
+        uploads = []
+        for _ in range(6):
+            uploads.append(asyncio.create_task(upload()))
+            await held_back.acquire()
+        answered = await ask(app, "/v1/predict", b'{"inputs": ["' + b"a" * 80 + b'"]}')
+        ready = await ask(app, "/ready")
         go.set()
-        return await asyncio.gather(*uploads)
+        return await asyncio.gather(*uploads), answered, ready
 
-    replies = conversation(texts(most_bytes=100), talk)
-    assert sorted(reply.status for reply in replies) == [200] * 4 + [429] * 2
+    statuses, answered, ready = conversation(texts(most_bytes=100), talk)
+    assert (answered.status, ready.status) == (200, 200)
+    assert statuses == [429] * 3 + [200] * 3
+
+
+def test_it_is_not_ready_while_bodies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while all that have come are being read."""
+    import threading
+
+    from hydrasurgeon.serving import inputs
+
+    go, begun = threading.Event(), threading.Semaphore(0)
+    parse_json = inputs.parse_json
+
+    def slow(*given: Any, **options: Any) -> Any:
+        begun.release()
+        go.wait(30)
+        return parse_json(*given, **options)
+
+    monkeypatch.setattr(inputs, "TOGETHER", 0)
+    monkeypatch.setattr(inputs, "parse_json", slow)
+    body = b'{"inputs": ["' + b"a" * 80 + b'"]}'
+
+    async def talk(app: Any) -> tuple[Reply, Reply, Reply, list[Reply]]:
+        asked = [asyncio.create_task(ask(app, "/v1/predict", body)) for _ in range(4)]
+        for _ in asked:
+            await asyncio.to_thread(begun.acquire)
+        refused, ready = await ask(app, "/v1/predict", body), await ask(app, "/ready")
+        go.set()
+        answered = [await each for each in asked]
+        return refused, ready, await ask(app, "/ready"), answered
+
+    refused, ready, again, answered = conversation(texts(most_bytes=100), talk)
+    assert (refused.status, ready.status, again.status) == (429, 503, 200)
+    assert [reply.status for reply in answered] == [200] * 4
 
 
 @pytest.mark.parametrize(

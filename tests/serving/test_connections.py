@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import socket
@@ -25,10 +26,15 @@ WHOLE = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 async def healthy(scope: Any, receive: Any, send: Any) -> None:
-    """The smallest server there is."""
+    """The smallest server there is; `/much` is more than a client's and our buffers hold, and
+    `/never` has no answer.
+    """
     if scope["type"] == "http":
+        if scope["path"] == "/never":
+            await asyncio.Event().wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
+        body = b"o" * (16 << 20) if scope["path"] == "/much" else b"ok"
+        await send({"type": "http.response.body", "body": body})
 
 
 @contextlib.contextmanager
@@ -48,6 +54,7 @@ def serving(
     with _bound(ServeOptions(checkpoint="m", port=0)) as listener:
         server = connections.server_of(healthy, announce=announce)
         server.config.lifespan = "off"
+        server.config.timeout_keep_alive = 600
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
@@ -104,6 +111,64 @@ def test_answers_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (kept,) = server.server_state.connections
         accepted = kept.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection.close()
+
+
+MUCH = WHOLE.replace(b"/health", b"/much")
+NEVER = WHOLE.replace(b"/health", b"/never")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("request_", [MUCH, MUCH * 3])
+def test_who_does_not_read_is_cut_off(request_: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(0.2, 100, monkeypatch) as (server, port):
+        silent = [connected(port, request_) for _ in range(3)]
+        wait_for(lambda: server.server_state.total_requests >= 3)
+        wait_for(lambda: not server.server_state.connections)
+        for connection in silent:
+            connection.close()
+
+
+def test_who_does_not_read_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before one whose client only asks for nothing."""
+    with serving(30, 8, monkeypatch) as (server, port):
+        kept = connected(port, WHOLE)
+        assert kept.recv(4096).startswith(b"HTTP/1.1 200")
+        silent = []
+        for count in range(1, 13):
+            silent.append(connected(port, MUCH))
+            wait_for(lambda count=count: server.server_state.total_requests >= 1 + count)
+        newcomer = connected(port, WHOLE)
+        assert newcomer.recv(4096).startswith(b"HTTP/1.1 200")
+        kept.sendall(WHOLE)
+        said = b""
+        while b"HTTP/1.1 200" not in said:
+            said += kept.recv(4096)
+            assert said
+        for connection in (kept, newcomer, *silent):
+            connection.close()
+
+
+@pytest.mark.parametrize(("request_", "bound"), [(MUCH * 2, "HURRY"), (NEVER, "GRACE")])
+def test_nobody_keeps_a_server_from_ending(
+    request_: bytes, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydrasurgeon.serving import connections
+
+    monkeypatch.setattr(connections, bound, 1)
+    with serving(600, 8, monkeypatch) as (server, port):
+        silent = [connected(port, request_) for _ in range(3)]
+        wait_for(lambda: len(server.server_state.connections) == 3)
+        wait_for(lambda: all(each.cycle is not None for each in server.server_state.connections))
+    # `serving` waits for the thread for half a minute.
+    assert threading.active_count() == 1
+    for connection in silent:
         connection.close()
 
 
