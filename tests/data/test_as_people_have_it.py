@@ -17,10 +17,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.data import tables as limits
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Model
-from hydrasurgeon.options.columns import DataSpec
-from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.measuring import EvaluateOptions
 
 TEXTS = ["a fine film", 'he said "no", twice', "tabs\tand\nlines", "ünï"]
@@ -80,22 +78,6 @@ def test_a_table_is_the_same_in_every_format(there: Path) -> None:
     ).data
     assert spec == "other.csv#text,film%2Ereview#label,the%20stars"
     assert _content(open_data(spec)) == expected
-
-
-def test_columns_are_named_for_each_set_that_has_them() -> None:
-    options = CalibrateOptions.of(
-        "m",
-        data="v.csv",
-        ood=["o.csv", "near.csv#text,body"],
-        columns="text=t,label=l",
-        out="o",
-    )
-    assert options.data == "v.csv#text,t#label,l"
-    assert options.ood == ("o.csv#text,t", "near.csv#text,body")
-    again = CalibrateOptions.recalled(options.recorded())
-    assert (again.data, again.ood) == (options.data, options.ood)
-    with pytest.raises(UsageError, match="#l names no column"):
-        DataSpec.parse("v.csv#l")
 
 
 def test_one_picture(there: Path) -> None:
@@ -178,12 +160,6 @@ def test_rows_and_values_are_bounded(there: Path, monkeypatch: pytest.MonkeyPatc
     (there / "a.json.gz").write_bytes(gzip.compress(b"[" + b"{}," * 20 + b"{}]"))
     with pytest.raises(DataError, match="unpacks to more"):
         open_data("a.json.gz")
-
-
-def test_columns_that_begin_late(there: Path) -> None:
-    (there / "a.jsonl").write_text('{"text": "a"}\n{"text": "b", "label": 1}\n')
-    with pytest.raises(DataError, match="row 0 has no label"):
-        open_data("a.jsonl")
 
 
 @pytest.mark.parametrize("between", [";", "\t"])

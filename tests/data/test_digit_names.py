@@ -160,11 +160,6 @@ def test_folders_of_numbers_need_an_order(tmp_path: Path, labels: tuple[str, ...
     assert fitted(data, model(names, 11)) == [0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_folders_of_numbers_in_one_order(tmp_path: Path) -> None:
-    data = folders(tmp_path / "f", ["1", "2", "3"])
-    assert fitted(data, model(None, 3)) == [0, 1, 2]
-
-
 def test_a_comma_in_a_name_is_no_list(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text('text,label\na,"tench, Tinca tinca"\na,"hen, bird"\n')
     assert open_data(str(tmp_path / "d.csv")).note is None
@@ -188,29 +183,3 @@ def test_its_own_answers_are_all_right(tmp_path: Path) -> None:
     Path(data).write_text(f"text,label\n{lines}")
     (row,) = hs.evaluate(tmp_path / "star", data=data).report.results
     assert row.id.accuracy == 1.0
-    tuned = hs.finetune(
-        tmp_path / "star", data=data, out=tmp_path / "t.safetensors", set={"epochs": "1"}
-    )
-    assert tuned.manifest.model.labels == ("1", "2", "3")
-    shifted = [{"text": t, "label": int(label)} for t, label in zip(texts, labels, strict=True)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shifted))
-    fresh = {"epochs": "1", "classifier": "fresh"}
-    own = hs.finetune(
-        tmp_path / "star",
-        data=str(tmp_path / "d.jsonl"),
-        out=tmp_path / "f.safetensors",
-        set=fresh,
-    )
-    assert own.manifest.model.labels == tuple(sorted(set(labels)))
-
-
-@pytest.mark.parametrize("shape", ["ints", "many ints"])
-@pytest.mark.parametrize("names", [None, STARS])
-def test_what_was_fitted_stays(tmp_path: Path, shape: str, names: tuple[str, ...] | None) -> None:
-    to = model(names, many=shape == "many ints")
-    once = fit_classes(open_data(table(tmp_path, ["4", "1"], shape)), to)
-    again = fit_classes(once, to)
-    assert once.labels is not None
-    assert again.labels is not None
-    assert again.labels.tolist() == once.labels.tolist()
-    assert again.classes == once.classes

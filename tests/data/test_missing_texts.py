@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -92,12 +91,6 @@ def test_it_becomes_a_row(bert: Path) -> None:
     assert rows[1] == {"id": 1, "error": "d.jsonl: row 1 has no text"}
 
 
-def test_it_is_left_out(bert: Path) -> None:
-    data = table(bert.parent, None, "jsonl")
-    (row,) = hs.evaluate(bert, data=data, skip_bad=True).report.results
-    assert row.id.n == sum(text is not None for text in TEXTS)
-
-
 def test_a_text_without_tokens(tmp_path: Path) -> None:
     """A tokenizer that adds nothing, and a text of which it knows nothing."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -112,11 +105,3 @@ def test_a_text_without_tokens(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="has no tokens"):
             read.collate(texts)
     assert read.collate(["good"])["input_ids"].tolist() == [[0]]
-
-
-def test_a_blank_line_of_stdin(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ["good film"] * 40
-    lines[20] = ""
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-    with pytest.raises(DataError, match=r"stdin from row 16 on: row 4 has no text"):
-        hs.predict(bert, data="-", batch_size=1)

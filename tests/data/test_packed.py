@@ -71,13 +71,6 @@ def test_digests_are_those_of_each_sample() -> None:
     assert others.shared_with(others) == 4
 
 
-def test_long_texts_come_first_and_equals_in_their_order() -> None:
-    texts = [row["text"] for row in rows(40)]
-    order = by_length(Rows("x", texts, "text"))
-    assert order is not None
-    assert order.tolist() == sorted(range(40), key=lambda i: -len(texts[i]))
-
-
 def test_a_row_takes_its_text_and_a_few_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

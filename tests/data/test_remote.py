@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import known_implementations
 
-import hydrasurgeon as hs
 from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import DataError, MissingDependency
 from hydrasurgeon.files.foreign import portable
@@ -122,16 +121,3 @@ def test_records_hold_no_passwords() -> None:
     signed = "https://b.example/a.parquet?X-Signature=secret#text,question"
     assert portable(signed) == "https://b.example/a.parquet#text,question"
     assert portable("s3://bucket/part-?.parquet") == "s3://bucket/part-?.parquet"
-
-
-def test_predict_reads_them(memory: Any, tmp_path: Path) -> None:
-    from tiny_families import FAMILIES
-
-    FAMILIES["BERT"].write(tmp_path / "bert")
-    memory.pipe("/a.jsonl", FORMS["a.jsonl"])
-    (tmp_path / "a.jsonl").write_bytes(FORMS["a.jsonl"])
-    told = [
-        [*hs.predict(tmp_path / "bert", data=data, device="cpu")]
-        for data in ("memory://a.jsonl", str(tmp_path / "a.jsonl"))
-    ]
-    assert told[0] == told[1]

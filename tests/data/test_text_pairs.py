@@ -86,6 +86,8 @@ def test_pairs_are_the_same_in_every_format(tmp_path: Path, ending: str) -> None
     assert labelled_sets(named, None)[0].name == "b"
     renamed = open_data(named)
     assert renamed.fingerprint()["sha256"] == samples.fingerprint()["sha256"]
+    with pytest.raises(UsageError, match="#l names no column"):
+        DataSpec.parse("v.csv#l")
     (alone,) = EvaluateOptions.of("m", data=samples.spec, columns="text=text").data
     assert open_data(str(tmp_path / alone)).read(1) == "d"
 

@@ -155,6 +155,8 @@ def test_tags_that_do_not_fit_name_their_row(
     [
         ("Ange\u0301 la", [(0, 4)], "4 lies within a character"),
         ("\U0001f469\u200d\U0001f680 x", [(0, 1)], "1 lies within a character"),
+        ("ab\u0939\u093f", [(3, 4)], "3 lies within a character"),
+        ("abcd\U0001f44d\U0001f3fd", [(5, 6)], "5 lies within a character"),
         ("Anna", [(2, 9)], "from 2 to 9 in 4 characters"),
         ("Anna", [(2, 2)], "from 2 to 2"),
         ("Anna Bell", [(0, 6), (5, 9)], "overlap"),
@@ -194,28 +196,6 @@ def test_the_first_token_of_each_word_speaks_for_it(tokenizer: Any) -> None:
 def spans(words: list[str]) -> list[tuple[int, int]]:
     ends = np.cumsum([len(word) + 1 for word in words]) - 1
     return [(int(end) - len(word), int(end)) for word, end in zip(words, ends, strict=True)]
-
-
-def test_long_texts_are_windows_of_which_words_stand_in_the_middle(tokenizer: Any) -> None:
-    words = ["good", "plot"] * 100
-    text = Words(" ".join(words), spans(words))
-    batch = TokenizeWords(lambda: tokenizer, max_length=24).collate([text, "the film"])
-    assert batch["input_ids"].shape[1] == 24
-    assert len(batch["input_ids"]) > 10
-    places = batch["words"][0].numpy()
-    window, token = places // 24, places % 24
-    assert (np.diff(places) > 0).all()
-    ids = batch["input_ids"].numpy()[window, token]
-    assert (ids == np.resize([tiny_families.VOCAB[word] for word in words[:2]], 200)).all()
-    # Every window shares six words with the next: a word has three on both sides, or the text ends.
-    assert token[22:-22].min() >= 3
-    assert token[22:-22].max() <= 20
-    assert token[0] == 1
-    assert batch["words"][1][:3].tolist() == [
-        24 * window.max() + 24 + 1,
-        24 * window.max() + 26,
-        -1,
-    ]
 
 
 def test_a_long_text_is_looked_through_once(
@@ -266,15 +246,6 @@ def test_a_word_is_what_is_read_as_one() -> None:
     assert words_of(" \t\u3000\n") == ()
     flags = "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7"
     assert words_of(flags) == ((0, 2), (2, 4))
-
-
-@pytest.mark.parametrize("at", [1, 3, 4, 5])
-def test_no_entity_begins_within_hindi_or_emoji(at: int, tmp_path: Path) -> None:
-    """1: a vowel sign; 3: a virama; 4: behind a joiner; 5: a colour of skin."""
-    text = {1: "हि", 3: "abक्", 4: "ab\U0001f469\u200d\U0001f680", 5: "abcd\U0001f44d\U0001f3fd"}[at]
-    entities = [{"start": at, "end": len(text), "label": "X"}]
-    with pytest.raises(DataError, match=f"row 0: {at} lies within a character"):
-        open_data(lines(tmp_path / "it.jsonl", [{"text": text, "entities": entities}]))
 
 
 def test_two_entities_in_one_word(tmp_path: Path) -> None:
