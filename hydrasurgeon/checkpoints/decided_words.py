@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hydrasurgeon.files.decided import Cascade, Decision, Found
+from hydrasurgeon.files.decided import Decision, Found
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
 CHOSEN = {
@@ -16,8 +16,6 @@ CHOSEN = {
     "default": "",
 }
 """How a report says what chose the OOD score."""
-GATES = {"msp": "1 − probability", "entropy": "entropy", "disagreement": "disagreement"}
-"""What a cascade's gate looks at; else the OOD score."""
 
 GROUP_SCORES = {
     "best": "a highest probability",
@@ -82,7 +80,11 @@ def decision_lines(decision: Decision) -> list[str]:
             f"missed, with confidence {100 * (1 - cover.delta):g} %"
         )
     if decision.cascade is not None:
-        lines += cascade_lines(decision.cascade, decision.ood.score)
+        lines.append(
+            "cascade: the first member answers from a probability of "
+            f"{decision.cascade.threshold:.3f} on; {100 * decision.cascade.share_on:.1f} % of samples "
+            "go on to all members"
+        )
     return [
         *lines,
         f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
@@ -126,50 +128,6 @@ def _sets(decision: Decision) -> str:
     return f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases"
 
 
-def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:
-    """The cascade in words: who answers first, who goes on, at what cost and loss."""
-    first, gate = cascade.order[: cascade.steps[0]], cascade.gate
-    who = f"member {first[0]}" if len(first) == 1 else f"members {first[0]} and {first[1]}"
-    late = f"all {len(cascade.order)}"
-    if cascade.rest is not None:
-        late = f"member {cascade.followers[0]} alone"
-    score = GATES.get(gate.score, ood_score)
-    if cascade.temperatures is not None and gate.score == "msp":
-        score = "the doubt about the least sure label"
-    bounds = [f"from {gate.low:.4g}"] if gate.low is not None else []
-    bounds += [f"to {gate.high:.4g}"] if gate.high is not None else []
-    window = f"{score} {' '.join(bounds)}" if bounds else "every sample"
-    names = {
-        "micro_f1": "micro F1",
-        "auroc": "AUROC",
-        "fpr95": "FPR95",
-        "cov5": "coverage at 5 % risk",
-    }
-    drops = ", ".join(
-        f"{names.get(name, name)} {drop.drop:+.1f} [{drop.low:+.1f}, {drop.high:+.1f}]"
-        for name, drop in cascade.drops.items()
-    )
-    wanted = (
-        f"{cascade.max_drop:g} points"
-        if cascade.max_drop is not None
-        else f"best within {cascade.budget:g} single models"
-    )
-    how = "certified" if cascade.certified else "not certified"
-    limit = f"at most {wanted}, {how}" if cascade.max_drop is not None else wanted
-    return [
-        (
-            f"cascade: {who} first; {100 * cascade.shares[1]:.1f} % of samples go on to {late}"
-            f" ({window})"
-        ),
-        (
-            f"cascade costs {cascade.cost.expected:.2f} single models: {cascade.cost.first:.2f} "
-            "for all,"
-            f" {cascade.cost.rest:.2f} for those that go on"
-        ),
-        f"cascade loses, in points ({limit}): {drops}",
-    ]
-
-
 def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:
     """What the state was fitted on, and what for."""
     entry = next((step for step in reversed(manifest.history) if step.command == "calibrate"), None)
@@ -183,11 +141,4 @@ def _uses(entry: Step) -> list[str]:
     uses = ["calibration: half of it fits, half certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)
     others = len(entry.data) - len(uses)
-    chosen = "OOD score chosen by"
-    if entry.args.get("cascade"):
-        chosen = (
-            "OOD score and cascade chosen by"
-            if entry.args.get("ood_score") == "auto"
-            else "cascade chosen by"
-        )
-    return [*uses, *[chosen] * others][: len(entry.data)]
+    return [*uses, *["OOD score chosen by"] * others][: len(entry.data)]

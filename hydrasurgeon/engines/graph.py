@@ -24,14 +24,10 @@ from hydrasurgeon.checkpoints.folder import companions_inside
 from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.decision.cascaded import Said
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.engines.int8 import engine_in, inputs_of, quantised, to_int8
+from hydrasurgeon.engines.int8 import engine_in, inputs_of, to_int8
 from hydrasurgeon.engines.onnx import (
-    ALL_FEATURES,
-    GOES_ON,
-    carried,
     session_of,
     to_onnx,
-    two_graphs,
     wanted,
 )
 from hydrasurgeon.engines.program import DECIDED, METADATA, Exported, Run
@@ -93,7 +89,7 @@ def open_graph(path: Path) -> Graph:
     except ValidationError as error:
         raise CheckpointError(f"{path}: {first_mistake(error)}") from error
     manifest = parse_manifest(said[f"{METADATA}manifest"], f"{path} (manifest)")
-    if manifest.decision is not None:  # all members answer in one graph
+    if manifest.decision is not None:  # a graph answers whole
         plain = manifest.decision.model_copy(update={"cascade": None})
         manifest = manifest.model_copy(update={"decision": plain})
     family, where = family_of(manifest.model), f"{path} (files)"
@@ -135,8 +131,6 @@ class InOnnxruntime(nn.Module, Engine):
         outputs: Sequence[str],
         *,
         state: State | None,
-        engine: str = "onnx",
-        keep: bool = False,
         notes: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
@@ -144,7 +138,6 @@ class InOnnxruntime(nn.Module, Engine):
         model = checkpoint.manifest.model
         self.transform = checkpoint.family.transform(model, files=checkpoint.files)
         self._checkpoint, self._run, self._outputs, self._notes = checkpoint, run, outputs, notes
-        self._engine, self._keep = engine, keep
 
     @cached_property
     def live(self) -> Classifier:
@@ -158,25 +151,9 @@ class InOnnxruntime(nn.Module, Engine):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self._notes
-
-    @cached_property
-    def _steps(self) -> list[Any]:
-        """Sessions of a cascade's two graphs."""
-
-        def make() -> list[bytes]:
-            model = as_classifier(self._checkpoint, device="cpu", lean=True)
-            first, rest = two_graphs(model, plain=True)
-            if self._engine != "int8":
-                return [first.content, rest.content]
-            inputs = inputs_of(model)
-            going = carried(inputs, dict(zip(first.outputs, first.run(inputs), strict=True)))
-            return [quantised(first.content, inputs), quantised(rest.content, going)]
-
-        assert self.state is not None
-        gate = self.state.record.model_dump(mode="json")
-        places = _places(self._checkpoint, [self._engine, gate], "first", "rest")
-        return _sessions(places, make, self._keep)[0]
+        if self.state is None or self.state.record.cascade is None:
+            return self._notes
+        return (*self._notes, f"{self.name}: its graph answers whole; its cascade runs in torch")
 
     @property
     def facts(self) -> Model:
@@ -191,8 +168,6 @@ class InOnnxruntime(nn.Module, Engine):
         return dict(zip(self._outputs, self._run(fed), strict=True))
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
-        if cascade:
-            return self._in_steps(inputs)
         answers = self(inputs)
         logits, read = answers["logits"], answers.get("features")
         if "ood_score" in answers:  # of a file that decides; it has no features
@@ -204,42 +179,12 @@ class InOnnxruntime(nn.Module, Engine):
             logits = of_words(logits, places)
             read = None if read is None else mean_of_words(of_words(read, places))
         self.check(logits)
-        return [Said(torch.arange(len(logits)), tuple(range(self.members)), logits, read)]
-
-    def _in_steps(self, inputs: Any) -> list[Said]:
-        """By the cascade: the later members run on the rows that go on, and on no others."""
-        assert self.state is not None
-        cascade = self.state.record.cascade
-        assert cascade is not None
-        if cascade.gate.everything:
-            (whole,) = self.ask(inputs, features=True)
-            return [whole]
-        fed = _named(inputs)
-        first, rest = self._steps
-        early = _answers(first, fed)
-        self.check(early["first_logits"])
-        stays, goes = (rows.nonzero()[:, 0] for rows in (~early[GOES_ON], early[GOES_ON]))
-        read = early.get("features")
-        if read is not None:
-            read = read[stays]
-        parts = [Said(stays, cascade.starters, early["first_logits"][stays], read)]
-        if len(goes):
-            going = {name: value[goes] for name, value in carried(fed, early).items()}
-            late = _answers(rest, going)
-            self.check(late["logits"])
-            parts.append(Said(goes, cascade.finishers, late["logits"], late.get(ALL_FEATURES)))
-        return parts
+        return [Said(torch.arange(len(logits)), logits, read)]
 
 
 def _named(inputs: Any) -> Mapping[str, Tensor]:
     """A graph's inputs by name."""
     return inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
-
-
-def _answers(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All outputs of a session by name."""
-    outputs = [output.name for output in session.get_outputs()]
-    return dict(zip(outputs, wanted(session, outputs)(inputs), strict=True))
 
 
 Captured = tuple[Exported, Mapping[str, Tensor]]
@@ -270,55 +215,47 @@ def in_onnxruntime(
         state = _state_of(checkpoint)
         return InOnnxruntime(checkpoint, checkpoint.run, checkpoint.outputs, state=state).eval()
 
-    def make() -> list[bytes]:
+    def make() -> bytes:
         made, inputs = capture(checkpoint)
         if engine == "int8":
             made = to_int8(made, inputs)
-        return [made.content]
+        return made.content
 
-    (session,), notes = _sessions(_places(undecided(checkpoint), [engine], "whole"), make, keep)
+    session, notes = _session(_place(undecided(checkpoint), engine), make, keep)
     outputs = [output.name for output in session.get_outputs()]
     run, state = wanted(session, outputs), state_in(checkpoint)
-    return InOnnxruntime(
-        checkpoint, run, outputs, state=state, engine=engine, keep=keep, notes=notes
-    ).eval()
+    return InOnnxruntime(checkpoint, run, outputs, state=state, notes=notes).eval()
 
 
-def _places(checkpoint: Checkpoint, facts: list[Any], *kinds: str) -> list[Path]:
-    """Where graphs are kept: their names say of which weights they are, and which versions made
-    them.
-    """
+def _place(checkpoint: Checkpoint, engine: str) -> Path:
+    """Where its graph is kept: the name says of which weights it is, and which versions made it."""
     digests, _ = checkpoint.hashes()
     facts = [
-        *facts,
+        engine,
         checkpoint.record(digests).sha256,
         checkpoint.manifest.model_dump(mode="json", exclude=UNSEEN),
         [installed(package) for package in ("hydrasurgeon", "torch", "onnxscript")],
     ]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     root = os.environ.get("HYDRASURGEON_CACHE", Path.home() / ".cache" / "hydrasurgeon")
-    return [Path(root, "graphs", f"{digest[:32]}.{kind}{ENDING}") for kind in kinds]
+    return Path(root, "graphs", f"{digest[:32]}.whole{ENDING}")
 
 
-def _sessions(
-    places: Sequence[Path], make: Callable[[], list[bytes]], keep: bool
-) -> tuple[list[Any], tuple[str, ...]]:
-    """Graphs from the cache, or made now and kept there; and what to say of that."""
-    stored = [place.read_bytes() for place in places if place.is_file()]
-    if len(stored) == len(places) and all(map(is_sound, stored)):
-        return [*map(session_of, stored)], ()
-    contents = make()
-    sessions = [*map(session_of, contents)]
+def _session(place: Path, make: Callable[[], bytes], keep: bool) -> tuple[Any, tuple[str, ...]]:
+    """A graph from the cache, or made now and kept there; and what to say of that."""
+    if place.is_file() and is_sound(stored := place.read_bytes()):
+        return session_of(stored), ()
+    content = make()
+    session = session_of(content)
     if not keep:
-        return sessions, ()
-    folder = places[0].parent
+        return session, ()
+    folder = place.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for place, content in zip(places, contents, strict=True):
-            write_bytes(place, sealed(content))
+        write_bytes(place, sealed(content))
     except (OSError, HydraError):
-        return sessions, (f"the graph is made in each run, for {folder} cannot be written",)
-    return sessions, (f"the graph was made, and is kept in {folder} (HYDRASURGEON_CACHE)",)
+        return session, (f"the graph is made in each run, for {folder} cannot be written",)
+    return session, (f"the graph was made, and is kept in {folder} (HYDRASURGEON_CACHE)",)
 
 
 def _state_of(graph: Graph) -> State | None:

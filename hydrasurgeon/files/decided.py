@@ -7,7 +7,6 @@ hash like all others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -33,10 +32,6 @@ their model.
 """
 MAX_MEMBERS = 4096
 """Members that one state was fitted to: as many as a hydra may have."""
-MOST_FIRST = 2
-"""How many members at most may answer alone; whether two agree is seen after two."""
-ROUNDING = 1e-9
-"""How far a cost may be from what its parts and the share make of it: rounding, no more."""
 
 
 GAUSSIAN = {"centre": "width", "factor": "width width", "means": "classes width"}
@@ -114,9 +109,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Unit = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 NotNegative = Annotated[float, Field(ge=0, le=1e6)]
-Points = Annotated[float, Field(ge=-100, le=100)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
-Member = Annotated[int, Field(ge=0, lt=MAX_MEMBERS)]
 
 
 class Record(BaseModel):
@@ -280,173 +273,28 @@ class Ood(Record):
         return self
 
 
-GateScore = Literal["msp", "entropy", "ood", "disagreement"]
-"""What the gate of a cascade looks at."""
-
-
-class Gate(Record):
-    """Rows go on whose score, of the first members alone, lies from `low` to `high`; None: without
-    that bound.
-    """
-
-    score: GateScore
-    """1 − max p and H(p) of the first members' mean; the state's OOD score; total variation between
-    the first two.
-    """
-    low: float | None = None
-    high: float | None = None
-
-    @model_validator(mode="after")
-    def _window(self) -> Gate:
-        ordered = self.low is None or self.high is None or self.low <= self.high
-        must((ordered, f"a window from {self.low} to {self.high}"))
-        return self
-
-    @property
-    def everything(self) -> bool:
-        """Whether every row goes on, whatever its score: the hydra itself then answers."""
-        return self.low is None and self.high is None
-
-
-class CascadeCost(Record):
-    """Multiply-adds as multiples of the single model's, which keeps all heads."""
-
-    first: Positive
-    """The trunk and the first members: every row."""
-    rest: float = Field(ge=0, le=1e6)
-    """The other members, behind the trunk: rows that go on."""
-    expected: Positive
-    """first + share · rest"""
-
-
-class Drop(Record):
-    """What the cascade loses against the hydra, in points (negative: gains), and the 95 % interval
-    of a paired bootstrap.
-    """
-
-    drop: Points
-    low: Points
-    high: Points
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Drop:
-        must((self.low <= self.high, f"an interval from {self.low:g} to {self.high:g}"))
-        return self
-
-
-class Alone(Record):
-    """What calibrates some members of a hydra where they answer without the others."""
-
-    temperature: Positive
-    bias: float | None = Field(default=None, ge=-1e6, le=1e6)
-    temperatures: tuple[Positive, ...] | None = None
-    _silent = _silent_of("bias", "temperatures")
-
-
 class Cascade(Record):
-    """Members in order, the first of which answer every row, and what is promised of the answers
-    that come of it.
+    """A first reader answers where it is sure, the whole model what goes on: what calibrates the
+    first, and what is promised of the answers that come of it.
     """
 
-    order: tuple[Member, ...] = Field(min_length=2, max_length=MAX_MEMBERS)
-    """All members, as the file numbers them; the first `steps[0]` answer every row."""
-    steps: tuple[Member, Annotated[int, Field(ge=2, le=MAX_MEMBERS)]]
-    """How many members have run at each step."""
-    gate: Gate
-    shares: tuple[Unit, Unit]
-    """The fraction of validation samples that comes to each step."""
-    cost: CascadeCost
+    threshold: Unit
+    """Rows go on of which the first's calibrated probability lies below it."""
+    share_on: Unit
+    """The fraction of validation samples that goes on."""
     temperature: Positive
-    """Temperature of rows that the first members answer."""
+    """Of the first reader, as the next two."""
     bias: float | None = Field(default=None, ge=-1e6, le=1e6)
-    """Of one logit, beside that temperature; absent from others."""
-    temperatures: tuple[Positive, ...] | None = None
-    """Of many labels, each one's instead of it; absent from others. Thresholds are the hydra's."""
-    rest: Alone | None = None
-    """What calibrates the other members, where they alone answer what goes on; absent where all
-    members do, as the hydra.
-    """
-    ood_threshold: float
+    """Of one logit; absent from others."""
+    labels: PerLabel | None = None
+    """Of many labels, with the model's own thresholds; absent from others."""
     conformal: Conformal
     abstain: Abstention | None = None
     limits: Limits | None = None
     """Instead of `abstain`, of one logit; absent from others."""
     group: Found | None = None
     """Of one logit, where groups were given; absent from others."""
-    max_drop: float | None = Field(default=None, ge=0, le=100)
-    """What it was to lose at most; or … """
-    budget: float | None = Field(default=None, gt=0, le=1e6)
-    """… cost at most."""
-    drops: dict[Literal["accuracy", "micro_f1", "auroc", "fpr95", "cov5"], Drop]
-    """On validation samples that chose nothing; AUROC and FPR95 against the OOD sets, their mean.
-    Many labels have micro F1 instead of accuracy and coverage.
-    """
-    certified: bool
-    """Whether every interval lies below `max_drop`."""
-    _silent = _silent_of("bias", "temperatures", "limits", "group", "rest")
-
-    @property
-    def starters(self) -> tuple[int, ...]:
-        """The members that answer every row."""
-        return self.order[: self.steps[0]]
-
-    @property
-    def followers(self) -> tuple[int, ...]:
-        """The members that run on what goes on."""
-        return self.order[self.steps[0] :]
-
-    @property
-    def finishers(self) -> tuple[int, ...]:
-        """The members that answer what goes on."""
-        if self.rest is None:
-            return tuple(range(len(self.order)))
-        return self.followers
-
-    @model_validator(mode="after")
-    def _whole(self) -> Cascade:
-        first, last = self.steps
-        expected = self.cost.first + self.shares[1] * self.cost.rest
-        kept = self.max_drop is not None and all(
-            d.high <= self.max_drop for d in self.drops.values()
-        )
-        lost = (
-            ("accuracy", "auroc", "fpr95", "cov5")
-            if self.temperatures is None
-            else ("micro_f1", "auroc", "fpr95")
-        )
-        must(
-            (
-                sorted(self.order) == list(range(len(self.order))),
-                f"order: not each of {len(self.order)} members once",
-            ),
-            (
-                1 <= first <= min(MOST_FIRST, len(self.order) - 1) and last == len(self.order),
-                f"steps: {first} and {last} of {len(self.order)} members",
-            ),
-            (
-                self.rest is None or not self.gate.everything,
-                "rest: a gate without bounds is the hydra itself",
-            ),
-            (
-                (self.gate.score == "disagreement") == (first == 2),
-                "gate: disagreement is that of the first two members",
-            ),
-            (
-                self.shares[0] == 1 and (not self.gate.everything or self.shares[1] == 1),
-                "shares: every row comes to the first step, and passes a gate without bounds",
-            ),
-            (
-                math.isclose(self.cost.expected, expected, rel_tol=ROUNDING),
-                f"cost: expected is {self.cost.expected:g}, its parts make {expected:g}",
-            ),
-            (
-                (self.max_drop is None) != (self.budget is None),
-                "either max_drop or budget says what was wanted",
-            ),
-            (set(self.drops) == {*lost}, f"drops: of {', '.join(lost[:-1])} and {lost[-1]}"),
-            (self.certified == kept, "certified: says other than the intervals of the drops"),
-        )
-        return self
+    _silent = _silent_of("bias", "labels", "abstain", "limits", "group")
 
 
 Tally = Annotated[int, Field(ge=0, lt=2**31)]
@@ -512,7 +360,7 @@ class Decision(Record):
     levels: tuple[float, ...] = Field(default=(), max_length=100)
     """Of numbers, between which of them answers are counted; absent from others."""
     cascade: Cascade | None = None
-    """How to answer most inputs by few members; absent without it."""
+    """How to answer most inputs by a first reader alone; absent without it."""
     seen: Seen | None = None
     """What it answered on all validation samples; absent from states of older versions."""
     engine: Literal["int8"] | None = None
@@ -541,15 +389,10 @@ class Decision(Record):
         return self.seen is None or len(self.seen.predicted) == ranges
 
     def found(self, *, cascade: bool) -> Found | None:
-        """When something was found for a group, by the answers of the cascade or of all members."""
+        """When something was found for a group, by the answers of the cascade or of the whole model."""
         if cascade and self.cascade is not None:
             return self.cascade.group
         return self.group
-
-    @property
-    def temperatures(self) -> tuple[float, ...] | None:
-        """Of many labels, each one's."""
-        return None if self.labels is None else self.labels.temperatures
 
     @property
     def promised(self) -> dict[str, Any]:
@@ -568,30 +411,15 @@ class Decision(Record):
 
     @model_validator(mode="after")
     def _same_promises(self) -> Decision:
-        """The cascade promises what the hydra does: other thresholds, for other answers."""
+        """The cascade promises what the whole model does: other thresholds, for other answers."""
         if self.cascade is not None:
-            sets = [each.conformal.coverage for each in (self, self.cascade)]
-            risks = [
-                [None if a is None else (a.risk, a.delta) for a in (each.abstain, each.limits)]
-                for each in (self, self.cascade)
-            ]
-            parts: list[Decision | Cascade | Alone] = [self, self.cascade]
-            if self.cascade.rest is not None:
-                parts.append(self.cascade.rest)
-            labels = [
-                None if each.temperatures is None else len(each.temperatures) for each in parts
+            sets, risks, labels = [
+                [read(each) for each in (self, self.cascade)] for read in (_sets, _risks, _labels)
             ]
             must(
-                (sets[0] == sets[1], "cascade: promises other prediction sets than the hydra"),
-                (risks[0] == risks[1], "cascade: promises another risk than the hydra"),
-                (
-                    len({each.bias is None for each in parts}) == 1,
-                    "cascade: a bias belongs to one logit",
-                ),
-                (
-                    len({*labels}) == 1,
-                    f"cascade: temperatures of {labels[-1]} labels, the hydra has {labels[0]}",
-                ),
+                (sets[0] == sets[1], "cascade: promises other prediction sets than the model"),
+                (risks[0] == risks[1], "cascade: promises another risk than the model"),
+                (labels[0] == labels[1], "cascade: its constants are of another kind of model"),
             )
         return self
 
@@ -604,7 +432,9 @@ def decides_no_more(raw: dict[str, Any], problem: str) -> str | None:
     sets, ood = decision.get("conformal"), decision.get("ood")
     method = sets.get("method") if isinstance(sets, dict) else None
     score = ood.get("score") if isinstance(ood, dict) else None
+    cascade = decision.get("cascade")
     gone = {
+        "a cascade of members in order": isinstance(cascade, dict) and "order" in cascade,
         "joint calibration": decision.get("joint") is not None and problem != "number",
         "costs": decision.get("costs") is not None,
         f"prediction sets by {method}": method in ("aps", "raps"),
@@ -621,6 +451,19 @@ def decides_no_more(raw: dict[str, Any], problem: str) -> str | None:
     ]
     version = wrote[-1].get("hydrasurgeon") if wrote and isinstance(wrote[-1], dict) else None
     return f"decision: {what}, as hydrasurgeon {version or 'of an older version'} calibrated it, is not known to this version"
+
+
+def _sets(record: Decision | Cascade) -> float:
+    return record.conformal.coverage
+
+
+def _risks(record: Decision | Cascade) -> list[Any]:
+    return [None if a is None else (a.risk, a.delta) for a in (record.abstain, record.limits)]
+
+
+def _labels(record: Decision | Cascade) -> tuple[bool, int]:
+    labels = record.labels
+    return record.bias is None, 0 if labels is None else len(labels.temperatures)
 
 
 def stored_name(member: int, part: str) -> str:

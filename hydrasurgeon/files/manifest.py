@@ -449,7 +449,6 @@ def _check_decision(
 ) -> None:
     """The state is of these members, and a step says what it was fitted to."""
     standards, cascade = len(decision.ood.members), decision.cascade
-    order = members if cascade is None else len(cascade.order)
     each = decision.labels
     alike = each is None or len(each.temperatures) == len(each.thresholds) == classes
     made = [entry for entry in history if entry.command == "calibrate"]
@@ -458,7 +457,7 @@ def _check_decision(
             standards in (0, members),
             f"decision: an OOD score of {standards} members, there are {members}",
         ),
-        (order == members, f"decision: a cascade of {order} members, there are {members}"),
+        (cascade is None or members > 1, "decision: a cascade, and one member alone"),
         (decision.counts(classes), f"decision: counts of other than {classes} classes"),
         (alike, f"decision: constants of other than {classes} labels"),
         (

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-adds of one sample; and a cascade, by its steps.
+"""What a model costs: parameters, multiply-adds of one sample; and of a cascade, by its stages.
 
 Matrix products, convolutions and attention count, by formulas of our own: torch's own counter knows
 attention under some names only, and which name it runs under depends on torch's version, the device
@@ -29,12 +29,9 @@ from hydrasurgeon.anatomy.layers import queries_keys_values
 from hydrasurgeon.anatomy.parts import Block
 from hydrasurgeon.engines.program import Exported, sample
 from hydrasurgeon.engines.sealed import LENGTHS, Told
-from hydrasurgeon.families import family_of
-from hydrasurgeon.families.weights import all_neurons, neuron_sizes
-from hydrasurgeon.heads import NEURONS
 from hydrasurgeon.measuring.results import Cost
+from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.runtime.features import LiveModel
 from hydrasurgeon.runtime.hydra import Hydra
 
 LEFT_FACTOR = {
@@ -163,11 +160,12 @@ def told_of(model: Classifier, file: Exported) -> Told:
 
 
 @dataclass(frozen=True)
-class StepMacs:
-    """Multiply-adds of one sample in a cascade of two steps."""
+class StageMacs:
+    """Multiply-adds of one sample in a cascade."""
 
     first: float
     rest: float
+    """What is left to do for a sample that goes on."""
 
     def expected(self, share: float) -> float:
         """On average, where such a share of the rows goes on."""
@@ -175,17 +173,15 @@ class StepMacs:
 
 
 @torch.inference_mode()
-def step_macs(model: LiveModel, inputs: Any, starters: Sequence[int]) -> StepMacs:
-    """Counted in a live hydra, of the batch's first sample, with these members first."""
-    hydra = model.module
-    assert isinstance(hydra, Hydra)
-    followers = [i for i in range(len(hydra.members)) if i not in starters]
-    sample = first_sample(inputs)
+def stage_macs(model: Engine, inputs: Any) -> StageMacs:
+    """Counted in the live model, of the batch's first sample."""
+    assert model.first is not None
+    reader, sample = model.first, first_sample(inputs)
+    assert isinstance(model, nn.Module)
     with without_padding(model):
-        started, start = _counted(lambda: hydra.start(sample))
-        _, first = _counted(lambda: hydra.part(starters).finish(started))
-        _, rest = _counted(lambda: hydra.part(followers).finish(started))
-    return StepMacs(start + first, rest)
+        (_, whole), first = _counted(lambda: reader(sample, features=False))
+        _, rest = _counted(lambda: whole(torch.tensor([0])))
+    return StageMacs(first, rest)
 
 
 def _counted(call: Any) -> tuple[Any, int]:
@@ -194,41 +190,6 @@ def _counted(call: Any) -> tuple[Any, int]:
     with MultiplyAdds() as counter:
         result = call()
     return result, counter.count
-
-
-@torch.inference_mode()
-def single_macs(model: Classifier, inputs: Any) -> int:
-    """Those of the single model that keeps all heads: of the hydra's first member, and of the heads
-    and neurons that it lost.
-
-    u heads of width d with g queries each, at t of T tokens of width E: u·d·((2gt + 2T)·E +
-    2g·t·T), as in `planned_cost`, and distances.
-    """
-    hydra = model.module
-    assert isinstance(hydra, Hydra)
-    sample, alone = first_sample(inputs), hydra.part([0])
-    with without_padding(model):
-        total = macs(alone, sample)
-    anatomy, model_facts = hydra.anatomies[0], model.manifest.model
-    weights = list(family_of(model_facts).weights(model_facts))
-    neurons, each = all_neurons(weights), neuron_sizes(weights)
-    assert model.manifest.kind == "hydra"
-    kept = model.manifest.members[0].kept_neurons or {}
-    hidden = anatomy.embed(sample).hidden
-    tokens, width = hidden.shape[1:]
-    for layer, block in enumerate(anatomy.blocks):
-        site = block.attention
-        lost = model.manifest.towers[site.tower].heads - len(site.heads)
-        last = layer == len(anatomy.blocks) - 1 and anatomy.reads is not None
-        read = (anatomy.reads or tokens) if last else tokens
-        queries = site.queries * read
-        total += lost * site.head_dim * ((2 * queries + 2 * tokens) * width + 2 * queries * tokens)
-        total += lost * relative_macs(anatomy.blocks, hidden, anatomy.reads if last else None)
-        if site.tower in kept:
-            group, place = f"{site.tower}{NEURONS}", site.layer
-            gone = len(neurons[group][place]) - len(kept[site.tower][place])
-            total += gone * each[group][place]["macs"] * read
-    return total
 
 
 def relative_macs(blocks: Sequence[Block], hidden: Tensor, tokens: int | None) -> int:

@@ -17,6 +17,7 @@ from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.files.foreign import code, is_name, portable, visible
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.options.shared import ClassNames
+from hydrasurgeon.runtime.answering import CALIBRATE
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -246,7 +247,7 @@ def check_cascades(checkpoints: Sequence[Checkpoint]) -> None:
         if decision is None or decision.cascade is None:
             raise CheckpointError(
                 f"--cascade: {checkpoint.name} has no cascade in a decision state",
-                hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
+                hint=CALIBRATE,
             )
 
 

@@ -35,10 +35,6 @@ from hydrasurgeon.options.shared import (
     Texts,
 )
 
-DROP = 0.5
-"""Points that no measure of a cascade may lose, unless something else is asked for."""
-
-
 PREDICTIONS = (
     "logits or probabilities [sample, member, class], perhaps features [sample, member, width], "
     "ids and names, as .safetensors or .npz"
@@ -78,13 +74,11 @@ class CalibrateOptions(Engines, Answering, Output):
 
     requires: ClassVar = {
         "promise": ("risk",),
-        "max_drop": ("cascade",),
-        "budget": ("cascade",),
         "fit_predictions": ("predictions",),
         "ood_predictions": ("predictions",),
     }
     conflicts: ClassVar = (
-        ("max_drop", "budget"),
+        ("engine", "cascade"),
         *(("predictions", name) for name in ("fit_data", "ood", "cascade", "engine")),
     )
 
@@ -108,7 +102,7 @@ class CalibrateOptions(Engines, Answering, Output):
         group=UNLABELLED,
         recorded=True,
         help=(
-            "OOD data to choose the OOD score and a cascade by, beside perturbed VAL; "
+            "OOD data to choose the OOD score by, beside perturbed VAL; "
             "repeatable, needs no labels."
         ),
     )
@@ -170,40 +164,13 @@ class CalibrateOptions(Engines, Answering, Output):
     cascade: bool = option(
         False,
         recorded=True,
-        help="Let a hydra's first member answer what the others would not change.",
-    )
-    max_drop: float | None = option(
-        None,
-        ge=0,
-        le=100,
-        metavar="P",
-        recorded=True,
-        help=(
-            "Points of accuracy or micro F1, AUROC, FPR95 and coverage at 5 % risk that it may "
-            "lose; else 0.5."
-        ),
-    )
-    budget: float | None = option(
-        None,
-        ge=0,
-        le=1e6,
-        metavar="X",
-        recorded=True,
-        help="Instead: the best that costs at most X single models' multiply-adds.",
+        help="Let a hydra's first member answer alone where it is sure.",
     )
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
 
-    @property
-    def loss(self) -> float | None:
-        """Points that a cascade may lose; None where none is fitted, or its cost is what counts."""
-        if not self.cascade or self.budget is not None:
-            return None
-        return DROP if self.max_drop is None else self.max_drop
-
     def recorded(self) -> dict[str, Any]:
-        """With the bound that holds where none was given."""
-        filled = self.but(max_drop=self.loss)
-        recorded = super(CalibrateOptions, filled).recorded()
+        """Without the engine where it is torch."""
+        recorded = super().recorded()
         if self.engine == "torch":
             del recorded["engine"]
         return recorded
@@ -264,9 +231,7 @@ class PredictOptions(Engines, Answering, Force):
     cascade: bool | None = option(
         None,
         flags=("--cascade/--no-cascade",),
-        help=(
-            "By the checkpoint's cascade, or by all members; else by its cascade where it has one."
-        ),
+        help=("By the checkpoint's cascade, or whole; else by its cascade where it has one."),
     )
     embeddings: PathLike | None = option(
         None,
@@ -318,9 +283,7 @@ class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
     cascade: bool | None = option(
         None,
         flags=("--cascade/--no-cascade",),
-        help=(
-            "By the checkpoint's cascade, or by all members; else by its cascade where it has one."
-        ),
+        help=("By the checkpoint's cascade, or whole; else by its cascade where it has one."),
     )
     top: int = option(5, ge=1, metavar="K", help="Most probable labels to list.")
     batch_size: Batch = option(

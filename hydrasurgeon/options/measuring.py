@@ -120,7 +120,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     )
     no_decision: bool = option(False, help="Ignore decision states.")
     cascade: bool = option(
-        False, help="Measure each checkpoint's cascade, and the full hydra next to it."
+        False, help="Measure each checkpoint's cascade, and the whole model next to it."
     )
     mc_dropout: int | None = option(
         None,
@@ -174,8 +174,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
 class BenchOptions(Engines, Bare, Device, Columns, Force):
     """Measure latency, throughput, memory and multiply-adds on this machine, all models in turn."""
 
-    requires: ClassVar = {"cascade": ("data",)}
-    conflicts: ClassVar = (("cascade", "compile"), ("engine", "cascade"), ("engine", "compile"))
+    conflicts: ClassVar = (("engine", "compile"),)
 
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,
@@ -194,9 +193,6 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
     )
     data: str | None = option(
         None, metavar="D", group=UNLABELLED, help="Real samples instead of random inputs."
-    )
-    cascade: bool = option(
-        False, help="Time each checkpoint's cascade on --data, and the full hydra next to it."
     )
     batch: str = option("1,4,16", metavar="N,N,…", group=RUNS, help="Batch sizes.")
     dtype: str = option("float32", metavar="T,T,…", group=RUNS, help="float32, bfloat16, float16.")
@@ -217,17 +213,12 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     """
 
     requires: ClassVar = {"int8": ("check",), "ood": ("check",), "limit": ("check",)}
-    conflicts: ClassVar = (
-        ("int8", "cascade"),
-        ("check", "cascade"),
-    )
 
     format: Literal["onnx", "stock"] = option(
         "onnx",
         recorded=True,
         help="onnx, or stock (no code of ours, calibrated).",
     )
-    cascade: bool = option(False, help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
     int8: bool = option(
         False,
         also=("quantize", "quantise"),

@@ -16,12 +16,9 @@ from hydrasurgeon.anatomy import words
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.decided import (
-    Alone,
-    Cascade,
     Conformal,
     Decision,
     Found,
-    GateScore,
 )
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -299,8 +296,6 @@ class Problem(ABC):
     """OOD scores that it can have fitted to features."""
     several: ClassVar[bool] = False
     """Whether a sample has several answers."""
-    gates: ClassVar[Sequence[GateScore]] = ()
-    """Scores of one member by which a cascade can stop."""
     labels_between: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     """Between which numbers labels lie that are no class numbers."""
     says_yes: ClassVar[bool] = False
@@ -436,6 +431,10 @@ class Problem(ABC):
         """The probabilities of each choice."""
         return answers
 
+    def certainty(self, answers: Tensor) -> Scores:
+        """How sure each sample's answer is, by which a cascade goes on."""
+        return answers.max(dim=-1).values
+
     @abstractmethod
     def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
         """Of some samples, the fields of a `Judged`."""
@@ -458,22 +457,8 @@ class Problem(ABC):
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
         """With prediction sets, what is unfamiliar, and where to abstain."""
 
-    def of_some(self, record: Decision, constants: Cascade | Alone) -> dict[str, Any]:
-        """Constants of members that answer rows of their own, as fields of a `Decision`."""
-        return {"temperature": constants.temperature, "bias": constants.bias}
-
-    def centred(self, logits: Tensor, record: Decision) -> Tensor:
-        """Logits by which a cascade's gate sees how far each is from another answer."""
-        return self.read(logits)
-
     def alone(self, outputs: Outputs) -> dict[str, Any]:
-        """Constants of members that answer rows of their own, as fields of a `Cascade` or `Alone`."""
-        raise self._without_classes
-
-    def marked(self, prediction: Any, outputs: Outputs) -> tuple[Tensor, Scores, Scores | None]:
-        """For a cascade: which answers are right, how sure they are, and of many labels half of
-        how many are answered wrongly or missed.
-        """
+        """What calibrates the answers of these outputs."""
         raise self._without_classes
 
     def check(self, promise: CalibrateOptions, name: str) -> None:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, one_hot
 
-from hydrasurgeon.files.decided import FITTED, LOGITS, Decision, GateScore
+from hydrasurgeon.files.decided import FITTED, LOGITS, Decision
 from hydrasurgeon.files.manifest import ProblemName
 from hydrasurgeon.files.rows import harmless
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -230,7 +230,6 @@ class Classes(Problem):
     name: ClassVar[ProblemName] = "single_label"
     scores: ClassVar[Collection[str]] = LOGITS.keys()
     features: ClassVar[Collection[str]] = FITTED
-    gates: ClassVar[Sequence[GateScore]] = ("msp", "entropy", "ood")
     columns: ClassVar = {
         "label": "text",
         "probability": "number",
@@ -406,14 +405,7 @@ class Classes(Problem):
         return constants, self._crossed((constants, certifying), (self.alone(certifying), fitting))
 
     def alone(self, outputs: Outputs) -> dict[str, Any]:
-        """Constants of members that answer rows of their own, as fields of a `Cascade` or `Alone`."""
         return {"temperature": temperature_of(outputs.logits, outputs.truth)}
-
-    def marked(
-        self, prediction: ClassPrediction, outputs: Outputs
-    ) -> tuple[Tensor, Scores, Scores | None]:
-        likeliest = prediction.probabilities.argmax(dim=-1)
-        return likeliest == outputs.truth, prediction.probability, None
 
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         return str(row["label"]), float(row["total"])

@@ -25,8 +25,6 @@ from torch.nn.functional import binary_cross_entropy
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import (
     OF_LABELS,
-    Alone,
-    Cascade,
     Conformal,
     Decision,
     PerLabel,
@@ -109,7 +107,6 @@ class ManyLabels(YesNo):
     lacks: ClassVar = {
         **YesNo.lacks,
         "--method cahp": "It compares samples of one class with those of others.",
-        "a cascade in graphs": "A gate on the least sure of many labels has no graph yet.",
     }
 
     def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
@@ -145,6 +142,10 @@ class ManyLabels(YesNo):
 
     def answers(self, logits: Tensor, constants: Constants) -> Chances:
         return probs_of(self.read(logits), _temperatures(constants))
+
+    def certainty(self, answers: Chances) -> Scores:
+        """Of the least sure label."""
+        return torch.maximum(answers, 1 - answers).amin(dim=-1)
 
     def said(self, answers: Chances) -> Float[Tensor, "sample label"]:
         return Problem.said(self, answers) - Problem.said(self, 1 - answers)
@@ -224,27 +225,6 @@ class ManyLabels(YesNo):
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         labels = fit_labels(outputs.logits, outputs.truth.bool())
         return {"temperature": 1.0, "labels": labels}
-
-    def alone(self, outputs: Outputs) -> dict[str, Any]:
-        temperatures = fit_labels(outputs.logits, outputs.truth.bool()).temperatures
-        return {"temperature": 1.0, "temperatures": temperatures}
-
-    def marked(self, prediction: Any, outputs: Outputs) -> tuple[Tensor, Scores, Scores | None]:
-        chosen, holds = prediction.chosen, outputs.truth.bool()
-        hits = (chosen & holds).double().sum(dim=-1)
-        return hits, prediction.probability, (chosen ^ holds).double().sum(dim=-1) / 2
-
-    def of_some(self, record: Decision, constants: Cascade | Alone) -> dict[str, Any]:
-        assert record.labels is not None
-        labels = record.labels.model_copy(update={"temperatures": constants.temperatures})
-        return {**super().of_some(record, constants), "labels": labels}
-
-    def centred(self, logits: Tensor, record: Decision) -> Tensor:
-        """Calibrated, and moved so that each answer changes at ½."""
-        assert record.labels is not None
-        at = _row(record.labels.thresholds).logit(eps=EDGE)
-        odds = self.read(logits)[..., 1].double() / _row(record.labels.temperatures) - at
-        return yes_or_no(odds[..., None])
 
     def promised(
         self,

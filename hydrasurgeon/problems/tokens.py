@@ -64,12 +64,6 @@ NONE = "none"
 class _Words(Classes):
     """Each word as a sample of its own, by which the temperature is fitted."""
 
-    def least(self, outputs: Outputs) -> dict[str, Any]:
-        return self.alone(outputs)
-
-    def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
-        return super().losses_of(outputs, {"joint": None, **constants})
-
 
 class Tokens(Problem):
     """A tag for each word."""

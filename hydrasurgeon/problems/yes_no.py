@@ -88,8 +88,6 @@ class YesNo(Classes):
         **DOUBTS,
     }
     says_yes = ranks = True
-    # Entropy orders samples as msp does.
-    gates = ("msp", "ood")
     labels_between = (0.0, 1.0)
     lacks: ClassVar = {
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
@@ -179,14 +177,6 @@ class YesNo(Classes):
             return {**super().alone(outputs), "bias": None}
         temperature, bias = platt(outputs.logits, outputs.shares)
         return {"temperature": temperature, "bias": bias}
-
-    def centred(self, logits: Tensor, record: Decision) -> Tensor:
-        """Calibrated, for the answer changes at ½."""
-        choices = self.read(logits)
-        if record.bias is None:
-            return choices
-        odds = choices[..., 1].double() / record.temperature + record.bias
-        return yes_or_no(odds[..., None])
 
     def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
         assert outputs.shares is not None

@@ -264,8 +264,6 @@ def exported(done: Export) -> None:
         return
     graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
     ran, opset = "onnxruntime", f" (opset {done.opset})"
-    if done.beside is not None:
-        show((str(done.beside), "bold"), ": of the rows that go on")
     if done.quantised is not None:
         ran = "in int8, a probability"
     differs = f"{ran} differs from torch by at most {done.max_difference:.2g}"

@@ -19,14 +19,18 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.words import alike
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
-from hydrasurgeon.decision.cascaded import Said, decided_in_steps
+from hydrasurgeon.decision.cascaded import Said, decided_in_stages
 from hydrasurgeon.decision.state import State, decide
-from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
+from hydrasurgeon.runtime.cascaded import FirstReader
 from hydrasurgeon.statistics.found import Groups
+
+CALIBRATE = "Run `hydrasurgeon calibrate --cascade` on it first."
+"""What to do without a cascade."""
 
 
 class Engine(ABC):
@@ -53,14 +57,19 @@ class Engine(ABC):
         """How many members answer."""
 
     @property
+    def first(self) -> FirstReader | None:
+        """What a cascade begins with; None where all that it has is the whole model."""
+        return None
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how it runs, once it has run."""
         return ()
 
     @abstractmethod
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
-        """What the members that ran say of a batch, in float32 on the CPU; all in one part, or with
-        `cascade` in two.
+        """What is said of a batch, in float32 on the CPU; all in one part, or with `cascade` in one
+        for each stage.
         """
 
     def check(self, logits: Tensor) -> None:
@@ -69,14 +78,23 @@ class Engine(ABC):
             hint = "The model overflows: use --dtype float32, or start from a sound one."
             raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
 
-    def in_steps(self, cascade: bool | None) -> bool:
+    def in_stages(self, cascade: bool | None) -> bool:
         """Whether it answers by its cascade: where it has one, unless that is declined."""
         has = self.state is not None and self.state.record.cascade is not None
-        return has if cascade is None else cascade
+        if cascade and not has:
+            raise CheckpointError(
+                f"{self.name}: has no cascade in a decision state", hint=CALIBRATE
+            )
+        if cascade and self.first is None:
+            raise UsageError(
+                f"--cascade: in this engine {self.name} answers whole",
+                hint="Leave out --engine, or --cascade.",
+            )
+        return has and self.first is not None and cascade is not False
 
     def answered(self, inputs: Any, *, cascade: bool | None = None) -> Prediction:
         """Answers by the decision state, or by nothing but the mean of the members' probabilities."""
-        cascade = self.in_steps(cascade)
+        cascade = self.in_stages(cascade)
         return self.decided(self.ask(inputs, cascade=cascade, features=self.reads), cascade)
 
     @property
@@ -87,13 +105,8 @@ class Engine(ABC):
     def decided(self, parts: Sequence[Said], cascade: bool) -> Prediction:
         """What was said, as answers."""
         state = self.state
-        if cascade:
-            if state is None or state.record.cascade is None:
-                raise CheckpointError(
-                    f"{self.name}: has no cascade in a decision state",
-                    hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
-                )
-            return decided_in_steps(state, state.record.cascade, parts)
+        if cascade and state is not None:
+            return decided_in_stages(state, parts)
         (whole,) = parts
         if state is None:
             return self.problem.predicted(whole.logits, None)
@@ -107,7 +120,7 @@ class Engine(ABC):
         """
         rule = None
         if self.state is not None:
-            rule = self.state.record.found(cascade=self.in_steps(cascade))
+            rule = self.state.record.found(cascade=self.in_stages(cascade))
         if rule is None or not groups:
             return {}
         ranked = Groups.of(torch.tensor(chances, dtype=torch.float64), numbered(groups))
@@ -139,7 +152,7 @@ class Piece:
 
     @property
     def outputs(self) -> Outputs:
-        """Of all members, where there is no cascade."""
+        """Of the whole model, where there is no cascade."""
         (whole,) = self.parts
         return Outputs(whole.logits, whole.features, self.labels)
 
@@ -180,8 +193,7 @@ class Answering:
 
 def beside(first: Said, more: Said) -> Said:
     """What two models say of the same rows."""
-    members = (*first.members, *(len(first.members) + member for member in more.members))
-    return replace(first, members=members, logits=torch.cat([first.logits, more.logits], dim=1))
+    return replace(first, logits=torch.cat([first.logits, more.logits], dim=1))
 
 
 def gathered(

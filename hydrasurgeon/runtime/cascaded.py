@@ -1,48 +1,66 @@
-"""Cascaded inference of a hydra: the trunk once, its first members, and only rows that are still
-open go on to the others.
-
-What the first members start from is kept, so that the others go on from it with a smaller batch. A
-gate without bounds is the hydra itself, in one pass; where nearly all recent rows went on, one pass
-of all members is less work than two, and the gate is asked afterwards: rows that it stops still get
-their first members' answers.
-"""
+"""Running two stages: the first reader reads every row, the whole model those that go on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from hydrasurgeon.anatomy.words import WORDS
-from hydrasurgeon.decision.cascaded import Said, gate_scores, lets
-from hydrasurgeon.decision.state import State
-from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.decided import Cascade
-from hydrasurgeon.problems import SINGLE, problem_of
+from hydrasurgeon.decision.cascaded import Said, cascade_of, going_on, stage_state
+from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 
-MOSTLY = 0.8
-"""Where a larger share of the recent rows went on, all members run as one: the gate then tells only
-which answers stand.
-"""
-RECENT = 64
-"""Rows that make up a recent share: one batch of a server, or so many requests of one row."""
+if TYPE_CHECKING:
+    from hydrasurgeon.runtime.answering import Engine
 
 
-def cascade_in(model: LiveModel) -> tuple[State, Cascade]:
-    """A model's decision state, and the cascade in it."""
-    state = model.state
-    if state is None or state.record.cascade is None:
-        raise CheckpointError(
-            f"{model.name}: has no cascade in a decision state",
-            hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
-        )
-    return state, state.record.cascade
+class FirstReader(Protocol):
+    """What answers before the whole model."""
+
+    def __call__(
+        self, inputs: Any, *, features: bool
+    ) -> tuple[Outputs, Callable[[Tensor], Outputs]]:
+        """What it says of a batch, logits [row, 1, class] (and features [row, 1, width] if its OOD
+        score needs them); and what gives the whole model's outputs for the rows that go on.
+        """
+
+
+class FirstMember:
+    """A hydra's first member; the others go on from the trunk that it has run."""
+
+    def __init__(self, model: LiveModel) -> None:
+        self.model = model
+
+    def __call__(
+        self, inputs: Any, *, features: bool
+    ) -> tuple[Outputs, Callable[[Tensor], Outputs]]:
+        hydra = self.model.module
+        assert isinstance(hydra, Hydra)
+        read = WithFeatures(self.model) if features else None
+
+        def run(members: Sequence[int], started: Any) -> Outputs:
+            call = hydra.part(members).finish
+            return (
+                Outputs(call(started), None) if read is None else Outputs(*read.of(call, started))
+            )
+
+        started = hydra.start(inputs)
+        first = run([0], started)
+
+        def whole(rows: Tensor) -> Outputs:
+            early, late = first.at(rows), run(range(1, len(hydra.members)), started.at(rows))
+            both = None
+            if early.features is not None and late.features is not None:
+                both = torch.cat([early.features, late.features], dim=1)
+            return Outputs(torch.cat([early.logits, late.logits], dim=1), both)
+
+        return first, whole
 
 
 def rows_in(inputs: Any) -> int:
@@ -53,83 +71,28 @@ def rows_in(inputs: Any) -> int:
     return len(first)
 
 
-def _beside(first: Outputs, more: Outputs, order: Sequence[int]) -> Outputs:
-    """Members that stand in this order, the first ones and the others, as the file numbers them."""
-    features = None
-    if first.features is not None and more.features is not None:
-        features = torch.cat([first.features, more.features], dim=1)
-    together = Outputs(torch.cat([first.logits, more.logits], dim=1), features)
-    # Place i of the whole is place index(i) of the order.
-    return together.among([order.index(member) for member in range(len(order))])
-
-
 @torch.inference_mode()
-def said(model: LiveModel, inputs: Any, read: WithFeatures | None = None) -> list[Said]:
-    """What the members that ran said of the rows that stopped early, and of those that went on."""
-    state, cascade = cascade_in(model)
-    if read is None and cascade.gate.score == "ood" and state.fitted is not None:
-        read = WithFeatures(model)
-    count = rows_in(inputs)
-    hydra = model.module
-    assert isinstance(hydra, Hydra)  # others have no cascade
-
-    def run(call: Callable[[Any], Tensor], argument: Any) -> Outputs:
-        return Outputs(call(argument), None) if read is None else Outputs(*read.of(call, argument))
-
-    if cascade.gate.everything:
-        whole = run(hydra, inputs)
-        return [Said(torch.arange(count), cascade.finishers, whole.logits, whole.features)]
-    started = hydra.start(inputs)
-    together = run(hydra.finish, started) if hydra.going_on > MOSTLY else None
-    first = (
-        run(hydra.part(cascade.starters).finish, started)
-        if together is None
-        else together.among(cascade.starters)
-    )
-    looked_at = None if first.features is None else first.features.float().cpu()
-    going = lets(cascade.gate, gate_scores(state, cascade, _precise(first.logits), looked_at))
-    went, stopped = going.nonzero()[:, 0], (~going).nonzero()[:, 0]
-    hydra.going_on += (len(went) / count - hydra.going_on) * min(1.0, count / RECENT)
+def said(engine: Engine, inputs: Any, *, features: bool) -> list[Said]:
+    """What the first reader says of the rows that it answers, and the whole model of the others."""
+    state, reader = engine.state, engine.first
+    assert state is not None
+    assert reader is not None
+    first, whole = reader(inputs, features=features)
     device = first.logits.device
-    early = first.at(stopped.to(device)) if len(went) else first
-    parts = [Said(stopped, cascade.starters, early.logits, early.features)]
+    early = Said(torch.arange(0), first.logits, first.features).on_cpu()
+    rule, threshold = stage_state(state, first=True), cascade_of(state).threshold
+    going = going_on(rule, threshold, Outputs(early.logits, early.features))
+    stopped, went = ((~going).nonzero()[:, 0], going.nonzero()[:, 0])
+    stays = first.at(stopped.to(device))
+    parts = [Said(stopped, stays.logits, stays.features, first=True)]
     if len(went):
-        rows = went.to(device)
-        if together is None:
-            late = run(
-                hydra.part(cascade.followers).finish,
-                started if len(went) == count else started.at(rows),
-            )
-            if cascade.rest is None:
-                late = _beside(first.at(rows), late, cascade.order)
-        else:
-            late = together.at(rows).among(cascade.finishers)
-        parts.append(Said(went, cascade.finishers, late.logits, late.features))
+        late = whole(went.to(device))
+        parts.append(Said(went, late.logits, late.features))
     return parts
-
-
-def _precise(logits: Tensor) -> Tensor:
-    """As decisions are taken: in the model's float32 or what it has more, on the CPU."""
-    return logits.cpu() if logits.dtype == torch.float64 else logits.float().cpu()
 
 
 def mean_probs(parts: Sequence[Said], problem: Problem = SINGLE) -> Float[Tensor, "batch klass"]:
     """Probabilities: the mean over the members that ran."""
     probs = torch.cat([problem.probs(part.logits.float()).mean(dim=1) for part in parts])
-    return (
-        probs
-        if len(parts) == 1
-        else probs[torch.cat([part.rows for part in parts]).argsort().to(probs.device)]
-    )
-
-
-class Cascading(nn.Module):
-    """A model whose pass is its cascade: to be timed beside others."""
-
-    def __init__(self, model: LiveModel) -> None:
-        super().__init__()
-        self.model = model
-
-    @torch.inference_mode()
-    def forward(self, inputs: Any) -> Float[Tensor, "batch klass"]:
-        return mean_probs(said(self.model, inputs), problem_of(self.model.manifest.model))
+    order = torch.cat([part.rows for part in parts]).argsort()
+    return probs if len(parts) == 1 else probs[order.to(probs.device)]

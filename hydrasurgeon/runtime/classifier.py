@@ -29,7 +29,7 @@ from hydrasurgeon.problems import SINGLE, problem_of
 from hydrasurgeon.problems.base import Prediction, Problem, joined
 from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.runtime.answering import Answering, Engine, collected
-from hydrasurgeon.runtime.cascaded import mean_probs, rows_in, said
+from hydrasurgeon.runtime.cascaded import FirstMember, FirstReader, mean_probs, rows_in, said
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
@@ -52,6 +52,11 @@ class Classifier(LiveModel, Engine):
     @property
     def facts(self) -> Model:
         return self.manifest.model
+
+    @property
+    def first(self) -> FirstReader | None:
+        several = isinstance(self.module, Hydra) and len(self.module.members) > 1
+        return FirstMember(self) if several else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -141,7 +146,7 @@ class Classifier(LiveModel, Engine):
         {"text": "question"}.
 
         Of prepared tensors: class probabilities without a decision, the mean over the members',
-        with `cascade` over those that its gate let run.
+        with `cascade` over those that ran.
 
         Examples:
             >>> answers = hs.load("ready").predict(["bag.png", "boot.png"])
@@ -156,7 +161,9 @@ class Classifier(LiveModel, Engine):
         if is_prepared(inputs):
             if not rows_in(inputs):
                 return mean_probs(self.ask(inputs), self.problem)
-            return mean_probs(self._parts(inputs, bool(cascade), None), self.problem)
+            in_stages = bool(cascade) and self.in_stages(cascade)
+            parts = self._parts(inputs, in_stages, features=in_stages and self.reads)
+            return mean_probs(parts, self.problem)
         return self._named(inputs, cascade, columns).rows
 
     @torch.inference_mode()
@@ -189,22 +196,20 @@ class Classifier(LiveModel, Engine):
             words = (0,) if self.problem.by_word else ()
             logits = torch.zeros(0, self.members, *words, self.facts.num_classes)
             read = torch.zeros(0, self.members, width)
-            return [Said(torch.arange(0), tuple(range(self.members)), logits, read)]
+            return [Said(torch.arange(0), logits, read)]
         weight = next(self.parameters())
         inputs = moved(inputs, weight.device, weight.dtype)
-        parts = self._parts(inputs, cascade, WithFeatures(self) if features else None)
-        parts = [part.on_cpu() for part in parts]
+        parts = [part.on_cpu() for part in self._parts(inputs, cascade, features=features)]
         for part in parts:
             self.check(part.logits)
         return parts
 
-    def _parts(self, inputs: Any, cascade: bool, read: WithFeatures | None) -> list[Said]:
-        """What the members that ran say, where the model is."""
+    def _parts(self, inputs: Any, cascade: bool, *, features: bool) -> list[Said]:
+        """What is said, where the model is."""
         if cascade:
-            return said(self, inputs, read)
-        logits, features = (self(inputs), None) if read is None else read(inputs)
-        rows = torch.arange(len(logits))
-        return [Said(rows, tuple(range(logits.shape[1])), logits, features)]
+            return said(self, inputs, features=features)
+        logits, read = WithFeatures(self)(inputs) if features else (self(inputs), None)
+        return [Said(torch.arange(len(logits)), logits, read)]
 
     def _named(
         self, inputs: Any, cascade: bool | None, columns: Mapping[str, str] | None
@@ -216,7 +221,7 @@ class Classifier(LiveModel, Engine):
         need_classes(self.manifest, self.name)
         samples = in_memory(inputs, getattr(self.transform, "kind", "image"), columns)
         ids = [samples.name(i) for i in range(len(samples))]
-        cascade = self.in_steps(cascade)
+        cascade = self.in_stages(cascade)
         pieces = Answering(
             [self], samples, Run(), order=range(len(ids)), cascade=cascade, features=self.reads
         )

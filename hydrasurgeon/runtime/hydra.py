@@ -89,8 +89,6 @@ class Hydra(nn.Module):
         """Why members cannot run as one batched product, once that was tried."""
         self._grouping = threading.Lock()
         self._parts: dict[tuple[int, ...], Hydra] = {}
-        self.going_on = 0.0
-        """Fraction of a cascade's recent rows that went on to all members."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy takes its own modules apart, rather than to run those of the original."""

@@ -149,7 +149,8 @@ def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
     decision, model = opened.manifest.decision, opened.manifest.model
     if decision is None or model.problem == "number":
         return {}
-    temperatures = np.array(decision.temperatures or [decision.temperature])
+    of_labels = () if decision.labels is None else decision.labels.temperatures
+    temperatures = np.array(of_labels or [decision.temperature])
     arrays = {}
     for weight in opened.weights.values():
         if weight.part != "classifier" or weight.shape[0] != model.num_classes:

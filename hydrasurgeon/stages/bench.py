@@ -20,33 +20,25 @@ from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.lookup import whole_number
-from hydrasurgeon.measuring.cascades.run import FULL
 from hydrasurgeon.measuring.cost import (
     InTurn,
     cost_of,
     interleaved,
     machine,
     peak_bytes,
-    step_macs,
 )
 from hydrasurgeon.measuring.running import by_path, name_of
-from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import Engine, fed
-from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What models are measured in."""
-CASCADE = "cascade"
-"""The kind of contender that is one."""
 BATCHES = 8
-"""Batches of real data, at most: a batch of one sample goes on or does not, so several make the
-mean.
-"""
+"""Batches of real data, at most."""
 
 
 class Point(BaseModel, frozen=True, extra="forbid"):
@@ -103,8 +95,6 @@ class _Entry:
         cost = cost_of(models, one)
         if not self.params:
             self.params, self.macs, self.tokens = cost.params, cost.macs, cost.tokens
-        if self.kind == CASCADE:
-            return Cascading(models[0])
         return models[0] if len(models) == 1 else InTurn(models)
 
 
@@ -179,8 +169,6 @@ def _measure(
         ]
         for j, count in enumerate(batches):
             inputs = [example(count)] if samples is None else _real(samples, models[0], count)
-            if samples is not None:
-                _expect_macs(entries, models, inputs)
             _add_points(entries, models, dtype, count, inputs, notes, options)
             if options.progress is not None:
                 options.progress(
@@ -205,20 +193,6 @@ def _real(samples: Samples, model: Any, count: int) -> list[Any]:
     places = range(whole * count)
     batches = Batches(samples, engine.transform, batch_size=count, order=places, workers=0)
     return [batch.inputs for batch in fed(batches, Run(), module=model)]
-
-
-def _expect_macs(entries: Sequence[_Entry], models: Sequence[Any], batches: Sequence[Any]) -> None:
-    """Multiply-adds of the cascades, by the fraction of these rows that goes on."""
-    for entry, module in zip(entries, models, strict=True):
-        if not isinstance(module, Cascading):
-            continue
-        _, cascade = cascade_in(module.model)
-        if cascade.gate.everything:
-            continue
-        parts = [part for batch in batches for part in said(module.model, batch)]
-        went = sum(len(part.rows) for part in parts if part.members == cascade.finishers)
-        steps = step_macs(module.model, batches[0], cascade.starters)
-        entry.macs = round(steps.expected(went / sum(map(rows_in, batches))))
 
 
 def _add_points(
@@ -272,10 +246,6 @@ def _entries(options: BenchOptions) -> list[_Entry]:
         entries.append(_Entry(name_of(members), "in sequence", tuple(members)))
     for one in rest:
         name = name_of([one])
-        if options.cascade:
-            check_cascades([one])
-            entries.append(_Entry(name, CASCADE, (one,)))
-            name += FULL
         entries.append(_Entry(name, one.manifest.kind, (one,)))
     if len({entry.name for entry in entries}) < max(1, len(entries)):
         raise UsageError("bench: no checkpoint is named, or the same twice")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.state import State
-    from hydrasurgeon.measuring.cascades.fit import MacsOf
     from hydrasurgeon.problems.base import Outputs
     from hydrasurgeon.runtime.answering import Engine
     from hydrasurgeon.runtime.classifier import Classifier
@@ -190,7 +189,7 @@ def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named
         option = (
             "--ood" if arguments.ood else "--ood-predictions" if arguments.ood_predictions else None
         )
-        if option is not None and not arguments.cascade:
+        if option is not None:
             raise UsageError(
                 f"{option}: chooses among OOD scores, and --ood-score {score} is chosen",
                 hint="Leave one of them out.",
@@ -218,9 +217,7 @@ def _fit(
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.perturbed import Perturbed
-    from hydrasurgeon.decision.cascaded import with_seen
     from hydrasurgeon.decision.fitting import Chooser, fit_state, too_few_ood
-    from hydrasurgeon.measuring.cascades.fit import CascadeFit
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -244,7 +241,7 @@ def _fit(
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
     foreign = [outputs(samples) for samples in ood]
-    if auto or arguments.cascade:
+    if auto:
         # OOD data of one kind may be too easy to tell scores apart: perturbed data have a say too.
         foreign = [*foreign, outputs(Perturbed(validation, arguments.seed))]
     chosen_by: Chooser = "option"
@@ -272,36 +269,32 @@ def _fit(
         seed=arguments.seed,
     )
     if arguments.cascade:
-        costs = _costs(model, validation, arguments)
-        # Where a budget says how much goes on, what chooses is what was asked for.
-        by_foreign = bool(ood) or arguments.budget is None
-        fit = CascadeFit(state, val, foreign, costs, seed=arguments.seed, by_foreign=by_foreign)
-        cascade, more = fit.record(arguments)
-        state, notes = (
-            replace(state, record=state.record.model_copy(update={"cascade": cascade})),
-            (*notes, *more),
-        )
-        state = with_seen(state, val.logits, val.features)
+        state, more = _with_cascade(state, val, model, validation, arguments)
+        notes = (*notes, *more)
     if arguments.engine == "int8":
         state = replace(state, record=state.record.model_copy(update={"engine": "int8"}))
     return state, (*filter(None, few_ood), *notes, *engine.notes)
 
 
-def _costs(model: Classifier, samples: Samples, arguments: CalibrateOptions) -> MacsOf:
-    """Multiply-adds of the first sample."""
+def _with_cascade(
+    state: State, val: Outputs, model: Classifier, samples: Samples, arguments: CalibrateOptions
+) -> tuple[State, tuple[str, ...]]:
+    """The state with a cascade, where that saves something; else as it is, and a note."""
     from hydrasurgeon.data import first_batch, moved
-    from hydrasurgeon.measuring.cascades.fit import MacsOf
-    from hydrasurgeon.measuring.cost import StepMacs, macs, single_macs, step_macs
+    from hydrasurgeon.decision.cascade_fit import MAX_LOSS, fit_cascade
+    from hydrasurgeon.decision.cascaded import cascade_of, with_seen
+    from hydrasurgeon.measuring.cost import macs, stage_macs
 
+    first = val.among([0])
+    fitted = fit_cascade(state, first, val, arguments, seed=arguments.seed)
     weight = next(model.parameters())
     one = first_batch(samples, model.transform, 1, skip_bad=arguments.skip_bad)
     one = moved(one, weight.device, weight.dtype)
-
-    @cache
-    def steps(starters: tuple[int, ...]) -> StepMacs:
-        return step_macs(model, one, starters)
-
-    return MacsOf(single_macs(model, one), macs(model, one), steps)
+    expected = stage_macs(model, one).expected(cascade_of(fitted).share_on)
+    if expected >= macs(model, one):
+        note = f"no cascade: none saves anything at a rise of the NLL of at most {MAX_LOSS:g}"
+        return state, (note,)
+    return with_seen(fitted, val.logits, val.features, first), ()
 
 
 def _gathered(

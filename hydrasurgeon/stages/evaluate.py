@@ -17,7 +17,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import installed
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, require
-from hydrasurgeon.measuring.cascades.run import FULL
+from hydrasurgeon.measuring.cascades import WHOLE
 from hydrasurgeon.measuring.cost import machine
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.measuring.rows import Row, with_mce
@@ -143,7 +143,7 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
         checkpoint.check_weights()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
     names = [name_of(job, passes=arguments.mc_dropout) for job in jobs]
-    return [each for name in names for each in (name, name + FULL)] if arguments.cascade else names
+    return [each for name in names for each in (name, name + WHOLE)] if arguments.cascade else names
 
 
 def _check_reference(wanted: str | None, names: Sequence[str]) -> None:

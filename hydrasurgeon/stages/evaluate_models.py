@@ -17,7 +17,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import lineage
 from hydrasurgeon.files.manifest import DataRecord, Step
 from hydrasurgeon.measuring.answers import Reading, answers
-from hydrasurgeon.measuring.cascades.run import with_cascade
+from hydrasurgeon.measuring.cascades import with_cascade
 from hydrasurgeon.measuring.cost import InTurn, SideBySide, cost_of
 from hydrasurgeon.measuring.predictions import (
     Predictions,

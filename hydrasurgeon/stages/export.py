@@ -16,17 +16,12 @@ from hydrasurgeon.engines import fitted_otherwise
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import (
     SUFFIX,
-    claim,
-    fill,
     named,
     output_file,
-    real,
-    replacing,
     staged,
     write_bytes,
 )
 from hydrasurgeon.lookup import need
-from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import ExportOptions
 
@@ -45,8 +40,6 @@ class Export:
     opset: int | None = None
     """The version of ONNX's operators; None of another format."""
     format: str = "onnx"
-    beside: Path | None = None
-    """The second graph of a cascade."""
     quantised: Compared | None = None
     """What int8 changed, where it was asked for."""
     checked: Compared | None = None
@@ -75,8 +68,6 @@ def _writer(arguments: ExportOptions) -> Callable[[Checkpoint, ExportOptions], E
         return _stock
     if arguments.out is not None and named(arguments.out)[1]:
         return _graph_in_folder
-    if arguments.cascade:
-        return _in_steps
     return _graph
 
 
@@ -151,29 +142,6 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     )
 
 
-def _in_steps(opened: Checkpoint, arguments: ExportOptions) -> Export:
-    """A cascade, as two graphs side by side."""
-    check_cascades([opened])
-    out = Path(arguments.out or opened.home.with_name(f"{opened.home.stem}.onnx"))
-    paths = [real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest")]
-    claim(*paths, option="-o", force=arguments.force, inputs=arguments.sources)
-    opened.check_weights()
-    from hydrasurgeon.engines.onnx import OPSET, two_graphs
-    from hydrasurgeon.problems import problem_of
-    from hydrasurgeon.runtime.classifier import as_classifier
-
-    problem_of(opened.manifest.model).need("a cascade in graphs", opened.name)
-    made = two_graphs(as_classifier(opened, device="cpu"))
-    with replacing(*paths) as parts:
-        for part, graph in zip(parts, made, strict=True):
-            fill(part, graph.content)
-    first, rest = made
-    nbytes = len(first.content) + len(rest.content)
-    return Export(
-        paths[0], nbytes, first.inputs, rest.outputs, first.max_difference, OPSET, beside=paths[1]
-    )
-
-
 def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
     """The model as its library has it, calibrated."""
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-stock')}/"
@@ -195,8 +163,6 @@ def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
 def _graph_in_folder(opened: Checkpoint, arguments: ExportOptions) -> Export:
     """A graph of calibrated logits where clients look for one, and with --int8 another."""
     assert arguments.out is not None
-    if arguments.cascade:
-        raise UsageError("--cascade: a folder holds one graph", hint="Give -o FILE.onnx.")
     path = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     need_classes(opened.manifest, opened.path)
     opened.check_weights()

@@ -189,7 +189,7 @@ class _Model:
             self.embedded = []
             if self.model.problem.by_word:
                 raise UsageError(f"--embeddings: {opened.name} reads words, and embeds no text")
-            if arguments.engine != "torch" or self.model.in_steps(arguments.cascade):
+            if arguments.engine != "torch" or self.model.in_stages(arguments.cascade):
                 what = "--embeddings: all members are read, by PyTorch"
                 raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
         # The name of an answer's own field is taken: what the data calls so is told apart.
@@ -250,7 +250,7 @@ class _Model:
     def _over(self, samples: Samples, places: range, run: Run) -> Iterator[list[dict[str, Any]]]:
         from hydrasurgeon.runtime.answering import Answering
 
-        model, cascade = self.model, self.model.in_steps(self.arguments.cascade)
+        model, cascade = self.model, self.model.in_stages(self.arguments.cascade)
         answering = Answering(
             [model],
             samples,

@@ -104,7 +104,7 @@ class Predictor:
         else:
             source = table_of(WHERE, table)
             samples, has_id = rows(source, Columns(self.columns, carried=(ID,))), ID in source.names
-        cascade = engine.in_steps(options.cascade)
+        cascade = engine.in_stages(options.cascade)
         answers: list[dict[str, Any]] = [{} for _ in range(len(samples))]
         for piece in Answering([engine], samples, options, features=engine.reads, cascade=cascade):
             index = piece.index.tolist()

@@ -87,10 +87,9 @@ def test_a_misspelt_keyword_is_no_option() -> None:
                 "data": "d",
                 "out": "o",
                 "cascade": True,
-                "max_drop": 1,
-                "budget": 1,
+                "predictions": "p",
             },
-            "--max-drop conflicts with --budget.",
+            "--predictions conflicts with --cascade.",
         ),
         (
             FinetuneOptions,

@@ -12,7 +12,6 @@ BUILD = (
     "build vit --data d.npz --val v.npz --criteria magnitude,taylor --candidates 3 --members 2 --budget macs=3"
     " --score-limit 16 --device cpu"
 )
-CASCADE = "calibrate h --data d.npz --ood-score msp --device cpu --cascade --max-drop 100"
 PAIR = ("m.safetensors", "m.heads.json")
 TUNED = ("t.safetensors", "t.heads.json")
 
@@ -81,12 +80,6 @@ SCENES = (
         (("d/",), ("p.svg",)),
         work="d.build/",
         every=5,
-    ),
-    Scene(
-        "export: a cascade's two graphs",
-        "export c --cascade -o x.onnx",
-        (("x.first.onnx", "x.rest.onnx"),),
-        ("fuse m1 m2 -o h", f"{CASCADE} -o c"),
     ),
 )
 SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in place")

@@ -169,7 +169,6 @@ class Bases:
                 data=data,
                 ood_score="msp",
                 cascade=True,
-                max_drop=5,
                 out=folder / "decided-cascade.safetensors",
             )
         Path(data).unlink()

@@ -12,64 +12,43 @@ from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import CheckpointError, UsageError
-from hydrasurgeon.measuring.cost import step_macs
+from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.measuring.cost import stage_macs
 from hydrasurgeon.statistics.metrics import auroc
 
 VIT = FAMILIES["timm ViT"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluated")
-    VIT.write(folder / "source")
+def test_the_cascades_row(tmp_path: Path) -> None:
+    VIT.write(tmp_path / "source")
     paths = [
-        member(folder / "source", VIT, rows, folder / f"m{i}.safetensors")
+        member(tmp_path / "source", VIT, rows, tmp_path / f"m{i}.safetensors")
         for i, rows in enumerate(KEPTS)
     ]
-    parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(paths)]
-    hydra = hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path
+    parts = [tune(path, tmp_path / f"t{i}.safetensors", i) for i, path in enumerate(paths)]
+    hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate").path
     for name, rows in (("val", 120), ("test", 60)):
-        Path(VIT.data(folder, rows=rows)).rename(folder / f"{name}.npz")
-    noise = np.random.default_rng(3).integers(0, 255, (40, 28, 28, 3), dtype=np.uint8)
-    np.savez(folder / "noise.npz", images=noise)
-    hs.calibrate(
-        hydra,
-        data=str(folder / "val.npz"),
-        ood_score="mds",
-        cascade=True,
-        budget=1.6,
-        out=folder / "c.safetensors",
+        Path(VIT.data(tmp_path, rows=rows)).rename(tmp_path / f"{name}.npz")
+    test, noise = tmp_path / "test.npz", tmp_path / "noise.npz"
+    np.savez(
+        noise, images=np.random.default_rng(3).integers(0, 255, (40, 28, 28, 3), dtype=np.uint8)
     )
-    return folder
-
-
-def decided(model: hs.Classifier, path: Path, **how: Any) -> tuple[Any, Any]:
-    batches = list(Batches(open_data(str(path)), model.transform, batch_size=200, workers=0))
-    return model.decide(batches[0].inputs, **how), batches[0]
-
-
-def test_the_cascades_row(folder: Path) -> None:
-    test, noise = folder / "test.npz", folder / "noise.npz"
-    path = folder / "c.safetensors"
-    report = hs.evaluate(
-        [path],
-        data=str(test),
-        ood=[f"far:noise={noise}"],
-        cascade=True,
-        batch_size=16,
-        shift=[f"again={test}"],
-    ).report
+    path = tmp_path / "c.safetensors"
+    hs.calibrate(hydra, data=str(tmp_path / "val.npz"), ood_score="mds", cascade=True, out=path)
+    sets: dict[str, Any] = {"data": str(test), "ood": [f"far:noise={noise}"], "batch_size": 16}
+    report = hs.evaluate([path], cascade=True, shift=[f"again={test}"], **sets).report
     part, whole = report.results
-    assert (part.name, whole.name) == ("c", "c (full)")
+    assert (part.name, whole.name) == ("c", "c (whole)")
     assert report.settings["cascade"] is True
     model = hs.load(path, device="cpu")
-    assert model.state is not None
-    cascade = model.state.record.cascade
-    assert cascade is not None
+
+    def decided(data: Path, how: bool | None = None) -> tuple[Any, Any]:
+        (batch,) = Batches(open_data(str(data)), model.transform, batch_size=200, workers=0)
+        return model.decide(batch.inputs, cascade=how), batch
+
     for row, how in ((part, True), (whole, False)):
-        found, batch = decided(model, test, cascade=how)
-        outside, _ = decided(model, noise, cascade=how)
+        found, batch = decided(test, how)
+        outside, _ = decided(noise, how)
         right = (found.labels == batch.labels).double().mean()
         assert row.id.accuracy == pytest.approx(float(right))
         assert row.shift[0].accuracy == pytest.approx(float(right))
@@ -81,56 +60,18 @@ def test_the_cascades_row(folder: Path) -> None:
         assert row.id.coverage == pytest.approx(
             float(found.sets.gather(1, batch.labels[:, None]).double().mean())
         )
-    found, batch = decided(model, test)
+    found, batch = decided(test)
     share = float((found.members_run == 3).double().mean())
+    assert 0 < share < 1
     assert part.cost is not None
     assert whole.cost is not None
     assert part.cost.macs == whole.cost.macs
     assert part.cost.latency_ms is not None
-    assert whole.cost.expected_macs is None
-    steps = step_macs(model, batch.inputs, cascade.starters)
-    assert 0 < share < 1
-    assert part.cost.expected_macs == round(steps.expected(share))
-    # One member alone disagrees with nobody.
-    assert part.diversity.mi < whole.diversity.mi
+    assert part.cost.expected_macs == round(stage_macs(model, batch.inputs).expected(share))
     assert "expected_macs" not in whole.model_dump()["cost"]
-    again = hs.evaluate(
-        [path], data=str(test), ood=[f"far:noise={noise}"], batch_size=16
-    ).report.results[0]
-    assert again.id == whole.id
-    assert again.ood == whole.ood
-
-
-def test_bench_times_batches_of_real_data(folder: Path) -> None:
-    path, data = folder / "c.safetensors", str(folder / "test.npz")
-    benched = hs.bench(
-        [path],
-        backbone=folder / "source",
-        cascade=True,
-        data=data,
-        batch="1,20",
-        runs=1,
-        device="cpu",
-    )
-    kinds = {each.name: each.kind for each in benched.results}
-    assert kinds == {
-        "source": "backbone" if "backbone" in kinds.values() else "single",
-        "c": "cascade",
-        "c (full)": "hydra",
-    }
-    single, part, whole = benched.results
-    assert single.macs < part.macs < whole.macs
-    assert [point.batch for point in part.points] == [1, 20]
-    model = hs.load(path, device="cpu")
-    found, batch = decided(model, folder / "test.npz")
-    assert model.state is not None
-    assert model.state.record.cascade is not None
-    share = float((found.members_run == 3).double().mean())  # three batches of 20 are all 60
-    steps = step_macs(model, batch.inputs, model.state.record.cascade.starters)
-    assert part.macs == round(steps.expected(share))
-    with pytest.raises(UsageError, match="--cascade requires --data"):
-        hs.bench([path], cascade=True)
-    with pytest.raises(UsageError, match="--compile"):
-        hs.bench([path], cascade=True, data=data, compile=True)
+    # The first alone disagrees with nobody.
+    assert part.diversity.mi < whole.diversity.mi
+    again = hs.evaluate([path], **sets).report.results[0]
+    assert (again.id, again.ood) == (whole.id, whole.ood)
     with pytest.raises(CheckpointError, match="has no cascade"):
-        hs.bench([folder / "hydra.safetensors"], cascade=True, data=data)
+        hs.evaluate([hydra], cascade=True, **sets)

@@ -13,14 +13,14 @@ from tiny_families import FAMILIES
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
-from hydrasurgeon.files.decided import Gate, Standard
+from hydrasurgeon.files.decided import Standard
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 THREADS, CALLS, MEMBERS = 8, 40, 2
 
 
 def hydra(folder: Path) -> hs.Classifier:
-    """Two members whose OOD score reads features, with a cascade whose gate reads them too."""
+    """Two members whose OOD score reads features, with a cascade that reads them too."""
     family = FAMILIES["timm ViT"]
     family.write(folder / "source")
     parts = [
@@ -40,7 +40,7 @@ def hydra(folder: Path) -> hs.Classifier:
         for _ in range(MEMBERS)
     )
     standards = tuple(Standard(mean=m + 1.0, deviation=m + 4.0) for m in range(MEMBERS))
-    cascade = cascade_by(Gate(score="ood", low=0.0), (1, 0), conformal=lac(0.7, 0.8))
+    cascade = cascade_by(0.0, conformal=lac(0.7, 0.8))
     fitted = EnsembleScore("mds", fits, standards)
     model.state = made_state("mds", 0.5, fitted=fitted, conformal=lac(0.7, 0.8), cascade=cascade)
     return model

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hydrasurgeon.decision.fitting import _sizes
@@ -13,16 +11,12 @@ from hydrasurgeon.files.decided import (
     Cascade,
     Conformal,
     Decision,
-    Gate,
     Ood,
     Standard,
 )
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 STANDARDS = tuple(Standard(mean=m, deviation=d) for m, d in ((0.3, 1.0), (2.0, 0.5), (-1.0, 3.0)))
-NOTHING_LOST = {
-    name: {"drop": 0.0, "low": 0.0, "high": 0.0} for name in ("accuracy", "auroc", "fpr95", "cov5")
-}
 
 
 def lac(threshold: float = 0.5, coverage: float = 0.9) -> Conformal:
@@ -52,40 +46,14 @@ def state(
 
 
 def cascade_by(
-    gate: Gate,
-    order: tuple[int, ...],
-    first: int = 1,
-    *,
-    temperature: float = 1.0,
-    ood_threshold: float = 0.5,
-    conformal: Conformal | None = None,
+    threshold: float, *, temperature: float = 1.0, conformal: Conformal | None = None
 ) -> Cascade:
     return Cascade(
-        order=order,
-        steps=(first, len(order)),
-        gate=gate,
-        shares=(1.0, 1.0),
-        cost={"first": 1.0, "rest": 1.0, "expected": 2.0},
+        threshold=threshold,
+        share_on=0.5,
         temperature=temperature,
-        ood_threshold=ood_threshold,
         conformal=conformal or lac(),
-        max_drop=100.0,
-        drops=NOTHING_LOST,
-        certified=True,
     )
-
-
-def with_cascade(made: State, **changes: Any) -> State:
-    """The same state with another gate, or without a cascade."""
-    cascade = made.record.cascade
-    assert cascade is not None
-    other = cascade.model_copy(update=changes) if changes else None
-    return State(made.record.model_copy(update={"cascade": other}), made.fitted)
-
-
-def open_gate(order: tuple[int, ...], low: float = -1.0) -> State:
-    """A cascade in this order; every row goes on whose msp is at least `low`."""
-    return state(cascade=cascade_by(Gate(score="msp", low=low), order))
 
 
 def drawn(score: str, members: int, *, width: int = 8, classes: int = 5) -> State:

@@ -305,46 +305,9 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
 
 
 def _cascade(record: dict[str, Any], random: Random, numbers: tuple[Any, ...]) -> None:
-    """Members twice or never, steps and windows that contradict, costs and shares that do not add up, thresholds of
-    anything."""
-    record[
-        random.choice(
-            (
-                "order",
-                "steps",
-                "shares",
-                "gate",
-                "drops",
-                "cost",
-                "conformal",
-                "certified",
-                "budget",
-            )
-        )
-    ] = random.choice(
-        (
-            *(
-                record["order"][::-1],
-                [0, 0, 1],
-                [1, 2],
-                [0, 1, 2, 3],
-                list(range(5000)),
-                [0, 2**40],
-                [2, 3],
-            ),
-            *([1, 1], [1.0, 2.0], [0, 3], {}, True, False, value(random), random.choice(numbers)),
-            {
-                "score": random.choice(("msp", "entropy", "ood", "disagreement", text(random))),
-                "low": random.choice(numbers),
-                "high": random.choice(numbers),
-            },
-            {**record["cost"], "expected": random.choice(numbers)},
-            {"first": 1.0, "rest": 0.0, "expected": 1.0},
-            {"accuracy": {"drop": random.choice(numbers), "low": 0.0, "high": 0.0}},
-        )
-    )
-    if random.random() < 0.3:
-        record[random.choice(list(record))] = random.choice(numbers)
+    """Thresholds, shares and constants of anything; a cascade of an older version."""
+    names = (*record, "bias", "labels", "steps")
+    record[random.choice(names)] = random.choice((*numbers, value(random), [1, 3]))
 
 
 AIMED = (_towers_and_kept, _kept, _config, _config, _decision, _decision)

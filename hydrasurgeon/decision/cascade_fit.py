@@ -1,0 +1,80 @@
+"""Fit a cascade to a decision state: the half of the validation data that fits chooses how sure the
+first reader must be, the other one certifies what is promised of the answers of both stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hydrasurgeon.decision.cascaded import answers_in_stages, going_on, in_stages, stage_state
+from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.files.decided import Cascade
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.statistics.probabilities import TINY, Scores
+
+MAX_LOSS = 0.01
+"""Nats by which the calibrated NLL may rise on the half that fits."""
+
+
+def fit_cascade(
+    state: State, first: Outputs, whole: Outputs, promise: CalibrateOptions, *, seed: int
+) -> State:
+    """The state with the cascade that lets the fewest rows go on, of all that keep the NLL; `first`
+    and `whole` are what each says of the validation data.
+    """
+    record, problem = state.record, state.problem
+    fitting, certifying = halves(len(whole.logits), seed, whole.groups)
+    constants = problem.fitted(first.at(fitting))
+    if record.labels is not None:  # what is answered is a question of costs, alike in both stages
+        thresholds = {"thresholds": record.labels.thresholds}
+        constants["labels"] = constants["labels"].model_copy(update=thresholds)
+
+    def with_cascade(state: State, cascade: Cascade) -> State:
+        return replace(state, record=state.record.model_copy(update={"cascade": cascade}))
+
+    draft = Cascade(
+        threshold=1.0,
+        share_on=1.0,
+        **{name: constants.get(name) for name in ("temperature", "bias", "labels")},
+        conformal=record.conformal,
+        abstain=record.abstain,
+        limits=record.limits,
+        group=record.group,
+    )
+    state = with_cascade(state, draft)
+    threshold = _threshold(state, first.at(fitting), whole.at(fitting))
+    draft = draft.model_copy(update={"threshold": threshold})
+    state = with_cascade(state, draft)
+    parts = in_stages(state, first.at(certifying), whole.at(certifying))
+    kept = problem.promised(answers_in_stages(state, parts), whole.at(certifying), promise)
+    going = going_on(stage_state(state, first=True), threshold, first)
+    share = float(going.double().mean())
+    return with_cascade(state, draft.model_copy(update={**kept, "share_on": share}))
+
+
+def _threshold(state: State, first: Outputs, whole: Outputs) -> float:
+    """The lowest that keeps the NLL: halfway between two samples, so that rounding moves none."""
+    rule = stage_state(state, first=True)
+    rises = _losses(rule, first) - _losses(state, whole)
+    rises[going_on(rule, 0.0, first)] = 0.0  # they go on, however sure the first is of them
+    certainty, order = rule.problem.certainty(rule.answers(first.logits)).sort(descending=True)
+    following = torch.cat([certainty[1:], torch.zeros(1)])
+    kept = (rises[order].cumsum(0) / len(rises) <= MAX_LOSS) & (certainty > following)
+    places = kept.nonzero()[:, 0]
+    if not len(places):
+        return 1.0
+    last = int(places[-1])
+    return float(certainty[last] + following[last]) / 2 if last + 1 < len(rises) else 0.0
+
+
+def _losses(rule: State, outputs: Outputs) -> Scores:
+    """The NLL of each sample, of many labels their mean."""
+    chances = rule.problem.chances(rule.answers(outputs.logits))
+    truth: Tensor = outputs.truth.flatten().long()
+    each = -chances.gather(1, truth[:, None]).clamp_min(TINY).log()
+    return each.reshape(len(outputs.logits), -1).mean(dim=1)

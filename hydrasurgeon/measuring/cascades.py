@@ -1,0 +1,145 @@
+"""A cascade on data sets, beside its whole model.
+
+Its logits have the first reader's in column 0 and the whole model's behind them; NaN stands for
+what was not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.decision.cascaded import Said, answers_in_stages, cascade_of, stage_state
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.measuring.answers import Reading
+from hydrasurgeon.measuring.cost import SideBySide, stage_macs
+from hydrasurgeon.measuring.rows import Row, row_of
+from hydrasurgeon.measuring.running import How, predicted
+from hydrasurgeon.measuring.sets import DataSets
+from hydrasurgeon.runtime.answering import Answering, Engine, Piece, gathered
+from hydrasurgeon.runtime.cascaded import said
+from hydrasurgeon.statistics.metrics import DIGITS
+from hydrasurgeon.statistics.scores.fitted import scores_of
+
+WHOLE = " (whole)"
+"""What the name of the model's own row ends with, where its cascade has the name itself."""
+
+
+@dataclass(frozen=True)
+class InStages(Reading):
+    """Each row calibrated by the stage that answers it."""
+
+    state: State | None = None
+
+    def answers(self, logits: Tensor) -> Tensor:
+        assert self.state is not None
+        return answers_in_stages(self.state, stages_in(logits))
+
+    def apart(self, choices: Tensor) -> tuple[Tensor, Tensor]:
+        """Disagreement between the members that ran; zero for a first reader alone."""
+        information, disagreement = torch.zeros(2, len(choices), dtype=torch.float64)
+        for part in stages_in(choices):
+            each = super().apart(part.logits)
+            information[part.rows], disagreement[part.rows] = (values.double() for values in each)
+        return information, disagreement
+
+
+def stages_in(logits: Tensor) -> list[Said]:
+    """The rows that the first reader answers, and the others; without a stage that has none."""
+    early = logits[:, -1].flatten(1).isnan().any(dim=-1)
+    stopped, went = early.nonzero()[:, 0], (~early).nonzero()[:, 0]
+    parts = (
+        Said(stopped, logits[stopped, :1], None, first=True),
+        Said(went, logits[went, 1:], None),
+    )
+    return [part for part in parts if len(part.rows)]
+
+
+class Cascading(nn.Module):
+    """A model whose pass is its cascade: to be timed beside others."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> list[Said]:
+        return said(self.model, inputs, features=self.model.reads)
+
+
+def in_stages(
+    model: Engine, samples: Any, *, how: How, kinds: Sequence[str]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Logits, labels and these OOD scores, in one pass of the cascade."""
+    assert model.state is not None
+    state = model.state
+
+    def read(piece: Piece) -> dict[str, Tensor | None]:
+        shape = len(piece.index), 1 + model.members, model.facts.num_classes
+        logits = torch.full(shape, torch.nan)
+        scores = {kind: torch.empty(len(logits), dtype=torch.float64) for kind in kinds}
+        for part in piece.parts:
+            if not len(part.rows):
+                continue
+            rule, columns = stage_state(state, first=part.first), slice(1, None)
+            if part.first:
+                columns = slice(0, 1)
+            logits[part.rows, columns] = part.logits
+            choices = rule.problem.read(part.logits)
+            for kind, values in scores.items():
+                score = scores_of(kind, choices, part.features, rule.fitted)
+                values[part.rows] = score.double().round(decimals=DIGITS)
+        return {"logits": logits, "labels": piece.labels, **scores}
+
+    pieces = Answering([model], samples, how.run, cascade=True, features=model.reads)
+    whole = gathered(samples, ((piece.index, read(piece)) for piece in pieces))
+    return whole.pop("logits"), whole.pop("labels", None), whole
+
+
+def with_cascade(
+    whole: Row,
+    checkpoint: Checkpoint,
+    sets: DataSets,
+    how: How,
+    timed: SideBySide,
+    *,
+    reading: Reading,
+) -> list[Row]:
+    """The cascade's row, then the whole model's, read by `reading`."""
+    # Another copy: parameters that lie side by side for all members cannot do so for some at the
+    # same time.
+    model = how.load(checkpoint)
+    cascade, result = cascade_of(model.state), whole.result
+    assert result.cost is not None
+
+    def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
+        return in_stages(model, samples, how=how, kinds=reading.ood_scores if scored else ())
+
+    predictions = predicted(
+        sets,
+        answer,
+        name=result.name,
+        kind=result.kind,
+        provenance=whole.answers.conditions.provenance,
+        problem=reading.problem,
+    )
+    share = sum(len(part.rows) for part in stages_in(predictions.logits) if not part.first)
+    macs = stage_macs(model, how.first(model, sets.id, 1))
+    expected = round(macs.expected(share / len(predictions.logits)))
+    cost = result.cost.model_copy(update={"expected_macs": expected})
+    stages = InStages(
+        **{
+            **vars(reading),
+            "conformal": reading.conformal and cascade.conformal,
+            "found": reading.found and cascade.group,
+            "state": model.state,
+        }
+    )
+    with torch.inference_mode():
+        row = row_of(replace(predictions, cost=cost), stages)
+    timing = timed.add(Cascading(model), how.first(model, sets.id))
+    return [replace(row, timing=timing), whole.but(name=result.name + WHOLE)]
