@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import Manifest
-from hydrasurgeon.heads import Kept, count
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.bootstrap import HIGHER, Difference
 from hydrasurgeon.measuring.results import Result
@@ -24,7 +24,6 @@ from hydrasurgeon.statistics.metrics import BINS, bins_of, risks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Drawn = Sequence[tuple[int, str, Answered]]
 """Rows: their number, what they are called, their answers."""
@@ -72,21 +71,32 @@ def colour(at: int) -> str:
 def picture(
     caption: str,
     says: str,
-    draw: Callable[[Figure], None],
+    draw: Callable[[Axes], object],
+    across: str,
+    up: str = "",
     *,
+    percent: str = "",
     note: str = "",
-    size: tuple[float, float] = (4.6, 3.3),
+    height: float = 3.3,
 ) -> str:
-    """A chart under its caption; `says` is what it shows, for who cannot see it."""
+    """A chart under its caption; `says` is what it shows, for who cannot see it, and `percent` names
+    the axes of shares: "x", "y" or "xy".
+    """
     from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
     file = io.BytesIO()
     with rc_context():
         rcdefaults()
         rcParams.update(STYLE)
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
+        figure = Figure(figsize=(4.6, height), layout="constrained")
+        axes = figure.subplots()
+        for axis, name, label in ((axes.xaxis, "x", across), (axes.yaxis, "y", up)):
+            axis.set_label_text(f"{label}, %" if name in percent else label)
+            if name in percent:
+                axis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+        draw(axes)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     more = f'<span class="note">{note}</span>' if note else ""
@@ -97,17 +107,14 @@ def picture(
     )
 
 
-def _axes(figure: Figure, across: str, up: str, percent: str = "") -> Axes:
-    """`percent` names the axes of shares: "x", "y" or "xy"."""
-    from matplotlib.ticker import PercentFormatter
-
-    axes = figure.subplots()
-    for name, label in (("x", across), ("y", up)):
-        axis = getattr(axes, f"{name}axis")
-        axis.set_label_text(f"{label}, %" if name in percent else label)
-        if name in percent:
-            axis.set_major_formatter(PercentFormatter(1.0, symbol=""))
-    return axes
+def _lines(
+    curves: Mapping[int, Curve], axes: Axes, *, kind: str = "-", ideal: bool = False
+) -> None:
+    """A line for each row, in its colour."""
+    for at, points in curves.items():
+        axes.plot(*zip(*points, strict=True), kind, color=COLOURS[at % 8])
+    if ideal:
+        axes.plot([0, 1], [0, 1], "--", color=GREY)
 
 
 def reliability(rows: Drawn) -> list[str]:
@@ -115,29 +122,28 @@ def reliability(rows: Drawn) -> list[str]:
     charts = []
     for at, name, row in rows:
         confidence, correct = row.inside.sure()
-        if not len(confidence):
-            continue
-        bins = bins_of_confidence(confidence, correct)
-        sure, right, count = max(bins, key=lambda each: each[2] * abs(each[1] - each[0]))
-        says = (
-            f"Of {len(confidence)} answers. The largest part of the calibration error: "
-            f"{count} answers of confidence {sure:.2f}, of which {right:.2f} are right."
-        )
-
-        def draw(figure: Figure, at: int = at, bins: Sequence[Sequence[float]] = bins) -> None:
-            axes = _axes(figure, "confidence", "right", "xy")
-            axes.set(xlim=(0, 1), ylim=(0, 1))
-            most = max(count for *_, count in bins)
-            for sure, right, count in bins:
-                left, width = min(int(sure * BINS + 1e-9), BINS - 1) / BINS, 0.95 / BINS
-                axes.bar(left, right, width, align="edge", color=COLOURS[at % 8], alpha=0.5)
-                gap, edge = (sure - right), BAD if sure > right else GOOD
-                axes.bar(left, gap, width, right, align="edge", color=edge, alpha=0.25)
-                axes.bar(left, 0.06 * count / most, width, align="edge", color=GREY)
-            axes.plot([0, 1], [0, 1], "--", color=GREY)
-
-        charts.append(picture(name, says, draw))
+        if len(confidence):
+            bins = bins_of_confidence(confidence, correct)
+            sure, right, count = max(bins, key=lambda each: each[2] * abs(each[1] - each[0]))
+            says = (
+                f"Of {len(confidence)} answers. The largest part of the calibration error: "
+                f"{count} answers of confidence {sure:.2f}, of which {right:.2f} are right."
+            )
+            draw = partial(_bins, bins, COLOURS[at % 8])
+            charts.append(picture(name, says, draw, "confidence", "right", percent="xy"))
     return charts
+
+
+def _bins(bins: Sequence[tuple[float, float, int]], colour: str, axes: Axes) -> None:
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    most = max(count for *_, count in bins)
+    bar = partial(axes.bar, width=0.95 / BINS, align="edge")
+    for sure, right, count in bins:
+        left = min(int(sure * BINS + 1e-9), BINS - 1) / BINS
+        bar(left, right, color=colour, alpha=0.5)
+        bar(left, sure - right, bottom=right, color=BAD if sure > right else GOOD, alpha=0.25)
+        bar(left, 0.06 * count / most, color=GREY)
+    axes.plot([0, 1], [0, 1], "--", color=GREY)
 
 
 def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
@@ -150,63 +156,53 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
                 if each.name == title:
                     areas.append(f"{name} {o.auroc:.3f}")
                     curves[at] = roc_curve(row.scores[row.used], each.scores[row.used])
-
-        def draw(figure: Figure, curves: Mapping[int, Curve] = curves) -> None:
-            axes = _axes(figure, "in-distribution samples flagged", "OOD samples flagged", "xy")
-            _lines(axes, curves)
-            axes.plot([0, 1], [0, 1], "--", color=GREY)
-
-        charts.append(picture(f"ROC: {title}", f"AUROC: {'; '.join(areas)}.", draw))
+        says, draw = f"AUROC: {'; '.join(areas)}.", partial(_lines, curves, ideal=True)
+        labels = "in-distribution samples flagged", "OOD samples flagged"
+        charts.append(picture(f"ROC: {title}", says, draw, *labels, percent="xy"))
     return charts
 
 
-def _lines(axes: Axes, curves: Mapping[int, Curve], kind: str = "-") -> None:
-    """A line for each row, in its colour."""
-    for at, points in curves.items():
-        axes.plot(*zip(*points, strict=True), kind, color=COLOURS[at % 8])
-
-
-def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
+def histograms(rows: Drawn) -> list[str]:
     """A chart for each row: the scores of in-distribution and of OOD samples, and the threshold."""
     charts = []
     for _, name, row in rows:
-        inside = row.scores[row.used]
-        foreign = {each.name: each.scores[row.used] for each in row.foreign}
-        sets = {"in distribution": inside, **foreign}
-        fitted = row.threshold is not None
-        threshold = row.threshold
+        inside, threshold = row.scores[row.used], row.threshold
+        sets = {"in distribution": inside} | {o.name: o.scores[row.used] for o in row.foreign}
+        what, style = "The fitted threshold,", "-"
         if threshold is None:
             threshold = float(inside.double().quantile(1 - FLAGGED))
+            what, style = "No threshold was fitted. One of", "--"
         fractions = [
             f"{100 * float((each > threshold).double().mean()):.1f} % of {which}"
             for which, each in sets.items()
         ]
-        what = "The fitted threshold," if fitted else "No threshold was fitted. One of"
         says = f"Scores by {row.used}. {what} {threshold:.3g} flags {listed(fractions)}."
-
-        def draw(
-            figure: Figure,
-            sets: Sequence[Tensor] = (*sets.values(),),
-            used: str = row.used,
-            threshold: float = threshold,
-            style: str = "-" if fitted else "--",
-        ) -> None:
-            axes = _axes(figure, f"OOD score, {used}", "samples", "y")
-            low, high, shares = bars_of(sets)
-            edges = torch.linspace(low, high, len(shares[0]) + 1).tolist()
-            axes.stairs(shares[0], edges, fill=True, color=GREY, alpha=0.5)
-            for at, each in enumerate(shares[1:]):
-                axes.stairs(each, edges, color=COLOURS[at % 8])
-            axes.axvline(min(max(threshold, low), high), ls=style, color=GREY)
-
-        keys = [("inside", "in distribution"), *((colour(at), n) for at, n in enumerate(foreign))]
+        kinds = ["inside", *map(colour, range(len(row.foreign)))]
         legend = " ".join(
             f'<span><span class="key {kind}"></span>{escape(visible(short(title)))}</span>'
-            for kind, title in keys
+            for kind, title in zip(kinds, sets, strict=True)
         )
-        note = f'<span class="legend">{legend}</span>'
-        charts.append(picture(f"OOD scores: {name}", says, draw, note=note))
+        charts.append(
+            picture(
+                f"OOD scores: {name}",
+                says,
+                partial(_scores, [*sets.values()], threshold, style),
+                f"OOD score, {row.used}",
+                "samples",
+                percent="y",
+                note=f'<span class="legend">{legend}</span>',
+            )
+        )
     return charts
+
+
+def _scores(sets: Sequence[Tensor], threshold: float, style: str, axes: Axes) -> None:
+    low, high, shares = bars_of(sets)
+    edges = torch.linspace(low, high, len(shares[0]) + 1).tolist()
+    axes.stairs(shares[0], edges, fill=True, color=GREY, alpha=0.5)
+    for at, each in enumerate(shares[1:]):
+        axes.stairs(each, edges, color=COLOURS[at % 8])
+    axes.axvline(min(max(threshold, low), high), ls=style, color=GREY)
 
 
 def risk_coverage(rows: Drawn, results: Sequence[Result]) -> list[str]:
@@ -219,12 +215,10 @@ def risk_coverage(rows: Drawn, results: Sequence[Result]) -> list[str]:
             curves[at] = [point for point in points if point[0] >= FIRST] or points
             area = results[at].id.aurc
             areas.append(name if area is None else f"{name} {area:.4f}")
-
-    def draw(figure: Figure) -> None:
-        _lines(_axes(figure, "answered", "wrong among them", "xy"), curves)
-
-    says = f"Area under the curve: {'; '.join(areas)}."
-    return [picture("Risk over coverage", says, draw)] if curves else []
+    if not curves:
+        return []
+    says, labels = f"Area under the curve: {'; '.join(areas)}.", ("answered", "wrong among them")
+    return [picture("Risk over coverage", says, partial(_lines, curves), *labels, percent="xy")]
 
 
 def severities(results: Sequence[Result]) -> list[str]:
@@ -240,16 +234,9 @@ def severities(results: Sequence[Result]) -> list[str]:
             curves[at] = [(x, float(getattr(each, key))) for x, each in points]
             ends = f"{curves[at][0][1]:.3f} to {curves[at][-1][1]:.3f}"
             says.append(f"{shown_name(result)} from {ends}")
-
-        def draw(
-            figure: Figure,
-            up: str = title.lower(),
-            percent: str = percent,
-            curves: Mapping[int, Curve] = curves,
-        ) -> None:
-            _lines(_axes(figure, "severity of the shift", up, percent), curves, "o-")
-
-        charts.append(picture(f"{title} by severity", f"{'; '.join(says)}.", draw))
+        draw, labels = partial(_lines, curves, kind="o-"), ("severity of the shift", title)
+        told = f"{'; '.join(says)}."
+        charts.append(picture(f"{title} by severity", told, draw, *labels, percent=percent))
     return charts
 
 
@@ -273,26 +260,19 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
     ):
         values = {at: metric.of(records[at]) for at in costs}
         points = {at: (costs[at] / unit, y) for at, y in values.items() if y is not None}
-        if len(points) < 2:
-            continue
         says = [f"{shown_name(results[at])}: {x:.2f}, {y:.3f}" for at, (x, y) in points.items()]
-
-        def draw(
-            figure: Figure,
-            title: str = title,
-            percent: str = percent,
-            points: Mapping[int, tuple[float, float]] = points,
-        ) -> None:
-            axes = _axes(figure, label, title, percent)
-            axes.margins(0.12)
-            for at, (x, y) in points.items():
-                axes.plot(x, y, "o", color=COLOURS[at % 8])
-                axes.annotate(str(at + 1), (x, y), (0, 6), textcoords="offset points")
-
-        charts.append(
-            picture(f"{title}{ARROWS[metric.better]} against cost", f"{'; '.join(says)}.", draw)
-        )
+        if len(points) > 1:
+            caption = f"{title}{ARROWS[metric.better]} against cost"
+            told, draw = f"{'; '.join(says)}.", partial(_dots, points)
+            charts.append(picture(caption, told, draw, label, title, percent=percent))
     return charts
+
+
+def _dots(points: Mapping[int, tuple[float, float]], axes: Axes) -> None:
+    axes.margins(0.12)
+    for at, place in points.items():
+        axes.plot(*place, "o", color=COLOURS[at % 8])
+        axes.annotate(str(at + 1), place, (0, 6), textcoords="offset points")
 
 
 def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list[str]:
@@ -302,76 +282,60 @@ def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list
     charts = []
     for metric in dict.fromkeys(d.metric for _, verdict in verdicts for d in verdict.differences):
         rows = [(at, v, d) for at, v in verdicts for d in v.differences if d.metric == metric]
-        says = [
+        told = [
             f"{v.name} {d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}" for _, v, d in rows
         ]
-
-        def draw(
-            figure: Figure,
-            rows: Sequence[tuple[int, Verdict, Difference]] = rows,
-            rising: bool = metric in HIGHER,
-        ) -> None:
-            axes = _axes(figure, "← worse     better →", "")
-            for y, (_, _, d) in enumerate(rows):
-                fate = {"better": GOOD, "worse": BAD, "equal": GREY}[d.judgement]
-                axes.plot([d.low, d.high], [y, y], color=fate)
-                axes.plot(d.value, y, "o", color=fate)
-            axes.axvline(0, ls="--", color=GREY)
-            axes.set_yticks(range(len(rows)), [str(at + 1) for at, _, _ in rows])
-            axes.set_ylim(len(rows) - 0.5, -0.5)
-            if not rising:
-                axes.invert_xaxis()
-
         title = f"Δ {NAMES[metric]}{ARROWS['higher' if metric in HIGHER else 'lower']}"
-        size = (4.6, 1.1 + 0.25 * len(rows))
-        charts.append(picture(title, f"Less {reference}'s: {'; '.join(says)}.", draw, size=size))
+        says, draw = f"Less {reference}'s: {'; '.join(told)}.", partial(_intervals, rows)
+        height = 1.1 + 0.25 * len(rows)
+        charts.append(picture(title, says, draw, "← worse     better →", height=height))
     return charts
 
 
+def _intervals(rows: Sequence[tuple[int, Verdict, Difference]], axes: Axes) -> None:
+    for y, (_, _, d) in enumerate(rows):
+        fate = {"better": GOOD, "worse": BAD, "equal": GREY}[d.judgement]
+        axes.plot([d.low, d.high], [y, y], color=fate)
+        axes.plot(d.value, y, "o", color=fate)
+    axes.axvline(0, ls="--", color=GREY)
+    axes.set_yticks(range(len(rows)), [str(at + 1) for at, _, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    if rows[0][2].metric not in HIGHER:
+        axes.invert_xaxis()
+
+
 def head_maps(manifests: Mapping[str, Manifest]) -> list[str]:
-    """The maps of models that lack heads; equal ones stand as one, under all their names."""
-    names: dict[tuple[str, str], list[str]] = {}
+    """The maps of models that lack heads, one for each tower; a head is the darker the more members
+    keep it.
+    """
+    charts = []
     for name, manifest in manifests.items():
-        keeps = _keeps(manifest)
-        heads = sum(tower.layers * tower.heads for tower in manifest.towers.values())
-        if any(count(kept) < heads for kept in keeps):
-            names.setdefault((repr(keeps), repr(manifest.fusion)), []).append(name)
-    return [_head_map(listed(same), manifests[same[0]]) for same in names.values()]
-
-
-def _keeps(manifest: Manifest) -> list[Kept]:
-    """The kept heads of each member; of a single model its own."""
-    if manifest.kind == "hydra":
-        return [member.kept for member in manifest.members]
-    return [manifest.kept]
-
-
-def _head_map(name: str, manifest: Manifest) -> str:
-    """A map for each tower; a head is the darker the more members keep it."""
-    keeps, towers = _keeps(manifest), manifest.towers
-    says = []
-    for tower in towers:
-        for layer in range(towers[tower].layers):
-            sizes = [len(kept[tower][layer]) for kept in keeps if tower in kept]
-            says.append(f"layer {layer}: {'·'.join(map(str, sizes))}")
-
-    def draw(figure: Figure) -> None:
-        places = figure.subplots(1, len(towers), squeeze=False)[0]
-        for axes, (tower, about) in zip(places, towers.items(), strict=True):
-            share = [
-                [
-                    sum(head in kept[tower][layer] for kept in keeps) / len(keeps)
-                    for head in range(about.heads)
-                ]
+        hydra = manifest.kind == "hydra"
+        keeps = [m.kept for m in manifest.members] if hydra else [manifest.kept]
+        for tower, about in manifest.towers.items():
+            members = [kept.get(tower, ()) for kept in keeps]
+            if all(sum(map(len, rows)) == about.layers * about.heads for rows in members):
+                continue
+            says = [
+                f"layer {layer}: {'·'.join(str(len(rows[layer])) for rows in members)}"
                 for layer in range(about.layers)
             ]
-            axes.pcolormesh(share, cmap="GnBu", vmin=0, vmax=1, edgecolors="white")
-            axes.set(title=tower, xlabel="head", ylabel="layer")
-            axes.grid(visible=False)
-            axes.invert_yaxis()
+            share = [
+                [sum(head in rows[layer] for rows in members) / len(members) for head in heads]
+                for layer in range(about.layers)
+                for heads in [range(about.heads)]
+            ]
+            caption = name if len(manifest.towers) == 1 else f"{name}, {tower}"
+            told, draw = f"Heads kept, by member: {', '.join(says)}.", partial(_heads, share)
+            note = f"{len(keeps)} members" if hydra else ""
+            charts.append(picture(caption, told, draw, "head", "layer", note=note))
+    return charts
 
-    note = f"{len(keeps)} members" if manifest.kind == "hydra" else ""
-    return picture(name, f"Heads kept, by member: {', '.join(says)}.", draw, note=note)
+
+def _heads(share: list[list[float]], axes: Axes) -> None:
+    axes.pcolormesh(share, cmap="GnBu", vmin=0, vmax=1, edgecolors="white")
+    axes.grid(visible=False)
+    axes.invert_yaxis()
 
 
 def bins_of_confidence(

@@ -177,7 +177,7 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
         **_classes(material, drawn),
         "maps": charts.head_maps(material.manifests),
         "reliability": charts.reliability(drawn),
-        "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting, results)],
+        "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting)],
         "selective": charts.risk_coverage(drawn, results),
         "shift": charts.severities(results),
         "cost": charts.quality_cost(results, material.reference),

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hydrasurgeon.files.decided import Conformal
 from hydrasurgeon.measuring import answers as module
 from hydrasurgeon.measuring.answers import Reading, answers
-from hydrasurgeon.measuring.rows import shifted, summary
+from hydrasurgeon.measuring.rows import summary
 from hydrasurgeon.report import charts
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.conformal import prediction_sets
@@ -53,32 +53,6 @@ class Largest(TorchDispatchMode):
         if isinstance(made, torch.Tensor) and not made._is_view() and "split" not in str(func):
             self.numbers = max(self.numbers, made.numel())
         return made
-
-
-def test_a_shifted_set_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    z, labels = logits(rows=1000, classes=20), torch.arange(1000) % 20
-    whole = shifted("fog", 3, z, labels, Reading(1.7))
-    probs = metrics.mean_probs(z, 1.7)
-    assert whole.accuracy == pytest.approx(metrics.accuracy(probs, labels), abs=1e-14)
-    truth = torch.nn.functional.one_hot(labels, 20)
-    assert whole.brier == pytest.approx(
-        float((probs - truth).square().sum(dim=-1).mean()), abs=1e-14
-    )
-    monkeypatch.setattr(module, "ELEMENTS", 70 * 3 * 20)
-    with Largest() as largest:
-        pieces = shifted("fog", 3, z, labels, Reading(1.7))
-    assert pieces.accuracy == pytest.approx(whole.accuracy, abs=1e-14)
-    assert pieces.brier == pytest.approx(whole.brier, abs=1e-14)
-    assert largest.numbers == 70 * 3 * 21  # probabilities, and their entropy
-
-
-@pytest.mark.parametrize("kind", ["msp", "entropy", "energy", "max-logit", "mi"])
-def test_scores_by_pieces_are_those_of_the_whole(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = metrics.ood_score(logits(), kind, 1.3)
-    monkeypatch.setattr(module, "ELEMENTS", 40)
-    assert torch.equal(Reading(1.3).foreign(kind, logits(), {}), whole)
 
 
 def test_a_reliability_curve_holds_the_calibration_error() -> None:

@@ -13,9 +13,7 @@ from torch import nn
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError
-from hydrasurgeon.measuring import cost as timing
-from hydrasurgeon.measuring.cost import InTurn, SideBySide, interleaved, peak_bytes
-from hydrasurgeon.stages.bench import bench
+from hydrasurgeon.measuring.cost import InTurn, peak_bytes
 
 MAKE = Callable[..., Path]
 
@@ -56,24 +54,6 @@ def test_report(parts: tuple[Path, list[Path], Path], tmp_path: Path) -> None:
             assert point["peak_bytes"] > 4 * entry["params"]
 
 
-def test_members_that_run_one_after_another_are_named(
-    parts: tuple[Path, list[Path], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`serve` says it too, with the same words: both print the model's notes."""
-    from hydrasurgeon.runtime import hydra as runtime
-    from hydrasurgeon.runtime.batched import CannotGroup
-
-    def refused(*_: object) -> None:
-        raise CannotGroup("Odd calls roll")
-
-    options = {"batch": "1", "runs": 1, "device": "cpu"}
-    assert bench([parts[2]], **options).notes == ()
-    monkeypatch.setattr(runtime, "Grouped", refused)
-    assert bench([parts[2]], dtype="float32,bfloat16", **options).notes == (
-        "hydra.safetensors: its members run one after another, not side by side (Odd calls roll)",
-    )
-
-
 def test_peak_memory_is_weights_and_activations() -> None:
     class Chain(nn.Module):
         def __init__(self) -> None:
@@ -92,61 +72,6 @@ def test_peak_memory_is_weights_and_activations() -> None:
     # One after another: all weights, but only one model's activations at a time.
     twice = peak_bytes(InTurn([model, Chain()]), torch.randn(128, 64))
     assert twice == pytest.approx(2 * weights + hidden + 2 * out, rel=0.05)
-
-
-class Named(nn.Module):
-    """Writes down when it runs, and makes the clock go on by its seconds."""
-
-    def __init__(self, name: str, clock: Clock, *seconds: float) -> None:
-        super().__init__()
-        self.name, self.clock, self.seconds = name, clock, list(seconds)
-        self.weight = nn.Parameter(torch.zeros(8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.clock.calls.append(self.name)
-        self.clock.now += self.seconds.pop(0)
-        return x
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now, self.calls = 0.0, list[str]()
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(timing, "time", made)
-    return made
-
-
-def test_interleaved_medians(clock: Clock) -> None:
-    models = {"a": Named("a", clock, 9, 1, 5, 2), "b": Named("b", clock, 9, 7, 3, 30)}
-    assert interleaved(models, torch.zeros(1), runs=3) == {"a": 2, "b": 7}
-    assert clock.calls == ["a", "b"] * 4
-
-
-def test_the_models_of_a_table_are_timed_in_turn(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def table(*names: str) -> SideBySide:
-        made = SideBySide()
-        for i, name in enumerate(names, 1):
-            made.add(Named(name, clock, *[i / 4] * 6), torch.zeros(1))
-        return made
-
-    assert table("a", "b", "c").milliseconds() == [250, 500, 750]
-    assert clock.calls == ["a", "b", "c"] * 6
-    assert table().milliseconds() == []
-    # Models too large to be held together have no time; one alone is never too large.
-    monkeypatch.setattr(timing, "HELD", 2 * 32)
-    assert table("a", "b").milliseconds() == [250, 500]
-    assert table("a", "b", "c").milliseconds() == [None] * 3
-    monkeypatch.setattr(timing, "HELD", 0)
-    assert table("a").milliseconds() == [250]
 
 
 def test_what_cannot_be_compiled_is_measured_as_it_is(

@@ -12,8 +12,6 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.results import Conditions, Provenance, unlike
 from hydrasurgeon.stages.evaluate_models import recorded_steps, steps_trained
 
 VIT = FAMILIES["timm ViT"]
@@ -118,19 +116,3 @@ def test_a_calibrated_model_is_compared_with_a_calibrated_reference(home: Path) 
     assert verdict(page, "decided").endswith(f"; {unfair}; not alike: {named}.")
     command = "calibrate source --data VAL --ood-score rmds -o calibrated.safetensors"
     assert any(command in note for note in done.notes)
-
-
-def test_each_difference_is_named_once() -> None:
-    a, b = (DataRecord(spec=f"{name}.npz", rows=1200, sha256=name * 64) for name in "ab")
-    mine = Conditions("rmds", calibrated=True, provenance=Provenance(148, (a,), a))
-    theirs = Conditions("msp", calibrated=True, provenance=Provenance(None, (a, b), b))
-    assert unlike(mine, mine) == {}
-    assert unlike(mine, theirs) == {
-        "training": "trained 148 steps, the reference an unknown number of steps",
-        "training data": "trained on a.npz (1,200 samples), the reference on a.npz (1,200 samples)"
-        " and b.npz (1,200 samples)",
-        "OOD score": "OOD by rmds, the reference by msp",
-        "calibration data": "calibrated on a.npz (1,200 samples), the reference on b.npz (1,200 samples)",
-    }
-    bare = Conditions(None, calibrated=False, provenance=Provenance(0))
-    assert unlike(bare, mine)["training"] == "trained no steps on record, the reference 148 steps"

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.predictions import Predictions, read_predictions, write_predictions
 from hydrasurgeon.problems.unfit import check_order
@@ -104,16 +102,6 @@ def test_predictions_are_the_same_bytes_each_time(tmp_path: Path) -> None:
         written.add(path.read_bytes())
     assert len(written) == 1
     assert torch.equal(read_predictions(path).logits, said.logits)
-
-
-def test_temperature_is_fitted_on_validation_data(members: list[Path], images: SPEC) -> None:
-    spec, val = images(), images("val.npz", seed=8)
-    plain = hs.evaluate(members[:1], data=val).report.results[0]
-    fitted = hs.evaluate(members[:1], data=val, val=val, temperature="fit").report.results[0]
-    assert fitted.id.nll < plain.id.nll
-    assert fitted.id.accuracy == plain.id.accuracy
-    with pytest.raises(UsageError, match="fit requires --val"):
-        hs.evaluate(members[:1], data=spec, temperature="fit")
 
 
 def test_shifted_sets(members: list[Path], images: SPEC) -> None:
@@ -221,33 +209,6 @@ def test_files_about_other_samples_are_no_ensemble(
     hs.evaluate(members[1:2], predictions="b.p", **options | changed)
     with pytest.raises(DataError, match=says):
         hs.evaluate([], ensemble=True, predictions_in=["a.p", "b.p"])
-
-
-def test_the_length_of_a_text_stands_beside_its_multiply_adds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """eval counts the data's first text, bench a random one as long as the model reads."""
-    source = tmp_path / "bert"
-    FAMILIES["BERT"].write(source)
-    (tmp_path / "data.jsonl").write_text(
-        '{"text": "good film", "label": 0}\n{"text": "bad", "label": 1}\n'
-    )
-    out = tmp_path / "p.safetensors"
-    assert (
-        run(
-            ["eval", str(source), "--data", str(tmp_path / "data.jsonl"), "--predictions", str(out)]
-        )
-        == 0
-    )
-    assert (
-        "Multiply-adds are of one text of 4 tokens" in capsys.readouterr().out
-    )  # with [CLS] and [SEP]
-    assert hs.evaluate([], predictions_in=[out]).report.results[0].cost.tokens == 4
-    measured = hs.bench([source], batch="1", runs=1)
-    assert measured.results[0].tokens == 24
-    longer = measured.results[0].macs
-    short = read_predictions(out).cost
-    assert longer > 5 * short.macs
 
 
 def test_arch_is_of_those_that_lack_one(bare: MAKE, images: SPEC, tmp_path: Path) -> None:

@@ -95,10 +95,10 @@ def test_options_override_the_state(ready: Path) -> None:
 
 
 def test_what_is_not_used_is_not_read(ready: Path) -> None:
-    """A validation set that nothing is fitted to; a state that does not fit what is run."""
+    """A state that does not fit what is run."""
     data, model = str(ready / "data.npz"), ready / "c"
-    done = hs.evaluate([model], data=data, val="gone.npz")
-    assert done.report.settings["temperature"] == "decision"
+    with pytest.raises(UsageError, match="--val requires --temperature"):
+        hs.evaluate([model], data=data, val="gone.npz")
     both = hs.evaluate([model, ready / "source"], data=data, ensemble=True)
     assert both.report.settings["temperature"] == 1.0
     with pytest.raises(UsageError, match="--mc-dropout 0: must be 1 or more"):

@@ -206,20 +206,6 @@ def test_damaged_files(tmp_path: Path) -> None:
     assert 0 < measured < 150
 
 
-def test_scores_beside_logits_are_left_alone(tmp_path: Path) -> None:
-    more = {
-        "scores.rmds": torch.randn(6),
-        "ood.a.scores.rmds": torch.randn(4),
-        "ood.a.scores.logits": torch.randn(4),
-    }
-    path = write(tmp_path / "p.safetensors", **more)
-    plain = write(tmp_path / "q.safetensors")
-    assert (
-        row_of(read_predictions(path), Reading()).result
-        == row_of(read_predictions(plain), Reading()).result
-    )
-
-
 def test_disagreement_of_many_members_is_that_of_the_pairs() -> None:
     logits = torch.randn(7, 12, 4, generator=torch.Generator().manual_seed(1))
     votes = logits.argmax(-1)

@@ -38,23 +38,6 @@ def named(tiny: MAKE) -> Callable[[str], Checkpoint]:
     return lambda path: replace(opened, path=Path(path))
 
 
-def test_a_table_and_its_page_tell_them_apart(
-    runs: list[Path], images: SPEC, tmp_path: Path
-) -> None:
-    page = tmp_path / "page.html"
-    report = hs.evaluate(
-        runs, data=images(), html=page, reference=str(runs[1]).removesuffix(".safetensors")
-    ).report
-    assert [row.name for row in report.results] == [
-        str(path).removesuffix(".safetensors") for path in runs
-    ]
-    assert report.results[0].cost.macs < report.results[1].cost.macs
-    text = page.read_text(encoding="utf-8")
-    # The histories of both, not twice that of the last.
-    for path in runs:
-        assert open_checkpoint(path).manifest.weights_sha256 in text
-
-
 def test_predictions_of_the_same_name(runs: list[Path], images: SPEC, tmp_path: Path) -> None:
     """Each row, and each verdict of a page, is of the model that it names."""
     labels = torch.from_numpy(np.load(images())["labels"])

@@ -18,9 +18,6 @@ import torch
 from safetensors.torch import save_file
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
-from hydrasurgeon.report.columns import tables
-from hydrasurgeon.report.verdicts import amount
 
 NASTY = "</title><script>alert(1)</script><b>&\"'|`_%$\\{x}"
 VOID = {"meta", "link", "br", "img", "line", "rect", "circle", "path", "input"}
@@ -160,56 +157,6 @@ def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
     assert "by chance" not in text
 
 
-def test_the_headline_is_printed_too(
-    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = tmp_path / "r.html"
-    options = [word for file in files for word in ("--predictions-in", str(file))]
-    assert run(["eval", *options]) == 0
-    assert "Compared with" not in capsys.readouterr().out
-    assert run(["eval", *options, "--html", str(place)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    heading = "".join(Page(place.read_text()).said("h1"))
-    assert printed.endswith(" ".join(heading.split()))
-
-
-def small(path: Path, *, name: str, wrong: int, macs: int, rows: int = 300) -> Path:
-    """Predictions that name another class for the last few samples."""
-    labels = torch.arange(rows) % 3
-    logits = 2.0 * torch.eye(3)[labels][:, None]
-    logits[rows - wrong :] = logits[rows - wrong :].roll(1, dims=-1)
-    about = {"name": name, "kind": "member", "cost": {"params": macs, "macs": macs}}
-    save_file(
-        {"logits": logits, "labels": labels},
-        path,
-        metadata={"hydrasurgeon.predictions": json.dumps(about)},
-    )
-    return path
-
-
-def test_what_cannot_be_told_apart_is_not_called_equal(tmp_path: Path) -> None:
-    """And what is cheaper and no worse comes first, by the share of equal answers and its cost."""
-    files = [
-        small(tmp_path / "a.safetensors", name="whole", wrong=30, macs=100),
-        small(tmp_path / "b.safetensors", name="bad", wrong=290, macs=100),
-        small(tmp_path / "c.safetensors", name="half", wrong=33, macs=71),
-    ]
-    parsed, text = page(files, tmp_path / "r.html")
-    heading = "".join(parsed.said("h1"))
-    assert heading.startswith(
-        "Compared with whole: half gives the same answer in 99 % of cases at 0.71 × the cost; bad"
-    )
-    (sentence,) = re.findall(r"<h2>half</h2><p>([^<]*)</p>", text)
-    assert sentence.startswith(
-        "Not distinguishable on 300 samples (accuracy −1.0 points, between −"
-    )
-    assert "Equal" not in text
-    hs.evaluate([], predictions_in=files, markdown=tmp_path / "r.md")
-    told = (tmp_path / "r.md").read_text(encoding="utf-8")
-    assert "- **Not distinguishable**: `half`" in told
-    assert told.count("by chance alone") == 1
-
-
 def test_other_samples_are_not_compared(files: list[Path], tmp_path: Path) -> None:
     other = write(tmp_path / "o.safetensors", 2.0, name="other", labels=(torch.arange(200) + 1) % 4)
     parsed, text = page([files[0], other], tmp_path / "r.html")
@@ -294,29 +241,6 @@ def test_checkpoints_bring_heads_and_history(
     assert evaluation.printed == {}
 
 
-def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
-    report = hs.evaluate([], predictions_in=files).report
-    table = tables(report.results)[0]
-    at = [column.metric.key for column in table.columns].index("accuracy")
-    assert [row[at].rank for row in table.rows] == ["second", "best", ""]
-    hs.evaluate([], predictions_in=files, html=tmp_path / "r.html", ci=0.9)
-    text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    underlined = re.findall(r'<td class="second">(.*?)</td>', text)
-    assert underlined
-    assert all(re.match(r"<u>[^<]+</u>(<small>|$)", cell) for cell in underlined)
-    assert any("<small>" in cell for cell in underlined)  # beside its interval
-    two = tables(hs.evaluate([], predictions_in=files[:2]).report.results)[0]
-    assert [row[at].rank for row in two.rows] == ["", "best"]  # the second of two is the worst
-    tied = [
-        write(tmp_path / f"t{at}.safetensors", sharp, name=f"t{at}")
-        for at, sharp in enumerate((1.0, 1.0, 3.0))
-    ]
-    three = tables(hs.evaluate([], predictions_in=tied).report.results)[0]
-    assert [row[at].rank for row in three.rows] == ["", "", "best"]  # nor are two that tie
-    alike = tables(hs.evaluate([], predictions_in=[files[0], files[0]]).report.results)[0]
-    assert [row[at].rank for row in alike.rows] == ["", ""]
-
-
 def test_markdown(files: list[Path], tmp_path: Path) -> None:
     hs.evaluate([], predictions_in=files, markdown=tmp_path / "r.md", ci=0.9)
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
@@ -328,40 +252,6 @@ def test_markdown(files: list[Path], tmp_path: Path) -> None:
         # A bar in a name is none of the table's.
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert len(lines) == 5
-
-
-def test_foreign_data_that_is_not_foreign_is_told(
-    tiny: Callable[..., Path], images: Callable[..., str], files: list[Path], tmp_path: Path
-) -> None:
-    import numpy as np
-
-    source, data = tiny(), images()
-    mixed = np.load(images("other.npz", seed=7, rows=20))["images"]
-    np.savez(tmp_path / "mixed.npz", images=np.concatenate([mixed, np.load(data)["images"][3:6]]))
-    evaluation = hs.evaluate(
-        [source],
-        data=data,
-        ood=[f"far:mixed={tmp_path / 'mixed.npz'}", f"far:clean={images('clean.npz', seed=9)}"],
-        predictions=tmp_path / "p.safetensors",
-        html=tmp_path / "r.html",
-    )
-    (note,) = evaluation.notes
-    assert note.startswith("OOD set mixed: 3 of its 23 samples are in data.npz too, byte for byte")
-    assert "OOD set mixed: 3 of its 23 samples" in (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert hs.evaluate([], predictions_in=files).notes == ()
-
-
-def test_small_parts() -> None:
-    counts = {
-        0: "0",
-        999: "999",
-        25_312: "25.3 k",
-        999_499: "999 k",
-        999_500: "1 M",
-        17.58e9: "17.6 G",
-        2e12: "2 T",
-    }
-    assert {count: amount(count) for count in counts} == counts
 
 
 def test_thresholds_and_calibration_are_told(

@@ -13,7 +13,7 @@ import torch
 
 import hydrasurgeon as hs
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
-from hydrasurgeon.report.columns import Cell, Column, Metric, Table, csv_of, tables
+from hydrasurgeon.report.columns import csv_of, tables
 
 
 def predictions(
@@ -81,23 +81,6 @@ def test_classes_are_those_of_a_loop(tmp_path: Path) -> None:
         ]
 
 
-def test_many_classes_are_a_few_rows(tmp_path: Path) -> None:
-    path = predictions(tmp_path / "p.safetensors", classes=3000, rows=400)
-    hs.evaluate([], predictions_in=[path], html=tmp_path / "r.html")
-    text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert len(csvs(text)["Accuracy by class"]) == 41
-    assert len(csvs(text)["Most confused pairs"]) == 13
-    assert "The 40 of" in text
-    assert len(text) < 200_000
-
-
-def test_who_makes_no_mistake_confuses_nothing(tmp_path: Path) -> None:
-    path = predictions(tmp_path / "p.safetensors", noise=0.01)
-    hs.evaluate([], predictions_in=[path], html=tmp_path / "r.html")
-    text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "Most confused pairs" not in text
-
-
 def test_every_table_can_be_copied(tmp_path: Path) -> None:
     evaluation = hs.evaluate(
         [],
@@ -123,16 +106,6 @@ def test_every_table_can_be_copied(tmp_path: Path) -> None:
         tables(evaluation.report.results)[0].columns
     )
     assert all(sum(c.width for c in part.columns) <= 500 for part in parts)
-
-
-def test_a_group_of_columns_stays_together() -> None:
-    wide = tuple(Column(Metric("m", "m"), group, (Cell("0.123456789"),)) for group in "aaabbb")
-    assert [len(part.columns) for part in Table("t", ("n",), wide).parts(550)] == [3, 3]
-    assert [len(part.columns) for part in Table("t", ("n",), wide).parts(400)] == [
-        2,
-        2,
-        2,
-    ]  # unless it is too wide
 
 
 def test_a_name_is_no_formula() -> None:

@@ -16,7 +16,6 @@ from hydrasurgeon.data.words import Words
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.report.entities import balance, entity_examples, entity_tables
-from hydrasurgeon.report.examples import LETTERS
 
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 NASTY = "<script>alert(1)</script>\u202e"
@@ -121,23 +120,6 @@ def test_sentences_show_the_surest_errors_first() -> None:
     assert missed.text == 'oh <mark class="c0 missed">Ada <small>PER</small></mark>'
     assert [each.confidence for each in groups["least sure"]][:2] == ["30.0 %", "60.0 %"]
     assert groups["least sure"][0].correct
-
-
-def test_long_texts_are_cut_around_the_entity() -> None:
-    class Long(Texts):
-        texts = tuple(f"{'x' * 400}{i} " + "a b Ada" for i in range(4))
-
-    samples: Any = Long()
-    (group,) = [
-        each
-        for each in entity_examples(Answered(judged([[0, 0, 0, 1]] * 4)), samples, NAMES)
-        if each.kind == "least sure"
-    ]
-    text = str(group.samples[0].text)
-    plain = re.sub("<[^>]*>", "", text)
-    assert plain.startswith("…xxx")
-    assert plain.endswith("Ada PER")
-    assert len(plain) == 1 + LETTERS + len(" PER")
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.bootstrap import Difference, compared, is_paired
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.statistics import metrics
-from hydrasurgeon.statistics.bootstrap import REPEATS
 
 
 def predictions(sharpness: float, *, noise: int = 0, rows: int = 300) -> Predictions:
@@ -97,20 +96,7 @@ def test_a_difference_that_prints_as_nothing_is_none() -> None:
     assert Difference("auroc", -6e-4, -9e-4, -1e-5).judgement == "worse"
 
 
-def test_the_seed_says_which_samples_are_drawn() -> None:
-    a, b = row(2.0), row(1.5)
-    assert compared(a, b, seed=1) == compared(a, b, seed=1)
-    assert compared(a, b, seed=1) != compared(a, b, seed=2)
-    assert REPEATS == 1000
-
-
 def test_other_samples_are_not_paired() -> None:
     a, b = row(2.0), row(2.0, rows=200)
     assert not is_paired(a, b)
     assert is_paired(a, row(1.0))
-
-
-def test_other_foreign_sets_are_left_out() -> None:
-    a = row(2.0)
-    fewer = Answered(a.inside, a.scores, a.foreign[:1])
-    assert [d.metric for d in compared(fewer, a)] == ["accuracy", "brier", "nll", "ece"]

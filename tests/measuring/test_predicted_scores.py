@@ -158,14 +158,3 @@ def test_scores_that_are_none(
 ) -> None:
     with pytest.raises(DataError, match=what):
         read_predictions(write(tmp_path / "p.safetensors", **changes))
-
-
-def test_scores_alone_make_no_ensemble(tmp_path: Path) -> None:
-    paths = [write(tmp_path / f"{name}.safetensors") for name in "pq"]
-    with pytest.raises(DataError, match="hold scores without logits, of which no ensemble"):
-        hs.evaluate([], predictions_in=paths, ensemble=True)
-    whole = [write(tmp_path / f"{name}.safetensors", ood__b__scores__vilu=None) for name in "pq"]
-    (result,) = hs.evaluate([], predictions_in=whole, ensemble=True).report.results
-    assert result.members == 2
-    with pytest.raises(UsageError, match="their ensemble does not hold"):
-        hs.evaluate([], predictions_in=whole, ensemble=True, ood_score="vilu")

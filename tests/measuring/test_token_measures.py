@@ -11,13 +11,12 @@ from token_logits import NAMES, drawn
 from torch import Tensor
 
 from hydrasurgeon.anatomy.words import NOTHING, widened
-from hydrasurgeon.data.words import Words
 from hydrasurgeon.files.decided import Abstention, Cover, Entities
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.rows import row_of
 from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.entities import JudgedTokens, placed
+from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
 from hydrasurgeon.statistics.metrics import risks
 
@@ -194,27 +193,6 @@ def test_what_is_promised_is_measured() -> None:
             missed += not set(range(first, last + 1)) <= words
     assert covered.figures()["missed"] == pytest.approx(missed / total)
     assert 0 < missed < total
-
-
-def test_an_i_without_its_b_begins_an_entity_only_where_all_words_count() -> None:
-    tags = torch.tensor([[2, 2, 0, 3, 2, 4, 4, 1], [0, 4, 2, 1, 2, 3, 3, -1]])
-    strict = entities_of(tags)
-    found = list(zip(*(vars(strict)[n].tolist() for n in vars(strict)), strict=True))
-    # text, first, last, kind
-    assert found == [(0, 3, 3, 1), (0, 7, 7, 0), (1, 3, 4, 0), (1, 5, 5, 1), (1, 6, 6, 1)]
-    every = entities_of(begun(tags))
-    assert int((every.last - every.first + 1).sum()) == int((tags > 0).sum())
-    assert begun(tags)[0].tolist() == [1, 2, 0, 3, 1, 3, 4, 1]
-
-
-def test_rows_say_where_entities_stand() -> None:
-    spans = ((0, 3), (4, 7), (9, 15), (15, 16))
-    entity = {"start": 0, "end": 1, "label": "PER", "probability": 0.9, "answer": "PER"}
-    other = {**entity, "start": 2, "end": 4, "answer": "abstain"}
-    found = placed([entity, other], Words("Ada met  Berlin.", spans))
-    assert [(e["start"], e["end"], e["text"]) for e in found] == [(0, 3, "Ada"), (9, 16, "Berlin.")]
-    assert [*found[0]] == ["start", "end", "text", "label", "probability", "answer"]
-    assert placed([{**other, "start": 2, "end": 3}], "Ada met  Berlin.")[0]["text"] == "Berlin"
 
 
 def test_scores_of_a_text_are_means_of_its_words() -> None:

@@ -23,18 +23,6 @@ def test_a_command_stays_whole() -> None:
     ]
 
 
-def test_the_first_line_is_as_wide_as_the_terminal() -> None:
-    text = "holds          shapes: those of the architecture"
-    assert lines(text, 40, 15) == [
-        "holds          shapes: those of the",
-        "               architecture",
-    ]
-    assert lines("  ← prune vit.safetensors --keep 2", 30) == [
-        "  ← prune vit.safetensors",
-        "    --keep 2",
-    ]
-
-
 @pytest.mark.parametrize("text", ["", "short", "x" * 200, " " * 50])
 def test_what_needs_no_folding(text: str) -> None:
     assert "".join(lines(text, None)) == text

@@ -9,16 +9,6 @@ from hypothesis import strategies as st
 from hydrasurgeon.render.tables import show_table
 from hydrasurgeon.report.columns import COST, QUALITY, columns
 
-METRICS = ("AUROC", "FPR95", "AUPR")
-TABLE = (
-    "out of distribution",
-    [(group, metric) for group in ("near", "far") for metric in METRICS],
-    [
-        ["single", *(f"0.1{at}3" for at in range(6))],
-        ["hydra", *((f"0.2{at}7", "bold") for at in range(6))],
-    ],
-)
-
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -29,37 +19,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
 
     return shown
-
-
-def test_wide_enough(terminal) -> None:
-    assert (
-        terminal(TABLE, None)
-        == terminal(TABLE, 48)
-        == """\
-out of distribution
-         near                  far
-        AUROC  FPR95   AUPR  AUROC  FPR95   AUPR
-single  0.103  0.113  0.123  0.133  0.143  0.153
-hydra   0.207  0.217  0.227  0.237  0.247  0.257"""
-    )
-
-
-def test_a_block_for_each_row(terminal) -> None:
-    assert (
-        terminal(TABLE, 34)
-        == """\
-out of distribution
-single
-  near AUROC 0.103
-  near FPR95 0.113
-  near AUPR 0.123  far AUROC 0.133
-  far FPR95 0.143  far AUPR 0.153
-hydra
-  near AUROC 0.207
-  near FPR95 0.217
-  near AUPR 0.227  far AUROC 0.237
-  far FPR95 0.247  far AUPR 0.257"""
-    )
 
 
 names = st.text(st.sampled_from("ab 模型[/]\x1b\n"), min_size=1, max_size=12)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hydrasurgeon.stages.compare import Comparison, overlap
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,12 +128,6 @@ def bench() -> Benched:
     return Benched(machine={}, settings={}, results=(contender,), notes=(EVIL,))
 
 
-def comparison() -> Comparison:
-    none = overlap(set(), set())
-    layers = {EVIL: ({"kept": none, "removed": none},)}
-    return Comparison((EVIL, EVIL), (KEPT, KEPT), TOWERS, none, none, layers, notes=(EVIL,))
-
-
 SHOWS: dict[str, Callable[[], object]] = {
     "inspect": lambda: render.inspected(
         Inspection(Path(EVIL), manifest(), 1, 1, 1, (EVIL,), True, EVIL), json=False, quiet=False
@@ -145,17 +137,16 @@ SHOWS: dict[str, Callable[[], object]] = {
         json=False,
         quiet=False,
     ),
-    "compare": lambda: render.inspected(comparison(), json=False, quiet=False),
     "score, values": lambda: render.scored(scored(), json=False, quiet=False),
     "score, order": lambda: render.scored(scored(ORDER), json=False, quiet=False),
     "prune": lambda: render.pruned(
-        Pruned(Path(EVIL), manifest(), 1, (EVIL,), EVIL), json=False, quiet=False
+        Pruned(Path(EVIL), manifest(), 1, (EVIL,)), json=False, quiet=False
     ),
     "fuse": lambda: render.fused(
         Fused(Path(EVIL), manifest("hydra"), 2, 2, 1, None, EVIL), json=False, quiet=False
     ),
     "eval": lambda: render.evaluated(
-        Evaluation(Report(settings={}, results=(result(), result())), (EVIL,), (Path(EVIL),)),
+        Evaluation(Report(settings={}, results=(result(), result())), (EVIL,)),
         json=False,
         quiet=False,
     ),
@@ -193,16 +184,6 @@ def test_json_is_ascii_and_strict(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out) == {"name": EVIL, "numbers": [None, [None, 1.5]], EVIL: 1}
 
 
-def test_progress_says_what_it_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("hydrasurgeon.render.console.PLAIN_EVERY_SECONDS", 0.0)
-    with render.progress(False) as tick:
-        assert tick is not None
-        tick(EVIL, 1, 2)
-    assert capsys.readouterr().err == f"{SHOWN}: 1/2\n"
-
-
 @pytest.mark.parametrize(
     "name", ["d[/red].safetensors", "run[lr=0.1].safetensors", "e\x1b[2J.safetensors"]
 )
@@ -228,19 +209,3 @@ def test_words_of_the_command_line(words: list[str], capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert all(line.isprintable() for line in said.split("\n"))
     assert "\nerror: done" not in said
-
-
-def test_rich_has_one_door() -> None:
-    """Whatever prints makes its text by `styled`: only the modules that draw know rich."""
-    drawing = {"console.py", "bar.py", "tables.py"}
-    folder = Path(render.__file__).parent
-    for path in folder.parent.rglob("*.py"):
-        modules = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                modules |= {alias.name for alias in node.names}
-            if isinstance(node, ast.ImportFrom):
-                modules.add(node.module or "")
-        if any(module.split(".")[0] == "rich" for module in modules):
-            assert path.parent == folder, path
-            assert path.name in drawing, path
