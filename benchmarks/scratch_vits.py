@@ -51,7 +51,7 @@ def scratch_vit(name: str, shared: Path = Path("../shared")) -> Path:
             SCRATCH.format(dim=64, depth=6, heads=8),
             data=full_train(PLACE, shared),
             val="demo:val",
-            recipe="scratch",
+            recipe=Path(__file__).parents[1] / "examples/paper/scratch.toml",
             set=FROM_SCRATCH,
             seed=NAMES.index(name),
             out=out,

@@ -152,7 +152,12 @@ def weights(work: Path) -> None:
         _ship(out)
 
 
-PRETRAINING = {"recipe": "scratch", "epochs": 4, "dropout": 0, "lr": 2e-3}
+PRETRAINING = {
+    "recipe": str(DEMO.parents[1] / "examples/paper/scratch.toml"),
+    "epochs": 4,
+    "dropout": 0,
+    "lr": 2e-3,
+}
 FINETUNING = {
     "recipe": "demo",
     "classifier": "probe",

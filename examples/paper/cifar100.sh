@@ -13,11 +13,11 @@ shorter=() naming=() tower=() taylor_tower=()
 source "$here/common.sh"
 
 # The recipe is for after pruning (five last layers); the backbone is tuned whole, without label smoothing.
-hydrasurgeon finetune "$pretrained" --recipe cifar100 --set last_blocks=null --set label_smoothing=0 --set classifier=fresh ${shorter[@]+"${shorter[@]}"} \
+hydrasurgeon finetune "$pretrained" --recipe "$here/cifar100.toml" --set last_blocks=null --set label_smoothing=0 --set classifier=fresh ${shorter[@]+"${shorter[@]}"} \
     --data "$train" -o "$out/single.safetensors" --quiet
 score "$out/single"
 prune
-tune --recipe cifar100 ${shorter[@]+"${shorter[@]}"}
+tune --recipe "$here/cifar100.toml" ${shorter[@]+"${shorter[@]}"}
 fuse tuned-
 hydrasurgeon eval "$out"/{single,tuned-taylor,tuned-circ-avg,hydra-taylor,hydra-circ}.safetensors --data "$test" "${near[@]}" "${far[@]}" \
     --json "$out/report.json"

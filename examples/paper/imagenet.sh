@@ -14,11 +14,11 @@ remove=48 pool=96 keep=8  # of 144; of 12 in each layer; B.5 draws 48 of the fir
 shorter=() naming=() tower=() taylor_tower=()
 source "$here/common.sh"
 
-hydrasurgeon finetune "$pretrained" --recipe imagenet --set steps=20000 --set warmup=500 --set label_smoothing=0 --set dropout=0 \
+hydrasurgeon finetune "$pretrained" --recipe "$here/imagenet.toml" --set steps=20000 --set warmup=500 --set label_smoothing=0 --set dropout=0 \
     --set augment.rand_augment=null --set classifier=fresh ${shorter[@]+"${shorter[@]}"} --data "$train" -o "$out/single.safetensors" --quiet
 score "$out/single"
 prune
-tune --recipe imagenet ${shorter[@]+"${shorter[@]}"}
+tune --recipe "$here/imagenet.toml" ${shorter[@]+"${shorter[@]}"}
 fuse tuned-
 hydrasurgeon eval "$out"/{single,tuned-taylor,tuned-circ-avg,hydra-taylor,hydra-circ}.safetensors --data "$test" "${near[@]}" "${far[@]}" \
     --json "$out/report.json"

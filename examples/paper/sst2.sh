@@ -15,18 +15,19 @@ remove=72 pool=108 keep=6  # of 144; of 12 in each layer
 shorter=() naming=() tower=() taylor_tower=()
 source "$here/common.sh"
 
-hydrasurgeon finetune "$pretrained" --recipe sst2 --set lr=8e-6 --set epochs=7 --set classifier=fresh ${shorter[@]+"${shorter[@]}"} \
+hydrasurgeon finetune "$pretrained" --recipe "$here/sst2.toml" --set lr=8e-6 --set epochs=7 --set classifier=fresh ${shorter[@]+"${shorter[@]}"} \
     --data "$train" --val "$val" -o "$out/single.safetensors" --quiet
 # Deep Ensembles (D): one tuned backbone, and classifiers of three seeds on it.
 for seed in 1 2 3; do
-    hydrasurgeon finetune "$out/single" --recipe sst2 --set classifier=fresh --freeze embedding,attention,norm,mlp,readout ${shorter[@]+"${shorter[@]}"} \
+    hydrasurgeon finetune "$out/single" --recipe "$here/sst2.toml" --set classifier=fresh --freeze embedding,attention,norm,mlp,readout ${shorter[@]+"${shorter[@]}"} \
         --data "$train" --seed "$seed" -o "$out/classifier-$seed.safetensors" --quiet
 done
 score "$out/single"
 prune
-tune --recipe sst2 ${shorter[@]+"${shorter[@]}"}
+tune --recipe "$here/sst2.toml" ${shorter[@]+"${shorter[@]}"}
 fuse tuned-
 sets=(--data "$test" "${near[@]}" "${far[@]}")
 hydrasurgeon eval "$out"/{single,tuned-taylor,tuned-circ-avg,hydra-taylor,hydra-circ}.safetensors "${sets[@]}" --json "$out/report.json"
 hydrasurgeon eval --ensemble "$out"/classifier-{1,2,3}.safetensors "${sets[@]}" --json "$out/deep-ensemble.json"
-hydrasurgeon eval "$out/single" --mc-dropout 10 "${sets[@]}" --json "$out/mc-dropout.json"
+"${PYTHON:-python}" "$here/mc_dropout.py" "$out/single.safetensors" 10 "$out/mc-dropout.safetensors" "$test" "${near[@]}" "${far[@]}"
+hydrasurgeon eval --predictions-in "$out/mc-dropout.safetensors" --json "$out/mc-dropout.json"

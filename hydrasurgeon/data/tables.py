@@ -29,8 +29,6 @@ IMAGES = ("image", "img")
 """Columns that may hold images, the first that is there."""
 TEXTS = ("text", "sentence")
 """Columns that may hold texts."""
-CAPTIONS = ("caption", "text")
-"""Columns that may hold the captions of images."""
 LABELS = ("label", "labels", "fine_label")
 """Columns that may hold labels."""
 GROUPS = ("group",)
@@ -43,7 +41,7 @@ ENTITIES = "entities"
 """The column that lists what is named in each text, by places in it."""
 SECOND = "text_pair"
 """The column that holds the second text of each pair; the first is one of TEXTS."""
-COLUMNS = frozenset((*IMAGES, *TEXTS, *CAPTIONS, *LABELS, *GROUPS, SECOND, TOKENS, *TAGS, ENTITIES))
+COLUMNS = frozenset((*IMAGES, *TEXTS, *LABELS, *GROUPS, SECOND, TOKENS, *TAGS, ENTITIES))
 """The columns that samples are made of."""
 ID = "id"
 """The column that says what each row is called in a list of answers."""

@@ -68,9 +68,8 @@ class NamedClasses(Family):
         from hydrasurgeon.families.zero_shot import ZeroShot
 
         assert isinstance(module, ZeroShot)
-        module.tokenize = self.tokenizing(model, files)
         if model.num_classes:
-            module.texts = module.tokenize(prompts(model))
+            module.texts = self.tokenizing(model, files)(prompts(model))
 
 
 def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()) -> Model:

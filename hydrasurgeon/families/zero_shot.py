@@ -25,13 +25,6 @@ CHUNK = 256
 class ZeroShot(DiskNamed):
     """Images → logits over the class names; without class names, → normalised image features."""
 
-    tokenize: Callable[[Sequence[str]], Tensor]
-    """Texts → token ids, without the module: for worker processes too."""
-    pairwise = False
-    """Whether every pair of an image and a text is a decision of its own (SigLIP), and not one
-    among many.
-    """
-
     def __init__(self, model: nn.Module, classes: int) -> None:
         super().__init__()
         self.model: Any = model
@@ -56,11 +49,6 @@ class ZeroShot(DiskNamed):
 
     @property
     @abstractmethod
-    def image_tower(self) -> nn.Module:
-        """What images run through."""
-
-    @property
-    @abstractmethod
     def text_towers(self) -> Sequence[nn.Module | nn.Parameter | None]:
         """What texts run through, as far as there is such a part."""
 
@@ -82,16 +70,11 @@ class ZeroShot(DiskNamed):
         return name.removeprefix("model.")
 
     def forward(self, inputs: Any) -> Tensor:
-        """Images → logits; token ids, under the name `texts`, → normalised text features."""
-        if isinstance(inputs, Mapping) and "texts" in inputs:
-            return self.text_features(inputs["texts"])
+        """Images → logits."""
         return self.logits(self.encode_images(images_in(inputs)))
 
     def text_features(self, tokens: Tensor) -> Tensor:
         return normalize(self.encode_texts(tokens), dim=-1)
-
-    def image_features(self, pixels: Tensor) -> Tensor:
-        return normalize(self.encode_images(pixels), dim=-1)
 
     def logits(self, features: Tensor) -> Tensor:
         """Image features → logits."""

@@ -19,7 +19,6 @@ from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import collected, logits_of, numbered
-from hydrasurgeon.runtime.dropout import sampled
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.probabilities import yes_or_no
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
@@ -28,10 +27,9 @@ TIMED = 16
 """Samples in the batch whose time the table shows."""
 
 
-def name_of(job: Sequence[Checkpoint], *, passes: int | None = None) -> str:
-    """A checkpoint's name, or that of several which answer together; `passes`: of MC Dropout."""
-    name = " + ".join(each.alias or each.name.removesuffix(SUFFIX) for each in job)
-    return name if passes is None else f"{name} ({passes} pass{'' if passes == 1 else 'es'})"
+def name_of(job: Sequence[Checkpoint]) -> str:
+    """A checkpoint's name, or that of several which answer together."""
+    return " + ".join(each.alias or each.name.removesuffix(SUFFIX) for each in job)
 
 
 def by_path(checkpoints: Sequence[Checkpoint], paths: Sequence[str | Path]) -> list[Checkpoint]:
@@ -54,14 +52,10 @@ class How:
     run: Run
     skipped: list[str] = field(default_factory=list)
     """Samples that could not be read, as they are met."""
-    passes: int | None = None
-    """Passes of MC Dropout; None for one pass without dropout."""
     engine: str = "torch"
 
     def load(self, checkpoint: Checkpoint) -> Any:
         device, dtype = self.run.device, self.run.dtype
-        if self.passes is not None:
-            return sampled(checkpoint, self.passes, seed=self.run.seed, device=device, dtype=dtype)
         return engine_of(checkpoint, engine=self.engine, device=device, dtype=dtype)
 
     def logits(self, models: Sequence[Any], samples: Any) -> tuple[Any, Any]:

@@ -172,7 +172,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
 
 
 class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
-    """Train a member, an unpruned model, or all members of a hydra, by a recipe.
+    """Train a member or an unpruned model by a recipe; members of a hydra before they are fused.
 
     CKPT may be init:timm:NAME,key=value… to start from random weights.
     """
@@ -184,7 +184,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Training data, labelled or with --teacher; image–text pairs for lit.",
+        help="Training data, labelled or with --teacher.",
     )
     val: str | None = option(
         None,
@@ -233,10 +233,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         reads=RECIPES,
         unset="image or text, by the data",
         recorded=True,
-        help=(
-            "probe, imagenet, image, text, teach, scratch (init:), cifar100, sst2, lora, lit, demo, or "
-            "a .toml file."
-        ),
+        help="probe, text, image, teach, demo, or a .toml file.",
     )
     set: Pairs = option(
         None, metavar="KEY=VALUE", recorded=True, help="Override a field of the recipe; repeatable."
@@ -249,15 +246,6 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         help="Parts that stay as they are, with commas: mlp, attention, norm, embedding, readout, "
         "classifier. "
         "Frozen MLPs make fusing exact.",
-    )
-    trunk_cache: Literal["auto", "off"] = option(
-        "auto",
-        group=RUNS,
-        recorded=True,
-        help=(
-            "Hydra only: cache the frozen trunk's outputs on disk (bfloat16); needs unaugmented "
-            "inputs."
-        ),
     )
     batch_size: int | None = option(
         None, ge=1, metavar="N", group=RUNS, recorded=True, help="Instead of the recipe's."
@@ -289,9 +277,8 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         return str(self.data or self.unlabelled)
 
     def recorded(self) -> dict[str, Any]:
-        """What history keeps: of teachers only where there are some, of the cache that it was off."""
+        """What history keeps: of teachers only where there are some."""
         without = () if self.teacher else ("teacher", "alpha", "temperature")
-        without = (*without, "trunk_cache") if self.trunk_cache == "auto" else without
         return {key: value for key, value in super().recorded().items() if key not in without}
 
 

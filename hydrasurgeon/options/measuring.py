@@ -45,7 +45,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     requires: ClassVar = {
         "reference": ("html", "markdown"),
         "no_examples": ("html",),
-        "mc_dropout": ("checkpoints",),
         "predictions": ("checkpoints",),
         "val": ("temperature",),
     }
@@ -54,13 +53,11 @@ class EvaluateOptions(Engines, Bare, Run, Force):
             ("cascade", name)
             for name in (
                 "ensemble",
-                "mc_dropout",
                 "no_decision",
                 "temperature",
                 "engine",
             )
         ),
-        ("engine", "mc_dropout"),
         *(("cascade", name) for name in ("predictions", "predictions_in")),
     )
 
@@ -121,13 +118,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     no_decision: bool = option(False, help="Ignore decision states.")
     cascade: bool = option(
         False, help="Measure each checkpoint's cascade, and the whole model next to it."
-    )
-    mc_dropout: int | None = option(
-        None,
-        ge=1,
-        le=1000,
-        metavar="N",
-        help="Run each model N times with its dropout on; the passes are its members.",
     )
     ci: float | None = option(
         None,

@@ -152,17 +152,6 @@ class Hydra(nn.Module):
         attended = None if first is None else torch.stack(first)
         return self._read(grouped(torch.stack(parted), biases[0], attended), biases)
 
-    def each(self, starts: Sequence[Started]) -> list[Float[Tensor, "batch klass"]]:
-        """Every member's answer to inputs of its own."""
-        self._forget_where_recorded()
-        stacks = [
-            start.stack or anatomy.embed(start.inputs)
-            for anatomy, start in zip(self.anatomies, starts, strict=True)
-        ]
-        return self._apart(
-            [stack.hidden for stack in stacks], [stack.bias for stack in stacks], None
-        )
-
     def _forget_where_recorded(self) -> None:
         """Keep nothing that was made of parameters that a step may move: fused AdamW leaves no
         trace of writing.

@@ -142,7 +142,7 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
             problem_of(checkpoint.manifest.model).need(option, checkpoint.name)
         checkpoint.check_weights()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
-    names = [name_of(job, passes=arguments.mc_dropout) for job in jobs]
+    names = [name_of(job) for job in jobs]
     return [each for name in names for each in (name, name + WHOLE)] if arguments.cascade else names
 
 
@@ -288,8 +288,6 @@ def _settings(
     }
     for name in ("ensemble", "limit", "seed", "dtype", "batch_size"):
         settings[name] = getattr(arguments, name)
-    for name in ("cascade", "mc_dropout"):
-        value = getattr(arguments, name)
-        if value:
-            settings[name] = list(value) if isinstance(value, tuple) else value
+    if arguments.cascade:
+        settings["cascade"] = True
     return settings

@@ -144,7 +144,7 @@ class _Table:
         predictions = predicted(
             self.sets,
             answer,
-            name=name_of(job, passes=self.how.passes),
+            name=name_of(job),
             kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
             # Of a text without the padding that others bring.
             cost=cost_of(models, self.how.first(models[0], self.sets.id, 1)),
@@ -215,7 +215,7 @@ def of_models(
         check_same_classes(named)
         samples = fit_classes(samples, named[0].manifest.model)
         further.append((each.name, samples, named))
-    how, timed = How(arguments, passes=arguments.mc_dropout, engine=arguments.engine), SideBySide()
+    how, timed = How(arguments, engine=arguments.engine), SideBySide()
     table = _Table(
         arguments,
         temperature,
@@ -258,10 +258,8 @@ def _with_times(rows: Sequence[Row], milliseconds: Sequence[float | None]) -> tu
 
 
 def decision_ignored(job: Sequence[Checkpoint], arguments: EvaluateOptions) -> bool:
-    """Whether a decision state is left alone: it was fitted to the answers of one model, without
-    dropout.
-    """
-    return len(job) != 1 or arguments.no_decision or arguments.mc_dropout is not None
+    """Whether a decision state is left alone: it was fitted to the answers of one model."""
+    return len(job) != 1 or arguments.no_decision
 
 
 def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]:
@@ -308,7 +306,7 @@ def by_file(rows: Sequence[Row], paths: Sequence[str | Path], taken: Sequence[st
 
 def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> str | None:
     """What to run where the reference of a report has no decision state, and another model has."""
-    if arguments.ensemble or arguments.mc_dropout is not None or arguments.no_decision:
+    if arguments.ensemble or arguments.no_decision:
         return None
     if arguments.temperature is not None or not (arguments.html or arguments.markdown):
         return None

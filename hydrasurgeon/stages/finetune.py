@@ -1,20 +1,14 @@
-"""finetune: train a member, an unpruned model or all members of a hydra by a recipe, or fit a probe.
-
-Recipes of the paper: D.2 and D.3.
-"""
+"""finetune: train a member or an unpruned model by a recipe, or fit a probe."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.reading import open_single
-from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
@@ -23,19 +17,15 @@ from hydrasurgeon.files.manifest import (
     UNKNOWN,
     DataRecord,
     Input,
-    Manifest,
     Model,
     SingleManifest,
     Step,
 )
 from hydrasurgeon.files.resumable import check_place
-from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FinetuneOptions
 from hydrasurgeon.runtime.tensors import plan_tensors
-from hydrasurgeon.sharing.output import Target, claimed
-from hydrasurgeon.surgery.fusion import plan_fusion
-from hydrasurgeon.tuning import lora
+from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.tuning.start import (
     Start,
     manifest_after,
@@ -48,16 +38,15 @@ from hydrasurgeon.tuning.start import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hydrasurgeon.data import Samples
     from hydrasurgeon.families.weights import Weight
-    from hydrasurgeon.tuning.branches import Subject
-    from hydrasurgeon.tuning.learning import Learning, Perturbation, Teacher
+    from hydrasurgeon.tuning.learning import Teacher
     from hydrasurgeon.tuning.loop import Trained, Training
     from hydrasurgeon.tuning.recipes import Recipe
 
 
-LONGEST = 300
-"""Epochs beyond which a recipe that counts steps was made for more data."""
 LENGTH = 10.0
 """The length of features for which a classifier's rate is meant."""
 
@@ -65,7 +54,7 @@ LENGTH = 10.0
 @dataclass(frozen=True)
 class Finetuned:
     path: Path
-    manifest: Manifest
+    manifest: SingleManifest
     trained: Trained
     probed: bool = False
     """Whether the start was a new classifier that was fitted to the body's features."""
@@ -105,16 +94,10 @@ class _Material:
         """How the model reads samples as they are."""
         return self.source.family.transform(self.model, files=self.source.files)
 
-    @property
-    def epochs(self) -> int:
-        """How often a recipe of so many steps sees each sample; 0 of one that counts epochs."""
-        in_step = self.recipe.batch_size * self.recipe.accumulate
-        return (self.recipe.steps or 0) // max(1, len(self.samples) // in_step)
-
 
 @stage(FinetuneOptions)
 def finetune(arguments: FinetuneOptions) -> Finetuned:
-    """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
+    """Train a checkpoint on labelled data, and write the result."""
     from hydrasurgeon.tuning.loop import train
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
@@ -122,15 +105,9 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
 
     chosen = arguments.recipe is None
     if chosen:
-        arguments = arguments.but(
-            recipe=usual_recipe(
-                arguments.checkpoint, arguments.arch, arguments.training, arguments.limit
-            )
-        )
+        arguments = arguments.but(recipe=usual_recipe(arguments.checkpoint, arguments.arch))
     overrides, name = dict(arguments.set or {}), str(arguments.recipe)
     recipe = load_recipe(name, overrides, batch_size=arguments.batch_size, freeze=arguments.freeze)
-    if recipe.lora_rank is not None:
-        need("peft", purpose=f"--recipe {name}")
     tracking = None
     if arguments.track is not None:
         tracking = Tracking(arguments.track, Path(arguments.out))
@@ -142,38 +119,28 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     interrupted = check_place(place, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(recipe, arguments)
     source, recipe = material.source, material.recipe
-    subject, begin = _subject(material, arguments, again=arguments.resume and interrupted)
+    module, begin = _begun(material, arguments, again=arguments.resume and interrupted)
     left_out = None
     if recipe.dropout is not None:
-        left_out = set_dropout(
-            subject.models, source, recipe.dropout, wanted="dropout" in overrides
-        )
-    pace = _pace(subject, material, arguments)
-    if recipe.lora_rank is not None:
-        lora.attach(
-            subject.module,
-            recipe,
-            family=source.family,
-            model=material.model,
-            weights=material.weights,
-            trainable=material.moves,
-        )
+        left_out = set_dropout(module, source, recipe.dropout, wanted="dropout" in overrides)
     trained = train(
-        subject.module,
-        replace(_training(subject, material, arguments, pace), begin=begin),
+        module,
+        _training(module, material, arguments, begin),
         arguments,
         TrainingState(place, identity := _identity(material, arguments)),
         save_every=arguments.save_every,
         resume=arguments.resume,
         tracking=tracking,
     )
-    if recipe.lora_rank is not None:
-        lora.merge(subject.module)
     entry, probed = _entry(material, arguments), recipe.classifier == "probe"
     if not trained.is_main:
         manifest = manifest_after(source.manifest, material.model, entry)(UNKNOWN)
         return Finetuned(target.path, manifest, trained, probed)
-    written = _written(subject, material, entry, target)
+    written = target.save(
+        plan_tensors(module.state_dict()),
+        manifest_after(source.manifest, material.model, entry),
+        files=source.files,
+    )
     TrainingState(place, identity).clear()
     notes = [source.note, material.samples.note, left_out]
     if material.held_out is not None:
@@ -183,35 +150,30 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     if arguments.resume and not interrupted:
         notes.append("nothing was left to resume: trained from the beginning")
     notes += _assumed_orders(material)
-    notes += _doubts(trained, material, name)
+    notes += _doubts(trained, material)
     return Finetuned(target.path, written, trained, probed, tuple(filter(None, notes)))
 
 
-def _subject(
+def _begun(
     material: _Material, arguments: FinetuneOptions, *, again: bool
-) -> tuple[Subject, Callable[[], None]]:
+) -> tuple[nn.Module, Callable[[], None]]:
     """What training starts with, and what is done to it before its first step; of a training that
     goes on, the state brings the weights.
     """
     from hydrasurgeon.runtime.features import LiveModel
-    from hydrasurgeon.tuning.branches import AllMembers, Branches, OneModel
     from hydrasurgeon.tuning.probe import probe
 
-    source, model = material.source, material.model
-    if source.members:
-        assert source.checkpoint is not None
-        branches = Branches(source.checkpoint, free=material.recipe.trunk_lr > 0)
-        return AllMembers(branches), lambda: None
-    module = starting_module(source, model, material.recipe, arguments.seed)
-    if material.recipe.classifier != "probe" or again:
-        return OneModel(module), lambda: None
-    manifest = source.manifest.model_copy(update={"model": model})
+    classifier = material.recipe.classifier
+    module = starting_module(material.source, material.model, classifier, arguments.seed)
+    if classifier != "probe" or again:
+        return module, lambda: None
+    manifest = material.source.manifest.model_copy(update={"model": material.model})
     live = LiveModel(module, manifest, material.transform)
-    return OneModel(module), probe(live, material.samples, material.held_out, arguments)
+    return module, probe(live, material.samples, material.held_out, arguments)
 
 
 def _pace(
-    subject: Subject, material: _Material, arguments: FinetuneOptions
+    module: nn.Module, material: _Material, arguments: FinetuneOptions
 ) -> Callable[[str], float]:
     """How fast a weight learns, times lr: the classifier as if its features had one length."""
     from hydrasurgeon.runtime.features import LiveModel
@@ -221,7 +183,7 @@ def _pace(
     if rate == 1 or material.recipe.epochs == 0:
         return lambda name: 1.0
     manifest = material.source.manifest.model_copy(update={"model": material.model})
-    live = LiveModel(subject.live, manifest, material.transform)
+    live = LiveModel(module, manifest, material.transform)
     length = feature_length(live, material.samples, arguments)
     last = material.model.num_classes
 
@@ -234,32 +196,6 @@ def _pace(
         return rate
 
     return pace
-
-
-def _written(subject: Subject, material: _Material, entry: Step, target: Target) -> Manifest:
-    """The file of what was trained; members of a hydra are fused again, with MLPs of their own."""
-    source, model = material.source, material.model
-    base = source.manifest
-    planned = [plan_tensors(live.state_dict()) for live in subject.models]
-    if base.kind != "hydra":
-        return target.save(planned[0], manifest_after(base, model, entry), files=source.files)
-    with tempfile.TemporaryDirectory(prefix="hydrasurgeon-") as scratch:
-        opened = []
-        for number, (tensors, record) in enumerate(zip(planned, base.members, strict=True)):
-            path = Path(scratch) / f"{number}.safetensors"
-            kept = {"kept": record.kept, "kept_neurons": record.kept_neurons}
-            member = partial(SingleManifest, kind="member", model=model, towers=base.towers, **kept)
-            save(path, tensors, lambda sha256, member=member: member(weights_sha256=sha256))  # type: ignore[misc]
-            opened.append(open_single(path))
-        plan = plan_fusion(opened, [member.digests() for member in opened], average_mlp=False)
-        hashes = [member.manifest.weights_sha256 for member in opened]
-        members = [
-            {**m.model_dump(), "sha256": h} for m, h in zip(base.members, hashes, strict=True)
-        ]
-        changes = {"members": members, "fusion": {"mlp": "separate", "trunk": plan.trunk}}
-        return target.save(
-            plan.planned, manifest_after(base, model, entry, **changes), files=source.files
-        )
 
 
 def _assumed_orders(material: _Material) -> Iterator[str]:
@@ -277,12 +213,6 @@ def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
         args["checkpoint"] = str(arguments.checkpoint)
     if teachers:
         args["teacher"] = [record.name for record in teachers]
-    uses = [
-        "torch",
-        material.model.family,
-        "accelerate",
-        *(["peft"] if material.recipe.lora_rank is not None else []),
-    ]
     return step(
         "finetune",
         args=args,
@@ -290,43 +220,22 @@ def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
         data=material.data,
         teachers=teachers,
         seed=arguments.seed,
-        uses=uses,
+        uses=("torch", material.model.family, "accelerate"),
     )
 
 
 def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     """Checkpoint and data, opened and fitted to each other."""
     from hydrasurgeon.data import fit_classes, open_data
-    from hydrasurgeon.data.pairs import open_pairs
     from hydrasurgeon.data.samples import Subset
 
     source = starting_point(arguments.checkpoint, arguments.arch)
-    paired = recipe.objective == "pairs"
-    if paired and not source.family.named_classes:
-        raise UsageError(
-            (
-                f"--recipe {arguments.recipe}: learns from image–text pairs, and the model has no "
-                "text tower for them"
-            ),
-            hint="Give a CLIP, or a recipe that learns from labels.",
-        )
     held_out = None if arguments.val is None else open_data(arguments.val, seed=arguments.seed)
-    samples = (open_pairs if paired else open_data)(
-        arguments.training, limit=arguments.limit, seed=arguments.seed
-    )
+    samples = open_data(arguments.training, limit=arguments.limit, seed=arguments.seed)
     if arguments.data is None:
         samples = Subset(samples, None)  # without labels that it may have
-    if source.members and (paired or recipe.lora_rank is not None or recipe.classifier != "keep"):
-        raise UsageError(
-            (
-                f"--recipe {arguments.recipe}: a hydra is tuned with the classifiers that it has, "
-                "on "
-                "labels, without LoRA"
-            ),
-            hint="Give another recipe, or --set classifier=keep; or tune members before fuse.",
-        )
     if source.checkpoint is not None:
-        opened = classifying(source.checkpoint, arguments, held_out if paired else samples)
+        opened = classifying(source.checkpoint, arguments, samples)
         source = replace(source, checkpoint=opened, manifest=opened.manifest)
     if source.family.named_classes and recipe.classifier == "probe":
         raise UsageError(
@@ -336,12 +245,12 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     if source.family.named_classes:
         recipe = recipe.model_copy(update={"classifier": "keep"})  # it follows from the class names
     elif source.manifest.model.num_classes == 0 and recipe.classifier == "keep":
-        probed = samples.labels is not None and not paired
+        probed = samples.labels is not None
         recipe = recipe.model_copy(
             update={"classifier": "probe" if probed else "fresh"}
         )  # there is none to keep
     model = model_to_tune(source.manifest.model, recipe, samples)
-    if not paired and (samples.labels is not None or not arguments.teacher):
+    if samples.labels is not None or not arguments.teacher:
         samples = fit_classes(samples, model)
         model = model.model_copy(update={"labels": samples.classes})
     if held_out is not None:
@@ -379,7 +288,6 @@ def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
     if any(isinstance(teacher, Answers) for teacher, _ in teachers):
         still = {
             "mixup": 0.0,
-            "regmixup": 0.0,
             "mask_tokens": 0.0,
             "augment": type(recipe.augment)(),
         }
@@ -388,87 +296,64 @@ def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
     return replace(material, recipe=recipe, teachers=live, taught_by=records)
 
 
-def _learning(
-    material: _Material, arguments: FinetuneOptions, perturb: Perturbation, *, labelled: bool
-) -> Learning:
-    """The loss on labels and by teachers."""
-    from hydrasurgeon.problems import problem_of
-    from hydrasurgeon.tuning.learning import Learning, positive_weight
-
-    # Where no sample has a label, all that is learnt is the teachers'.
-    alpha = (arguments.alpha if labelled else 1.0) if material.teachers else 0.0
-    return Learning(
-        material.recipe.label_smoothing,
-        perturb,
-        material.teachers,
-        alpha,
-        arguments.temperature,
-        problem_of(material.model),
-        positive_weight(material.recipe, material.model),
-    )
-
-
 def _training(
-    subject: Subject, material: _Material, arguments: FinetuneOptions, pace: Callable[[str], float]
+    module: nn.Module, material: _Material, arguments: FinetuneOptions, begin: Callable[[], None]
 ) -> Training:
     """Batches, what moves, and the loss."""
     from hydrasurgeon.data import Batches
     from hydrasurgeon.data.samples import Joined
     from hydrasurgeon.problems import problem_of
-    from hydrasurgeon.tuning.contrastive import Contrast
-    from hydrasurgeon.tuning.learning import perturbation
+    from hydrasurgeon.tuning.learning import Learning, perturbation, positive_weight
     from hydrasurgeon.tuning.loop import Training, epoch_order
 
     source, recipe, samples = material.source, material.recipe, material.samples
     if material.unlabelled is not None:
         samples = Joined(samples, material.unlabelled)
+    # Where no sample has a label, all that is learnt is the teachers'.
+    alpha = arguments.alpha if samples.labels is not None else 1.0
     size, skip_bad = recipe.batch_size, arguments.skip_bad
     validation = None
     if material.held_out is not None:
         validation = Batches(
             material.held_out, material.transform, batch_size=size, skip_bad=skip_bad
         )
-    transform: Any = source.family.transform(
+    transform = source.family.transform(
         material.model, recipe.augment.model_dump(), files=source.files
     )
-    moves: Callable[[str], bool] = material.moves
-    if recipe.lora_rank is not None:
-        moves = lora.trains(material.moves, material.weights)
-    perturb, problem = perturbation(recipe, transform), problem_of(material.model)
-    loss: Learning | Contrast = _learning(
-        material, arguments, perturb, labelled=samples.labels is not None
-    )
-    if recipe.objective == "pairs":
-        loss = contrast = Contrast(subject.module)
-        transform, moves = contrast.transform(transform), contrast.among(moves)
+    problem = problem_of(material.model)
 
-    def batches(seed: int, epoch: int, rank: int, world: int, skip: int) -> Batches:
-        order = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
+    def batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
+        order = epoch_order(len(samples), seed=arguments.seed, epoch=epoch, rank=rank, world=world)
         return Batches(
             samples,
             transform,
             batch_size=size,
             order=order[skip * size :],
             skip_bad=skip_bad,
-            augment_seed=seed * 1_000_003 + epoch,
+            augment_seed=arguments.seed * 1_000_003 + epoch,
             drop_last=len(samples) >= size,
         )
 
-    plain = Training(
+    loss = Learning(
+        recipe.label_smoothing,
+        perturbation(recipe, transform),
+        material.teachers,
+        alpha if material.teachers else 0.0,
+        arguments.temperature,
+        problem,
+        positive_weight(recipe, material.model),
+    )
+    return Training(
         recipe,
-        partial(batches, arguments.seed),
-        moves,
+        batches,
+        material.moves,
         loss,
         validation,
-        pace=pace,
+        pace=_pace(module, material, arguments),
         label=f"training by {arguments.recipe}",
         problem=problem,
+        begin=begin,
     )
-    unaugmented = samples.kind == "text" or recipe.augment == type(recipe.augment)()
-    still = None
-    if perturb.is_still and unaugmented and arguments.trunk_cache == "auto":
-        still = Batches(samples, transform, batch_size=size, skip_bad=skip_bad)
-    return subject.training(plain, batches, arguments.seed, still)
 
 
 def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]:
@@ -481,12 +366,11 @@ def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]
         "alpha": [arguments.alpha, arguments.temperature],
         "seed": arguments.seed,
         "skip_bad": arguments.skip_bad,
-        "trunk_cache": arguments.trunk_cache,
         **record_of(material.model),
     }
 
 
-def _doubts(trained: Trained, material: _Material, name: str) -> Iterator[str]:
+def _doubts(trained: Trained, material: _Material) -> Iterator[str]:
     """What makes it likely that nothing was learnt."""
     recipe, count = material.recipe, len(material.samples)
     if not trained.steps:
@@ -495,12 +379,6 @@ def _doubts(trained: Trained, material: _Material, name: str) -> Iterator[str]:
         yield (
             f"a batch of {recipe.batch_size} holds all {count} samples, so each epoch is one step: "
             "give a smaller --batch-size"
-        )
-    if material.epochs > LONGEST:
-        yield (
-            f"{recipe.steps:,} steps are {material.epochs:,} epochs of {count:,} samples; the "
-            f"recipe {name} is for "
-            "more data: give --set epochs=N, or --recipe image or text"
         )
     accuracies = {epoch["val_accuracy"] for epoch in trained.log if "val_accuracy" in epoch}
     if len(accuracies) == 1 and (accuracy := accuracies.pop()) < 1:

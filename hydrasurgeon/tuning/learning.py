@@ -43,18 +43,11 @@ class Perturbation:
 
     mixup: float = 0.0
     """Two images are mixed in parts that are drawn from Beta(mixup, mixup)."""
-    beside: bool = False
-    """Whether the images as they are stay in the batch, before the mixed ones."""
     mask_tokens: float = 0.0
     """The share of a text's tokens that are masked."""
     mask: int = 0
     special: tuple[int, ...] = ()
     """Tokens that stay."""
-
-    @property
-    def is_still(self) -> bool:
-        """Whether inputs stay as they are."""
-        return not self.mixup and not self.mask_tokens
 
     def __call__(self, inputs: Any, labels: Tensor) -> tuple[Any, Mixed]:
         """The inputs, and of which labels they are."""
@@ -70,12 +63,6 @@ class Perturbation:
         part = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
         other = torch.randperm(len(labels)).to(labels.device)
         mixed, theirs = part * inputs + (1 - part) * inputs[other], labels[other]
-        if self.beside:
-            mixed, labels, theirs = (
-                torch.cat((inputs, mixed)),
-                labels.repeat(2),
-                torch.cat((labels, theirs)),
-            )
         return mixed, ((labels, part), (theirs, 1 - part))
 
 
@@ -114,22 +101,12 @@ class Learning:
                 total += float(loss.detach())
         return total
 
-    def settle(self) -> None:
-        """Nothing is left to do behind the optimizer's step."""
-
     def _loss(self, model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
-        inputs, mixed = self.prepared(batch, device)
-        return self.of(model(inputs), inputs, mixed, batch.index)
-
-    def prepared(self, batch: Batch, device: torch.device) -> tuple[Any, Mixed]:
-        """The inputs that the model sees, and of which labels they are."""
-        count = len(batch.index)
-        labels = torch.full((count,), UNLABELLED) if batch.labels is None else batch.labels
-        return self.perturb(moved(batch.inputs, device), labels.to(device))
-
-    def of(self, logits: Tensor, inputs: Any, mixed: Mixed, index: Tensor) -> Tensor:
-        """The loss of what a model answers."""
-        logits = logits.float()
+        labels = batch.labels
+        if labels is None:
+            labels = torch.full((len(batch.index),), UNLABELLED)
+        inputs, mixed = self.perturb(moved(batch.inputs, device), labels.to(device))
+        logits = model(inputs).float()
         loss = logits.new_zeros(())
         for some, part in mixed:
             labelled = self.problem.known(some)
@@ -142,7 +119,7 @@ class Learning:
         if self.teachers:
             with torch.no_grad():
                 teachers = [
-                    teacher.logits[index] if isinstance(teacher, Answers) else teacher(inputs)
+                    teacher.logits[batch.index] if isinstance(teacher, Answers) else teacher(inputs)
                     for teacher in self.teachers
                 ]
             towards = self.problem.distilled(logits, teachers, self.temperature)
@@ -153,7 +130,7 @@ class Learning:
 def perturbation(recipe: Recipe, transform: Any) -> Perturbation:
     """What a recipe does to inputs, in the words of the model's tokenizer."""
     if not recipe.mask_tokens or getattr(transform, "kind", "image") != "text":
-        return Perturbation(mixup=recipe.mixup or recipe.regmixup, beside=recipe.regmixup > 0)
+        return Perturbation(mixup=recipe.mixup)
     tokenizer = transform.tokenizer
     mask = (
         tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.unk_token_id

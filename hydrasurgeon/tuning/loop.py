@@ -24,7 +24,8 @@ from hydrasurgeon.files.processes import is_launched
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Problem
-from hydrasurgeon.tuning.copies import Copies
+from hydrasurgeon.tuning.best import BestEpoch
+from hydrasurgeon.tuning.learning import Learning
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingPosition, TrainingState
 from hydrasurgeon.tuning.tracking import Tracking
@@ -43,13 +44,9 @@ class Training:
     epoch_batches: EpochBatches
     trainable: Callable[[str], bool]
     """Whether a parameter of this name moves."""
-    loss: Any
-    """Leaves the gradients of some batches in the model and tells their loss; settles after the
-    optimizer's step.
-    """
+    loss: Learning
+    """Leaves the gradients of some batches in the model and tells their loss."""
     validation: Batches | None = None
-    owner: Callable[[str], int | None] = lambda name: 0
-    """The number of the member whose gradients a parameter's are clipped with; None: the trunk's."""
     pace: Callable[[str], float] = lambda name: 1.0
     """How fast a parameter learns, times lr."""
     problem: Problem = SINGLE
@@ -114,23 +111,23 @@ def train(
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(training.trainable(name))
     model.to(accelerator.device)
-    optimizer, clipped = _optimizer(model, training, accelerator.device)
+    optimizer = _optimizer(model, training, accelerator.device)
     per_epoch, total = _steps(training, accelerator)
     standing = TrainingPosition()
-    copies = Copies(model, training.recipe, validated=training.validation is not None)
+    best = BestEpoch(model, training.recipe, validated=training.validation is not None)
     state = _placed(state, run, accelerator)
-    if resume and (before := state.read(model, optimizer, copies.expected)) is not None:
+    if resume and (before := state.read(model, optimizer, best.expected)) is not None:
         standing = before[0]
-        copies.restore(before[1])
+        best.restore(before[1])
     elif accelerator.is_main_process:
         state.clear()
     wrapped, optimizer = accelerator.prepare(model, optimizer)
-    loop = _Loop(accelerator, wrapped, optimizer, clipped, training, run.seed, per_epoch, total)
+    loop = _Loop(accelerator, wrapped, optimizer, training, run.seed, per_epoch, total)
     if tracking is not None:
         tracking.begin(accelerator, training.recipe)
     if training.validation is not None and not standing.log:
         standing.log.append({"epoch": 0.0, **loop.validate()})
-        copies.close_epoch(standing)
+        best.close_epoch(standing)
         run.note(_line(standing.log[0]))
         accelerator.log(standing.log[0], step=0)
     if standing.step == 0 and total:
@@ -139,14 +136,12 @@ def train(
         wrapped.train()
         for parts in loop.batches(standing.step):
             standing.add(loop.step(standing.step, parts))
-            copies.average(standing.step)
             if accelerator.is_main_process:
                 run.tick(f"{training.label}, loss {standing.mean_loss:.3f}", standing.step, total)
             ended = standing.step % per_epoch == 0 or standing.step == total
             if ended:
-                with copies.averaged():
-                    standing.close_epoch(per_epoch, loop.validate())
-                copies.close_epoch(standing)
+                standing.close_epoch(per_epoch, loop.validate())
+                best.close_epoch(standing)
                 run.note(_line(standing.log[-1]))
                 accelerator.log(standing.log[-1], step=standing.step)
             if standing.step % (save_every or per_epoch) == 0 and standing.step < total:
@@ -154,14 +149,14 @@ def train(
                     accelerator.unwrap_model(wrapped),
                     optimizer.optimizer,
                     standing.model_dump(),
-                    copies.kept,
+                    best.kept,
                 )
             if ended:
                 break
     accelerator.wait_for_everyone()
     for tracker in accelerator.trackers:  # end_training would end the processes' group too
         tracker.finish()
-    copies.settle()
+    best.settle()
     # accelerate leaves its mixed-precision wrapper on the forward method.
     accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu")
     model.eval()
@@ -170,7 +165,7 @@ def train(
         standing.step,
         standing.log[-1]["loss"] if standing.step else None,
         tuple(standing.log),
-        kept_epoch=None if "best" not in copies.kept else standing.log[standing.best or 0]["epoch"],
+        kept_epoch=None if best.kept is None else standing.log[standing.best or 0]["epoch"],
         stopped_early=standing.step < total,
         is_main=accelerator.is_main_process,
     )
@@ -199,8 +194,6 @@ class _Loop:
     accelerator: Any
     model: nn.Module
     optimizer: Any
-    clipped: Sequence[Sequence[nn.Parameter]]
-    """What is clipped together."""
     training: Training
     seed: int
     per_epoch: int
@@ -229,10 +222,8 @@ class _Loop:
             loss = float(self.accelerator.reduce(everyone, "mean"))
         if recipe.clip is not None:
             self.accelerator.unscale_gradients()
-            for parameters in self.clipped:
-                nn.utils.clip_grad_norm_(parameters, recipe.clip)
+            nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self.optimizer.step()
-        self.training.loss.settle()
         self.optimizer.zero_grad(set_to_none=True)
         if not math.isfinite(loss):
             raise UsageError(
@@ -307,33 +298,27 @@ def _accelerator(device: str, dtype: str, tracking: Tracking | None) -> Any:
     return make(cpu=on_cpu, mixed_precision=precision[dtype])
 
 
-def _optimizer(
-    model: nn.Module, training: Training, on: torch.device
-) -> tuple[torch.optim.Optimizer, list[list[nn.Parameter]]]:
-    """What moves the parameters, and which of them have their gradients clipped together."""
+def _optimizer(model: nn.Module, training: Training, on: torch.device) -> torch.optim.Optimizer:
+    """What moves the parameters."""
     recipe = training.recipe
-    owned: dict[int | None, list[nn.Parameter]] = {}
     paced: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        owned.setdefault(training.owner(name), []).append(parameter)
         pace, decay = training.pace(name), recipe.weight_decay
         if parameter.ndim < 2:
             decay = 0.0
         elif pace > 1:  # what learns faster decays no faster
             decay /= pace
         paced.setdefault((pace, decay), []).append(parameter)
-    if not owned:
+    if not paced:
         raise UsageError("finetune: nothing is left to train", hint="Freeze less.")
     groups = [
         {"params": parameters, "weight_decay": decay, "pace": pace}
         for (pace, decay), parameters in paced.items()
     ]
-    clipped = list(owned.values())
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum), clipped
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
     # On a CPU the fused step takes a tenth of the time: a third of a small model's step.
     fused = on.type == "cpu"
-    adam = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
-    return adam, clipped
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)

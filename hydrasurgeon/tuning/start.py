@@ -4,14 +4,15 @@ classifier, and what of it moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import (
-    Checkpoint,
+    Single,
     all_kept,
+    as_single,
     open_checkpoint,
     rewritten,
     undecided,
@@ -26,8 +27,6 @@ from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import (
     UNKNOWN,
     Input,
-    Manifest,
-    ManifestT,
     Model,
     SingleManifest,
     Step,
@@ -44,18 +43,13 @@ if TYPE_CHECKING:
     from hydrasurgeon.heads import Kept
     from hydrasurgeon.tuning.recipes import Recipe
 
-MANY = 100_000
-"""Images for which ImageNet's recipe is meant."""
-
 
 @claims()
 def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> SingleManifest:
     """Write random weights of an `init:` spec as a backbone."""
-    from hydrasurgeon.tuning.recipes import load_recipe
-
     target = claim_checkpoint(out, force=force)
     source = starting_point(spec, None)
-    module = starting_module(source, source.manifest.model, load_recipe("scratch", {}), seed)
+    module = starting_module(source, source.manifest.model, "keep", seed)
     entry = step(
         "init",
         args={"spec": spec},
@@ -64,7 +58,6 @@ def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> 
         uses=("torch", source.manifest.model.family),
     )
     base = source.manifest
-    assert base.kind != "hydra"
     return save(target, plan_tensors(module.state_dict()), manifest_after(base, base.model, entry))
 
 
@@ -72,8 +65,8 @@ def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> 
 class Start:
     """Where training starts: a checkpoint, or (without one) random weights."""
 
-    manifest: Manifest
-    checkpoint: Checkpoint | None
+    manifest: SingleManifest
+    checkpoint: Single | None
     sha256: str
     inputs: tuple[Input, ...]
 
@@ -86,13 +79,7 @@ class Start:
         """Its heads and neurons."""
         if self.checkpoint is not None:
             return self.checkpoint.kept
-        assert self.manifest.kept is not None
         return self.manifest.kept
-
-    @property
-    def members(self) -> int:
-        """How many a hydra has; 0 of a single model."""
-        return len(self.manifest.members or ())
 
     @property
     def note(self) -> str | None:
@@ -109,7 +96,7 @@ class Start:
 def starting_point(spec: str | Path, arch: str | None) -> Start:
     text = str(spec)
     if not text.startswith(FRESH):
-        opened = undecided(open_checkpoint(spec, arch=arch))
+        opened = undecided(_single(spec, arch))
         manifest = opened.manifest
         record = opened.record(opened.digests())
         return Start(manifest, opened, record.sha256, (record,))
@@ -121,18 +108,26 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
     return Start(manifest, None, text, ())
 
 
-def usual_recipe(spec: str | Path, arch: str | None, data: str, limit: int | None) -> str:
-    """The recipe for those who name none: by what the model reads, and for images by how many there
-    are.
-    """
-    from hydrasurgeon.data import open_data
+def _single(spec: str | Path, arch: str | None) -> Single:
+    """A checkpoint that can be tuned; a hydra cannot."""
+    opened = open_checkpoint(spec, arch=arch)
+    if opened.manifest.kind == "hydra":
+        raise SurgeryError(
+            f"{opened.path} is a hydra of {len(opened.manifest.members)} members",
+            hint="Tune its members, then fuse them.",
+        )
+    return as_single(opened)
 
+
+def usual_recipe(spec: str | Path, arch: str | None) -> str:
+    """The recipe for those who name none: by what the model reads."""
     if str(spec).startswith(FRESH):
-        return "scratch"
-    tower = next(iter(open_checkpoint(spec, arch=arch).manifest.towers))
-    if tower == "text":
-        return "text"
-    return "image" if len(open_data(data, limit=limit)) < MANY else "imagenet"
+        raise UsageError(
+            f"{spec}: random weights require --recipe.",
+            hint="examples/paper/scratch.toml trains a small ViT; a .toml file holds any other.",
+        )
+    towers = open_checkpoint(spec, arch=arch).manifest.towers
+    return "text" if "vision" not in towers else "image"
 
 
 def _fresh_model(spec: str) -> Model:
@@ -174,7 +169,7 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
     return model.model_copy(update={"preprocess": shorter})
 
 
-def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.Module:
+def starting_module(source: Start, model: Model, classifier: str, seed: int) -> nn.Module:
     """The live model: the checkpoint's weights, a new classifier where the recipe asks for one."""
     import torch
 
@@ -189,14 +184,14 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
         tensors = source.checkpoint.tensors
         state = module.state_dict()
         for name in state:
-            renewed = weights[name].part == "classifier" and plan.classifier != "keep"
+            renewed = weights[name].part == "classifier" and classifier != "keep"
             if renewed or name not in tensors:
                 continue  # a new classifier, and what only a classifier needs
             state[name] = to_weights(
                 tensors.read(name), tensors[name].dtype, name=name, path=source.checkpoint.path
             )
         module.load_state_dict(state)
-    if plan.classifier == "zero":
+    if classifier == "zero":
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 # Only the last layer of a deep classifier: zeros further down would pass no
@@ -207,13 +202,11 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
     return module
 
 
-def set_dropout(
-    modules: Iterable[nn.Module], source: Start, chance: float, *, wanted: bool
-) -> str | None:
+def set_dropout(module: nn.Module, source: Start, chance: float, *, wanted: bool) -> str | None:
     """Let the layers drop; where none of them can, refuse what the user `wanted`, or note that the
     recipe's is left out.
     """
-    places = [place for module in modules for place in source.family.dropouts(module)]
+    places = [*source.family.dropouts(module)]
     for place in places:
         place.p = chance
     if places or not chance:
@@ -255,13 +248,11 @@ def trainable(
 
 
 def manifest_after(
-    base: ManifestT, model: Model, entry: Step, **changes: Any
-) -> Callable[[str], ManifestT]:
-    def manifest(sha256: str) -> ManifestT:
+    base: SingleManifest, model: Model, entry: Step
+) -> Callable[[str], SingleManifest]:
+    def manifest(sha256: str) -> SingleManifest:
         history = (*base.history, entry.wrote(sha256))
         # Scores speak of weights that training has changed.
-        return rewritten(
-            base, model=model, scores={}, weights_sha256=sha256, history=history, **changes
-        )
+        return rewritten(base, model=model, scores={}, weights_sha256=sha256, history=history)
 
     return manifest

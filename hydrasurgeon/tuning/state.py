@@ -5,7 +5,7 @@ believed only where they fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ CHOSEN_BY = "val_calibrated_nll"
 """What an epoch is kept by, where its log has it: what `calibrate` makes of a model counts."""
 
 TRAINING = ("training", "hydrasurgeon.training/3")
-"""What the state of a training calls itself; the third version holds copies of the weights."""
+"""What the state of a training calls itself; the third version may hold the best epoch's weights."""
 MAX_TEXT = 16 << 20
 """Characters of what a state says of itself in its header."""
 
@@ -81,16 +81,15 @@ class TrainingState(Resumable):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         position: dict[str, Any],
-        copies: Mapping[str, Mapping[str, Tensor]] | None = None,
+        best: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`copies` of what is trained are the best so far, and its average.
+        """`best` are the weights of the best epoch so far.
         The main process writes it.
         """
         if not is_main_process():
             return
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-        for which, copy in (copies or {}).items():
-            tensors |= {f"{which}.{name}": tensor for name, tensor in copy.items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in (best or {}).items()}
         for index, slots in optimizer.state_dict()["state"].items():
             tensors |= {
                 f"optimizer.{index}.{key}": value
@@ -107,10 +106,10 @@ class TrainingState(Resumable):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        expected: Callable[[TrainingPosition], Collection[str]] = lambda position: (),
-    ) -> tuple[TrainingPosition, dict[str, dict[str, Tensor]]] | None:
-        """Put everything back; the position and the copies that are `expected` there, None when
-        there is nothing to continue.
+        expected: Callable[[TrainingPosition], bool] = lambda position: False,
+    ) -> tuple[TrainingPosition, dict[str, Tensor] | None] | None:
+        """Put everything back; the position and the best weights, where they are `expected`; None
+        when there is nothing to continue.
         """
         if not there(self.path):
             return None
@@ -129,28 +128,23 @@ class TrainingState(Resumable):
                 for name, array in arrays.items()
                 if kinds[name] in TORCH
             }
-            tuned = [
-                name for name, parameter in model.named_parameters() if parameter.requires_grad
-            ]
-            copied = {
-                which: {name: f"{which}.{name}" for name in tuned} for which in expected(position)
-            }
-            weights, slots = _fitting(tensors, model, optimizer, copied)
+            best = {}
+            if expected(position):
+                tuned = (name for name, p in model.named_parameters() if p.requires_grad)
+                best = {name: f"best.{name}" for name in tuned}
+            weights, slots = _fitting(tensors, model, optimizer, best)
         model.load_state_dict(weights)
         optimizer.load_state_dict(
             {"state": slots, "param_groups": optimizer.state_dict()["param_groups"]}
         )
-        return position, {
-            which: {name: tensors[at] for name, at in copy.items()}
-            for which, copy in copied.items()
-        }
+        return position, {name: tensors[at] for name, at in best.items()} or None
 
 
 def _fitting(
     tensors: Mapping[str, Tensor],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    copied: Mapping[str, Mapping[str, str]],
+    best: Mapping[str, str],
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """The model's tensors, all of them, and what the optimizer keeps of each parameter; finite, and
     of their shapes.
@@ -160,8 +154,7 @@ def _fitting(
     slots: dict[int, dict[str, Tensor]] = {}
     shapes = {f"model.{name}": (tensor.shape, tensor.dtype) for name, tensor in state_dict.items()}
     live = dict(model.named_parameters())  # which may have other names than what is stored of them
-    for copy in copied.values():
-        shapes |= {at: (live[name].shape, live[name].dtype) for name, at in copy.items()}
+    shapes |= {at: (live[name].shape, live[name].dtype) for name, at in best.items()}
     wrong = next((name for name in shapes if name not in tensors), None)
     for index, parameter in enumerate(parameters):
         stored = {key: f"optimizer.{index}.{key}" for key in names}

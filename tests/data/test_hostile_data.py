@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import PIL
 import pytest
-from hostile_data import MISTAKES, Mistake, damaged, npz, parquet, picture, png_of_size, tar
+from hostile_data import MISTAKES, Mistake, damaged, npz, parquet, picture, png_of_size
 from PIL import Image
 
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.data.images import FORMATS, decode
-from hydrasurgeon.data.pairs import open_pairs
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.families.transforms import eval_transform
 from hydrasurgeon.files.manifest import Model
@@ -41,7 +40,7 @@ def test_every_mistake_is_named(mistake: Mistake, tmp_path: Path) -> None:
 
 def used(path: Path) -> None:
     """Opened, hashed, and every sample read and made ready for a model."""
-    samples = (open_pairs if path.suffix == ".tar" else open_data)(str(path), limit=4)
+    samples = open_data(str(path), limit=4)
     samples.fingerprint()
     prepare = eval_transform(PREPROCESS)
     for i in range(len(samples)):
@@ -64,9 +63,6 @@ FILES = {
         label=[0, 1, 0],
     ),
     "i.parquet": parquet(image=[{"bytes": picture(), "path": "x"}] * 3, label=["x", "y", "x"]),
-    "d.tar": tar(
-        ("0.png", picture()), ("0.txt", b"one"), ("1.jpg", picture("jpeg")), ("1.txt", b"two")
-    ),
 }
 
 
@@ -268,17 +264,6 @@ def test_damaged_statistics_do_not_end_the_process() -> None:
         [sys.executable, "-c", program, str(place)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 or "DataError" in done.stderr, done.stderr
-
-
-def test_a_tar_file_that_goes_in_circles(tmp_path: Path) -> None:
-    """A member of negative size: its successor lies before it."""
-    content = bytearray(tar(("0.png", picture()), ("0.txt", b"one")))
-    content[124:136] = b"\xff" * 12  # -1 in base 256
-    content[148:156] = b"        "
-    content[148:156] = b"%06o\0 " % sum(content[:512])
-    (tmp_path / "d.tar").write_bytes(content)
-    with pytest.raises(DataError, match="not a readable tar file"):
-        open_pairs(str(tmp_path / "d.tar"))
 
 
 @pytest.mark.slow

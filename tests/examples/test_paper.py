@@ -34,7 +34,7 @@ def test_every_command_of_a_pipeline_is_one_of_ours(name: str, tmp_path: Path) -
     stub = tmp_path / "hydrasurgeon"
     stub.write_text(f'#!/bin/sh\nprintf "%s\\0" "$#" "$@" >> "{tmp_path}/words"\n')
     stub.chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": "true"}
     subprocess.run(["bash", str(PAPER / f"{name}.sh"), str(tmp_path / "out")], env=path, check=True)
     words = (tmp_path / "words").read_text().split("\0")
     counts: dict[str, int] = {}

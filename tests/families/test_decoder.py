@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_families
 import torch
+from paper import SST2
 from tiny_families import CLASSES, DIM, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family, tokenizer
 from tiny_members import KEPTS, RAGGED, logits, member
 
@@ -214,7 +215,7 @@ def test_a_model_that_generates_gets_a_classifier(tmp_path: Path) -> None:
     tuned = hs.finetune(
         tmp_path / "generates",
         data=family.data(tmp_path),
-        recipe="sst2",
+        recipe=SST2,
         out=f"{tmp_path / 'tuned'}/",
         device="cpu",
         set={"steps": "2", "dropout": "0"},

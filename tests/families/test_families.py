@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from paper import SCRATCH, SST2
 from slow_circuits import problem_of, slow_order
 from tiny_families import (
     CLASSES,
@@ -157,7 +158,7 @@ def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path:
 @pytest.mark.parametrize("family", thoroughly(*KINDS, *NAMESAKES))
 def test_all_five_stages(family: Family, source: Path, tmp_path: Path) -> None:
     data = family.data(tmp_path)
-    recipe = "sst2" if family.is_text else "scratch"
+    recipe = SST2 if family.is_text else SCRATCH
     hs.score(source, method="taylor", data=data, keep=2, device="cpu")
     pruned = hs.prune(source, method="taylor", keep=2, out=tmp_path / "m0.safetensors")
     for rows in (pruned.manifest.kept or {}).values():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from paper import SST2
 from safetensors.torch import load_file
 from tiny_families import FAMILIES
 
@@ -46,7 +47,7 @@ def test_what_is_frozen_stays(tmp_path: Path, name: str) -> None:
     def still(**options: object) -> set[str]:
         out = tmp_path / "t.safetensors"
         hs.finetune(
-            tmp_path / "s", data=data, recipe="sst2", out=out, force=True, device="cpu", **options
+            tmp_path / "s", data=data, recipe=SST2, out=out, force=True, device="cpu", **options
         )
         after = load_file(out)
         assert after.keys() == before.keys()

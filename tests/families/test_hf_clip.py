@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from paper import SCRATCH
 from safetensors.torch import load_file
 from tiny_families import CLASSES, FAMILIES, IMAGE, transformers_model
 from tiny_members import logits
@@ -115,7 +116,7 @@ def test_both_towers_become_the_body_of_a_classifier(name: str, tmp_path: Path) 
         tmp_path / "both",
         arch=wanted,
         data=data,
-        recipe="scratch",
+        recipe=SCRATCH,
         set=options,
         out=f"{tmp_path}/t/",
         device="cpu",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from paper import SST2
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES, TEXT, tokenizer
@@ -48,7 +49,7 @@ def test_an_encoder_without_classifier_gets_one(tmp_path: Path, pooler: bool) ->
     with pytest.raises(DataError):
         hs.score(tmp_path / "b", method="taylor", data=data, device="cpu")
     tuned = hs.finetune(
-        pruned.path, data=data, recipe="sst2", set={"steps": "2"}, out=tmp_path / "t", device="cpu"
+        pruned.path, data=data, recipe=SST2, set={"steps": "2"}, out=tmp_path / "t", device="cpu"
     )
     assert tuned.manifest.model.num_classes == 3
     assert (

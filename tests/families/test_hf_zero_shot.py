@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from tiny_families import ADJECTIVES, FAMILIES, IMAGE, TEXT, VOCAB, tokenizer, transformers_model
 from tiny_members import KEPTS, logits, member
 
@@ -23,7 +21,6 @@ from hydrasurgeon.families.hf_clip.zero_shot_modules import canonical
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.hydra import Hydra
-from hydrasurgeon.tuning.contrastive import contrast
 
 CLIP, SIGLIP = FAMILIES["CLIP by class names"], FAMILIES["SigLIP by class names"]
 BOTH = pytest.mark.parametrize("family", [CLIP, SIGLIP], ids=["CLIP", "SigLIP"])
@@ -95,61 +92,6 @@ def test_siglip_says_yes_or_no_to_each_name(tmp_path: Path) -> None:
 def test_siglips_texts_are_written_as_it_learnt_them() -> None:
     assert canonical("A Photo of  a Dog, by day.", bare=True) == "a photo of a dog by day"
     assert canonical("A Photo of a Dog.", bare=False) == "a photo of a dog."
-
-
-def test_siglips_loss_is_of_every_pair() -> None:
-    generator = torch.Generator().manual_seed(0)
-    images, texts = (
-        torch.nn.functional.normalize(torch.randn(5, 4, generator=generator), dim=-1) for _ in "it"
-    )
-    scale, bias = torch.tensor([3.0]), torch.tensor([-1.0])
-    texts, scale, bias = (each.requires_grad_() for each in (texts, scale, bias))
-    signs = 2 * torch.eye(5) - 1
-    loss = -torch.nn.functional.logsigmoid(signs * (scale * images @ texts.T + bias)).sum() / 5
-    loss.backward()
-    found = contrast(images, texts, scale, bias, pairwise=True)
-    parts = [
-        contrast(images, texts, scale, bias, pairwise=True, rows=rows)
-        for rows in (range(2), range(2, 5))
-    ]
-    torch.testing.assert_close(found.loss, loss.detach())
-    torch.testing.assert_close(sum(part.loss for part in parts), loss.detach())
-    for mine, theirs in (
-        (found.texts, texts.grad),
-        (found.scale, scale.grad),
-        (found.bias, bias.grad),
-    ):
-        torch.testing.assert_close(mine, theirs)
-
-
-@BOTH
-def test_the_text_tower_learns_from_pairs(family: Any, tmp_path: Path) -> None:
-    from PIL import Image
-
-    family.write(tmp_path / "both")
-    folder = tmp_path / "pairs"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    lines = []
-    for i in range(12):
-        Image.fromarray(rng.integers(0, 255, (28, 28, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-        lines.append(json.dumps({"image": f"{i}.png", "text": f"a {ADJECTIVES[i % 3]} film"}))
-    (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n")
-    options = {"steps": "3", "warmup": "0", "batch_size": "6", "accumulate": "1", "lr": "1e-2"}
-    out = tmp_path / "t.safetensors"
-    hs.finetune(
-        tmp_path / "both",
-        data=str(folder / "pairs.jsonl"),
-        recipe="lit",
-        set=options,
-        out=out,
-        device="cpu",
-    )
-    before, after = load_file(tmp_path / "both" / "model.safetensors"), load_file(out)
-    moved = {name.split(".")[0] for name in after if not torch.equal(before[name], after[name])}
-    assert moved == {"text_model", "logit_scale"} | (
-        {"text_projection"} if family is CLIP else {"logit_bias"}
-    )
 
 
 @BOTH

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from paper import SST2
 from safetensors.torch import load_file
 from tiny_families import CLASSES, DIM, FAMILIES, HEADS, LAYERS, tokenizer
 from tiny_members import RAGGED, logits, member
@@ -132,7 +133,7 @@ def test_a_masked_language_models_head_goes_on_to_a_classifier(
     tuned = hs.finetune(
         tmp_path / "mlm",
         data=FAMILY.data(tmp_path),
-        recipe="sst2",
+        recipe=SST2,
         out=tmp_path / "t.safetensors",
         device="cpu",
         set={"steps": "1", "lr": "1e-30", "classifier": classifier},

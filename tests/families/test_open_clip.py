@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from paper import SCRATCH
 from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
 from torch.nn.functional import cross_entropy
 
@@ -385,7 +386,7 @@ def test_finetuning_reaches_both_towers(clip: Path, tmp_path: Path) -> None:
     tuned = hs.finetune(
         clip,
         data=data(tmp_path, names=True),
-        recipe="scratch",
+        recipe=SCRATCH,
         set=options,
         out=tmp_path / "t",
         device="cpu",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from paper import SCRATCH
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -170,7 +171,7 @@ def test_all_five_stages(source: Path, images: Any, tmp_path: Path) -> None:
     tuned = hs.finetune(
         pruned.path,
         data=data,
-        recipe="scratch",
+        recipe=SCRATCH,
         set=options,
         freeze="embedding",
         out=tmp_path / "t0.safetensors",

@@ -101,7 +101,5 @@ def test_what_is_not_used_is_not_read(ready: Path) -> None:
         hs.evaluate([model], data=data, val="gone.npz")
     both = hs.evaluate([model, ready / "source"], data=data, ensemble=True)
     assert both.report.settings["temperature"] == 1.0
-    with pytest.raises(UsageError, match="--mc-dropout 0: must be 1 or more"):
-        hs.evaluate([model], data=data, mc_dropout=0)
     with pytest.raises(UsageError, match=r"--predictions requires CKPT\.\.\."):
         hs.evaluate([], predictions_in=[ready / "p"], predictions=ready / "q")

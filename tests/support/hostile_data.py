@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -101,16 +100,6 @@ def parquet(metadata: dict[bytes, bytes] | None = None, **columns: Any) -> bytes
 
     file = io.BytesIO()
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), file)
-    return file.getvalue()
-
-
-def tar(*members: tuple[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
     return file.getvalue()
 
 

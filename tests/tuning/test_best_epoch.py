@@ -12,11 +12,8 @@ from fitted_heads import outputs_of
 from safetensors.torch import load_file
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
-from torch import nn
 
 import hydrasurgeon as hs
-from hydrasurgeon.tuning.copies import Copies
-from hydrasurgeon.tuning.recipes import load_recipe
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -35,13 +32,12 @@ def least(path: Path, data: str) -> float:
     return float(minimize_scalar(nll, bounds=(-3, 3), method="bounded").fun)
 
 
-@pytest.mark.parametrize("ema", ["0", "0.9"])
 def test_the_best_epoch_is_what_a_training_that_ended_there_writes(
-    tiny: MAKE, images: SPEC, tmp_path: Path, ema: str
+    tiny: MAKE, images: SPEC, tmp_path: Path
 ) -> None:
     path, data = tiny(), images()
     options = {"data": data, "val": images("val.npz", seed=9, rows=20), "recipe": "demo"}
-    settings = LEARNS | {"ema": ema, "augment.hflip": "1"}
+    settings = LEARNS | {"augment.hflip": "1"}
     whole = hs.finetune(
         path,
         set=settings | {"epochs": "12", "patience": "2"},
@@ -89,23 +85,6 @@ def test_the_start_may_be_kept(tiny: MAKE, images: SPEC, tmp_path: Path, keep: s
     assert tuned.trained.kept_epoch == (0 if keep == "best" else None)
 
 
-def test_an_average_by_hand() -> None:
-    model, recipe = nn.Linear(1, 1, bias=False), load_recipe("demo", {"ema": "0.5"})
-    with torch.no_grad():
-        model.weight.fill_(1.0)
-        copies, average = Copies(model, recipe, validated=False), 1.0
-        for step in range(1, 20):
-            model.weight.fill_(step)
-            copies.average(step)
-            decay = min(0.5, (1 + step) / (10 + step))
-            average = decay * average + (1 - decay) * step
-        with copies.averaged():
-            assert model.weight.item() == pytest.approx(average)
-        assert model.weight.item() == 19
-        copies.settle()
-    assert model.weight.item() == pytest.approx(average)
-
-
 @pytest.mark.parametrize("cut", [23, 33])
 def test_an_interrupted_run_chooses_the_same(
     tiny: MAKE, images: SPEC, tmp_path: Path, cut: int
@@ -114,7 +93,7 @@ def test_an_interrupted_run_chooses_the_same(
     path = tiny()
     val = images("val.npz", seed=9, rows=20)
     options = {"data": images(), "val": val, "recipe": "demo"}
-    options |= {"set": LEARNS | {"epochs": "12", "patience": "4", "ema": "0.9"}}
+    options |= {"set": LEARNS | {"epochs": "12", "patience": "4"}}
     whole = hs.finetune(path, out=tmp_path / "whole.safetensors", **options)
 
     class Killed(Exception):

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from paper import PAPER
 from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from two_processes import in_two_processes
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.stages.fuse import Fused
 from hydrasurgeon.stages.inspect import inspect
 from hydrasurgeon.tuning.loop import epoch_order, learning_rate
@@ -35,20 +36,11 @@ SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
 
 
 def test_the_papers_recipes() -> None:
-    assert recipe_names() == [
-        "cifar100",
-        "demo",
-        "image",
-        "imagenet",
-        "lit",
-        "lora",
-        "probe",
-        "scratch",
-        "sst2",
-        "teach",
-        "text",
-    ]
-    imagenet, cifar, sst2 = (load_recipe(name, {}) for name in ("imagenet", "cifar100", "sst2"))
+    assert recipe_names() == ["demo", "image", "probe", "teach", "text"]
+    imagenet, cifar, sst2, _ = (
+        load_recipe(PAPER / f"{name}.toml", {})
+        for name in ("imagenet", "cifar100", "sst2", "scratch")
+    )
     assert (
         imagenet.optimizer,
         imagenet.momentum,
@@ -293,11 +285,9 @@ def test_the_usual_recipe_suits_what_the_model_reads(
     """It is named where the training is shown, in the end, and in the history."""
     bert = FAMILIES["BERT"]
     bert.write(tmp_path / "bert")
-    fresh = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=1,num_heads=4,num_classes=5"
     for name, start, data in (
         ("text", tmp_path / "bert", bert.data(tmp_path)),
         ("image", tiny(), images("other.npz")),
-        ("scratch", fresh, images("other.npz")),
     ):
         shown: set[str] = set()
         tuned = hs.finetune(
@@ -324,35 +314,25 @@ def test_training_that_cannot_learn_says_so(
     assert "a batch of 64 holds all 10 samples" in tuned.notes[0]
     assert "before training and after each epoch" in tuned.notes[1]
     assert len(tuned.notes) == 2
-    shown: set[str] = set()
-    settings = {"steps": "8", "batch_size": "5", "last_blocks": "1"}
-    tuned = hs.finetune(
-        source,
-        data=data,
-        recipe="imagenet",
-        set=settings,
-        out=tmp_path / "b.safetensors",
-        progress=lambda what, done, total: shown.add(what.partition(",")[0]),
-    )
-    assert not tuned.notes
-    monkeypatch.setattr("hydrasurgeon.stages.finetune.LONGEST", 3)
-    tuned = hs.finetune(
-        source,
-        data=data,
-        recipe="imagenet",
-        set=settings,
-        out=tmp_path / "c.safetensors",
-        progress=lambda what, done, total: shown.add(what.partition(",")[0]),
-    )
-    assert (
-        "8 steps are 4 epochs of 10 samples; the recipe imagenet is for more data" in tuned.notes[0]
-    )
-    assert shown == {"training by imagenet"}
-    monkeypatch.setattr("hydrasurgeon.tuning.start.MANY", 10)
-    tuned = hs.finetune(
-        source, data=data, set={"steps": "1", "batch_size": "4"}, out=tmp_path / "d.safetensors"
-    )
-    assert "trained by the recipe imagenet, as no --recipe was given" in tuned.notes
+
+
+def test_random_weights_have_no_usual_recipe(images: SPEC, tmp_path: Path) -> None:
+    sizes = "img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=1,num_heads=4,num_classes=5"
+    with pytest.raises(UsageError, match="require --recipe"):
+        hs.finetune(
+            f"init:timm:vit_tiny_patch16_224,{sizes}", data=images(), out=tmp_path / "a.safetensors"
+        )
+
+
+def test_a_hydra_is_tuned_before_it_is_fused(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    members = [tiny(f"{seed}.safetensors", seed=seed) for seed in (0, 1)]
+    hydra = tmp_path / "hydra.safetensors"
+    assert run(["fuse", *map(str, members), "-o", str(hydra)]) == 0
+    words = ["--data", images(), "--recipe", "demo", "-o", str(tmp_path / "tuned.safetensors")]
+    assert run(["finetune", str(hydra), *words]) == 4
+    with pytest.raises(SurgeryError) as caught:
+        hs.finetune(hydra, data=images(), out=tmp_path / "tuned.safetensors")
+    assert caught.value.hint == "Tune its members, then fuse them."
 
 
 def test_fuse_names_the_trunk_that_tuning_took(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:

@@ -32,11 +32,7 @@ class BothTowers(ZeroShot):
 
     def __init__(self, model: nn.Module, classes: int, kept: Kept, config: Towers) -> None:
         super().__init__(model, classes)
-        self.kept, self.clip, self.pairwise = (
-            kept,
-            config.model_type == "clip",
-            config.model_type == "siglip",
-        )
+        self.kept, self.clip = kept, config.model_type == "clip"
         self.end = getattr(config.text_config, "eos_token_id", 0)
 
     def encode_images(self, pixels: Tensor) -> Tensor:
@@ -95,11 +91,6 @@ class BothTowers(ZeroShot):
             Block(layer.layer_norm1, site, none, layer.layer_norm2, layer.mlp, none)
             for layer, site in zip(layers, sites, strict=True)
         )
-
-    @property
-    def image_tower(self) -> nn.Module:
-        tower: nn.Module = self.model.vision_model
-        return tower
 
     @property
     def text_towers(self) -> Sequence[nn.Module | nn.Parameter | None]:

@@ -91,11 +91,6 @@ class OpenCLIPModule(ZeroShot):
         return _text_anatomy(self.model)
 
     @property
-    def image_tower(self) -> nn.Module:
-        tower: nn.Module = self.model.visual
-        return tower
-
-    @property
     def text_towers(self) -> Sequence[nn.Module | nn.Parameter | None]:
         names = (
             "token_embedding",

@@ -1,6 +1,4 @@
-"""Fine-tuning recipes as data: those of the paper's appendices D.2 and D.3, one for texts, two for
-small models.
-"""
+"""Fine-tuning recipes as data. The paper's (appendix D.2) are files in examples/paper/."""
 
 from __future__ import annotations
 
@@ -55,10 +53,6 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    objective: Literal["labels", "pairs"] = "labels"
-    """Cross-entropy on labels; or, for CLIP, contrast on image–text pairs with the image tower
-    locked.
-    """
     optimizer: Literal["sgd", "adamw"]
     lr: float = Field(gt=0)
     lr_grid: tuple[float, ...] = ()
@@ -84,10 +78,6 @@ class Recipe(BaseModel):
     """
     patience: int = Field(0, ge=0, le=1 << 31)
     """Training ends after this many epochs without a lower one; 0: never."""
-    ema: Share = 0.0
-    """The decay of a moving average of the weights, which is measured and written in their place;
-    0: none.
-    """
     clip: float | None = Field(None, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float | None = Field(None, ge=0, lt=1)
@@ -95,13 +85,8 @@ class Recipe(BaseModel):
     augment: Augment = Augment()
     mixup: float = Field(0.0, ge=0, le=100)
     """Images are mixed two by two, in parts drawn from Beta(mixup, mixup); 0: not at all."""
-    regmixup: float = Field(0.0, ge=0, le=100)
-    """The same, and learnt from beside the images as they are (Pinto et al., 2022): twice the work.
-    """
     mask_tokens: Share = 0.0
     """The share of a text's tokens that are masked."""
-    trunk_lr: float = Field(0.0, ge=0, le=100)
-    """How fast the trunk of a hydra learns, times lr; 0: not at all."""
     last_blocks: Count | None = None
     """Train only this many last layers, the final norm and the classifier."""
     freeze: tuple[
@@ -124,19 +109,11 @@ class Recipe(BaseModel):
     """
     max_length: Count | None = None
     """Tokens of a text."""
-    lora_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights;
-    their sum is written.
-    """
-    lora_alpha: float = Field(8, gt=0)
-    """What such changes are scaled by: alpha / rank."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Recipe:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either steps or epochs")
-        if self.mixup and self.regmixup:
-            raise ValueError("give either mixup or regmixup")
         if self.epochs == 0 and self.classifier != "probe":
             raise ValueError("without an epoch there is only classifier=probe to fit")
         return self

@@ -1,0 +1,78 @@
+"""MC Dropout (Gal & Ghahramani, 2016; paper Table 2) as a predictions file, whose passes are members.
+
+    python mc_dropout.py single.safetensors 10 mc.safetensors TEST near:yelp=YELP far:trec=TREC …
+    hydrasurgeon eval --predictions-in mc.safetensors
+
+Pass m draws its masks from seed m, anew for every batch, of the dropout that the model was built with.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import hydrasurgeon as hs
+from hydrasurgeon.data import Batches, fit_classes, moved, open_data
+from hydrasurgeon.measuring.predictions import OodSet, Predictions, write_predictions
+from hydrasurgeon.problems import problem_of
+
+
+def dropping(module: nn.Module) -> Iterator[nn.Module]:
+    """Layers that drop, and those that hand their chance on to fused attention while they train."""
+    for part in module.modules():
+        held = any(isinstance(child, nn.Dropout) and child.p > 0 for child in part.children())
+        chance = getattr(part, "attention_dropout", getattr(part, "dropout_prob", 0.0))
+        drops = isinstance(part, nn.Dropout) and part.p > 0
+        if drops or held or (isinstance(chance, float) and chance > 0):
+            yield part
+
+
+def answers(model: hs.Classifier, spec: str, passes: int, device: str) -> tuple[Tensor, Tensor]:
+    """Logits [sample, pass, class], and the labels."""
+    samples = open_data(spec)
+    if samples.labels is not None:
+        samples = fit_classes(samples, model.manifest.model)
+    logits, labels = [], []
+    for batch in Batches(samples, model.transform, batch_size=64):
+        inputs, each = moved(batch.inputs, device), []
+        for number in range(passes):
+            torch.manual_seed(number)
+            each.append(model.module(inputs).float().cpu())
+        logits.append(torch.stack(each, dim=1))
+        labels.append(batch.labels if batch.labels is not None else torch.zeros(len(batch.index)))
+    return torch.cat(logits), torch.cat(labels)
+
+
+@torch.no_grad()
+def run(checkpoint: str, passes: int, out: Path, data: str, ood: list[str]) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = hs.load(checkpoint, device=device)
+    on = list(dropping(model.module))
+    if not on:
+        raise SystemExit(f"{checkpoint}: was built without dropout")
+    for part in on:
+        part.training = True
+    logits, labels = answers(model, data, passes, device)
+    sets = []
+    for each in ood:
+        name, _, spec = each.partition("=")
+        group, _, name = name.rpartition(":")
+        sets.append(OodSet(name, group or "ood", answers(model, spec, passes, device)[0]))
+    predictions = Predictions(
+        name=f"{Path(checkpoint).stem}-mc-dropout",
+        kind="ensemble",
+        logits=logits,
+        labels=labels,
+        ood=tuple(sets),
+        problem=problem_of(model.manifest.model),
+    )
+    write_predictions(predictions, out)
+
+
+if __name__ == "__main__":
+    source, number, target, data, *others = sys.argv[1:]
+    run(source, int(number), Path(target), data, [word for word in others if word != "--ood"])
