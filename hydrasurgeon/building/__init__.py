@@ -1,38 +1,23 @@
 """build: what serves best within a budget, chosen by measuring and made by the other commands.
 
-`members` says what could be chosen, `cost` what it costs, `cache` keeps what each answered,
-`choosing` proposes and decides, by the figures of `table`; `front` does so for every budget, and
-`making` makes what was decided. `plan` says what is ahead.
+`members` says what could be chosen, `cost` and `clock` what it costs, `answers` keeps what each
+answered; `search` makes candidates, the quickest first; `choosing` proposes and decides, by the
+figures of `table`; `front` does so for every budget, and writes what is decided. `plan` says what is
+ahead, `work` what lies in the work folder.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from hydrasurgeon.building.body import Body
-from hydrasurgeon.building.cost import Budget
-from hydrasurgeon.building.front import Front, Rung, draw_front, engine_of, name_of, write_front
-from hydrasurgeon.building.making import (
-    Copy,
-    Search,
-    commands_of,
-    distilled,
-    make,
-    probed,
-    rung_file,
-    searched,
-)
+from hydrasurgeon.building.front import Front, Rung, engine_of, name_of
+from hydrasurgeon.building.plan import TimeIsUp
+from hydrasurgeon.building.search import Search
 from hydrasurgeon.building.table import Entry, Row
-from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.data import Samples
-from hydrasurgeon.files.atomic import named
 from hydrasurgeon.measuring.bootstrap import Difference, compared
-from hydrasurgeon.options.commands import Command, script
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.runtime.processes import joined
 
 MEASURES = {
     "f1": ("F1", 1, 3, ""),
@@ -52,65 +37,47 @@ class Outcome:
     front: tuple[Row, ...]
     """What is decided within each budget."""
     last: Rung
-    script: str
-    plan: tuple[str, ...]
     summary: str
+    ended: str = ""
+    """Why not everything was tried."""
 
 
-def built(
-    models: Sequence[Single],
-    sets: Mapping[str, Sequence[Samples]],
-    options: BuildOptions,
-    budgets: Sequence[Budget],
-    out: Path,
-    picture: Path | None,
-    *,
-    averaged: bool,
-    body: Body | None = None,
-) -> Outcome | None:
-    """Search, decide and make; None in all processes but the first."""
-    with joined() as world:  # once: processes that part cannot meet again
-        search = searched(models, sets, options, budgets, averaged=averaged)
-        if body is not None:
-            search = replace(search, commands=(*body.tunings, *search.commands))
-        search = probed(search, None if body is None else body.options.paths[0])
-        world.gather(None)
-    if not world.is_main:
-        return None
-    front = Front(search)
-    rungs = front.rungs(budgets)
-    if options.tune is not None:
-        search.plan.begin("tuned")
-        search = distilled(search, [rung.entry for rung in rungs])
-        front = Front(search)
-        rungs = front.rungs(budgets)
-    search.plan.begin("made")
-    rows = [entry.row(entry.choice.name) for entry in front.references]
-    rung_rows = tuple(rung.entry.row(name_of(rung)) for rung in rungs)
-    commands = _commands(search, rungs, out)
-    if not options.dry_run:
-        for file, making in commands.items():
-            make(search, making, file)
-        if len(budgets) > 1:
-            files = {rung.file: rung_file(search, rung.entry) for rung in rungs}
-            references = list(zip(front.references, rows, strict=True))
-            write_front(out, rungs, rung_rows, files, references)
-    if picture is not None:
-        draw_front(rows, rung_rows, budgets[-1].unit, picture)
+def built(search: Search, front: Front) -> Outcome:
+    """Make candidates, and write each that is better than what is there, until all are tried, time is
+    up, or somebody ends it.
+    """
+    ended = ""
+    with search.plan.moving():
+        try:
+            for _ in search.stages():
+                front.settle()
+            if search.options.tune is not None:
+                chosen = [member for rung in front.rungs for member in rung.entry.choice.members]
+                for _ in search.distil(chosen):
+                    front.settle()
+        except KeyboardInterrupt as stop:
+            if not front.rungs:
+                raise
+            what = "interrupted"
+            if isinstance(stop, TimeIsUp):
+                what = f"--max-minutes {search.options.max_minutes:g} are over"
+            ended = f"{what}: the best so far is written; the same command goes on from here"
+        search.plan.may_end = False
+        front.finish(early=bool(ended))
+    references = front.references
     return Outcome(
-        rows=tuple(rows),
-        front=rung_rows,
-        last=rungs[-1],
-        script=_script(search, commands, rungs, out),
-        plan=search.plan.lines,
-        summary=summary_of(rungs, front.single, options) + _cost_of_stock(front, rungs),
+        rows=tuple(entry.row(entry.choice.name) for entry in references),
+        front=tuple(rung.entry.row(name_of(rung)) for rung in front.rungs),
+        last=front.rungs[-1],
+        summary=summary_of(front.rungs, front.single, search.options) + _cost_of_stock(front),
+        ended=ended,
     )
 
 
-def _cost_of_stock(front: Front, rungs: Sequence[Rung]) -> str:
+def _cost_of_stock(front: Front) -> str:
     """What sizes that need our code would change, where --stock left them out."""
     lines = []
-    for rung in rungs:
+    for rung in front.rungs:
         other = front.better_with_code(rung)
         if other is None:
             continue
@@ -121,42 +88,9 @@ def _cost_of_stock(front: Front, rungs: Sequence[Rung]) -> str:
     return "".join(lines)
 
 
-def _commands(search: Search, rungs: Sequence[Rung], out: Path) -> dict[Path, list[Command | Copy]]:
-    """What makes each file, equal ones once."""
-    if len(rungs) == 1:
-        return {out: commands_of(search, rungs[0].entry, out)}
-    files = {rung_file(search, rung.entry): rung.entry for rung in rungs}
-    return {file: commands_of(search, entry, file) for file, entry in files.items()}
-
-
-def _script(
-    search: Search,
-    commands: Mapping[Path, Sequence[Command | Copy]],
-    rungs: Sequence[Rung],
-    out: Path,
-) -> str:
-    """The commands that make every output, each once."""
-    options = search.options
-    work, shown = options.work, named(options.out)[0]
-    first = [f"work=${{WORK:-{shlex.quote(work.name)}.again}}", 'mkdir -p "$work"']
-    places = {out: shown}
-    if len(rungs) > 1:
-        first.append(f"mkdir -p {shlex.quote(str(out))}")
-        places = {rung_file(search, rung.entry): out / rung.file for rung in rungs}
-        shown = out
-    lines = [command.line(work, "work") for command in search.commands]
-    for file, making in commands.items():
-        last = replace(making[-1], out=places[file])
-        lines += [command.line(work, "work") for command in (*making[:-1], last)]
-    return script(f"Makes {shown.name}.", [*first, *dict.fromkeys(lines)])
-
-
 def summary_of(rungs: Sequence[Rung], single: Entry, options: BuildOptions) -> str:
     """What was made, how it compares with the model as it is, and what to do next."""
-    written = "Written"
-    if options.dry_run:
-        written = "To be written"
-    lines = [f"{written}, compared with your calibrated model on held-out halves of VAL:"]
+    lines = ["Written, compared with your calibrated model on held-out halves of VAL:"]
     lossy: dict[str, list[str]] = {}
     for rung in rungs:
         what = f"{rung.budget}: {_what(rung.entry)} at {rung.entry.cost[rung.budget.unit]:.2f}x"
@@ -187,7 +121,7 @@ def summary_of(rungs: Sequence[Rung], single: Entry, options: BuildOptions) -> s
 
 
 def _what(entry: Entry) -> str:
-    count = len(entry.choice.members)
+    count = entry.choice.count
     what = f"a hydra of {count} members"
     if entry.is_plain:
         what = entry.choice.name
@@ -198,10 +132,7 @@ def _what(entry: Entry) -> str:
 
 def _remedy(options: BuildOptions) -> str:
     """What to try where a rung loses."""
-    remedies = ["a larger budget", "more of TRAIN for scores and repairs (--score-limit)"]
-    if options.tune is None:
-        remedies.append("distilled members (--tune auto)")
-    return ", or ".join(remedies)
+    return "a larger budget" + ", or distilled members (--tune auto)" * (options.tune is None)
 
 
 def _change(difference: Difference) -> str:

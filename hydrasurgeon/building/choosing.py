@@ -8,21 +8,19 @@ model itself, the mean of the models, their ensemble.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from hydrasurgeon.building.cache import Answers
 from hydrasurgeon.building.members import Member
-from hydrasurgeon.building.table import Choice, Entry, Objective, state_score, values_of
+from hydrasurgeon.building.table import Choice, Entry, Table
+from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.statistics.metrics import auroc
 from hydrasurgeon.statistics.temperature import temperature_of
 
 TINY = 1e-30
 """A probability that underflows counts as this in float32."""
-PROBABILITIES = "msp"
-"""The OOD score that looks at the probabilities alone, of members and of their mean alike."""
 MOST_MEMBERS = 5
 """Members of a hydra whose number is left open."""
 SWAPS = 3
@@ -35,49 +33,35 @@ Affordable = Callable[[Sequence[Member]], bool]
 
 
 class Pool:
-    """All members' probabilities, each at its own temperature; sums of them, and their worth.
-
-    For OOD data the score that the first member's decision state would use stands in for that of
-    every choice.
+    """All members' probabilities, each at its own temperature; sums of them, and their worth. OOD
+    data are told by the probabilities, whatever score a decision state would use.
     """
 
-    def __init__(
-        self, objective: Objective, members: Sequence[Member], answers: Iterable[Answers]
-    ) -> None:
-        self.objective = objective
-        self.members = list(members)
-        self.numbers = {member.file: number for number, member in enumerate(self.members)}
-        self.terms: list[Tensor] = []
-        """Probabilities [member, row, class] of the validation set. Then what is large for familiar
-        samples of that and of each OOD set; where it is the probabilities, those of the OOD sets.
-        """
-        self.kind = PROBABILITIES
-        for number, each in enumerate(answers):
-            if number == 0:
-                rows = each.val[:, None]
-                self.labels = each.labels
-                if objective.name != "rmse":
-                    _, self.labels = each.problem.labelled(rows, each.labels)
-                if objective.sees_ood and each.ood:
-                    self.kind = state_score([each], objective.score)
-                if self.kind == "mi":  # of which one member alone has none
-                    self.kind = PROBABILITIES
-            terms = [each.val[:, :1]]
-            if objective.name != "rmse":
-                terms = _terms(each, self.kind, sees_ood=objective.sees_ood)
-            if not self.terms:
-                count = len(self.members)
-                self.terms = [torch.empty(count, *term.shape, dtype=term.dtype) for term in terms]
-            for place, term in zip(self.terms, terms, strict=True):
-                place[number] = term
-
-    def worth(self, members: Sequence[Member]) -> float:
-        """Worth of these members together."""
-        return self._worth(self._sums(members), len(members))
+    def __init__(self, table: Table, members: Sequence[Member], half: int | None = None) -> None:
+        """Of all samples, or of one half."""
+        self.objective, problem = table.objective, table.problem
+        self.numbers = {member.file: number for number, member in enumerate(members)}
+        each: list[list[Tensor]] = []
+        for member in members:
+            answers = table.read(member, "torch")
+            sets = [answers.val, *answers.ood]
+            if half is not None:
+                sets = [s.at(halves(len(s.logits), table.seed)[half]) for s in sets]
+            if self.objective.name == "rmse":
+                self.labels = sets[0].truth
+                each.append([sets[0].logits[:, 0]])
+                continue
+            rows, self.labels = problem.labelled(sets[0].logits, sets[0].truth)
+            at = temperature_of(rows, self.labels)
+            foreign = [problem.rows(s.logits) for s in sets[1:]]
+            each.append([(logits[:, 0] / at).softmax(dim=-1) for logits in (rows, *foreign)])
+        self.terms = [torch.stack(terms) for terms in zip(*each, strict=True)]
+        """Probabilities [member, row, class] of the validation set and of each OOD set."""
 
     def worth_with(self, members: Sequence[Member], options: Sequence[Member]) -> list[float]:
         """Worth of these members and one more, for each option."""
-        base = self._sums(members)
+        numbers = [self.numbers[member.file] for member in members]
+        base = [term[numbers].sum(dim=0) for term in self.terms]
 
         def one(option: Member) -> float:
             number = self.numbers[option.file]
@@ -86,42 +70,19 @@ class Pool:
 
         return [one(option) for option in options]
 
-    def _sums(self, members: Sequence[Member]) -> list[Tensor]:
-        """Over nothing: zeros."""
-        numbers = [self.numbers[member.file] for member in members]
-        return [term[numbers].sum(dim=0) for term in self.terms]
-
     def _worth(self, sums: Sequence[Tensor], count: int) -> float:
-        probs, *familiar = sums
+        probs = sums[0]
         if self.objective.name == "rmse":
             errors = probs[:, 0].double() / count - self.labels
             return -float(errors.square().mean().sqrt())
         right = (probs.argmax(dim=-1) == self.labels).double().mean()
         of_truth = probs.gather(-1, self.labels[:, None])[:, 0] / count
         figures = {"accuracy": right, "nll": -of_truth.clamp_min(TINY).log().double().mean()}
-        if self.kind == PROBABILITIES and familiar:
-            familiar = [*sums]
-        if familiar:
-            inside, *outside = (-values.amax(dim=-1) for values in familiar)
+        if self.objective.sees_ood and len(sums) > 1:
+            inside, *outside = (-values.amax(dim=-1) for values in sums)
             areas = [auroc(inside, values) or 0.0 for values in outside]
             figures["auroc"] = torch.tensor(sum(areas) / len(areas), dtype=torch.float64)
         return float(self.objective.value(figures))
-
-
-def _terms(answers: Answers, kind: str, *, sees_ood: bool) -> list[Tensor]:
-    """What is added up over members."""
-    problem = answers.problem
-    rows, labels = problem.labelled(answers.val[:, None], answers.labels)
-    at = temperature_of(rows, labels)
-    foreign = [problem.rows(logits[:, None]) for logits in answers.ood]
-    probs = [(logits[:, 0] / at).softmax(dim=-1) for logits in (rows, *foreign)]
-    if not sees_ood:
-        return probs[:1]
-    if kind == PROBABILITIES:
-        return probs
-    sets = range(len(answers.sets))
-    familiar = [-values_of(kind, [answers], [answers], number)[:, None] for number in sets]
-    return [probs[0], *familiar]
 
 
 def propose(
@@ -204,7 +165,7 @@ def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> E
 
     def effort(entry: Entry) -> tuple[float, ...]:
         return (
-            len(entry.choice.members),
+            entry.choice.count,
             round(entry.cost[unit], 6),
             -round(entry.value, 9),
             not entry.is_plain,

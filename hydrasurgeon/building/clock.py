@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import Any, get_args
 
 import numpy as np
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, Single, undecided
+from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.data import Batches, Samples
 from hydrasurgeon.engines import PACKAGES, engines_of
 from hydrasurgeon.measuring.cost import interleaved
@@ -46,41 +46,66 @@ class Taken:
 
 
 class Clock:
-    """Times models, each shape once."""
+    """Times models, each shape once; what was measured is kept, whatever the machine does later."""
 
-    def __init__(self, opened: Single, val: Samples, options: BuildOptions) -> None:
+    def __init__(
+        self,
+        opened: Checkpoint,
+        val: Samples,
+        options: BuildOptions,
+        known: Mapping[str, Any],
+        keep: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self.opened = opened
+        self.val = val
         self.options = options
-        transform = opened.family.transform(opened.manifest.model, files=opened.files)
-        order = np.unique(np.linspace(0, len(val) - 1, SAMPLES).round().astype(int))
-        batches = Batches(
-            val, transform, batch_size=1, order=order, workers=0, skip_bad=options.skip_bad
-        )
-        self.inputs = [batch.inputs for batch in batches]
+        self.keep = keep
         self.engines = _engines()
-        self.unpruned = self._passes(opened)
-        seconds = interleaved(self.unpruned, self.inputs, runs=RUNS)
-        self.known = {UNPRUNED: self._taken(seconds, seconds)}
-
-    def _taken(
-        self, seconds: Mapping[str, float], unpruned: Mapping[str, float]
-    ) -> dict[str, Taken]:
-        """By engine, compared with the unpruned model's in the faster engine of float32."""
-        least = min(unpruned[name] for name in self.engines if name != EIGHT_BITS)
-        return {
-            name: Taken(1000 * seconds[name] / len(self.inputs), seconds[name] / least)
-            for name in self.engines
+        self.known = {
+            shape: {name: Taken(*taken) for name, taken in times.items()}
+            for shape, times in known.items()
+            if set(times) == set(self.engines)
         }
 
-    def times(self, shape: str, opened: Callable[[], Checkpoint]) -> Mapping[str, Taken]:
+    def times(self, shape: str, file: Callable[[], Checkpoint]) -> Mapping[str, Taken]:
         """By engine, of models that are alike but for their weights."""
         if shape not in self.known:
-            checkpoint = opened()
-            passes = self._passes(checkpoint)
-            in_turn = {f"unpruned {name}": run for name, run in self.unpruned.items()}
-            seconds = interleaved({**passes, **in_turn}, self.inputs, runs=RUNS)
-            unpruned = {name: seconds[f"unpruned {name}"] for name in self.engines}
-            self.known[shape] = self._taken(seconds, unpruned)
+            passes = {}
+            if shape != UNPRUNED:
+                passes = self._passes(file())
+            in_turn = {f"unpruned {name}": run for name, run in self._unpruned.items()}
+            seconds = interleaved({**passes, **in_turn}, self._inputs, runs=RUNS)
+            least = min(seconds[f"unpruned {name}"] for name in self.engines if name != EIGHT_BITS)
+            mark = "" if passes else "unpruned "
+            self.known[shape] = {
+                name: Taken(
+                    1000 * seconds[f"{mark}{name}"] / len(self._inputs),
+                    seconds[f"{mark}{name}"] / least,
+                )
+                for name in self.engines
+            }
+            self.keep(
+                {s: {n: [t.ms, t.time] for n, t in each.items()} for s, each in self.known.items()}
+            )
         return self.known[shape]
+
+    def unpruned(self) -> Mapping[str, Taken]:
+        """Of the model as it is."""
+        return self.times(UNPRUNED, lambda: self.opened)
+
+    @cached_property
+    def _inputs(self) -> list[Any]:
+        transform = self.opened.family.transform(
+            self.opened.manifest.model, files=self.opened.files
+        )
+        order = np.unique(np.linspace(0, len(self.val) - 1, SAMPLES).round().astype(int))
+        skip = self.options.skip_bad
+        batches = Batches(self.val, transform, batch_size=1, order=order, workers=0, skip_bad=skip)
+        return [batch.inputs for batch in batches]
+
+    @cached_property
+    def _unpruned(self) -> dict[str, Callable[[Sequence[Any]], None]]:
+        return self._passes(self.opened)
 
     def _passes(self, opened: Checkpoint) -> dict[str, Callable[[Sequence[Any]], None]]:
         """By engine: all samples, one by one."""

@@ -1,10 +1,11 @@
-"""build's front: what is decided within each budget, with the plain rivals; a folder of checkpoints
-with its record and its picture.
+"""build's front: what is decided within each budget as candidates come, and written at once where it
+is better than what is there; a folder of checkpoints with its record.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.building.choosing import Pool, decide, proposals, propose
+from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import Budget
-from hydrasurgeon.building.making import Search
-from hydrasurgeon.building.members import Member, compatible
-from hydrasurgeon.building.table import Choice, Entry, Objective, Row, Table, right_of
+from hydrasurgeon.building.search import SINGLE, Search, fusion_of
+from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Row, Table, right_of
+from hydrasurgeon.building.work import Copy, Making, mark_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, hold, real, staged, sweep, write_text
+from hydrasurgeon.files.decided import ZERO_SHOT
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
-from hydrasurgeon.files.plots import figure, save_figure
+from hydrasurgeon.files.resumable import content_hash
+from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 
 FORMAT = "hydrasurgeon.front/1"
@@ -30,12 +34,8 @@ NAME = "front.json"
 """What it is called, in the folder of the checkpoints."""
 MOST = 4 << 20
 """Bytes of it."""
-AXES = {
-    "macs": "multiply-adds, times the unpruned model's",
-    "params": "parameters, times the unpruned model's",
-    "time": "time of a sample, times the unpruned model's in float32",
-}
-"""What stands at the axis of each cost."""
+SPARE = 0.005
+"""The share of samples by which accuracy may fall where OOD data choose."""
 
 
 @dataclass(frozen=True)
@@ -51,140 +51,208 @@ class Rung:
 
 
 class Front:
-    """Decides within budgets, by one table."""
+    """Decides within budgets, by one table, and writes what is decided."""
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: Search, out: Path, *, force: bool) -> None:
         self.search = search
         self.options: BuildOptions = search.options
-        single = Choice.of(search.backbone, name="single model, calibrated")
-        objective = Objective(self.options.goal)
-        if objective.sees_ood:
-            plain = self._table(objective).entry(single).figures()
-            objective = replace(objective, floor=float(right_of(plain)) - self.options.spare)
-        self.table = self._table(objective)
-        rivals = [search.computed(choice) for choice in (single, *self._rivals())]
-        self.references = [self.table.entry(in_float32) for in_float32, *_ in rivals]
-        self.single = self.references[0]
-        names = "hydra behind the mean of {} layers"
-        for members in search.mean_trunks:
-            assert members[0].hydra is not None
-            choice = Choice.of(*members, name=names.format(members[0].hydra.layers))
-            rivals.append(search.computed(choice))
-        self.plain = [self.table.entry(choice) for choices in rivals for choice in choices]
-        """The references, the same in 8 bits, and hydras behind mean trunks."""
-        whole = Pool(objective, search.members, map(search.read, search.members))
-        halves = [
-            Pool(
-                objective,
-                search.members,
-                (search.read(each).halves()[n] for each in search.members),
-            )
-            for n in (0, 1)
-        ]
-        self.pools = (whole, *halves)
+        self.out = out
+        self.force = force
+        """Whether what lies at `out` may be replaced; what was written here always may."""
+        self.table: Table | None = None
+        self.rungs: list[Rung] = []
+        """What is written, of budgets that something is within."""
 
-    def _table(self, objective: Objective) -> Table:
-        search = self.search
-        return Table(objective, search.read, search.cost, search.timed)
+    def _table(self) -> Table:
+        """The one table; what may be lost of accuracy is known once the first model answered."""
+        if self.table is None:
+            search = self.search
+            named = search.opened.family.named_classes
+            settings: dict[str, Any] = {
+                "problem": search.asked.problem,
+                "leaves_out": () if named else ZERO_SHOT,
+                "seed": self.options.seed,
+            }
+            objective = Objective(self.options.goal)
+            if objective.sees_ood:
+                first = Table(objective, search.asked.read, **settings).entry(search.plain[0])
+                objective = replace(objective, floor=float(right_of(first.figures())) - SPARE)
+            self.table = Table(objective, search.asked.read, search.timed, **settings)
+        return self.table
 
-    def _rivals(self) -> list[Choice]:
-        """What needs no surgery, besides the model itself: a probe, the mean of several, and their
-        ensemble.
-        """
-        count = len(self.options.paths)
-        models, means = self.search.unpruned[:count], self.search.unpruned[count:]
-        rivals = [Choice.of(mean, name=f"mean of {count}") for mean in means]
-        if self.search.probe is not None:
-            rivals.insert(0, Choice.of(self.search.probe, name="probe"))
-        if count > 1:
-            rivals.append(Choice.of(*models, name=f"ensemble of {count}"))
-        return rivals
+    @property
+    def references(self) -> list[Entry]:
+        """The plain rivals, in the fastest engine of float32."""
+        plain = [each for each in self.search.plain if each.members[0].count == 1]
+        return [self._table().entry(self.search.computed(each)[0]) for each in plain]
 
-    def rungs(self, budgets: Sequence[Budget]) -> list[Rung]:
+    @property
+    def single(self) -> Entry:
+        """The first model; of a body that has none yet, the probe."""
+        return next(
+            (each for each in self.references if each.choice.name == SINGLE), self.references[0]
+        )
+
+    def settle(self) -> None:
+        """Decide with what there is, and write what is better than before."""
+        rungs = self._decided_all()
+        if [id(rung.entry) for rung in rungs] == [id(rung.entry) for rung in self.rungs]:
+            return
+        self._write(rungs)
+        self.rungs, self.force = rungs, True
+        self.search.plan.may_end = len(rungs) == len(self.search.budgets)
+        self.search.state.keep(unfinished=mark_of(self.out))
+
+    def finish(self, *, early: bool) -> None:
+        """Record all rivals; where everything was tried, a budget that nothing is within is an error."""
+        if len(self.search.budgets) > 1 and self.rungs:
+            self._write(self.rungs)
+        self.search.state.keep(unfinished=mark_of(self.out) if early else None)
+        for budget in self.search.budgets:
+            if not early and budget not in [rung.budget for rung in self.rungs]:
+                self._refuse(budget)
+
+    def _decided_all(self) -> list[Rung]:
         """What is decided within each budget, rising."""
-        proposed = {budget: self._proposed(budget) for budget in budgets}
         rungs: list[Rung] = []
-        for budget in budgets:
-            entries = self._within(budget, proposed[budget])
-            below = None
-            if rungs:
-                below = rungs[-1].entry
-            entry = self._decided(entries, budget, below)
+        before = {rung.budget: rung.entry for rung in self.rungs}
+        pools: list[Pool] = []
+        if len(self.search.members) > 1 or self.search.cuts:
+            pools = [Pool(self._table(), self.search.members, half) for half in (None, 0, 1)]
+        for budget in self.search.budgets:
+            below = rungs[-1].entry if rungs else None
+            entry = self._decided(self._within(budget, pools), budget, below)
+            if entry is None:
+                continue
+            kept = before.get(budget)
+            # What is there gives way to what is better alone.
+            if kept is not None and kept.value >= max(
+                entry.value, below.value if below else -math.inf
+            ):
+                entry = kept
             if entry is below:
                 rungs.append(Rung(budget, entry, rungs[-1].file, no_better=True))
             else:
                 rungs.append(Rung(budget, entry, f"{budget.unit}-{budget.most:g}{SUFFIX}"))
         return rungs
 
-    def _decided(self, entries: list[Entry], budget: Budget, below: Entry | None) -> Entry:
+    def _decided(self, entries: list[Entry], budget: Budget, below: Entry | None) -> Entry | None:
         """What stands once nothing about it is assumed."""
         while entries:
             entry = decide(entries, budget.unit, below)
             if not entry.choice.assumed:
                 return entry
-            measured = self.table.entry(replace(entry.choice, assumed=False))
+            measured = self._table().entry(replace(entry.choice, assumed=False))
             entries = [other for other in entries if other is not entry]
             if budget.allows(measured.cost[budget.unit]):
                 entries.append(measured)
-        if below is not None:
-            return below
-        wanted = self.options.wanted
-        what = f"--members {wanted}: no {wanted} candidates cost at most {budget}"
-        hint = "Allow more, ask for fewer members, or try more --candidates."
-        if wanted is None:
-            times = [self.search.times([member]) for member in self.search.members]
-            least = min(taken.time for each in times for taken in each.values())
-            what = (
-                f"--budget {budget}: the fastest candidate takes time={least:.2g} on this machine"
+        return below
+
+    def _within(self, budget: Budget, pools: Sequence[Pool]) -> list[Entry]:
+        """Everything that a budget could pay: the plain rivals and what is proposed for it."""
+        search, wanted = self.search, self.options.wanted
+        choices = [
+            each
+            for each in search.plain
+            if wanted in (None, each.count) and not search.needs_code(each.members)
+        ]
+        if pools:
+            whole, first, rest = (
+                propose(pool, search.pools, lambda m: search.allowed(m, budget), wanted)
+                for pool in pools
             )
+            # What is a plain rival is measured as one: nobody chose its members.
+            plain = [each.members for each in search.plain]
+            found = proposals(whole, first, rest)
+            choices += [each for each in found if each.members not in plain]
+        ways = [way for each in choices for way in search.computed(each)]
+        return [self._table().entry(way) for way in ways if search.pays(way, budget)]
+
+    def _refuse(self, budget: Budget) -> None:
+        wanted, search = self.options.wanted, self.search
+        what = f"--members {wanted}: no {wanted} candidates cost at most {budget}"
+        hint = "Allow more, or ask for fewer members."
+        if wanted in (None, 1):
+            members = [each.members for each in search.plain] + [[each] for each in search.members]
+            if search.clock is not None:
+                costs = [t.time for each in members for t in search.times(each).values()]
+            else:
+                costs = [sum(m.cost[budget.unit] for m in each) for each in members]
+            what = f"--budget {budget}: the cheapest candidate has {budget.unit}={min(costs):.2g}"
+            if budget.unit == "time":
+                what = f"--budget {budget}: the fastest candidate takes time={min(costs):.2g} on this machine"
             hint = "Allow more than that."
         raise SurgeryError(what, hint=hint)
 
-    def _within(self, budget: Budget, proposed: Sequence[Choice]) -> list[Entry]:
-        """Everything that a budget could pay: the plain rivals, and what was proposed for it."""
-        wanted = self.options.wanted
-        entries = [
-            entry
-            for entry in self.plain
-            if budget.allows(entry.cost[budget.unit])
-            and wanted in (None, len(entry.choice.members))
-            and not self.search.needs_code(entry.choice.members)
-        ]
-        entries += [self.table.entry(choice) for choice in proposed]
-        if budget.unit == "time":  # in one engine a proposal may take longer than in another
-            entries = [entry for entry in entries if budget.allows(entry.cost["time"])]
-        return entries
-
-    def _proposed(self, budget: Budget) -> list[Choice]:
-        search = self.search
-
-        def allowed(members: Sequence[Member]) -> bool:
-            if not compatible(members) or search.needs_code(members):
-                return False
-            if budget.unit != "time":
-                return budget.allows(search.cost(members, budget.unit))
-            return any(budget.allows(taken.time) for taken in search.times(members).values())
-
-        whole, first, rest = (
-            propose(pool, search.pools, allowed, self.options.wanted) for pool in self.pools
-        )
-        # What is a plain rival is measured as one: nobody chose its members.
-        plain = [entry.choice.members for entry in self.references]
-        proposed = [each for each in proposals(whole, first, rest) if each.members not in plain]
-        return [choice for each in proposed for choice in search.computed(each)]
-
     def better_with_code(self, rung: Rung) -> Entry | None:
         """The best single model within a budget of those that --stock left out."""
-        cuts = [each for each in self.search.cuts if each.size and self.search.needs_code([each])]
-        choices = [each for cut in cuts for each in self.search.computed(Choice.of(cut))]
-        entries = [self.table.entry(choice) for choice in choices]
-        unit = rung.budget.unit
-        within = [entry for entry in entries if rung.budget.allows(entry.cost[unit])]
+        search = self.search
+        cuts = [each for each in search.cuts if search.needs_code([each])]
+        choices = [each for cut in cuts for each in search.computed(Choice.of(cut))]
+        entries = [self._table().entry(choice) for choice in choices]
+        within = [each for each in entries if rung.budget.allows(each.cost[rung.budget.unit])]
         return max(within, key=lambda entry: entry.value, default=None)
+
+    def _write(self, rungs: Sequence[Rung]) -> None:
+        """Make what was decided, and put it where it belongs."""
+        search = self.search
+        if len(search.budgets) == 1:
+            self._make(rungs[0].entry, self.out)
+            return
+        files = {rung.file: rung_file(search, rung.entry) for rung in rungs}
+        for rung in rungs:
+            if not files[rung.file].exists():
+                self._make(rung.entry, files[rung.file])
+        write_front(self.out, rungs, files, self.references)
+
+    def _make(self, entry: Entry, out: Path) -> None:
+        for making in commands_of(self.search, entry, out):
+            if making.out != out:
+                assert isinstance(making, Command)
+                self.search.workshop.perform(making)
+            else:
+                device, tick = self.options.device, self.search.plan.tick
+                force = self.force or out != self.out
+                making.run(device=device, progress=tick, force=force)
+
+
+def commands_of(search: Search, entry: Entry, out: Path) -> list[Making]:
+    """What makes a checkpoint of the members that were chosen; the last writes the output."""
+    options, members = search.options, entry.choice.members
+    made = members[0] if len(members) == 1 else fusion_of(members, options)
+    if options.calibrate:
+        return [*made.making, replace(_calibration(search, entry, made.file), out=out)]
+    if made.count == 1:
+        return [*made.making, Copy(made.file, out)]
+    return [*made.making[:-1], replace(made.making[-1], out=out)]
+
+
+def _calibration(search: Search, entry: Entry, file: Path) -> Command:
+    """The decision state that the table's figures are of."""
+    options = search.options
+    words: dict[str, Any] = {"data": options.val, **options.names, **options.running}
+    words |= {"limit": options.limit, "seed": options.seed, "arch": options.arch}
+    if entry.score not in (AUTO, "mi"):
+        words["ood_score"] = entry.score
+    else:
+        words["ood"] = list(options.ood)
+    if not search.asked.problem.several:
+        words["fit_data"] = options.data
+    if entry.choice.engine == EIGHT_BITS:
+        words["engine"] = EIGHT_BITS
+    return Command("calibrate", (file,), words)
+
+
+def rung_file(search: Search, entry: Entry) -> Path:
+    """Where a rung's checkpoint is made, in the work folder."""
+    about = {str(place): member.file.name for place, member in enumerate(entry.choice.members)}
+    about |= {"calibrate": str(search.options.calibrate)}
+    about |= {"8 bits": str(entry.choice.engine == EIGHT_BITS), "score": entry.score}
+    return search.options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
 
 
 def name_of(rung: Rung) -> str:
-    """`macs=0.5`: as a table shows it."""
+    """`macs=0.5: the mean`: as a table shows it."""
     name = str(rung.budget)
     if rung.entry.is_plain:
         name = f"{rung.budget}: {rung.entry.choice.name}"
@@ -198,7 +266,7 @@ def engine_of(entry: Entry) -> str:
     return f", --engine {entry.choice.engine}"
 
 
-def claim_front(options: BuildOptions) -> Path:
+def claim_front(options: BuildOptions, *, force: bool) -> Path:
     """`-o` as a folder that is this command's to write, and to replace where it holds a front."""
     out = Path(options.out)
     if out.suffix == SUFFIX:
@@ -216,7 +284,7 @@ def claim_front(options: BuildOptions) -> Path:
     if not out.is_dir() or not _is_front(out):
         hint = "Move it away, or give another -o."
         raise OutputError(f"{out}: holds files that are not a front's", hint=hint)
-    if not options.force:
+    if not force:
         hint = "Give --force to replace it, or another -o."
         raise OutputError(f"{out}: already exists", hint=hint)
     return out
@@ -236,26 +304,21 @@ def _is_front(folder: Path) -> bool:
 
 
 def write_front(
-    out: Path,
-    rungs: Sequence[Rung],
-    rows: Sequence[Row],
-    files: Mapping[str, Path],
-    references: Sequence[tuple[Entry, Row]],
+    out: Path, rungs: Sequence[Rung], files: Mapping[str, Path], references: Sequence[Entry]
 ) -> None:
     """All checkpoints and the record of them, or nothing; `files` are where each name was made."""
     paths = {id(rung.entry): rung.file for rung in rungs}
     entries = []
-    for rung, row in zip(rungs, rows, strict=True):
+    for rung in rungs:
         manifest = open_checkpoint(files[rung.file]).manifest
         about = {"budget": rung.budget.most, "path": rung.file, "kind": manifest.kind}
-        entries.append({**about, **_record(rung.entry, row)})
+        entries.append({**about, **_record(rung.entry, rung.entry.row(name_of(rung)))})
     rivals = []
-    for entry, row in references:
-        kind = "backbone"
-        if row.members > 1:
-            kind = "hydra"
+    for entry in references:
+        kind = "hydra" if entry.choice.count > 1 else "backbone"
         about = {"budget": None, "path": paths.get(id(entry)), "kind": kind}
-        rivals.append({"name": row.name, **about, **_record(entry, row)})
+        name = entry.choice.name
+        rivals.append({"name": name, **about, **_record(entry, entry.row(name))})
     record = {
         "format": FORMAT,
         "unit": rungs[0].budget.unit,
@@ -285,37 +348,3 @@ def _record(entry: Entry, row: Row) -> dict[str, Any]:
         **row.worth,
         "errors": dict(row.errors),
     }
-
-
-def draw_front(rows: Sequence[Row], front: Sequence[Row], unit: str, path: Path) -> None:
-    """Quality against cost, the best within each budget and the plain rivals; the same bytes for
-    the same rows.
-    """
-    import matplotlib
-
-    measures = [
-        name for name in ("rmse", "nll", "f1", "accuracy", "auroc") if name in rows[0].worth
-    ]
-    with matplotlib.rc_context({"font.size": 9}):
-        drawn = figure(5.5 * len(measures))
-        axes = drawn.subplots(1, len(measures), squeeze=False)[0]
-        for place, measure in zip(axes, measures, strict=True):
-            factor, label = 100, f"{measure} (%)"
-            if measure in ("nll", "rmse"):
-                factor, label = 1, measure.upper()
-            costs = [row.cost[unit] for row in front]
-            worths = [factor * row.worth[measure] for row in front]
-            place.plot(costs, worths, marker="o", color="C0", label="best within the budget")
-            for number, row in enumerate(rows):
-                place.scatter(
-                    row.cost[unit],
-                    factor * row.worth[measure],
-                    marker="s^Dv<>P"[number % 7],
-                    color=f"C{number + 1}",
-                    label=row.name,
-                    zorder=3,
-                )
-            place.set(xlabel=AXES[unit], ylabel=label)
-            place.grid(alpha=0.3)
-        axes[0].legend(frameon=False)
-        save_figure(drawn, path)

@@ -1,346 +1,163 @@
-"""Everything that could be a member, as one kind of record, and the two ways to make one.
-
-`Pruned` members lose heads of the first model, are tried in memory, and share its leading layers as
-a trunk. `Cuts` are whole models and what is left of them at a size, with fewer heads and neurons in
-every layer; each is a file, and shares nothing with those of other models.
-"""
+"""Everything that could be chosen, as one kind of record, and the commands that make each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hydrasurgeon.building.cost import CostModel, Part, Size, Sizes, Unit
+from hydrasurgeon.building.cost import Size, Sizes, Unit, read_tower
 from hydrasurgeon.checkpoints.reading import Single, all_kept
-from hydrasurgeon.criteria import chooser, criterion
 from hydrasurgeon.criteria.neurons import check_neurons
-from hydrasurgeon.criteria.selection import movable
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.families.weights import output_of
-from hydrasurgeon.files.manifest import Score, SingleManifest
+from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.resumable import content_hash
-from hydrasurgeon.heads import Kept
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.tuning.recipes import load_recipe
 
-FRACTIONS = (0.15, 0.25, 0.35, 0.5, 0.65)
-"""Fractions of the heads that can go which pruned members lose."""
-DRAWS = 3
-"""Members drawn from one pool, besides the one that loses the heads that go first (paper B.5)."""
-POOL = 1.75
-"""A draw is from so many times the heads that go."""
-REPAIRS = (None, "lstsq")
-"""What is done for what is left of the layers."""
 CUT_BY = "taylor"
-"""The criterion that chooses heads and neurons of cuts."""
+"""The criterion that chooses heads and neurons of smaller models."""
+SCORED = 1000
+"""Samples of TRAIN that heads are scored, members repaired, and OOD scores fitted on."""
+SEEDS = 3
+"""Models that are tuned from a body where no number is given."""
 DISTIL = "teach"
 """The recipe of `--tune auto`."""
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """The options of `prune` that make a member of a scored copy."""
-
-    method: str
-    remove: int | None = None
-    sample: str | None = None
-    layers: str | None = None
-    compensate: str | None = None
-    seed: int = 0
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    @property
-    def label(self) -> str:
-        """`circuit-avg -14 in layers 3-5, lstsq`: as a table shows it."""
-        text = f"{self.method} -{self.remove}"
-        if self.sample is not None:
-            text = f"{self.method} -{self.sample} seed {self.seed}"
-        if self.layers is not None:
-            text += f" in layers {self.layers}"
-        if self.compensate is not None:
-            text += f", {self.compensate}"
-        return text
-
-    @property
-    def name(self) -> str:
-        """`circuit-avg_-14_in_layers_3-5_lstsq`: as its file is called."""
-        return self.label.replace(",", "").replace("/", "of").replace(" ", "_")
-
-
-@dataclass(frozen=True)
-class MeanTrunk:
-    """A hydra of whole models behind the mean of their leading layers; it is never parted."""
-
-    file: Path
-    layers: int
-    numbers: int
-    """Parameters."""
+WHOLE: Mapping[Unit, float] = {"macs": 1.0, "params": 1.0}
+"""What a model costs that nothing is cut from."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One model that could be a member."""
+    """One model that could be chosen, alone or with others."""
 
     label: str
     """As tables show it."""
     file: Path
     """Where it lies once it is made."""
-    part: Part
-    """What it costs."""
+    cost: Mapping[Unit, float]
+    """Times the unpruned model's."""
     model: int = 0
     """The number of the model it is made of; the mean of several is one more."""
     making: tuple[Command, ...] = ()
     """How it is made; nothing for a model that is there."""
-    trunk: int | None = None
-    """Leading layers that are the first model's; None: it shares nothing with other members."""
-    pruning: Pruning | None = None
-    """How it is pruned in memory, to be tried before it is made."""
     size: Size | None = None
     """What each layer keeps; None: it is not cut to a size."""
-    hydra: MeanTrunk | None = None
-    """What it is a member of, where it is no model of its own: `model` is its place in there."""
+    count: int = 1
+    """How many answer in it: several in a hydra, which is never parted."""
 
+    @property
+    def name(self) -> str:
+        """What files about it are called after."""
+        return self.label.replace(",", "").replace(" ", "-")
 
-def cost(model: CostModel, members: Sequence[Member], unit: Unit) -> float:
-    """Times the unpruned model's."""
-    hydra = members[0].hydra
-    if hydra is not None and unit == "params":
-        return hydra.numbers / model.full[unit]
-    if hydra is not None:
-        part = members[0].part
-        behind = len(members) * model.behind([part], hydra.layers)
-        return (model.shared(part, hydra.layers) + behind) / model.full[unit]
-    groups: dict[tuple[int, Size | None], list[Part]] = {}
-    for member in members:
-        groups.setdefault((member.model, member.size), []).append(member.part)
-    return model.relative(groups.values(), unit)
+    @property
+    def shape(self) -> str:
+        """What has one of these is as fast as another."""
+        return self.name if self.count > 1 else str(self.size)
 
 
 def compatible(members: Sequence[Member]) -> bool:
-    """Whether they may answer together; two cuts of one model never do."""
-    alone = any(member.trunk is None for member in members)
-    return not alone or len({member.model for member in members}) == len(members)
-
-
-def scored(key: str, options: BuildOptions) -> Path:
-    """The copy of the first model with these scores: another set of criteria finds it again."""
-    how = ""
-    if key.startswith("circuit-"):
-        how = f"-{options.search}"
-    return options.work / f"scored-{key}{how}.safetensors"
+    """Whether they may answer together; two parts of one model never do."""
+    return len({member.model for member in members}) == len(members) and (
+        len(members) == 1 or all(member.count == 1 for member in members)
+    )
 
 
 def reading(options: BuildOptions) -> dict[str, Any]:
     """What a command reads to score heads, or to repair layers."""
+    return {"data": options.data, "limit": SCORED, **options.names, **options.running}
+
+
+def learning(options: BuildOptions) -> dict[str, Any]:
+    """What a command reads to train."""
     return {
         "data": options.data,
-        "limit": options.score_limit,
+        "val": options.val,
         **options.names,
-        **options.running,
+        "limit": options.limit,
     }
 
 
-class Pruned:
-    """Members that lose heads of the first model."""
+def probe_of(source: Path, options: BuildOptions, problem: str | None = None) -> Member:
+    """A body as it is, with a classifier in closed form."""
+    words: dict[str, Any] = {
+        "recipe": "probe",
+        "set": None if problem is None else {"problem": problem},
+        **learning(options),
+        "arch": options.arch,
+        "seed": options.seed,
+        "batch_size": None,
+    }
+    file = options.work / f"probe{SUFFIX}"
+    return Member("the probe", file, WHOLE, -1, (Command("finetune", (source,), words, file),))
 
-    def __init__(self, opened: Single, scores: Mapping[str, Score], options: BuildOptions) -> None:
-        self.opened = opened
-        self.manifest: SingleManifest = opened.manifest
-        self.scores = scores
-        self.options = options
-        self.tower = read_tower(self.manifest.kept)
-        self.layers = self.manifest.towers[self.tower].layers
 
-    def backbone(self, label: str) -> Member:
-        """The model as it is."""
-        part = Part(self.manifest.kept)
-        return Member(label, self.opened.path, part, trunk=self.layers)
-
-    def candidates(self) -> Iterator[Member]:
-        """So many members, each different: prefixes of every order and draws from it.
-
-        Criteria come in turn, each in an order of its own drawn by the seed: none is crowded out
-        where candidates are few.
-        """
-        starts = sorted({self.layers * quarter // 4 for quarter in range(4)})
-        random = np.random.default_rng(self.options.seed)
-        planned = []
-        for method in sorted(self.scores):
-            draws = range(DRAWS + 1)
-            if criterion(method).own_number:
-                draws = range(1)
-            points = list(product(starts, FRACTIONS, draws, REPAIRS))
-            planned.append([(method, *points[i]) for i in random.permutation(len(points))])
-        seen: set[tuple[object, str | None]] = {(_key(self.manifest.kept), None)}
-        for point in filter(None, chain.from_iterable(zip_longest(*planned))):
-            if len(seen) > self.options.candidates:
-                return
-            member = self._candidate(*point)
-            if member is None or member.pruning is None:
-                continue
-            key = (_key(member.part.kept), member.pruning.compensate)
-            if key not in seen:
-                seen.add(key)
-                yield member
-
-    def _candidate(
-        self, method: str, start: int, fraction: float, draw: int, repair: str | None
-    ) -> Member | None:
-        """A member pruned from layer `start` on by the heads that go first (draw 0) or a draw, where
-        there are such.
-        """
-        score, layers = self.scores[method], None
-        if start > 0:
-            layers = f"{start}-{self.layers - 1}"
-        try:
-            free = len(movable(self.manifest, score, layers=layers, tower=None))
-            remove = round(fraction * free)
-            pool = min(round(POOL * remove), free - 1)
-            if remove < 1 or (draw and pool <= remove):
-                return None
-            amount: dict[str, Any] = {"remove": remove}
-            if draw:
-                amount = {"sample": f"{remove}/{pool}"}
-            kept, _ = chooser(method)(self.manifest, score, **amount, layers=layers, seed=draw)
-        except SurgeryError:  # an order that is shorter, or nothing would be left
-            return None
-        pruning = Pruning(method, **amount, layers=layers, compensate=repair, seed=draw)
-        return self._member(kept, pruning)
-
-    def _member(self, kept: Kept, pruning: Pruning) -> Member:
-        options = self.options
-        file = options.work / f"{pruning.name}.safetensors"
-        own: dict[str, str] = {}
-        words = dict(pruning.options)
-        if pruning.compensate is not None:
-            words |= reading(options)
-            own = self._repaired(kept, file.name)
-        making = Command("prune", (scored(pruning.method, options),), words, file)
-        return Member(
-            label=pruning.label,
-            file=file,
-            part=Part(kept, own),
-            making=(making,),
-            trunk=self._unchanged(kept),
-            pruning=pruning,
-        )
-
-    def _repaired(self, kept: Kept, name: str) -> dict[str, str]:
-        """A repair writes W_O and its bias wherever heads are gone; no two members have the same."""
-        own = {}
-        for tower, rows in self.manifest.kept.items():
-            for layer, row in enumerate(rows):
-                if kept[tower][layer] != row:
-                    matrix, bias = output_of(self.opened.weights, tower, layer)
-                    own[matrix] = name
-                    if bias is not None:
-                        own[bias] = name
-        return own
-
-    def _unchanged(self, kept: Kept) -> int:
-        """How many leading layers have all their heads."""
-        pairs = zip(self.manifest.kept[self.tower], kept[self.tower], strict=True)
-        for layer, (before, after) in enumerate(pairs):
-            if before != after:
-                return layer
-        return self.layers
+def tuned(number: int, options: BuildOptions) -> Member:
+    """A body tuned with an order of its own; the start counts as an epoch, and may be what is kept."""
+    words = {**learning(options), "arch": options.arch, "seed": options.seed + number + 1}
+    file = options.work / f"seed-{number + 1}{SUFFIX}"
+    making = (Command("finetune", (options.paths[0],), words, file),)
+    return Member(f"model {number + 1}", file, WHOLE, number, making)
 
 
 class Cuts:
-    """Whole models, their mean, and what is left of each at a size."""
+    """Copies of the models with scores, their mean, and what is left of each at a size."""
 
-    def __init__(
-        self, models: Sequence[Single], sizes: Sizes, options: BuildOptions, *, averaged: bool
-    ) -> None:
+    def __init__(self, models: Sequence[Member], opened: Sequence[Single], options: BuildOptions):
         self.models = models
-        self.sizes = sizes
         self.options = options
-        self.averaged = averaged
-        """Whether the mean of the models is one more of them."""
-        kept = models[0].manifest.kept
+        kept = opened[0].manifest.kept
         self.words = reading(options)
         if len(kept) > 1:
             self.words["tower"] = read_tower(kept)
-        for opened in models:
-            manifest = opened.manifest
+        for each in opened:
+            manifest = each.manifest
             if manifest.kept != all_kept(manifest.towers) or manifest.kept_neurons:
                 raise SurgeryError(
-                    f"{opened.path}: is pruned already",
+                    f"{each.path}: is pruned already",
                     hint="Cheaper members are cut out of unpruned models: give those.",
                 )
-            check_neurons(opened, (read_tower(kept),))
+            check_neurons(each, (read_tower(kept),))
 
-    @property
-    def numbers(self) -> range:
-        """The numbers of the models, and of their mean."""
-        return range(len(self.models) + self.averaged)
+    def scored(self, member: Member) -> Member:
+        """A copy of a whole model that holds scores of its heads and neurons."""
+        options, file = self.options, self.options.work / f"scored-{member.name}{SUFFIX}"
+        words = {"method": CUT_BY, **self.words, "seed": options.seed}
+        arch = options.arch if not member.making else None
+        making = (
+            *member.making,
+            Command("score", (member.file,), {**words, "arch": arch}, file),
+            Command("score", (file,), {**words, "part": "neurons"}),
+        )
+        return replace(member, file=file, making=making)
 
-    def unpruned(self, number: int) -> Member:
-        """A scored copy of a model, or of their mean."""
-        label, name = f"model {number + 1}", f"whole-{number + 1}"
-        if number == len(self.models):
-            label, name = "the mean", "whole-mean"
-        part = Part(self.models[0].manifest.kept)
-        return Member(label, self.options.work / f"{name}.safetensors", part, number)
-
-    def averaging(self) -> Command:
-        """What makes the mean of the scored copies."""
-        files = tuple(self.unpruned(number).file for number in range(len(self.models)))
-        words = {"mean": True, **self.options.names}
-        return Command("fuse", files, words, self.options.work / "mean.safetensors")
-
-    def soup(self) -> Member:
-        """The mean of those models that make it better, as VAL says."""
-        options = self.options
-        words = {
-            "mean": True,
-            "soup": "greedy",
-            "check": options.val,
-            **options.names,
-            "limit": options.limit,
-            "seed": options.seed,
-        }
-        files = tuple(self.unpruned(number).file for number in range(len(self.models)))
-        out = options.work / "soup.safetensors"
-        making = (Command("fuse", files, words, out),)
-        part = Part(self.models[0].manifest.kept)
-        return Member("the greedy soup", out, part, len(self.models) + 1, making=making)
+    def mean(self) -> Member:
+        """One ordinary model of the mean weights."""
+        file = self.options.work / f"mean{SUFFIX}"
+        making = Command("fuse", self._files, {"mean": True, **self.options.names}, file)
+        return Member("the mean", file, WHOLE, len(self.models), (*self._made, making))
 
     def mean_trunk(self, layers: int) -> Command:
-        """What makes a hydra of the scored copies behind the mean of so many layers."""
-        files = tuple(self.unpruned(number).file for number in range(len(self.models)))
+        """What makes a hydra of all models behind the mean of so many layers."""
         words = {"mean_trunk": layers, **self.options.names}
-        out = self.options.work / f"mean-trunk-{layers}.safetensors"
-        return Command("fuse", files, words, out)
+        return Command(
+            "fuse", self._files, words, self.options.work / f"mean-trunk-{layers}{SUFFIX}"
+        )
 
-    def scorings(self, number: int) -> list[Command]:
-        """What makes the scored copy of a model."""
-        options, file = self.options, self.unpruned(number).file
-        words = {"method": CUT_BY, **self.words, "seed": options.seed}
-        if number == len(self.models):
-            source: Path | str | None = self.averaging().out
-            arch = None
-        else:
-            source, arch = options.paths[number], options.arch
-        assert source is not None
-        return [
-            Command("score", (source,), {**words, "arch": arch}, file),
-            Command("score", (file,), {**words, "part": "neurons"}),
-        ]
+    @property
+    def _files(self) -> tuple[Path, ...]:
+        return tuple(self.scored(each).file for each in self.models)
 
-    def cut(self, number: int, size: Size) -> Member:
-        """What is left of a model at a size."""
-        whole = self.unpruned(number)
-        name = f"{whole.file.stem}-k{size.heads}-n{size.neurons:g}.safetensors"
+    @property
+    def _made(self) -> tuple[Command, ...]:
+        return tuple(command for each in self.models for command in self.scored(each).making)
+
+    def cut(self, member: Member, size: Size, sizes: Sizes) -> Member:
+        """What is left of a whole model at a size."""
+        whole = self.scored(member)
         words = {
             "method": CUT_BY,
             "keep": size.heads,
@@ -348,55 +165,47 @@ class Cuts:
             "compensate": "lstsq",
             **self.words,
         }
+        name = f"{member.name}-k{size.heads}-n{size.neurons:g}{SUFFIX}"
         file = self.options.work / name
         return replace(
-            whole,
-            label=f"{whole.label}, {size.heads} heads a layer, {size.neurons:g} of the neurons",
+            member,
+            label=f"{member.label}, {size.heads} heads a layer, {size.neurons:g} of the neurons",
             file=file,
-            part=self.sizes.part(size),
-            making=(Command("prune", (whole.file,), words, file),),
+            cost={unit: sizes.cost(size, unit) for unit in WHOLE},
+            making=(*whole.making, Command("prune", (whole.file,), words, file)),
             size=size,
         )
 
-    def distilled(self, member: Member, teachers: Sequence[str]) -> Member:
+    def distilled(self, member: Member, teachers: Sequence[str], whole: Member) -> Member:
         """The same, distilled from these, or from the model that it was cut out of."""
         options, recipe = self.options, recipe_of(self.options)
         words: dict[str, Any] = {
             "recipe": recipe,
-            "data": options.data,
-            "val": options.val,
-            "teacher": list(teachers) or [str(self.unpruned(member.model).file)],
-            **options.names,
-            "limit": options.limit,
+            **learning(options),
+            "teacher": list(teachers) or [str(self.scored(whole).file)],
             "seed": options.seed,
             "batch_size": None,
         }
         about = {name: str(value) for name, value in words.items()}
         about["recipe"] = repr(load_recipe(recipe, {}))  # all that it says, whatever its name
-        name = f"{member.file.stem}-distilled-{content_hash(about, '')[:8]}.safetensors"
-        file = member.file.with_name(name)
+        mark = content_hash(about, "")[:8]
+        file = options.work / f"{member.name}-distilled-{mark}{SUFFIX}"
         return replace(
             member,
-            label=f"{member.label}, distilled",
+            label=f"{member.label}, distilled {mark}",
             file=file,
             making=(*member.making, Command("finetune", (member.file,), words, file)),
         )
 
     def teachers(self, count: int) -> list[Command]:
         """What trains so many models, each with an order of samples of its own."""
-        options = self.options
-        words = {
-            "data": options.data,
-            "val": options.val,
-            **options.names,
-            "limit": options.limit,
-        }
+        options, start = self.options, self.scored(self.models[0]).file
         return [
             Command(
                 "finetune",
-                (self.unpruned(0).file,),
-                {**words, "seed": options.seed + number},
-                options.work / f"teacher-{number}.safetensors",
+                (start,),
+                {**learning(options), "seed": options.seed + number},
+                options.work / f"teacher-{number}{SUFFIX}",
             )
             for number in range(1, count + 1)
         ]
@@ -404,17 +213,4 @@ class Cuts:
 
 def recipe_of(options: BuildOptions) -> str:
     """The recipe by which members are distilled."""
-    if options.tune == "auto":
-        return DISTIL
-    return str(options.tune)
-
-
-def read_tower(kept: Kept) -> str:
-    """The tower that data runs through: members of a CLIP differ in their image towers."""
-    if "vision" in kept:
-        return "vision"
-    return next(iter(kept))
-
-
-def _key(kept: Kept) -> tuple[object, ...]:
-    return tuple((tower, tuple(map(tuple, rows))) for tower, rows in sorted(kept.items()))
+    return DISTIL if options.tune == "auto" else str(options.tune)

@@ -1,33 +1,44 @@
-"""build's plan: its stages, what each costs in forward passes, and in which of them the work is.
-
-How long all of it takes is said once, before it begins: a time that is left, told while other work
-runs on the machine, would be wrong more often than right.
+"""build's plan: its stages and how long they take, said before it begins; where the work is; and
+when it must end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from hydrasurgeon.building.cost import Budget
-from hydrasurgeon.building.members import recipe_of
+from hydrasurgeon.anatomy.layers import run_block
+from hydrasurgeon.building.members import SCORED, SEEDS, recipe_of
 from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.criteria import criterion
 from hydrasurgeon.data import Samples, first_batch, moved
 from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
-from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.tuning.recipes import load_recipe
+from hydrasurgeon.tuning.start import usual_recipe
 
 GRADIENT = 3.0
 """Forward passes that a pass with gradients takes as long as."""
 TIMED = 16
 """Samples of the batch whose time is measured."""
+RUNS = 3
+"""How often."""
 MINUTE, HOUR = 90, 5400
 """Seconds from which on a time is told in minutes, and in hours."""
+BEAT = 1.0
+"""Seconds after which the progress line moves by itself."""
+now = time.monotonic
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """So many minutes are over: ends whatever runs, as Ctrl-C does."""
 
 
 @dataclass(frozen=True)
@@ -39,44 +50,79 @@ class Step:
     name: str
     passes: float
     """Forward passes of the unpruned model, of one sample each."""
+    seconds: float = 0.0
+    """What else it takes."""
 
 
 class Plan:
-    """The stages, and where the work is."""
+    """The stages, where the work is, and when it ends."""
 
-    def __init__(self, steps: Sequence[Step], seconds: float, tell: Progress | None) -> None:
+    def __init__(
+        self, steps: Sequence[Step], seconds: float, tell: Progress | None, minutes: float
+    ) -> None:
         self.steps = steps
         self.seconds = seconds
         self.tell = tell
-        self.where = ""
+        self.ends = now() + 60 * minutes
+        self.may_end = False
+        """Whether there is something to end with."""
+        self.where, self.began = "", now()
+        self.last: tuple[str, int, int] = ("", 0, 1)
+        self.told = now()
 
     @property
     def lines(self) -> tuple[str, ...]:
         """What will be done, a line for each stage, and how long it takes."""
-        total = in_words(sum(step.passes for step in self.steps) * self.seconds)
+        times = [step.passes * self.seconds + step.seconds for step in self.steps]
         stages = [
-            f"{number}. {step.name}: {step.passes:,.0f} forward passes, "
-            f"{in_words(step.passes * self.seconds)}"
-            for number, step in enumerate(self.steps, 1)
+            f"{number}. {step.name}: {in_words(taken)}"
+            for number, (step, taken) in enumerate(zip(self.steps, times, strict=True), 1)
         ]
+        total = in_words(sum(times))
         return (f"{counted(len(stages), 'stage')}, {total} in all on this machine", *stages)
 
     def begin(self, key: str) -> None:
         """The work is in this stage now."""
         keys = [step.key for step in self.steps]
-        self.where = f"stage {keys.index(key) + 1} of {len(keys)}"
+        self.where, self.began = f"stage {keys.index(key) + 1} of {len(keys)}", now()
+        self.tick(self.steps[keys.index(key)].name, 0, 1)
 
     def tick(self, what: str, done: int, total: int) -> None:
-        """How far the work of this stage is."""
+        """How far the work of this stage is; where time is up it ends."""
+        self.last = (what, done, total)
+        self._say()
+        if self.may_end and now() >= self.ends:
+            raise TimeIsUp
+
+    def _say(self) -> None:
+        what, done, total = self.last
+        self.told = now()
+        if self.tell is not None and total:
+            # The end of a name that is too long for the line is what is shown.
+            self.tell(f"{self.where}; {what}, {now() - self.began:.0f} s", done, total)
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """The line moves within the block, whatever takes how long."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(BEAT):
+                if self.where and now() - self.told >= BEAT:
+                    self._say()
+
+        thread = threading.Thread(target=beat, daemon=True)
         if self.tell is not None:
-            self.tell(f"{self.where}; {what}", done, total)
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
 
 
 def counted(count: int, what: str) -> str:
     """`1 candidate`, `2 candidates`."""
-    if count == 1:
-        return f"1 {what}"
-    return f"{count} {what}s"
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def in_words(seconds: float) -> str:
@@ -90,78 +136,69 @@ def in_words(seconds: float) -> str:
 
 def steps_of(
     options: BuildOptions,
-    keys: Sequence[str],
     sets: Mapping[str, Sequence[Samples]],
-    opened: Single,
-    budgets: Sequence[Budget],
+    budgets: int,
     *,
+    timed: float,
+    body: bool,
     models: int,
     sizes: int,
 ) -> list[Step]:
-    """The stages of a build, in order: a score for each criterion, candidates, members of every
-    size out of each of `models` (the mean of several is one more), what is made.
-    """
+    """The stages of a build, in order; `timed` are the seconds that a clock takes."""
     data, val = len(sets["data"][0]), len(sets["val"][0])
-    scored = min(options.score_limit, data)
+    scored = min(SCORED, data)
     seen = val
-    if sets["ood"]:  # perturbed validation data are one more set; scores are fitted on TRAIN
-        seen += val + sum(map(len, sets["ood"])) + scored
-    heads = sum(tower.heads * tower.layers for tower in opened.manifest.towers.values())
-    steps = [Step(key, f"scores by {key}", _scoring(key, options, scored, heads)) for key in keys]
-    if models:
-        given = len(options.checkpoints)
-        name = f"scores of heads and neurons, {counted(given, 'model')}"
-        if models > given:
-            name += " and their mean"
-        steps.append(Step("models", name, 2 * models * GRADIENT * scored))
-    tried = 1
-    if keys:
-        tried += options.candidates
-    passes = tried * seen + (tried - 1) * scored / 2
-    steps.append(Step("candidates", counted(tried, "candidate"), passes))
-    if models:
-        cuts = models * sizes
-        passes = cuts * (seen + 2.0 * scored) + (models - 1) * seen
-        steps.append(Step("sizes", counted(cuts, "smaller member"), passes))
-    steps.append(Step("probe", "probe of the frozen body", data + 2.0 * seen))
+    if sets["ood"]:  # OOD scores are fitted on TRAIN
+        seen += sum(map(len, sets["ood"])) + scored
+    written = budgets * (data + seen) * float(options.calibrate)
+    quick = 2.0 * data + val + 2 * seen + written
+    steps = [Step("quick", "what takes seconds: the model as it is, a probe", quick, timed)]
+    if body:
+        count = options.seeds or SEEDS
+        recipe = usual_recipe(options.paths[0], options.arch, options.data, options.limit)
+        passes = count * ((GRADIENT * data + val) * _epochs(recipe, data) + seen)
+        steps.append(Step("tuned", f"{counted(count, 'model')} tuned from the body", passes))
+    if models > 1:
+        name = "the other models, and their mean"
+        passes = 3 * models * GRADIENT * scored + models * seen
+        steps.append(Step("models", name, passes))
+    if sizes:
+        whole = models + (models > 1)
+        passes = whole * sizes * (seen + 2.0 * scored)
+        passes += whole * 2 * GRADIENT * scored
+        name = f"up to {counted(whole * sizes, 'smaller model')}"
+        steps.append(Step("sizes", name, passes, timed * sizes))
     if options.tune is not None:
-        steps.append(_tuning(options, data, seen, len(budgets)))
-    made = len(budgets) * (data + seen) * float(options.calibrate)
-    return [*steps, Step("made", "make what is chosen", made)]
+        count, more = max(budgets, models), ""
+        passes = count * ((GRADIENT + 1) * data * _epochs(recipe_of(options), data) + seen)
+        if options.teachers and options.teachers.isdigit():
+            more = f", {counted(int(options.teachers), 'teacher')} trained first"
+            passes *= 1 + int(options.teachers) / count
+        steps.append(Step("distilled", f"{counted(count, 'member')} distilled{more}", passes))
+    return steps
 
 
-def _scoring(key: str, options: BuildOptions, scored: int, heads: int) -> float:
-    """Forward passes of one score."""
-    if not criterion(key).needs_data:
-        return 0.0
-    if not key.startswith("circuit-"):
-        return GRADIENT * scored
-    each = {"attribution": GRADIENT, "exact": heads**2 / 2}[options.search]
-    if key == "circuit-acc":
-        return each * scored
-    return 2 * each * scored
-
-
-def _tuning(options: BuildOptions, data: int, seen: int, budgets: int) -> Step:
-    """What distilling takes where as many members are chosen as there are budgets, or models."""
-    recipe = load_recipe(recipe_of(options), {})
-    rows = data * (recipe.epochs or 1)
+def _epochs(name: str, rows: int) -> float:
+    recipe = load_recipe(name, {})
     if recipe.steps:
-        rows = recipe.steps * recipe.batch_size * recipe.accumulate
-    count = max(budgets, len(options.checkpoints))
-    name = f"{counted(count, 'member')} distilled"
-    if options.teachers and options.teachers.isdigit():
-        count += int(options.teachers)
-        name += f", {counted(int(options.teachers), 'teacher')} trained first"
-    return Step("tuned", name, count * ((GRADIENT + 1) * rows + seen))
+        return recipe.steps * recipe.batch_size * recipe.accumulate / max(1, rows)
+    return recipe.epochs or 1
 
 
 def seconds_of_a_pass(opened: Single, val: Samples, options: BuildOptions) -> float:
-    """How long one sample takes, measured on a first batch."""
+    """How long one sample takes, measured on a first batch; of a body too."""
     count = min(TIMED, len(val))
-    model = as_classifier(opened, device=options.device, dtype=options.dtype)
-    weight = next(model.parameters())
-    inputs = first_batch(val, model.transform, count, skip_bad=options.skip_bad)
-    passes = {"unpruned": lambda _: model(moved(inputs, weight.device, weight.dtype))}
+    loaded = LoadedBackbone(opened, device=options.device, dtype=options.dtype)
+    anatomy = opened.family.anatomy(loaded.module(opened.manifest.kept))
+    transform = opened.family.transform(opened.manifest.model, files=opened.files)
+    batch = first_batch(val, transform, count, skip_bad=options.skip_bad)
+    inputs = moved(batch, loaded.device, loaded.dtype)
+
+    def passed(_: Any) -> None:
+        stack = anatomy.embed(inputs)
+        hidden = stack.hidden
+        for block in anatomy.blocks:
+            hidden = run_block(block, hidden, stack.bias)
+
     with torch.inference_mode():
-        return interleaved(passes, None, runs=1)["unpruned"] / count
+        return interleaved({"one": passed}, None, runs=RUNS)["one"] / count

@@ -2,8 +2,8 @@
 chosen, shown and recorded.
 
 Each half of the samples judges what the other half chose: the members, and a decision state, which
-is fitted as `calibrate` fits it: what calibrates, the OOD score. Scores of the two halves are joined as ranks within
-their half, so that AUROC is about the mean of the halves'.
+is fitted as `calibrate` fits it: what calibrates, and the OOD score. Scores of the two halves are
+joined as ranks within their half, so that AUROC is about the mean of the halves'.
 """
 
 from __future__ import annotations
@@ -11,26 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property, reduce
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.building.cache import Answers
-from hydrasurgeon.building.clock import EIGHT_BITS
-from hydrasurgeon.building.cost import UNITS, Unit
+from hydrasurgeon.building.answers import Answers
+from hydrasurgeon.building.cost import UNITS
 from hydrasurgeon.building.members import Member
-from hydrasurgeon.decision.fitting import best_score
+from hydrasurgeon.decision.fitting import chosen_score, dealt_out, halves
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.files.decided import FITTED, LOGITS, Decision, Ood, Standard
+from hydrasurgeon.files.decided import LOGITS, Decision, Ood
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
-from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.statistics import metrics
+from hydrasurgeon.problems import SINGLE
+from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.statistics.bootstrap import Ranked, Rows, Values, bootstrap
-from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 AUTO = "auto"
 """The OOD score that a decision state chooses."""
@@ -108,6 +105,11 @@ class Choice:
     def of(cls, *members: Member, name: str = "") -> Choice:
         """Members that no sample chose."""
         return cls(members, (members, members), name)
+
+    @property
+    def count(self) -> int:
+        """How many answer."""
+        return sum(member.count for member in self.members)
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class Entry:
     def row(self, name: str) -> Row:
         """As the table shows it."""
         worth = {key: float(values) for key, values in self.figures().items()}
-        return Row(name, len(self.choice.members), self.cost, worth, self.errors)
+        return Row(name, self.choice.count, self.cost, worth, self.errors)
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -204,72 +206,79 @@ class Table:
     def __init__(
         self,
         objective: Objective,
-        read: Callable[[Member], Answers],
-        cost: Callable[[Sequence[Member], Unit], float],
+        read: Callable[[Member, str], Answers],
         timed: Callable[[Choice], Mapping[str, float]] = lambda choice: {},
+        *,
+        problem: Problem = SINGLE,
+        leaves_out: Sequence[str] = (),
+        seed: int = 0,
     ) -> None:
         self.objective = objective
         self.read = read
-        self.cost = cost
         self.timed = timed
+        self.problem = problem
+        self.leaves_out = leaves_out
+        """Fitted OOD scores that the model is not made for."""
+        self.seed = seed
         self._entries: dict[tuple[object, ...], Entry] = {}
 
     def entry(self, choice: Choice) -> Entry:
         """What a choice is worth."""
         files = [[member.file for member in members] for members in choice.halves]
-        how = (choice.engine, choice.assumed)
+        how = (choice.name, choice.engine, choice.assumed)
         key = (*(member.file for member in choice.members), str(files), *how)
         if key not in self._entries:
             self._entries[key] = self._measured(choice)
         return self._entries[key]
 
     def _measured(self, choice: Choice) -> Entry:
-        parts = [self._judged(choice, choice.halves[chosen_on], chosen_on) for chosen_on in (1, 0)]
-        cost: dict[str, float] = {unit: self.cost(choice.members, unit) for unit in UNITS}
+        parts = [self._judged(choice, chosen_on) for chosen_on in (1, 0)]
+        cost: dict[str, float] = {
+            unit: sum(member.cost[unit] for member in choice.members) for unit in UNITS
+        }
         cost |= self.timed(choice)
-        score = self.objective.score
-        everyone = [self._reads(choice)(member) for member in choice.members]
-        if everyone[0].ood:
-            score = state_score(everyone, score)
-        joined = _joined(parts, everyone[0].problem)
-        return Entry(choice, cost, joined, self.objective, score)
+        joined = _joined(parts, self.problem)
+        return Entry(choice, cost, joined, self.objective, parts[1].score)
 
-    def _reads(self, choice: Choice) -> Callable[[Member], Answers]:
-        """What reads the answers of a choice's members, as they are computed."""
-        if choice.engine == EIGHT_BITS and not choice.assumed:
-            return partial(self.read, engine=EIGHT_BITS)  # type: ignore[call-arg]
-        return self.read
+    def answers(self, choice: Choice, members: Sequence[Member]) -> Answers:
+        """Of these together, as the choice's engine computes them."""
+        engine = "torch" if choice.assumed else choice.engine
+        return reduce(Answers.beside, (self.read(member, engine) for member in members))
 
-    def _judged(self, choice: Choice, members: Sequence[Member], chosen_on: int) -> _Half:
-        """What members that one half chose answer on the other."""
-        read = self._reads(choice)
-        halves = [read(member).halves() for member in members]
-        fitting = [half[chosen_on] for half in halves]
-        judging = [half[1 - chosen_on] for half in halves]
-        problem, sets = judging[0].problem, outputs_of(judging)
-        if self.objective.name == "rmse":
-            values = problem.answers(sets[0].logits, {})
-            return _Half(judging[0].labels, [problem.said(values)], [])
-        state = self._state(fitting)
-        said = [
-            (state.answers(each.logits), state.ood_score(each.logits, each.features))
-            for each in sets
+    def _judged(self, choice: Choice, chosen_on: int) -> _Half:
+        """What members that one half chose answer on the other, by a state that is fitted as
+        `calibrate` fits it.
+        """
+        answers = self.answers(choice, choice.halves[chosen_on])
+        sets = (answers.val, *answers.ood)
+        rows = [
+            each[:: 1 - 2 * chosen_on] for each in (halves(len(s.logits), self.seed) for s in sets)
         ]
-        logits = [problem.said(answers) for answers, _ in said]
+        problem, pairs = self.problem, [*zip(sets, rows, strict=True)]
+        fitting, *foreign = (problem.outputs(each.at(fits)) for each, (fits, _) in pairs)
+        judging = [problem.outputs(each.at(judges)) for each, (_, judges) in pairs]
+        truth = answers.val.truth[rows[0][1]]
+        if self.objective.name == "rmse":
+            return _Half(truth, [problem.said(problem.answers(judging[0].logits, {}))], [])
+        kind, fitted = self.objective.score, None
+        if kind == AUTO and not foreign:
+            kind = "msp"
+        elif kind == AUTO:
+            evidence = answers.evidence or None
+            dealt = dealt_out(fitting, answers.linear, self.seed) if evidence else ()
+            kind, fitted, *_ = chosen_score(
+                kind, evidence, fitting, foreign, dealt, self.leaves_out, problem
+            )
+        constants = {"temperature": 1.0, **problem.fitted(fitting)}
+        ood = Ood.model_construct(score=kind, threshold=math.inf)
+        record = Decision.model_construct(ood=ood, conformal=None, **constants)
+        state = State(record, fitted, problem)
+        logits = [problem.said(state.answers(each.logits)) for each in judging]
         ranks: list[Tensor] = []
-        if judging[0].ood:
-            ranks = _ranks([scores.double() for _, scores in said])
-        return _Half(judging[0].labels, logits, ranks)
-
-    def _state(self, fitting: Sequence[Answers]) -> State:
-        """As `calibrate` fits it to these, without what is promised."""
-        val = outputs_of(fitting)[0]
-        kind = state_score(fitting, self.objective.score)
-        ood: dict[str, Any] = {"score": kind, "threshold": math.inf}
-        fields: dict[str, Any] = {"ood": Ood.model_construct(**ood), "conformal": None}
-        fields |= {"temperature": 1.0, **fitting[0].problem.fitted(val)}
-        record = Decision.model_construct(**fields)
-        return State(record, scorer(kind, fitting), fitting[0].problem)
+        if foreign:
+            scores = [state.ood_score(each.logits, each.features).double() for each in judging]
+            ranks = _ranks(scores)
+        return _Half(truth, logits, ranks, kind if foreign else self.objective.score)
 
 
 @dataclass(frozen=True)
@@ -281,57 +290,8 @@ class _Half:
     """Of a single model that would answer so, of the validation set and of each OOD set."""
     ranks: Sequence[Float[Tensor, " sample"]]
     """Where each sample stands by the OOD score among all samples of this half."""
-
-
-@dataclass(frozen=True)
-class ScoredBefore(EnsembleScore):
-    """An OOD score whose values of each member come in place of features."""
-
-    column: int = 0
-
-    def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
-        means, deviations = (
-            torch.tensor([getattr(each, name) for each in self.standards], dtype=torch.float64)
-            for name in ("mean", "deviation")
-        )
-        return ((features[..., self.column] - means) / deviations).mean(dim=1)
-
-
-def outputs_of(members: Sequence[Answers]) -> list[Outputs]:
-    """What they say together of each set: fitted scores in place of features."""
-    first = members[0]
-    kinds = kinds_of(members)
-    together = []
-    for number, labels in enumerate([first.labels, *(None for _ in first.ood)]):
-        logits = _stacked([each.sets[number] for each in members])
-        features = None
-        if kinds:
-            columns = [_stacked([each.scores[kind][number] for each in members]) for kind in kinds]
-            features = torch.stack(columns, dim=-1)
-        together.append(first.problem.outputs(Outputs(logits, features, labels)))
-    return together
-
-
-def kinds_of(members: Sequence[Answers]) -> list[str]:
-    """The fitted scores that all of them have."""
-    return [kind for kind in FITTED if all(kind in each.scores for each in members)]
-
-
-def scorer(kind: str, fitting: Sequence[Answers]) -> ScoredBefore | None:
-    """A fitted score, standardised on these validation samples."""
-    if kind in LOGITS:
-        return None
-    held = [each.scores[kind][0] for each in fitting]
-    standards = tuple(
-        Standard(mean=float(values.mean()), deviation=float(values.std(correction=0)) or 1.0)
-        for values in held
-    )
-    column = kinds_of(fitting).index(kind)
-    return ScoredBefore(kind, ({},) * len(held), standards, column=column)
-
-
-def _stacked(rows: Sequence[Tensor]) -> Float[Tensor, "sample member *klass"]:
-    return torch.stack([*rows], dim=1)
+    score: str = AUTO
+    """The OOD score."""
 
 
 def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
@@ -351,31 +311,6 @@ def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
     labels = torch.cat([part.labels for part in parts])
     predictions = Predictions("calibrated", "hydra", logits, labels, ood, scores=inside)
     return answered(predictions, Reading(ood_scores=(STATE,), problem=problem))
-
-
-def state_score(fitting: Sequence[Answers], score: str = AUTO) -> str:
-    """The OOD score of a decision state of these members: that was asked for, or the one that tells
-    OOD data best, with what `without_ood` says of each member.
-    """
-    if score != AUTO or not fitting[0].ood:
-        return "msp" if score == AUTO else score
-    kinds = [kind for kind in fitting[0].hints or LOGITS if kind in LOGITS and kind != "mi"]
-    sets = range(1, len(fitting[0].sets))
-    aurocs = {}
-    for kind in [*kinds, *kinds_of(fitting)]:
-        inside = values_of(kind, fitting, fitting, 0)
-        areas = [metrics.auroc(inside, values_of(kind, fitting, fitting, n)) for n in sets]
-        hints = [each.hints[kind] for each in fitting if kind in each.hints]
-        means = [sum(values) / len(values) for values in zip(*hints, strict=True)]
-        aurocs[kind] = [*(area or 0.0 for area in areas), *means]
-    return best_score(aurocs)
-
-
-def values_of(
-    kind: str, fitting: Sequence[Answers], judging: Sequence[Answers], number: int
-) -> Float[Tensor, " sample"]:
-    """How unfamiliar each sample of one set looks."""
-    return outputs_of(judging)[number].scores(kind, scorer(kind, fitting)).double()
 
 
 def _ranks(sets: Sequence[Tensor]) -> list[Tensor]:

@@ -32,6 +32,13 @@ GONE: dict[str, str] = {
     "--member": "Export the member itself, or its hydra as a graph.",
     "--check-only": "Use `export --check D` on the machine where the graph runs.",
     "--card": "Use huggingface_hub.EvalResult; the guide to evaluating has an example.",
+    "build --candidates": "Smaller models, means and probes are tried: it takes no number.",
+    "build --criteria": "Smaller models are cut by taylor; `prune --method` cuts by others.",
+    "build --search": "No circuits are searched; use `score --method circuit --search`.",
+    "build --score-limit": "1,000 samples of TRAIN score heads and repair layers.",
+    "build --max-drop": "OOD data may cost half a point of accuracy.",
+    "build --track": "Tune models with `finetune --track`, and build of them.",
+    "build --plot": "Use `eval FRONT/*.safetensors --data TEST --html F`.",
 }
 
 

@@ -137,7 +137,9 @@ def fit_state(
     dealt: Sequence[Outputs] = ()
     if score == "auto" and evidence is not None and problem.features and not problem.by_word:
         dealt = dealt_out(fitting, classifiers, seed)
-    kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, dealt, leaves_out, problem)
+    kind, fitted, auroc, notes = chosen_score(
+        score, evidence, held, foreign, dealt, leaves_out, problem
+    )
     plan = problem.planned(fitting, fit.constants, promise)
     answers = problem.answers(certifying.logits, fit.constants)
     promised = problem.promised(answers, certifying, promise, plan)
@@ -214,7 +216,7 @@ def flag_threshold(scores: Tensor, flagged: float) -> float:
         raise DataError(what, hint=hint) from error
 
 
-def _ood(
+def chosen_score(
     score: str,
     evidence: Sequence[Evidence] | None,
     held: Outputs,

@@ -35,7 +35,6 @@ from hydrasurgeon.options.shared import (
     Paths,
     Run,
     Scoring,
-    Search,
     Texts,
 )
 
@@ -382,11 +381,11 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     """Make the best classifier within a budget: the checkpoint itself, a smaller one, the mean of
     several, or a hydra.
 
-    Several checkpoints are fine-tunings of one architecture. A killed build continues when the
-    command is repeated.
+    Several checkpoints are fine-tunings of one architecture. What takes seconds is tried and written
+    first; a build that was ended continues when the command is repeated.
     """
 
-    conflicts: ClassVar = (("stock", "criteria"), ("stock", "members"))
+    conflicts: ClassVar = (("stock", "members"),)
     requires: ClassVar = {"teachers": ("tune",)}
 
     checkpoints: Paths = argument(
@@ -409,7 +408,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         help="OOD data to choose by too; repeatable, needs no labels, at least 20 samples.",
     )
     budget: str = option(
-        "macs=1.5",
+        "macs=1",
         metavar="UNIT=N[,N]",
         help="macs=, params= or time= (measured), times one model's; a list: the front.",
     )
@@ -428,30 +427,6 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         metavar="N",
         unset="3",
         help="Of a body without a classifier: models to tune, each with an order of its own.",
-    )
-    max_drop: float = option(
-        0.5,
-        ge=0,
-        le=100,
-        metavar="P",
-        help="Points of accuracy that may be lost for better OOD detection.",
-    )
-    candidates: int = option(48, ge=1, metavar="N", help="Members that are tried.")
-    criteria: str | None = option(
-        None,
-        metavar="A,B",
-        reads=CRITERIA,
-        help="What candidates are pruned by: taylor, fisher, circuit-avg, cahp, …",
-    )
-    search: Search = option(
-        "attribution", metavar="HOW", help="How circuits are searched: exact or attribution."
-    )
-    score_limit: int = option(
-        1000,
-        ge=1,
-        metavar="N",
-        group=RUNS,
-        help="Samples of TRAIN that heads are scored, and members repaired, on.",
     )
     tune: str | None = option(
         None,
@@ -472,23 +447,22 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         None,
         metavar="DIR",
         group=WRITTEN,
-        help="Scores and answers; NAME.build beside -o if not given.",
-    )
-    plot: PathLike | None = option(
-        None, metavar="FILE", group=WRITTEN, help="Draw quality against cost, .png or .svg."
-    )
-    track: Tracker | None = option(
-        None,
-        metavar="NAME",
-        group=WRITTEN,
-        help="Write the curves of training to tensorboard, wandb, mlflow, trackio, …",
+        help="What is made and measured; NAME.build beside -o if not given.",
     )
     stock: bool = option(
         False,
         help="Choose one model, of a size that its own library builds without code of ours.",
     )
+    max_minutes: float = option(
+        10.0,
+        gt=0,
+        le=1e6,
+        metavar="M",
+        group=RUNS,
+        help="End with the best so far; the same command goes on from there.",
+    )
     dry_run: bool = option(
-        False, group=RUNS, help="Choose, and print the commands as a script instead."
+        False, group=RUNS, help="Print the stages and how long they take, and end."
     )
     out: PathLike = option(
         flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=f"{OUT} A front: a folder."
@@ -510,11 +484,6 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         return self.goal not in ("acc", "nll", "rmse")
 
     @property
-    def spare(self) -> float:
-        """The share of samples by which accuracy may fall."""
-        return self.max_drop / 100
-
-    @property
     def wanted(self) -> int | None:
         """How many members; None: as many as are worth most."""
         if self.stock:
@@ -523,7 +492,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
 
     @property
     def work(self) -> Path:
-        """The folder of scores and answers."""
+        """The folder of what is made and measured."""
         if self.cache is not None:
             return Path(self.cache)
         out = Path(self.out)

@@ -187,7 +187,7 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     if json:
         return as_json(result.to_json())
     if result.path is None:
-        return raw(result.script)
+        return raw("\n".join(result.plan))
     if quiet:
         return None
     _table("plain rivals, calibrated, each half of VAL judged by the other", result.rows)

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.building import built
-from hydrasurgeon.building.body import Body
+from hydrasurgeon.building.answers import Asked
+from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, parse_budgets
-from hydrasurgeon.building.front import claim_front
-from hydrasurgeon.building.making import WITH_OOD, check_enough, keys_of, laddered
-from hydrasurgeon.building.members import recipe_of
+from hydrasurgeon.building.front import Front, claim_front
+from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of, recipe_of
+from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
+from hydrasurgeon.building.search import Search, averaged
 from hydrasurgeon.building.table import Row
+from hydrasurgeon.building.work import STATE, State, Workshop, identity_of, unfinished
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
-from hydrasurgeon.criteria import criterion
 from hydrasurgeon.data import Samples, fit_classes, open_data
+from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.fitting import FEWEST_OOD, too_few_ood
-from hydrasurgeon.errors import DataError, OutputError, SurgeryError, UsageError
+from hydrasurgeon.errors import DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
-from hydrasurgeon.files.plots import check_plot
+from hydrasurgeon.files.processes import process_count
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.stages.fuse import fusable, with_common_names
 from hydrasurgeon.surgery.cut import check_stock
-from hydrasurgeon.surgery.means import check_common_start
 from hydrasurgeon.tuning.recipes import load_recipe
 
 FORMAT = "hydrasurgeon.build/1"
@@ -41,6 +43,8 @@ NO_CLASS = (
 """What to do about models that their own library has no class for."""
 FEWEST = 20
 """Samples of the validation set."""
+CLOCK = 15.0
+"""Seconds that it takes, about, to write the graphs of a model and time them."""
 
 
 @dataclass(frozen=True)
@@ -59,41 +63,63 @@ class Built:
     """Members of the last."""
     estimate: float = 0.0
     """The objective of the last, by the figures of its row."""
-    script: str = ""
     plan: tuple[str, ...] = ()
-    """The stages, what each took in forward passes, and the time on this machine."""
+    """The stages, and what each takes on this machine."""
     summary: str = ""
     """All of it in one paragraph."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        path = None
-        if self.path is not None:
-            path = str(self.path)
+        path = None if self.path is None else str(self.path)
         return {"format": FORMAT, **asdict(self), "path": path, "work": str(self.work)}
 
 
 @stage(BuildOptions)
 def build(options: BuildOptions) -> Built:
-    """Choose members of one or several models, within a budget or several, and make what serves
-    best.
+    """Choose members of one or several models, within a budget or several, and write what serves
+    best as soon as there is something.
     """
     budgets = parse_budgets(options.budget)
-    _check(options, budgets)
-    out, picture = _outputs(options, several=len(budgets) > 1)
+    _check(options)
+    out, ours = _output(options, several=len(budgets) > 1)
     body = _body(options)
-    if body is not None:
-        options = _tuned(body)
     val = open_data(options.val, limit=options.limit, seed=options.seed)
-    models = _opened(options, val)
-    options = _for_numbers(models, options)
-    sets, notes = _opened_data(models[0], val, options)
-    with_mean = averaged(models)
-    outcome = built(models, sets, options, budgets, out, picture, averaged=with_mean, body=body)
-    if outcome is None:
-        return Built(None, options.goal, options.work)
-    notes = [*(opened.note for opened in models if opened.note), *notes]
-    if len(models) > 1 and not with_mean:
+    begun = None
+    if body is None:
+        models = _opened(options, val)
+        options = _for_numbers(models[0], options)
+        sets, notes = _data(models[0], val, options)
+    else:
+        models = [body]
+        sets = {"data": [open_data(options.data, limit=options.limit, seed=options.seed)]}
+        sets |= {"val": [val], "ood": [open_data(spec) for spec in options.ood]}
+        notes = []
+    plan = _plan(options, budgets, models[0], sets, body)
+    if options.progress is not None:
+        for line in plan.lines:
+            options.progress(line, 0, 0)
+    if options.dry_run:
+        return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
+    make_folder(options.work)
+    identity = _identity(models, sets, options)
+    state = State(options.work / STATE, identity)
+    state.open()
+    workshop = Workshop(options, plan.tick)
+    if body is not None:
+        begun = probe_of(options.paths[0], options)
+        plan.begin("quick")
+        with plan.moving():
+            for command in begun.making:
+                workshop.perform(command)
+        probe = options.but(checkpoints=(begun.file,))
+        models = _opened(probe, val)
+        options = _for_numbers(models[0], options)
+        sets, notes = _data(models[0], val, options)
+    search = _search(options, budgets, models, sets, plan, state, workshop, body, begun)
+    front = Front(search, out, force=options.force or ours)
+    outcome = built(search, front)
+    notes = [*(opened.note for opened in models if opened.note), outcome.ended, *notes]
+    if len(models) > 1 and not averaged(models):
         notes.append("the models share no start: their mean and its parts are left out")
     if options.calibrate:
         notes.append(
@@ -102,59 +128,98 @@ def build(options: BuildOptions) -> Built:
         )
     else:
         notes.append("the table is of calibrated models; --no-calibrate writes none: run calibrate")
-    path: Path | None = out
-    if options.dry_run:
-        path = None
     return Built(
-        path=path,
+        path=out,
         objective=options.goal,
         work=options.work,
         rows=outcome.rows,
         front=outcome.front,
         members=tuple(member.label for member in outcome.last.entry.choice.members),
         estimate=outcome.last.entry.value,
-        script=outcome.script,
-        plan=outcome.plan,
+        plan=plan.lines,
         summary=outcome.summary,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(filter(None, notes))),
     )
 
 
-def averaged(models: Sequence[Single]) -> bool:
-    """Whether they are several, and have a mean that is like them."""
-    if len(models) == 1:
-        return False
-    try:
-        check_common_start(models, list(models[0].weights), "--mean")
-    except SurgeryError:
-        return False
-    return True
+def _plan(
+    options: BuildOptions,
+    budgets: Sequence[Budget],
+    opened: Single,
+    sets: Mapping[str, Sequence[Samples]],
+    body: Single | None,
+) -> Plan:
+    """What is ahead, with the time of each stage."""
+    timed = budgets[0].unit == "time"
+    models = (options.seeds or SEEDS) if body is not None else len(options.checkpoints)
+    # A budget above one is filled by several smaller models, where there are several.
+    sizes = sum(1 + timed for each in budgets if each.most < 1 or models > 1 or options.stock)
+    steps = steps_of(
+        options,
+        sets,
+        len(budgets),
+        timed=CLOCK * timed,
+        body=body is not None,
+        models=models,
+        sizes=sizes,
+    )
+    seconds = seconds_of_a_pass(opened, sets["val"][0], options)
+    return Plan(steps, seconds, options.progress, options.max_minutes)
 
 
-def _body(options: BuildOptions) -> Body | None:
+def _search(
+    options: BuildOptions,
+    budgets: Sequence[Budget],
+    models: Sequence[Single],
+    sets: Mapping[str, Sequence[Samples]],
+    plan: Plan,
+    state: State,
+    workshop: Workshop,
+    body: Single | None,
+    begun: Member | None,
+) -> Search:
+    first, val = models[0], sets["val"][0]
+    problem = problem_of(first.manifest.model)
+    train = open_data(options.data, model=first.manifest.model, limit=SCORED, seed=options.seed)
+    ood = [*sets["ood"]]
+    if ood:  # those given are of one kind: what is chosen by them alone may tell no other
+        ood.append(Perturbed(val, options.seed))
+    asked = Asked(val, ood, train, problem, options, plan.tick)
+    clock = None
+    if budgets[0].unit == "time":
+        known = state.known.get("times", {})
+        clock = Clock(first, val, options, known, lambda times: state.keep(times=times))
+    whole = [
+        Member(f"model {number + 1}", path, WHOLE, number)
+        for number, path in enumerate(options.paths)
+    ]
+    return Search(
+        options=options,
+        budgets=budgets,
+        opened=first,
+        models=whole if body is None else [],
+        asked=asked,
+        workshop=workshop,
+        plan=plan,
+        state=state,
+        body=body,
+        clock=clock,
+        probe=begun,
+    )
+
+
+def _body(options: BuildOptions) -> Single | None:
     """The checkpoint, where it is one without a classifier."""
     first = undecided(open_single(options.checkpoints[0], arch=options.arch))
     bare = first.manifest.model.num_classes == 0 and not first.family.named_classes
     if bare and len(options.checkpoints) == 1:
-        return Body(first, options)
+        return first
     if options.seeds is not None:
         raise UsageError(
             "--seeds requires one body without a classifier",
             hint="Models that are tuned already need none.",
         )
     return None
-
-
-def _tuned(body: Body) -> BuildOptions:
-    """The same of models that are tuned from a body; what is wrong with the data is said before."""
-    body.perform([body.probe])
-    probe = body.options.but(checkpoints=(body.probe.out,))
-    val = open_data(probe.val, limit=probe.limit, seed=probe.seed)
-    _opened_data(_opened(probe, val)[0], val, probe)
-    body.perform(body.tunings)
-    # Models that are best left as they start are all the probe.
-    made = {open_single(file).manifest.weights_sha256: file for file in reversed(body.models)}
-    return body.options.but(checkpoints=tuple(reversed(made.values())), seeds=len(body.models))
 
 
 def _opened(options: BuildOptions, val: Samples) -> list[Single]:
@@ -169,74 +234,63 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
             raise UsageError(
                 f"--objective {options.goal} is not supported for multi-label models "
                 f"({opened.name})",
-                hint="Give --objective nll or acc; circuits may still see --ood.",
+                hint="Give --objective nll or acc.",
             )
     fusable(models)
     return models
 
 
-def _for_numbers(models: Sequence[Single], options: BuildOptions) -> BuildOptions:
+def _for_numbers(opened: Single, options: BuildOptions) -> BuildOptions:
     """Models of numbers are chosen by their errors, others never are."""
-    numbers = problem_of(models[0].manifest.model).name == "number"
+    numbers = problem_of(opened.manifest.model).name == "number"
     if numbers and options.objective is None:
         return options.but(objective="rmse")
     if numbers != (options.objective == "rmse"):
         raise UsageError(
-            f"--objective {options.goal} is not for the problem of {models[0].name}",
+            f"--objective {options.goal} is not for the problem of {opened.name}",
             hint="Models of numbers are chosen by rmse, and no others.",
         )
     return options
 
 
-def _check(options: BuildOptions, budgets: Sequence[Budget]) -> None:
+def _check(options: BuildOptions) -> None:
     """Options that go together, before anything is read."""
-    keys = keys_of(options)
-    for key in keys:
-        criterion(key, option="--criteria")
-    wanting = [f"--criteria {key}" for key in keys if key in WITH_OOD]
-    if options.sees_ood:
-        wanting.insert(0, f"--objective {options.goal}")
-    if wanting and not options.ood:
-        hint = "Give --ood D, or --objective acc or nll, and circuit-acc among --criteria."
-        raise UsageError(f"{wanting[0]} requires OOD data", hint=hint)
-    if budgets[0].unit == "time" and keys:
-        raise UsageError(
-            f"--criteria conflicts with --budget {options.budget}",
-            hint="Time is measured of members that are files, cut to sizes.",
-        )
-    if not keys and options.candidates != BuildOptions.model_fields["candidates"].default:
-        raise UsageError(
-            "--candidates requires --criteria for several models",
-            hint="Members of several models are cut to sizes that fill the budgets.",
-        )
-    if not laddered(options, budgets):
-        check_enough(options.wanted, options.candidates + 1)
+    if options.sees_ood and not options.ood:
+        hint = "Give --ood D, or --objective acc or nll."
+        raise UsageError(f"--objective {options.goal} requires OOD data", hint=hint)
     if options.tune is not None:
         load_recipe(recipe_of(options), {})
+    if process_count() > 1:
+        raise UsageError(
+            "build runs in one process",
+            hint="Tune the models by torchrun -m hydrasurgeon finetune, and build of them.",
+        )
 
 
-def _outputs(options: BuildOptions, *, several: bool) -> tuple[Path, Path | None]:
-    """Output and picture; they and the work folder can be written."""
-    picture, work = None, options.work
+def _output(options: BuildOptions, *, several: bool) -> tuple[Path, bool]:
+    """Where the output goes, which can be written, as can the work folder; and whether what lies
+    there is this build's own, ended early.
+    """
+    work = options.work
+    ours = unfinished(work, Path(options.out))
     if several:
-        out = claim_front(options)
+        out = claim_front(options, force=options.force or ours)
     else:
         (out, _) = named(options.out)
         if not options.dry_run:
             with claims():  # the command that writes it will hold it
-                out = claim_checkpoint(options.out, force=options.force, inputs=options.sources)
-    if options.plot is not None:
-        picture = check_plot(Path(options.plot), force=options.force, inputs=options.sources)
+                force = options.force or ours
+                out = claim_checkpoint(options.out, force=force, inputs=options.sources)
     if work.is_symlink():
         raise OutputError(f"{work}: is a link", hint="Give another --cache.")
     if work.exists() and not work.is_dir():
         raise OutputError(f"{work}: is not a directory", hint="Give another --cache.")
     make_folder(work.parent)
     hold(real(work), option="--cache")
-    return out, picture
+    return out, ours
 
 
-def _opened_data(
+def _data(
     opened: Single, val: Samples, options: BuildOptions
 ) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and OOD data, all different; and what is odd about them."""
@@ -254,11 +308,31 @@ def _opened_data(
     few = [too_few_ood(f"--ood {each.spec}", len(each)) for each in ood]
     ood = [samples for samples, note in zip(ood, few, strict=True) if note is None]
     notes += [note for note in few if note is not None]
-    numbers = problem_of(model).name == "number"
-    if numbers or problem_of(model).several:  # no score of a whole sample is measured
+    problem = problem_of(model)
+    if problem.name == "number" or problem.several:  # no score of a whole sample is measured
         ood = []
     if not ood and options.sees_ood and options.goal != "avg":
         hint = f"Give --ood data of {FEWEST_OOD} samples or more, or --objective nll."
         raise DataError(f"--objective {options.goal} requires OOD data", hint=hint)
-    train = open_data(options.data, model=model, limit=options.score_limit, seed=options.seed)
-    return {"data": [data], "val": [val], "ood": ood, "train": [train]}, notes
+    return {"data": [data], "val": [val], "ood": ood}, notes
+
+
+def _identity(
+    models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], options: BuildOptions
+) -> dict[str, Any]:
+    """What must be the same for a work folder to be of use."""
+
+    def content(samples: Samples) -> str:
+        record = samples.fingerprint()
+        return f"{record['rows']} rows {record['sha256'][:12]}"
+
+    weights: dict[str, str] = {}
+    for path, opened in zip(options.checkpoints, models, strict=True):
+        sha256 = opened.record(opened.digests()).sha256
+        for other, known in weights.items():
+            if known == sha256:
+                hint = "Give each model once: several are fine-tunings of their own."
+                raise UsageError(f"{path}: has the weights of {other}", hint=hint)
+        weights[str(path)] = sha256
+    data = {name: [content(samples) for samples in sets[name]] for name in ("data", "val", "ood")}
+    return identity_of(weights, options) | data

@@ -52,7 +52,7 @@ def test_errors_that_cancel_make_the_mean(tmp_path: Path) -> None:
             return tensor
 
         models.append(edited(start, tmp_path / f"m{number}.safetensors", moved))
-    options = {"data": train, "val": val, "score_limit": 60, "device": "cpu"}
+    options = {"data": train, "val": val, "device": "cpu"}
     built = hs.build(models, budget="macs=1,2", out=f"{tmp_path / 'front'}/", **options)
     record = json.loads((tmp_path / "front" / "front.json").read_text())
     assert record["objective"] == "rmse"

@@ -8,17 +8,16 @@ import pytest
 from tiny_families import FAMILIES, HEADS
 from tiny_task import Task
 
-import hydrasurgeon as hs
 from hydrasurgeon.building.cost import Size, Sizes, parse_budgets
-from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.stages.export import export
 
 
 @pytest.mark.slow
 def test_one_model_of_a_size_that_its_library_builds(tmp_path: Path) -> None:
     task = Task(tmp_path)
-    done = task.build("ready", budget="macs=0.7", criteria=None, stock=True, candidates=48)
+    done = task.build("ready", budget="macs=0.7", stock=True)
     assert done.path is not None
     opened = open_checkpoint(done.path)
     assert opened.manifest.kind == "member"
@@ -33,24 +32,13 @@ def test_one_model_of_a_size_that_its_library_builds(tmp_path: Path) -> None:
 
 
 def test_only_such_sizes_fill_a_budget(tmp_path: Path) -> None:
-    from hydrasurgeon.building.cost import cost_model
-    from hydrasurgeon.runtime.pruned import LoadedBackbone
-
     family = FAMILIES["DINOv2"]
     family.write(tmp_path / "source")
-    opened = open_checkpoint(tmp_path / "source")
-    model = cost_model(LoadedBackbone(opened), family.inputs(rows=1))  # type: ignore[arg-type]
-    sizes = Sizes(model, opened, stock=True)  # type: ignore[arg-type]
+    opened = as_single(open_checkpoint(tmp_path / "source"))
+    sizes = Sizes(opened, family.inputs(rows=1), Run(device="cpu"))
     (budget,) = parse_budgets("macs=0.6")
-    found = sizes.filling(budget)
+    found = sizes.filling(budget, stock=True)
     assert found is not None
     assert found.neurons * 4 == int(found.neurons * 4)  # its ratio is a whole number
     assert sizes.is_offered(Size(2, 0.5))
     assert not sizes.is_offered(Size(2, 0.4))
-
-
-def test_it_goes_with_no_criteria(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="criteria"):
-        hs.build(
-            "x", data="d", val="v", stock=True, criteria="taylor", out=tmp_path / "o.safetensors"
-        )

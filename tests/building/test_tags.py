@@ -11,10 +11,6 @@ import tiny_tokens
 from tiny_families import WORDS
 
 import hydrasurgeon as hs
-from hydrasurgeon.building.making import keys_of
-from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.problems import PROBLEMS
 
 
 def table(place: Path, seed: int, rows: int = 120) -> str:
@@ -36,7 +32,7 @@ def test_what_is_shown_is_what_eval_says(tmp_path: Path) -> None:
     model = tmp_path / "model.safetensors"
     settings = {"lr": "5e-3", "epochs": "6"}
     hs.finetune(tiny_tokens.write(tmp_path / "tagger"), data=train, set=settings, out=model)
-    options = {"data": train, "val": val, "score_limit": 40, "candidates": 6, "device": "cpu"}
+    options = {"data": train, "val": val, "device": "cpu"}
     hs.build(model, budget="macs=0.8,1", out=f"{tmp_path / 'front'}/", **options)
     record = json.loads((tmp_path / "front" / "front.json").read_text())
     single = next(row for row in record["references"] if row["name"].startswith("single"))
@@ -50,12 +46,3 @@ def test_what_is_shown_is_what_eval_says(tmp_path: Path) -> None:
         assert rung["f1"] == pytest.approx(ready.id.f1, abs=1e-9)
         assert rung["nll"] == pytest.approx(ready.id.nll, abs=0.03)  # of both halves' constants
         assert rung["errors"]["f1"] > 0
-    with pytest.raises(SurgeryError, match="--method circuit: is for"):
-        hs.score(model, method="circuit", objective="acc", data=val, device="cpu")
-
-
-def test_circuits_are_for_what_is_right_or_wrong() -> None:
-    options = BuildOptions(checkpoints=("m",), data="d", val="v", ood=("o",), out="h.safetensors")
-    assert {"circuit-avg", "circuit-ood"} < {*keys_of(options)}
-    for name in ("tokens", "number"):
-        assert keys_of(options, PROBLEMS[name]) == ("taylor", "fisher", "magnitude")

@@ -251,10 +251,7 @@ def test_verify_and_build(tuned: Path, home: Path, tmp_path: Path) -> None:
         tuned,
         data=str(home / "train.jsonl"),
         val=str(home / "val.jsonl"),
-        budget="macs=2",
-        criteria="taylor,magnitude",
-        candidates=4,
-        score_limit=32,
+        budget="macs=0.8",
         out=tmp_path / "hydra.safetensors",
         device="cpu",
     )

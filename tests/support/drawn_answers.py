@@ -6,26 +6,20 @@ from pathlib import Path
 
 import torch
 
-from hydrasurgeon.building.cache import Answers
-from hydrasurgeon.building.cost import Part
-from hydrasurgeon.building.members import Member
+from hydrasurgeon.building.answers import Answers
+from hydrasurgeon.building.members import WHOLE, Member
+from hydrasurgeon.problems.base import Outputs
 
 MEMBERS, ROWS, CLASSES = 7, 60, 4
 
 
-def member(number: int, trunk: int | None = 0) -> Member:
-    """One without a file, of a model of its own where it shares nothing."""
-    return Member(
-        label=f"m{number}",
-        file=Path(f"m{number}.safetensors"),
-        part=Part({}),
-        model=0 if trunk is not None else number,
-        trunk=trunk,
-    )
+def member(number: int) -> Member:
+    """One without a file, of a model of its own."""
+    return Member(f"m{number}", Path(f"m{number}.safetensors"), WHOLE, number)
 
 
 def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[Answers]:
-    """Models that agree in part, on one familiar set and two OOD sets; scores that were fitted."""
+    """Models that agree in part, on one familiar set and two OOD sets."""
     random = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -33,12 +27,14 @@ def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[Answe
 
     labels = torch.randint(CLASSES, (rows,), generator=random)
     truth = torch.nn.functional.one_hot(labels, CLASSES) * 2.0
+
+    def foreign(rows: int, factor: float) -> Outputs:
+        return Outputs(factor * drawn(rows, 1, CLASSES), None)
+
     return [
         Answers(
-            truth + 1.5 * drawn(rows, CLASSES),
-            labels,
-            (drawn(rows // 2, CLASSES), 2 * drawn(rows, CLASSES)),
-            {"mds": (drawn(rows).double(), drawn(rows // 2).double() + 1, drawn(rows).double())},
+            Outputs((truth + 1.5 * drawn(rows, CLASSES))[:, None], None, labels),
+            (foreign(rows // 2, 1), foreign(rows, 2)),
         )
         for _ in range(count)
     ]

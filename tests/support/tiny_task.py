@@ -45,12 +45,9 @@ class Task:
 
     def build(self, out: str = "hydra", **more: Any) -> Any:
         settings: dict[str, Any] = {
-            "criteria": "taylor,magnitude",
-            "candidates": 8,
             "ood": [self.ood],
-            "score_limit": 40,
             "batch_size": 32,
         }
-        settings |= {"data": self.data, "val": self.val, "budget": "macs=2"} | more
+        settings |= {"data": self.data, "val": self.val, "budget": "macs=1"} | more
         name = out if out.endswith("/") else f"{out}.safetensors"
         return hs.build(self.backbone, out=f"{self.folder}/{name}", **settings)

@@ -1,0 +1,152 @@
+"""What every model answered, kept as predictions files, and what of it fits OOD scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from hydrasurgeon.building.clock import EIGHT_BITS
+from hydrasurgeon.building.members import Member
+from hydrasurgeon.checkpoints.class_names import classifying
+from hydrasurgeon.checkpoints.reading import open_checkpoint, undecided
+from hydrasurgeon.data import Samples
+from hydrasurgeon.decision.fitting import evidence_of
+from hydrasurgeon.engines import engine_of
+from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
+from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes
+from hydrasurgeon.measuring.predictions import (
+    OodSet,
+    Predictions,
+    read_predictions,
+    write_predictions,
+)
+from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.options.shared import Progress
+from hydrasurgeon.problems.base import Outputs, Problem
+from hydrasurgeon.runtime.answering import Engine, collected
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.features import classifiers
+from hydrasurgeon.statistics.scores.evidence import Evidence
+
+Linear = list[tuple[Tensor, Tensor]]
+"""Weight and bias of each member's classifier."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the members of one model, or of several side by side, say."""
+
+    val: Outputs
+    ood: tuple[Outputs, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    """What OOD scores are fitted on, a member each; empty where nothing is OOD."""
+    linear: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def beside(self, other: Answers) -> Answers:
+        """The same samples, answered by the members of both."""
+        ood = tuple(_beside(*pair) for pair in zip(self.ood, other.ood, strict=True))
+        linear = (*self.linear, *other.linear)
+        return Answers(_beside(self.val, other.val), ood, (*self.evidence, *other.evidence), linear)
+
+
+def _beside(one: Outputs, other: Outputs) -> Outputs:
+    features = None
+    if one.features is not None and other.features is not None:
+        features = torch.cat([one.features, other.features], dim=1)
+    return Outputs(torch.cat([one.logits, other.logits], dim=1), features, one.labels)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Asks models about VAL and the OOD sets, each once."""
+
+    val: Samples
+    ood: Sequence[Samples]
+    train: Samples
+    """What OOD scores are fitted on."""
+    problem: Problem
+    options: BuildOptions
+    progress: Progress
+    known: dict[Path, Answers] = field(default_factory=dict)
+
+    def read(self, member: Member, engine: str) -> Answers:
+        """What a model answers; it runs where that is not kept."""
+        folder = self.options.work / "answers"
+        for each in (self.options.work, folder):
+            if each.is_symlink():
+                raise OutputError(f"{each}: is a link", hint="Give another --cache.")
+        make_folder(folder)
+        name = f"{member.name}-{EIGHT_BITS}" if engine == EIGHT_BITS else member.name
+        place, more = folder / f"{name}{SUFFIX}", folder / f"{name}.features{SUFFIX}"
+        if place in self.known:
+            return self.known[place]
+        if not place.exists() or (self.ood and not more.exists()):
+            self._ask(member, engine, place, more)
+        try:
+            return self.known.setdefault(place, self._kept(place, more))
+        except (HydraError, ValueError, KeyError, OSError) as error:
+            raise CheckpointError(
+                f"{place}: its answers were changed, or are damaged",
+                hint=f"Delete {place}: the next build makes it anew.",
+            ) from error
+
+    def _ask(self, member: Member, engine: str, place: Path, more: Path) -> None:
+        options = self.options.but(progress=self.progress)
+        opened = undecided(open_checkpoint(member.file, arch=options.arch, arch_of_bare=True))
+        opened = classifying(opened, options, self.val)
+        live = as_classifier(opened, device=options.device, dtype=options.dtype)
+        runs: Engine = live
+        if engine == EIGHT_BITS:
+            runs = engine_of(opened, engine=engine)
+        sets = [self.val, *self.ood]
+        read = bool(self.ood)
+        val, *ood = (collected([runs], each, options, features=read) for each in sets)
+        if read:
+            fit = collected([runs], self.train, options, features=True)
+            self._write_features(more, [val, *ood], fit, live)
+        assert val.labels is not None
+        kept = tuple(OodSet(str(n), "near", each.logits) for n, each in enumerate(ood))
+        kind = "hydra" if member.count > 1 else "backbone"
+        said = Predictions(member.name, kind, val.logits, val.labels, kept, problem=self.problem)
+        write_predictions(said, place)
+
+    def _write_features(
+        self, place: Path, sets: Sequence[Outputs], fit: Outputs, live: Classifier
+    ) -> None:
+        tensors = {f"features.{n}": each.features for n, each in enumerate(sets)}
+        tensors |= {f"fit.{name}": getattr(fit, name) for name in ("logits", "features", "labels")}
+        for number, each in enumerate(classifiers(live)):
+            tensors |= {f"weight.{number}": each.weight, f"bias.{number}": each.bias}
+        held = {
+            name: each.detach().cpu().contiguous()
+            for name, each in tensors.items()
+            if each is not None
+        }
+        write_bytes(place, save(held))
+
+    def _kept(self, place: Path, more: Path) -> Answers:
+        said = read_predictions(place)
+        if len(said.logits) != len(self.val) or len(said.ood) != len(self.ood):
+            raise ValueError("of other samples")
+        val = Outputs(said.logits, None, said.labels)
+        if not self.ood:
+            return Answers(val)
+        held = load_file(more)
+        sets = [val, *(Outputs(each.logits, None) for each in said.ood if each.logits is not None)]
+        val, *ood = (
+            Outputs(each.logits, held[f"features.{n}"], each.labels) for n, each in enumerate(sets)
+        )
+        linear = tuple(
+            self.problem.classifier(held[f"weight.{n}"], held[f"bias.{n}"])
+            for n in range(said.logits.shape[1])
+        )
+        fit = self.problem.outputs(
+            Outputs(held["fit.logits"], held["fit.features"], held["fit.labels"])
+        )
+        evidence = tuple(evidence_of(fit, linear, self.options.seed))
+        return Answers(val, tuple(ood), evidence, linear)

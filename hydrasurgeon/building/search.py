@@ -1,0 +1,376 @@
+"""What is chosen from: candidates that are made, run and timed stage by stage, what takes seconds
+first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.building.answers import Asked
+from hydrasurgeon.building.clock import EIGHT_BITS, Clock, Taken
+from hydrasurgeon.building.cost import SMALLEST, Budget, Size, Sizes, cost_of
+from hydrasurgeon.building.members import (
+    SEEDS,
+    WHOLE,
+    Cuts,
+    Member,
+    compatible,
+    probe_of,
+    tuned,
+)
+from hydrasurgeon.building.plan import Plan
+from hydrasurgeon.building.table import Choice
+from hydrasurgeon.building.work import State, Workshop
+from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
+from hydrasurgeon.data import first_batch
+from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.files.atomic import SUFFIX
+from hydrasurgeon.files.resumable import content_hash
+from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.surgery.means import check_common_start
+from hydrasurgeon.surgery.repair import sharing
+
+SLOWER = 0.7
+"""A size of so much fewer multiply-adds is tried too: time falls more slowly than they do."""
+TRUNKS = (1 / 2, 2 / 3, 5 / 6)
+"""How much of the layers a mean trunk is of."""
+APART = 1.25
+"""Sizes are tried for budgets of time that are so far from each other."""
+SINGLE = "single model, calibrated"
+PROBE = "probe"
+
+
+@dataclass
+class Search:
+    """Everything that is chosen from."""
+
+    options: BuildOptions
+    budgets: Sequence[Budget]
+    opened: Single
+    """The first model, or the probe of a body: what costs are multiples of."""
+    models: list[Member]
+    """Whole models; of a body these are tuned as they come."""
+    asked: Asked
+    workshop: Workshop
+    plan: Plan
+    state: State
+    body: Single | None = None
+    clock: Clock | None = None
+    """There for a budget of time."""
+    probe: Member | None = None
+    tried: int = 1
+    """How many of the models have their turn."""
+    cuts: list[Member] = field(default_factory=list)
+    """What is left of whole models at a size."""
+    mean: Member | None = None
+    plain: list[Choice] = field(default_factory=list)
+    """The plain rivals, which are chosen by nobody."""
+    stock_sizes: frozenset[Size] | None = None
+    """Sizes that the models' own library builds, where only such may be chosen."""
+
+    def stages(self) -> Iterator[None]:
+        """Makes candidates, the quickest first; after each there is more to choose from."""
+        self.plan.begin("quick")
+        for quick in QUICK:
+            choice = quick(self)
+            if choice is not None:
+                self.plain.append(choice)
+                yield
+        if self.body is not None:
+            self.plan.begin("tuned")
+            yield from self._tuned()
+        if len(self.models) > 1:
+            self.plan.begin("models")
+            yield from self._together()
+        if any(step.key == "sizes" for step in self.plan.steps):
+            self.plan.begin("sizes")
+            yield from self._smaller()
+
+    def _tuned(self) -> Iterator[None]:
+        """Models of a body; those that are best left as they start are all the probe."""
+        known = {self.opened.manifest.weights_sha256}
+        for number in range(self.options.seeds or SEEDS):
+            member = tuned(number, self.options)
+            self._make(member)
+            sha256 = open_single(member.file).manifest.weights_sha256
+            if sha256 not in known:
+                known.add(sha256)
+                member = replace(
+                    member, label=f"model {len(self.models) + 1}", model=len(self.models)
+                )
+                self.models.append(member)
+                self.tried = len(self.models)
+                if len(self.models) == 1:
+                    self.plain.insert(0, Choice.of(member, name=SINGLE))
+                yield
+        if not self.models and self.probe is not None:
+            self.models.append(self.probe)
+
+    def _together(self) -> Iterator[None]:
+        """Several whole models: each, their mean, their ensemble, hydras behind mean trunks."""
+        count = self.tried = len(self.models)
+        self.plain.append(Choice.of(*self.models, name=f"ensemble of {count}"))
+        yield
+        opened = [self._opened(each.file) for each in self.models]
+        if not averaged(opened):
+            return
+        cuts = Cuts(self.models, opened, self.options)
+        self._make(mean := cuts.mean())
+        self.mean = mean
+        self.plain.insert(-1, Choice.of(mean, name=f"mean of {count}"))
+        yield
+        for hydra in self._mean_trunks(cuts):
+            self.plain.append(Choice.of(hydra, name=hydra.label))
+            yield
+
+    def _mean_trunks(self, cuts: Cuts) -> Iterator[Member]:
+        """Hydras of all models behind their mean's leading layers, where a budget could pay them."""
+        if self.budgets[-1].unit != "params" and self.budgets[-1].most <= 1:
+            return
+        count, depth = len(self.models), self.sizes().layers
+        one = first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
+        for layers in sorted({max(1, round(share * depth)) for share in TRUNKS} - {depth}):
+            command = cuts.mean_trunk(layers)
+            self.workshop.perform(command)
+            assert command.out is not None
+            cost = cost_of(open_checkpoint(command.out), one, self.sizes().full, self.options)
+            label = f"hydra behind the mean of {layers} layers"
+            yield Member(
+                label,
+                command.out,
+                cost,
+                -2,
+                (*cuts.scored(self.models[0]).making, command),
+                count=count,
+            )
+
+    def _smaller(self) -> Iterator[None]:
+        """What is left of each model, and of their mean, at every size that fills a budget."""
+        sizes = self._ladder()
+        if not sizes:
+            return
+        opened = [self._opened(each.file) for each in self.models]
+        cuts = Cuts(self.models, opened, self.options)
+        whole = [*self.models] if self.mean is None else [self.mean, *self.models]
+        with sharing():
+            for number, member in enumerate(whole):
+                self.plan.tick(
+                    f"scores of {member.label}", number * len(sizes), len(whole) * len(sizes)
+                )
+                for size in sizes:
+                    cut = cuts.cut(member, size, self.sizes())
+                    self._make(cut)
+                    self.cuts.append(cut)
+                    yield
+
+    def distil(self, members: Sequence[Member]) -> Iterator[None]:
+        """These again, distilled: to be chosen where VAL says that it is better."""
+        self.plan.begin("distilled")
+        opened = [self._opened(each.file) for each in self.models]
+        maker, options, teachers = (
+            Cuts(self.models, opened, self.options),
+            self.options,
+            list[str](),
+        )
+        if options.teachers is not None and options.teachers.isdigit():
+            self._make(maker.scored(self.models[0]))
+            for command in maker.teachers(int(options.teachers)):
+                self.workshop.perform(command)
+                teachers.append(str(command.out))
+        elif options.teachers is not None:
+            teachers = [name.strip() for name in options.teachers.split(",") if name.strip()]
+        whole = {each.model: each for each in (*self.models, *([self.mean] if self.mean else []))}
+        for member in dict.fromkeys(members):
+            # Without teachers a whole model would learn from itself.
+            if member.model in whole and (member.size is not None or teachers):
+                other = maker.distilled(member, teachers, whole[member.model])
+                self._make(other)
+                self.cuts.append(other)
+                yield
+
+    def _make(self, member: Member) -> None:
+        for command in member.making:
+            self.workshop.perform(command)
+
+    def _opened(self, file: Path) -> Single:
+        return undecided(open_single(file, arch=self.options.arch))
+
+    @property
+    def _transform(self) -> Callable[[Any], Any]:
+        return self.opened.family.transform(self.opened.manifest.model, files=self.opened.files)
+
+    def sizes(self) -> Sizes:
+        """What sizes there are."""
+        if self._sizes is None:
+            one = first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
+            self._sizes = Sizes(self.opened, one, self.options)
+        return self._sizes
+
+    _sizes: Sizes | None = None
+
+    def _ladder(self) -> list[Size]:
+        """The sizes that are tried: for the same budgets the same ones as before."""
+        budgets, stock = ",".join(map(str, self.budgets)), self.options.stock
+        key = f"{budgets}; {len(self.models)} models{'; stock' * stock}"
+        kept = self.state.known.get("sizes", {})
+        if key in kept and not stock:
+            return [Size(*size) for size in kept[key]]
+        sizes, models = self.sizes(), len(self.models)
+        costs = in_macs(self.budgets, sizes, self.clock)
+        found = sizes.ladder(costs, models)
+        if stock:  # the others say what that costs
+            own = sizes.ladder(
+                in_macs(self.budgets, sizes, self.clock, stock=True), models, stock=True
+            )
+            self.stock_sizes = frozenset(own)
+            found = sorted({*found, *own})
+        self.state.keep(sizes={**kept, key: [[size.heads, size.neurons] for size in found]})
+        return found
+
+    def needs_code(self, members: Sequence[Member]) -> bool:
+        """Whether they may not be chosen, for their library does not build them."""
+        if not self.options.stock:
+            return False
+        if self.probe in members and self.opened.family.stock_sizes(self.opened.manifest) is None:
+            return True
+        return not {member.size for member in members} - {None} <= (self.stock_sizes or frozenset())
+
+    @property
+    def members(self) -> list[Member]:
+        """All that may be parted and put together anew."""
+        return [*self.models[: self.tried], *([self.mean] if self.mean else []), *self.cuts]
+
+    @property
+    def pools(self) -> list[list[Member]]:
+        """Members of each size, and all of them."""
+        everyone = self.members
+        sizes = dict.fromkeys(member.size for member in everyone)
+        return [[each for each in everyone if each.size == size] for size in sizes] + [everyone]
+
+    def allowed(self, members: Sequence[Member], budget: Budget) -> bool:
+        """Whether these may answer together within a budget."""
+        if not compatible(members) or self.needs_code(members):
+            return False
+        if budget.unit == "time":
+            return any(budget.allows(taken.time) for taken in self.times(members).values())
+        return budget.allows(sum(member.cost[budget.unit] for member in members))
+
+    def times(self, members: Sequence[Member]) -> Mapping[str, Taken]:
+        """How long these take one after another, by engine."""
+        assert self.clock is not None
+        each = [
+            self.clock.times(
+                member.shape, partial(open_checkpoint, member.file, arch=self.options.arch)
+            )
+            for member in members
+        ]
+        return {
+            engine: reduce(operator.add, (times[engine] for times in each))
+            for engine in self.clock.engines
+        }
+
+    def computed(self, choice: Choice) -> list[Choice]:
+        """The same in the fastest engine of float32, and in 8 bits where that runs here."""
+        if self.clock is None:
+            return [choice]
+        times = self.times(choice.members)
+        float32 = [name for name in times if name != EIGHT_BITS]
+        fastest = min(float32, key=lambda name: times[name].time)
+        choices = [replace(choice, engine=fastest, assumed=len(choice.members) > 1)]
+        if EIGHT_BITS in times:
+            # Plain rivals are few: they answer in 8 bits at once.
+            assumed = not choice.name or len(choice.members) > 1
+            choices.append(replace(choice, engine=EIGHT_BITS, assumed=assumed))
+        return choices
+
+    def pays(self, choice: Choice, budget: Budget) -> bool:
+        """Whether a budget is enough for a choice, before it answers anything."""
+        if budget.unit == "time":
+            return budget.allows(self.times(choice.members)[choice.engine].time)
+        return budget.allows(sum(member.cost[budget.unit] for member in choice.members))
+
+    def timed(self, choice: Choice) -> dict[str, float]:
+        """Time and milliseconds of a choice: its own, or what its members take."""
+        if self.clock is None:
+            return {}
+        if choice.assumed or len(choice.members) == 1:
+            taken = self.times(choice.members)[choice.engine]
+        else:
+            fusion = fusion_of(choice.members, self.options)
+            self._make(fusion)
+            taken = self.clock.times(fusion.file.name, partial(open_checkpoint, fusion.file))[
+                choice.engine
+            ]
+        return {"time": taken.time, "ms": taken.ms}
+
+
+def single(search: Search) -> Choice | None:
+    """The first model as it is; a body has none yet."""
+    if search.body is not None:
+        return None
+    return Choice.of(search.models[0], name=SINGLE)
+
+
+def probed(search: Search) -> Choice | None:
+    """A body as it is with a classifier in closed form, unless TRAIN cannot give it the classes."""
+    model = search.opened.manifest.model
+    if search.opened.family.named_classes:
+        return None
+    member = search.probe or probe_of(search.models[0].file, search.options, model.problem)
+    search._make(member)
+    fitted = open_single(member.file).manifest.model
+    if fitted.num_classes != model.num_classes or model.labels not in (None, fitted.labels):
+        return None
+    search.probe = member
+    return Choice.of(member, name=PROBE)
+
+
+QUICK: tuple[Callable[[Search], Choice | None], ...] = (single, probed)
+"""What takes seconds, in this order; in 8 bits each is a candidate of its own."""
+
+
+def averaged(opened: Sequence[Single]) -> bool:
+    """Whether these have a mean that is like them."""
+    try:
+        check_common_start(opened, list(opened[0].weights), "--mean")
+    except SurgeryError:
+        return False
+    return True
+
+
+def in_macs(
+    budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None, *, stock: bool = False
+) -> Sequence[Budget]:
+    """What sizes are to cost: of budgets of time the multiply-adds that these may pay in the
+    fastest engine.
+    """
+    if clock is None:
+        return budgets
+    fastest = min(taken.time for taken in clock.unpruned().values())
+    costs: list[Budget] = []
+    for most in sorted(
+        part * budget.most / fastest for budget in budgets for part in (SLOWER, 1.0)
+    ):
+        budget = Budget("macs", most)
+        if costs and most < APART * costs[-1].most:
+            continue
+        if most >= 1 or sizes.filling(budget, stock=stock) is not None:
+            costs.append(budget)
+    return costs or [Budget("macs", SMALLEST)]
+
+
+def fusion_of(members: Sequence[Member], options: BuildOptions) -> Member:
+    """One hydra of several members."""
+    key = content_hash({str(n): member.file.name for n, member in enumerate(members)}, "")[:12]
+    file = options.work / f"hydra-{key}{SUFFIX}"
+    words = {"mlp": "separate", **options.names}
+    fuse = Command("fuse", tuple(member.file for member in members), words, file)
+    cost = {unit: sum(member.cost[unit] for member in members) for unit in WHOLE}
+    making = (*(command for member in members for command in member.making), fuse)
+    return Member(file.stem, file, cost, making=making, count=len(members))

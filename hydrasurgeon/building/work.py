@@ -1,0 +1,141 @@
+"""build's work folder: what it belongs to and what was measured in it, and commands that write into
+it once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.checkpoints.reading import open_checkpoint, open_single, undecided
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
+from hydrasurgeon.errors import CheckpointError, OutputError
+from hydrasurgeon.files.atomic import SUFFIX, write_text
+from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.resumable import Resumable, Work, there
+from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.options.shared import Progress
+
+STATE = "build.json"
+"""What a work folder says of itself."""
+MOST_STATE = 4 << 20
+"""Bytes of it."""
+
+
+@dataclass(frozen=True)
+class State(Resumable):
+    """What a work folder belongs to, the times and sizes that hold for it, and what an unfinished
+    build has written.
+    """
+
+    work: Work = ("build", "hydrasurgeon.build-state/8")
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def open(self) -> None:
+        """Refuse a folder that belongs to other work, or begin one."""
+        folder = self.path.parent
+        if there(self.path):
+            with self.judged():
+                texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
+                known = self.position(texts, most=MOST_STATE)
+                if not isinstance(known, dict):
+                    raise ValueError("it does not say what was measured")
+                self.known.update(known)
+            return
+        # What lies in a folder without a state may come from anywhere.
+        files = [file for file in folder.iterdir() if not file.name.startswith(".")]
+        if files:
+            what = f"{folder}: holds {files[0].name}, and no state of a build"
+            raise OutputError(what, hint="Give another --cache, or delete the folder.")
+        self.keep()
+
+    def keep(self, **known: Any) -> None:
+        """Remember these too."""
+        self.known.update(known)
+        write_text(self.path, json.dumps(self.texts(self.known)) + "\n")
+
+    @property
+    def remedy(self) -> str:
+        """Without its state a folder is of no use."""
+        return f"Delete {self.path.parent}, or give another --cache."
+
+
+def unfinished(work: Path, out: Path) -> bool:
+    """Whether what lies at `out` is what a build in this folder wrote before it was ended early."""
+    try:
+        texts = read_json(work / STATE, most=MOST_STATE)
+        written = json.loads(texts["position"])["unfinished"]
+        return bool(written) and written == mark_of(out)
+    except (CheckpointError, OutputError, ValueError, KeyError, TypeError, OSError):
+        return False
+
+
+def mark_of(out: Path) -> Any:
+    """What tells an output from others."""
+    if out.is_dir() and not (out / "front.json").is_file():
+        return open_checkpoint(f"{out}/").manifest.weights_sha256
+    if out.is_dir():
+        return read_json(out / "front.json", most=MOST_STATE)
+    return open_checkpoint(out).manifest.weights_sha256
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Runs commands that write into the work folder, each once."""
+
+    options: BuildOptions
+    progress: Progress
+
+    def perform(self, command: Command) -> None:
+        """Run a command unless what it writes is there; an interrupted training goes on."""
+        more: dict[str, Any] = {}
+        if command.out is None:
+            if self._is_scored(command):
+                return
+        elif command.out.exists():
+            return
+        elif command.stage == "finetune":
+            begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
+            more = {"resume": begun.exists()}
+        command.run(device=self.options.device, progress=self.progress, **more)
+
+    def _is_scored(self, command: Command) -> bool:
+        """Whether a copy has the scores of its neurons already."""
+        scores = open_single(command.inputs[0]).manifest.scores
+        return any(name.startswith("neurons") for name in scores)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The last step of a checkpoint that needs no other: a model as it is."""
+
+    source: Path
+    out: Path
+
+    def run(self, *, force: bool, **_: Any) -> None:
+        opened = undecided(open_single(self.source))
+        save(
+            claim_checkpoint(self.out, force=force),
+            opened.tensors.planned(),
+            lambda sha256: opened.manifest.model_copy(update={"weights_sha256": sha256}),
+            files=opened.files,
+        )
+
+
+Making = Command | Copy
+
+
+def identity_of(weights: Mapping[str, str], options: BuildOptions) -> dict[str, Any]:
+    """What must be the same for a work folder to be of use, besides the data."""
+    plain = ("limit", "seed", "seeds", "dtype", "batch_size", "skip_bad")
+    classes = None if options.classes is None else Path(str(options.classes)).name
+    return {
+        "weights": [*weights.values()],
+        **{name.replace("_", " "): getattr(options, name) for name in plain},
+        "classes": classes,
+        "template": [Path(str(each)).name for each in options.template],
+    }
