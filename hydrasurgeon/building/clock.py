@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from hydrasurgeon.building.work import State
 from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.data import Batches, Samples
 from hydrasurgeon.engines import PACKAGES, engines_of
@@ -49,21 +50,20 @@ class Clock:
     """Times models, each shape once; what was measured is kept, whatever the machine does later."""
 
     def __init__(
-        self,
-        opened: Checkpoint,
-        val: Samples,
-        options: BuildOptions,
-        known: Mapping[str, Any],
-        keep: Callable[[Mapping[str, Any]], None],
+        self, opened: Checkpoint, val: Samples, options: BuildOptions, state: State
     ) -> None:
         self.opened = opened
         self.val = val
         self.options = options
-        self.keep = keep
+        self.state = state
         self.engines = _engines()
-        self.known = {
+
+    @cached_property
+    def known(self) -> dict[str, dict[str, Taken]]:
+        """What was measured before, by shape and engine."""
+        return {
             shape: {name: Taken(*taken) for name, taken in times.items()}
-            for shape, times in known.items()
+            for shape, times in self.state.known.get("times", {}).items()
             if set(times) == set(self.engines)
         }
 
@@ -84,9 +84,8 @@ class Clock:
                 )
                 for name in self.engines
             }
-            self.keep(
-                {s: {n: [t.ms, t.time] for n, t in each.items()} for s, each in self.known.items()}
-            )
+            times = {s: {n: [t.ms, t.time] for n, t in e.items()} for s, e in self.known.items()}
+            self.state.keep(times=times)
         return self.known[shape]
 
     def unpruned(self) -> Mapping[str, Taken]:

@@ -19,7 +19,7 @@ from hydrasurgeon.building.search import SINGLE, Search, fusion_of
 from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Row, Table, right_of
 from hydrasurgeon.building.work import Copy, Making, mark_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
+from hydrasurgeon.errors import DataError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, hold, real, staged, sweep, write_text
 from hydrasurgeon.files.decided import ZERO_SHOT
 from hydrasurgeon.files.foreign import read_json
@@ -60,6 +60,12 @@ class Front:
         self.force = force
         """Whether what lies at `out` may be replaced; what was written here always may."""
         self.table: Table | None = None
+        self.making: Entry | None = None
+        """What is being made."""
+        self.unfit: list[Entry] = []
+        """What calibrate refused."""
+        self.refused: DataError | None = None
+        """Why."""
         self.rungs: list[Rung] = []
         """What is written, of budgets that something is within."""
 
@@ -95,10 +101,17 @@ class Front:
 
     def settle(self) -> None:
         """Decide with what there is, and write what is better than before."""
-        rungs = self._decided_all()
-        if [id(rung.entry) for rung in rungs] == [id(rung.entry) for rung in self.rungs]:
-            return
-        self._write(rungs)
+        while True:
+            rungs = self._decided_all()
+            if [id(rung.entry) for rung in rungs] == [id(rung.entry) for rung in self.rungs]:
+                return
+            try:
+                self._write(rungs)
+                break
+            except DataError as error:  # VAL does not fit what it says: another may be better
+                self.refused = error
+                assert self.making is not None
+                self.unfit.append(self.making)
         self.rungs, self.force = rungs, True
         self.search.plan.may_end = len(rungs) == len(self.search.budgets)
         self.search.state.keep(unfinished=mark_of(self.out))
@@ -110,6 +123,8 @@ class Front:
         self.search.state.keep(unfinished=mark_of(self.out) if early else None)
         for budget in self.search.budgets:
             if not early and budget not in [rung.budget for rung in self.rungs]:
+                if self.refused is not None:
+                    raise self.refused
                 self._refuse(budget)
 
     def _decided_all(self) -> list[Rung]:
@@ -144,7 +159,8 @@ class Front:
                 return entry
             measured = self._table().entry(replace(entry.choice, assumed=False))
             entries = [other for other in entries if other is not entry]
-            if budget.allows(measured.cost[budget.unit]):
+            unfit = any(measured is each for each in self.unfit)
+            if budget.allows(measured.cost[budget.unit]) and not unfit:
                 entries.append(measured)
         return below
 
@@ -166,7 +182,8 @@ class Front:
             found = proposals(whole, first, rest)
             choices += [each for each in found if each.members not in plain]
         ways = [way for each in choices for way in search.computed(each)]
-        return [self._table().entry(way) for way in ways if search.pays(way, budget)]
+        entries = [self._table().entry(way) for way in ways if search.pays(way, budget)]
+        return [entry for entry in entries if not any(entry is each for each in self.unfit)]
 
     def _refuse(self, budget: Budget) -> None:
         wanted, search = self.options.wanted, self.search
@@ -206,6 +223,7 @@ class Front:
         write_front(self.out, rungs, files, self.references)
 
     def _make(self, entry: Entry, out: Path) -> None:
+        self.making = entry
         for making in commands_of(self.search, entry, out):
             if making.out != out:
                 assert isinstance(making, Command)

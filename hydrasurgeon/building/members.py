@@ -113,14 +113,7 @@ class Cuts:
         self.words = reading(options)
         if len(kept) > 1:
             self.words["tower"] = read_tower(kept)
-        for each in opened:
-            manifest = each.manifest
-            if manifest.kept != all_kept(manifest.towers) or manifest.kept_neurons:
-                raise SurgeryError(
-                    f"{each.path}: is pruned already",
-                    hint="Cheaper members are cut out of unpruned models: give those.",
-                )
-            check_neurons(each, (read_tower(kept),))
+        check_uncut(opened)
 
     def scored(self, member: Member) -> Member:
         """A copy of a whole model that holds scores of its heads and neurons."""
@@ -209,6 +202,18 @@ class Cuts:
             )
             for number in range(1, count + 1)
         ]
+
+
+def check_uncut(models: Sequence[Single]) -> None:
+    """Refuse models that nothing can be cut from at a size."""
+    for opened in models:
+        manifest = opened.manifest
+        if manifest.kept != all_kept(manifest.towers) or manifest.kept_neurons:
+            raise SurgeryError(
+                f"{opened.path}: is pruned already",
+                hint="Cheaper members are cut out of unpruned models: give those.",
+            )
+        check_neurons(opened, (read_tower(manifest.kept),))
 
 
 def recipe_of(options: BuildOptions) -> str:

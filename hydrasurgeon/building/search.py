@@ -19,6 +19,7 @@ from hydrasurgeon.building.members import (
     WHOLE,
     Cuts,
     Member,
+    check_uncut,
     compatible,
     probe_of,
     tuned,
@@ -60,7 +61,6 @@ class Search:
     workshop: Workshop
     plan: Plan
     state: State
-    body: Single | None = None
     clock: Clock | None = None
     """There for a budget of time."""
     probe: Member | None = None
@@ -82,7 +82,7 @@ class Search:
             if choice is not None:
                 self.plain.append(choice)
                 yield
-        if self.body is not None:
+        if not self.models:
             self.plan.begin("tuned")
             yield from self._tuned()
         if len(self.models) > 1:
@@ -91,6 +91,13 @@ class Search:
         if any(step.key == "sizes" for step in self.plan.steps):
             self.plan.begin("sizes")
             yield from self._smaller()
+
+    def check(self, opened: Sequence[Single]) -> None:
+        """Refuse what cannot be made smaller, and budgets that nothing is within, before any work."""
+        if any(step.key == "sizes" for step in self.plan.steps):
+            check_uncut(opened)
+            if self.clock is None:
+                self.sizes().ladder(self.budgets, len(opened), stock=self.options.stock)
 
     def _tuned(self) -> Iterator[None]:
         """Models of a body; those that are best left as they start are all the probe."""
@@ -312,7 +319,7 @@ class Search:
 
 def single(search: Search) -> Choice | None:
     """The first model as it is; a body has none yet."""
-    if search.body is not None:
+    if not search.models:
         return None
     return Choice.of(search.models[0], name=SINGLE)
 

@@ -118,8 +118,9 @@ class Copy:
 
     def run(self, *, force: bool, **_: Any) -> None:
         opened = undecided(open_single(self.source))
+        slash = "" if self.out.name.endswith(SUFFIX) else "/"
         save(
-            claim_checkpoint(self.out, force=force),
+            claim_checkpoint(f"{self.out}{slash}", force=force),
             opened.tensors.planned(),
             lambda sha256: opened.manifest.model_copy(update={"weights_sha256": sha256}),
             files=opened.files,

@@ -84,7 +84,6 @@ def build(options: BuildOptions) -> Built:
     out, ours = _output(options, several=len(budgets) > 1)
     body = _body(options)
     val = open_data(options.val, limit=options.limit, seed=options.seed)
-    begun = None
     if body is None:
         models = _opened(options, val)
         options = _for_numbers(models[0], options)
@@ -100,22 +99,23 @@ def build(options: BuildOptions) -> Built:
             options.progress(line, 0, 0)
     if options.dry_run:
         return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
-    make_folder(options.work)
-    identity = _identity(models, sets, options)
-    state = State(options.work / STATE, identity)
-    state.open()
+    state = State(options.work / STATE, _identity(models, sets, options))
     workshop = Workshop(options, plan.tick)
+    if body is None:
+        search = _search(options, budgets, models, sets, plan, state, workshop, None)
+        search.check(models)
+    make_folder(options.work)
+    state.open()
     if body is not None:
         begun = probe_of(options.paths[0], options)
         plan.begin("quick")
         with plan.moving():
             for command in begun.making:
                 workshop.perform(command)
-        probe = options.but(checkpoints=(begun.file,))
-        models = _opened(probe, val)
+        models = _opened(options.but(checkpoints=(begun.file,)), val)
         options = _for_numbers(models[0], options)
         sets, notes = _data(models[0], val, options)
-    search = _search(options, budgets, models, sets, plan, state, workshop, body, begun)
+        search = _search(options, budgets, models, sets, plan, state, workshop, begun)
     front = Front(search, out, force=options.force or ours)
     outcome = built(search, front)
     notes = [*(opened.note for opened in models if opened.note), outcome.ended, *notes]
@@ -175,9 +175,9 @@ def _search(
     plan: Plan,
     state: State,
     workshop: Workshop,
-    body: Single | None,
     begun: Member | None,
 ) -> Search:
+    """What is chosen from; `begun` is the probe of a body."""
     first, val = models[0], sets["val"][0]
     problem = problem_of(first.manifest.model)
     train = open_data(options.data, model=first.manifest.model, limit=SCORED, seed=options.seed)
@@ -187,8 +187,7 @@ def _search(
     asked = Asked(val, ood, train, problem, options, plan.tick)
     clock = None
     if budgets[0].unit == "time":
-        known = state.known.get("times", {})
-        clock = Clock(first, val, options, known, lambda times: state.keep(times=times))
+        clock = Clock(first, val, options, state)
     whole = [
         Member(f"model {number + 1}", path, WHOLE, number)
         for number, path in enumerate(options.paths)
@@ -197,12 +196,11 @@ def _search(
         options=options,
         budgets=budgets,
         opened=first,
-        models=whole if body is None else [],
+        models=whole if begun is None else [],
         asked=asked,
         workshop=workshop,
         plan=plan,
         state=state,
-        body=body,
         clock=clock,
         probe=begun,
     )
