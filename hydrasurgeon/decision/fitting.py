@@ -30,7 +30,7 @@ from hydrasurgeon.files.decided import (
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.abstain import fit_abstention, rows_needed, told
 from hydrasurgeon.statistics.conformal import quantile
 from hydrasurgeon.statistics.metrics import areas
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
@@ -51,6 +51,8 @@ FEWEST = 20
 ENOUGH = 1000
 FEWEST_OOD = 20
 """OOD samples that an AUROC takes at least, to choose anything by."""
+MOSTLY = 0.9
+"""The fraction of familiar samples of which fewer answered are told."""
 PARTS = 4
 """Parts of the classes, each of which is OOD once; of fewer classes none is."""
 SUREST = 1e-3
@@ -85,7 +87,8 @@ def check_count(count: int, promise: CalibrateOptions, problem: Problem = SINGLE
     quantile(certifying, promise.coverage)
     flag_threshold(certifying, promise.id_flagged)
     if promise.risk is not None and not problem.by_word:
-        fit_abstention(certifying, certifying.bool(), risk=promise.risk)
+        familiar = certifying[: round(len(certifying) * (1 - promise.id_flagged))]
+        fit_abstention(familiar, familiar.bool(), risk=promise.risk)
     if count >= ENOUGH:
         return None
     spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))
@@ -142,11 +145,28 @@ def fit_state(
     )
     plan = problem.planned(fitting, fit.constants, promise)
     answers = problem.answers(certifying.logits, fit.constants)
-    promised = problem.promised(answers, certifying, promise, plan)
     scores = certifying.scores(kind, fitted)
+    threshold = flag_threshold(scores, promise.id_flagged)
+    try:
+        promised = problem.promised(answers, certifying, promise, plan, scores <= threshold)
+    except DataError as error:
+        raise DataError(
+            error.message, hint=_with_rows(error.hint, promise, fit.accuracy)
+        ) from error
+    notes = [*notes, *problem.advice(answers, certifying, fit.accuracy or 0.0, promise)]
+    abstain = promised.get("abstain")
+    if (
+        abstain is not None
+        and not problem.by_word
+        and abstain.coverage < MOSTLY * (1 - promise.id_flagged)
+    ):
+        notes.append(
+            f"--risk {promise.risk:g} sets aside {100 * (1 - abstain.coverage):.0f} % of the samples. "
+            f"{_rows(promise, fit.accuracy)}"
+        )
     ood = Ood(
         score=kind,
-        threshold=flag_threshold(scores, promise.id_flagged),
+        threshold=threshold,
         id_flagged=promise.id_flagged,
         chosen_by=chosen_by,
         auroc=auroc,
@@ -170,6 +190,22 @@ def fit_state(
     )
     state = State(record, fitted, problem)
     return with_seen(state, val.logits, val.features), tuple(dict.fromkeys(notes))
+
+
+def _rows(promise: CalibrateOptions, accuracy: float | None) -> str:
+    """How many samples it takes to set none aside."""
+    assert promise.risk is not None
+    needed = rows_needed(promise.risk, accuracy or 0.0, promise.id_flagged)
+    at = f"At accuracy {accuracy or 0.0:.3f}"
+    if needed is None:
+        return f"{at} no number of samples answers all: as much is wrong as may be, or more."
+    return f"{at} it takes about {told(needed)} samples in all to set none aside."
+
+
+def _with_rows(hint: str | None, promise: CalibrateOptions, accuracy: float | None) -> str | None:
+    if promise.risk is None or accuracy is None:
+        return hint
+    return f"{hint or ''} {_rows(promise, accuracy)}".strip()
 
 
 def evidence_of(

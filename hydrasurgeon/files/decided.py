@@ -159,6 +159,10 @@ class Abstention(Record):
     coverage: Unit
     """The fraction of samples that were answered."""
 
+    def among(self, share: float) -> Abstention:
+        """The same where so many of the samples were asked."""
+        return self.model_copy(update={"coverage": share * self.coverage})
+
 
 class Limits(Record):
     """When one logit answers: `yes` from one probability on, `no` below another."""
@@ -177,6 +181,10 @@ class Limits(Record):
     """What the two fractions stay below."""
     answered: Unit
     """The fraction of samples that were answered."""
+
+    def among(self, share: float) -> Limits:
+        """The same where so many of the samples were asked."""
+        return self.model_copy(update={"answered": share * self.answered})
 
 
 GroupScore = Literal["best", "margin", "count"]

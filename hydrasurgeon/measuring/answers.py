@@ -117,9 +117,12 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
     if reading.problem is SINGLE and isinstance(inside, JudgedClasses):
         _check_order(inside, predictions.logits.shape[-1], predictions.name)
     of_id = kinds or reading.ood_scores[: reading.threshold is not None]
+    scores = {kind: reading.foreign(kind, predictions.logits, predictions.scores) for kind in of_id}
+    if reading.threshold is not None and isinstance(inside, JudgedClasses):
+        inside = inside.without_empty_sets(scores[of_id[0]] > reading.threshold)
     return Answered(
         inside,
-        {kind: reading.foreign(kind, predictions.logits, predictions.scores) for kind in of_id},
+        scores,
         tuple(
             OodSet(
                 s.name,

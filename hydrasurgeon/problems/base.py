@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -513,8 +513,17 @@ class Problem(ABC):
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: Any = None,
+        familiar: Bool[Tensor, " sample"] | None = None,
     ) -> dict[str, Any]:
-        """Thresholds, as fields of a `Decision`, of `answers` to samples that fitted nothing."""
+        """Thresholds, as fields of a `Decision`, of `answers` to samples that fitted nothing, some
+        of them `familiar`.
+        """
+
+    def advice(
+        self, answers: Tensor, outputs: Outputs, accuracy: float, promise: CalibrateOptions
+    ) -> Iterator[str]:
+        """What is to be said of promises, by samples that fitted nothing."""
+        return iter(())
 
     def planned(self, outputs: Outputs, constants: Constants, promise: CalibrateOptions) -> Any:
         """What promises need that is fitted."""

@@ -7,8 +7,8 @@ z: `choices` makes them so, and what is measured of classes then holds for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -35,7 +35,7 @@ from hydrasurgeon.problems.base import (
 )
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values
-from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
+from hydrasurgeon.statistics.conformal import coverage_that_helps, fit_conformal, prediction_sets
 from hydrasurgeon.statistics.metrics import BINS, bins_of, smooth_ece
 from hydrasurgeon.statistics.probabilities import TINY, Labels, Probs, Scores, by_pieces, entropy
 from hydrasurgeon.statistics.temperature import (
@@ -202,6 +202,17 @@ class JudgedClasses(Judged):
             figures["set_size"] = float(self.set_size.mean())
         return figures
 
+    def without_empty_sets(self, unfamiliar: Bool[Tensor, " sample"]) -> JudgedClasses:
+        """As `filled` answers."""
+        if self.covered is None or self.set_size is None or len(unfamiliar) != len(self.covered):
+            return self
+        empty = (self.set_size == 0) & ~unfamiliar
+        return replace(
+            self,
+            covered=torch.where(empty, self.correct, self.covered),
+            set_size=self.set_size + empty,
+        )
+
     def sure(self) -> tuple[Scores, Bool[Tensor, " choice"]]:
         return self.confidence, self.correct
 
@@ -218,6 +229,15 @@ class JudgedClasses(Judged):
         if values["cov5"] * self.count < FEWEST_SURE:
             return (*BIASED, "cov5")
         return BIASED
+
+
+def filled(
+    sets: Bool[Tensor, "sample klass"], probs: Probs, unfamiliar: Bool[Tensor, " sample"]
+) -> Bool[Tensor, "sample klass"]:
+    """No familiar sample has an empty set: it holds the most probable label then."""
+    empty = ~sets.any(dim=-1) & ~unfamiliar
+    first = one_hot(probs.argmax(dim=-1), sets.shape[-1]).bool()
+    return sets | (first & empty[:, None])
 
 
 def called(klass: int, names: Sequence[str] | None) -> str | int:
@@ -349,15 +369,19 @@ class Classes(Problem):
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
         plain = cast(ClassPrediction, prediction)
         changes: dict[str, Any] = {}
+        unfamiliar = score > record.ood.threshold
+        sets = prediction_sets(record.conformal, plain.probabilities)
+        if not self.several:
+            sets = filled(sets, plain.probabilities, unfamiliar)
         if record.abstain is not None:
             changes["abstain"] = plain.probability < record.abstain.threshold
         return type(plain)(
             **{
                 **vars(plain),
                 **changes,
-                "sets": prediction_sets(record.conformal, plain.probabilities),
+                "sets": sets,
                 "ood_score": score,
-                "unfamiliar": score > record.ood.threshold,
+                "unfamiliar": unfamiliar,
                 "decided": True,
             }
         )
@@ -449,15 +473,43 @@ class Classes(Problem):
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: None = None,
+        familiar: Bool[Tensor, " sample"] | None = None,
     ) -> dict[str, Any]:
-        """Prediction sets, and when to abstain."""
+        """Prediction sets, and when to abstain: a promise about familiar samples, which alone are
+        answered.
+        """
         sets = fit_conformal(answers, outputs.truth, coverage=promise.coverage)
         if promise.risk is None:
             return {"conformal": sets}
-        return {"conformal": sets, **self.risk(answers, outputs, promise.risk)}
+        rows = slice(None) if familiar is None else familiar
+        kept = self.risk(answers, outputs, promise.risk, rows)
+        return {"conformal": sets, **kept}
 
-    def risk(self, probs: Probs, outputs: Outputs, risk: float) -> dict[str, Any]:
+    def risk(
+        self, probs: Probs, outputs: Outputs, risk: float, familiar: Tensor | slice
+    ) -> dict[str, Any]:
         """When to abstain."""
         confidence, label = probs.max(dim=-1)
         right = label == outputs.truth
-        return {"abstain": fit_abstention(confidence, right, risk=risk)}
+        made = fit_abstention(confidence[familiar], right[familiar], risk=risk)
+        return {"abstain": made.among(len(confidence[familiar]) / len(confidence))}
+
+    def advice(
+        self,
+        answers: Probs,
+        outputs: Outputs,
+        accuracy: float,
+        promise: CalibrateOptions,
+    ) -> Iterator[str]:
+        if self.says_yes or accuracy <= promise.coverage:
+            return
+        helps = coverage_that_helps(answers, outputs.truth, promise.coverage)
+        how = (
+            "more samples would have to certify a higher --coverage"
+            if helps is None
+            else (f"from --coverage {helps:g} on some hold two or more")
+        )
+        yield (
+            f"accuracy {accuracy:.3f} exceeds --coverage {promise.coverage:g}: sets hold one label, "
+            f"and say no more than the answer; {how}"
+        )

@@ -232,6 +232,7 @@ class ManyLabels(YesNo):
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: None = None,
+        familiar: Bool[Tensor, " sample"] | None = None,
     ) -> dict[str, Any]:
         return {"conformal": fit_sets(answers, outputs.truth.bool(), promise.coverage)}
 

@@ -269,7 +269,9 @@ class Numbers(Problem):
         return f"{bounds[low]} to {bounds[low + 1]}", float(row["spread"])
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """How much members' own variance and their spread count, by the Gaussian NLL."""
+        """How much members' own variance and their spread count, by the Gaussian NLL; the labels fit
+        where the values are nearer to them than their mean is.
+        """
         joint = _fitted(fitting)
         answers = self.answers(certifying.logits, {"joint": joint})
         truth = _truth(certifying)
@@ -277,10 +279,13 @@ class Numbers(Problem):
         mean, deviation = _truth(fitting).mean(), _truth(fitting).std(correction=0)
         guess = torch.stack([mean.expand_as(truth), deviation.clamp_min(TINY).expand_as(truth)], -1)
         guessing = float(_nll(guess, truth).mean())
-        if loss >= guessing - ROUNDING:
+        error, spread = (
+            float((truth - each).square().mean()) for each in (answers[:, 0], guess[:, 0])
+        )
+        if error >= spread * (1 - ROUNDING):
             raise DataError(
-                f"the model predicts no better than the mean of the labels: NLL {loss:.4f}, and "
-                f"{guessing:.4f} by mean and deviation",
+                "the model predicts no better than the mean of the labels: its mean squared error is "
+                f"{error:.4g}, that of the mean {spread:.4g}",
                 hint=LOSS,
             )
         return Calibration({"joint": joint}, None, {"before": guessing, "joint": loss})
@@ -291,6 +296,7 @@ class Numbers(Problem):
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: None = None,
+        familiar: Bool[Tensor, " sample"] | None = None,
     ) -> dict[str, Any]:
         value, deviation = answers.unbind(dim=-1)
         threshold = quantile((_truth(outputs) - value).abs() / deviation, promise.coverage)

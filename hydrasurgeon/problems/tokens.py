@@ -57,6 +57,10 @@ WAYS: tuple[Literal["product", "least"], ...] = ("product", "least")
 """How the probabilities of its words make that of an entity."""
 BEYOND = 0.01
 """The fraction of entities that may stand in texts with more than count."""
+FOUND = 0.5
+"""Words whose most probable tag is not O belong to an entity with more than this probability: a
+promise that few are missed gives none of them up.
+"""
 NONE = "none"
 """What a text without entities is counted by."""
 
@@ -293,6 +297,7 @@ class Tokens(Problem):
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: _Planned | None = None,
+        familiar: Bool[Tensor, " sample"] | None = None,
     ) -> dict[str, Any]:
         """Sets of tags that hold the true one of every word of a text, and what is answered."""
         truth = _beside(_tags(outputs), answers)
@@ -355,6 +360,8 @@ class _Planned:
         """The threshold that keeps it, as a field of a `Decision`."""
         promise, outcomes = self.risk, _outcomes(answers, outputs, self.risk, self.how)
         threshold = self.plan.kept(outcomes, promise)
+        if threshold is not None and promise.missed:
+            threshold = min(threshold, FOUND)
         if threshold is None:
             what = "missing true entities" if promise.missed else "wrong entities"
             raise DataError(

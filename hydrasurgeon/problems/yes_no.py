@@ -186,14 +186,16 @@ class YesNo(Classes):
             "temperature": nll_of_shares(outputs.logits, outputs.shares, *after),
         }
 
-    def risk(self, probs: Probs, outputs: Outputs, risk: float) -> dict[str, Any]:
+    def risk(
+        self, probs: Probs, outputs: Outputs, risk: float, familiar: Tensor | slice
+    ) -> dict[str, Any]:
         """Two limits, of yes and of no; and where there are groups, when one has an answer."""
         yes, truth = probs[:, 1], outputs.truth
         group = None
         if outputs.groups is not None:
             group = fit_found(yes, truth, outputs.groups, risk=risk, delta=DELTA)
-        limits = fit_limits(yes, truth.bool(), risk=risk)
-        return {"limits": limits, "group": group}
+        limits = fit_limits(yes[familiar], truth[familiar].bool(), risk=risk)
+        return {"limits": limits.among(len(yes[familiar]) / len(yes)), "group": group}
 
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
         made = super().decided(prediction, record, score)

@@ -164,6 +164,16 @@ def test_of_what_is_true_few_are_missed() -> None:
     assert tight.record.cover.words > loose.record.cover.words
 
 
+def test_names_that_were_found_stay_found() -> None:
+    """A loose promise gave up names of .58 to .95 to spend its risk."""
+    kept = state_of(risk=0.3, promise="missed")
+    assert kept.record.cover is not None
+    assert kept.record.cover.threshold <= 0.5
+    some = outputs(400, 9)
+    plain = TOKENS.predicted(some.logits, {"temperature": kept.record.temperature})
+    assert (decide(kept, some.logits, None).tags[plain.tags > 0] > 0).all()
+
+
 def test_what_cannot_be_promised_is_refused() -> None:
     with pytest.raises(DataError, match="cannot promise a risk") as refused:
         state_of(risk=0.001)

@@ -1,0 +1,121 @@
+"""What promises are about: answered rows, names that are found already, sets that a person can use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from hydrasurgeon.decision.fitting import fit_state
+from hydrasurgeon.decision.state import State, decide
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.problems import PROBLEMS
+from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.statistics.abstain import rows_needed, told
+
+GUIDE = Path(__file__).parents[2] / "docs/guide/decision.md"
+
+
+def promise(**options: object) -> CalibrateOptions:
+    return CalibrateOptions.of("m", data="d", out="o", **options)
+
+
+def drawn(count: int, seed: int, *, noise: float = 1.0) -> Outputs:
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (count,), generator=random)
+    logits = noise * torch.randn(count, 1, 3, generator=random)
+    logits[torch.arange(count), 0, labels] += 4
+    return Outputs(logits, None, labels)
+
+
+def test_no_familiar_row_has_an_empty_set_and_a_note_says_which_coverage_helps() -> None:
+    state, notes = fit_state(
+        drawn(4000, 0, noise=2.0), promise=promise(coverage=0.8), score="energy"
+    )
+    fresh = drawn(3000, 1, noise=2.0)
+    said = decide(state, fresh.logits, None)
+    sizes = said.sets.sum(dim=-1)
+    assert (sizes[~said.unfamiliar] >= 1).all()
+    assert (1 - said.probabilities.amax(dim=-1) > state.record.conformal.threshold).any()
+    (note,) = (note for note in notes if "exceeds --coverage 0.8" in note)
+    found = re.search(r"from --coverage ([\d.]+) on", note)
+    assert found is not None
+    helped, _ = fit_state(
+        drawn(4000, 0, noise=2.0), promise=promise(coverage=float(found[1])), score="energy"
+    )
+    assert (decide(helped, fresh.logits, None).sets.sum(dim=-1) > 1).double().mean() > 0.01
+
+
+def test_a_risk_is_of_answered_rows() -> None:
+    """What is easy looks unfamiliar, and would pay for the others."""
+    random = torch.Generator().manual_seed(0)
+
+    def some(count: int) -> Outputs:
+        easy = torch.rand(count, generator=random) < 0.2
+        labels = torch.randint(0, 2, (count,), generator=random)
+        wrong = (torch.rand(count, generator=random) < 0.1) & ~easy
+        # A larger logit is less familiar by −max z, and no surer.
+        logits = torch.zeros(count, 1, 2)
+        logits[torch.arange(count), 0, torch.where(wrong, 1 - labels, labels)] = 3.0
+        logits = logits - (2.0 * easy)[:, None, None]
+        return Outputs(logits + 1e-4 * torch.rand(count, 1, 1, generator=random), None, labels)
+
+    def broken(state: State) -> float:
+        fresh = some(20_000)
+        said = decide(state, fresh.logits, None)
+        kept = ~said.unfamiliar & ~said.abstain
+        return float((said.labels != fresh.truth)[kept].double().mean()) if kept.any() else 0.0
+
+    # 8 % of all rows are wrong, and 10 % of those that look familiar.
+    options = promise(id_flagged=0.2, risk=0.09)
+    with pytest.raises(Exception, match="no threshold keeps a risk"):
+        fit_state(some(30_000), promise=options, score="max-logit")
+    state, _ = fit_state(
+        some(30_000), promise=promise(id_flagged=0.2, risk=0.12), score="max-logit"
+    )
+    assert broken(state) <= 0.12
+
+
+def test_a_note_says_how_many_rows_set_none_aside() -> None:
+    _, notes = fit_state(drawn(600, 0, noise=1.9), promise=promise(risk=0.05), score="msp")
+    assert any(re.search(r"sets aside \d+ % .*At accuracy 0\.\d+ ", note) for note in notes), notes
+
+
+def test_rows_needed_are_those_of_the_binomial_tail_and_of_the_guide() -> None:
+    """Of m rows that certify, at 95 % of them familiar."""
+    for risk, accuracy in ((0.05, 0.99), (0.1, 0.95)):
+        needed = rows_needed(risk, accuracy)
+        assert needed is not None
+
+        for half, enough in ((needed // 2, True), (int(needed / 2 * 0.7), False)):
+            tail = binom.cdf(round(half * (1 - accuracy)), half, risk)
+            assert bool(tail <= 0.05 / np.ceil(np.log2(half + 1))) is enough
+    table = GUIDE.read_text()
+    rows = re.findall(r"^\| ((?:0|1)\.\d+) \|(.+)\|$", table, flags=re.MULTILINE)
+    assert len(rows) == 6
+    for accuracy, cells in rows:
+        made = [rows_needed(r, float(accuracy), 0.05) for r in (0.01, 0.02, 0.05, 0.1, 0.2)]
+        assert [cell.strip() for cell in cells.split("|")] == [
+            "–" if rows is None else told(rows) for rows in made
+        ]
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_numbers_are_right_though_their_deviation_is_not(members: int) -> None:
+    """Heavy tails in the half that certifies make the Gaussian NLL worse than the mean's."""
+    random = np.random.default_rng(members)
+    truth = random.normal(size=60) * 3
+    values = truth[:, None] + 0.01 * random.normal(size=(60, members))
+    values[::2] += random.standard_t(1.5, size=(30, members)) * 1.0
+    logits = torch.from_numpy(values)[..., None]
+    numbers = PROBLEMS["number"]
+    fitting, certifying = (
+        numbers.outputs(Outputs(logits[at], None, torch.from_numpy(truth[at])))
+        for at in (slice(1, None, 2), slice(0, None, 2))
+    )
+    fit = numbers.calibrated(fitting, certifying)
+    assert fit.losses["joint"] > fit.losses["before"]
