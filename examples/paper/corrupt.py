@@ -615,7 +615,7 @@ def _write_images(samples: Samples, path: Path) -> Path:
         for i in range(len(samples)):
             file = path / str(_label(samples, i)) / f"{i:08}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
-            samples.read(i).save(file)
+            Image.fromarray(np.asarray(samples.read(i))).save(file)
         return path
     arrays = {
         "images": np.stack([np.asarray(samples.read(i)) for i in range(len(samples))]),

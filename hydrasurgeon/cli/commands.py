@@ -32,8 +32,6 @@ from hydrasurgeon.options.base import (
 
 NAMED = re.compile(r"[^=/]*=")
 """What a data set is called, in front of it."""
-PATTERN = {*"{*?["}
-"""What is in a spec of several files."""
 
 
 def add(app: typer.Typer) -> None:
@@ -104,7 +102,7 @@ def _look(options: Options) -> None:
             find(text.partition("#")[0])
     for text in options.reading(LABELLED, UNLABELLED):
         spec = text if is_there(Path(text)) else NAMED.sub("", text)
-        if not (spec == STDOUT or PATTERN & {*spec} or spec.endswith(".tar")):
+        if spec != STDOUT:
             located(DataSpec.parse(spec).place)
 
 

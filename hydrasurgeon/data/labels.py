@@ -262,15 +262,14 @@ def _difference(name: str, other: str) -> str:
 def _check_spellings(spec: str, column: Column) -> None:
     """Refuse names of new classes of which two may be meant as one."""
     seen: dict[str, int] = {}
-    for at, name in enumerate(column.names or ()):
+    names = column.names or ()
+    for at, name in enumerate(names):
         first = seen.setdefault(_unspelt(name), at)
         if first != at and column.reading != "exact":
-            one, other = (
-                f"{column.names[i]!r} ({_rows_of(column, i).sum():,} rows)" for i in (first, at)
-            )
+            one, other = (f"{names[i]!r} ({_rows_of(column, i).sum():,} rows)" for i in (first, at))
             raise DataError(
                 f"{spec}: the labels {one} and {other} differ only in "
-                f"{_difference(column.names[first], name)}",
+                f"{_difference(names[first], name)}",
                 hint="Write them alike, or say --labels exact if they are two classes.",
             )
 
@@ -473,20 +472,22 @@ def _numbers(column: Column) -> Labels:
     return labels.astype(np.float64)
 
 
-def _of_one_logit(spec: str, column: Column, model: Model) -> Fit:
-    """How true yes is, from 0 to 1."""
+def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
+    """Numbers as they are; of one logit how true yes is, from 0 to 1."""
+    is_logit = model.problem == "one_logit"
+    least, most, hint = (0, 1, FRACTIONS) if is_logit else (-np.inf, np.inf, NUMBERS)
     labels = _numbers(column)
     if column.names is not None and column.numbers is None:
-        wrong = next((at for at, name in enumerate(column.names) if name not in YES), None)
+        words = YES if is_logit else ()
+        wrong = next((at for at in _used(column) if column.names[at] not in words), None)
         if wrong is not None:
             what = f"row {_row_of(column, wrong)} has the label {_shown(column.names[wrong])}"
-            raise DataError(f"{spec}: {what}", hint=FRACTIONS)
-        labels = np.array([YES.index(name) for name in column.names], np.float64)[column.labels]
-    outside = np.flatnonzero((labels < 0) | (labels > 1))
-    if len(outside):
-        raise DataError(
-            f"{spec}: row {outside[0]} has the label {labels[outside[0]]:g}", hint=FRACTIONS
-        )
+            raise DataError(f"{spec}: {what}", hint=hint)
+        labels = np.array([name == "yes" for name in column.names], np.float64)[column.labels]
+    fits = np.isfinite(labels) & (labels >= least) & (labels <= most)
+    if not fits.all():
+        row = int(np.argmin(fits))
+        raise DataError(f"{spec}: row {row} has the label {labels[row]:g}", hint=hint)
     return labels, model.labels, None
 
 
@@ -501,21 +502,6 @@ def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
     known = positions >= 0
     matrix[:, positions[known]] = holds[:, known]
     return matrix, names, note
-
-
-def _of_numbers(spec: str, column: Column, model: Model) -> Fit:
-    """Numbers as they are."""
-    if column.names is not None and column.numbers is None:
-        raise DataError(
-            f"{spec}: row 0 has the label {_shown(column.names[column.labels[0]])}, where a number "
-            "is due",
-            hint=NUMBERS,
-        )
-    labels = _numbers(column)
-    broken = np.flatnonzero(~np.isfinite(labels))
-    if len(broken):
-        raise DataError(f"{spec}: row {broken[0]} has the label {labels[broken[0]]}", hint=NUMBERS)
-    return labels, model.labels, None
 
 
 def _tags(spec: str, column: Column) -> tuple[int, tuple[str, ...]]:
@@ -559,9 +545,9 @@ def _kind_of(labels: Labels) -> str:
 Match = Callable[[str, Column, Model], Fit]
 READ: dict[str, tuple[Match, str, str]] = {
     "single_label": (_of_classes, ONE, ONE_EACH),
-    "one_logit": (_of_one_logit, ONE, FRACTIONS),
+    "one_logit": (_of_one_output, ONE, FRACTIONS),
     "multi_label": (_of_many_labels, LIST, LISTS),
-    "number": (_of_numbers, ONE, NUMBERS),
+    "number": (_of_one_output, ONE, NUMBERS),
     "tokens": (_of_tokens, WORDS, TAGS),
 }
 """Kind of problem → how labels are fitted to a model of it, what a row must have, and a hint."""

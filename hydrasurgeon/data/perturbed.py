@@ -28,11 +28,9 @@ class Perturbed(Subset):
         raw = self.parent.read(i)
         if isinstance(raw, str):
             return self._salad(raw, random)
-        if self.kind == "text" and isinstance(raw, tuple):
-            return self._salad(str(raw[0]), random), self._salad(raw[1], random)
-        if isinstance(raw, Image.Image):
-            return _shuffled(raw, random)
-        return raw
+        if isinstance(raw, tuple):
+            return self._salad(raw[0], random), self._salad(raw[1], random)
+        return _shuffled(raw, random)
 
     def _salad(self, text: str, random: np.random.Generator) -> str:
         """As many words, each from a sample drawn at random."""
@@ -49,8 +47,8 @@ class Perturbed(Subset):
 
 def _words(sample: Decoded) -> list[str]:
     """All words of a text, or of a pair of them."""
-    texts = sample if isinstance(sample, tuple) else (sample,)
-    return [word for text in texts if isinstance(text, str) for word in text.split()]
+    text = " ".join(sample) if isinstance(sample, tuple) else str(sample)
+    return text.split()
 
 
 def _shuffled(image: Image.Image, random: np.random.Generator) -> Image.Image:

@@ -44,10 +44,8 @@ NO_TEXT = "Give each row its text, or leave such rows out by --skip-bad."
 EMPTY = np.void(hashlib.sha256().digest())
 """The digest of a sample that cannot be read."""
 
-Decoded = Image.Image | str | tuple[str, str] | tuple[Image.Image, str]
-"""A sample as it is read: an image, a text, two texts that are read together, or an image and its
-caption.
-"""
+Decoded = Image.Image | str | tuple[str, str]
+"""A sample as it is read: an image, a text, or two texts that are read together."""
 
 
 class Samples(ABC):
@@ -55,7 +53,7 @@ class Samples(ABC):
 
     spec: str
     """As the user wrote it, without absolute paths."""
-    kind: Literal["image", "text", "pair"] = "image"
+    kind: Literal["image", "text"] = "image"
     inputs: Inputs = "text"
     """Of texts: whether they come one by one, or in pairs."""
     written: Column | None = None
