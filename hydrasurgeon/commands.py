@@ -59,9 +59,8 @@ COMMANDS = (
         "build",
         MAKE,
         (
-            "vit --data train/ --val val/ --budget macs=1.5 -o hydra.safetensors",
-            "vit --data train/ --val val/ --ood others/ --criteria taylor,fisher --candidates 16 "
-            "-o hydra2.safetensors",
+            "vit --data train/ --val val/ --budget macs=0.6 -o small.safetensors",
+            "vit --data train/ --val val/ --ood others/ --budget time=0.3,0.5 -o front/",
         ),
         record="making:BuildOptions",
         stage="build:build",

@@ -155,7 +155,7 @@ def steps_of(
     steps = [Step("quick", "what takes seconds: the model as it is, a probe", quick, timed)]
     if body:
         count = options.seeds or SEEDS
-        recipe = usual_recipe(options.paths[0], options.arch, options.data, options.limit)
+        recipe = usual_recipe(options.paths[0], options.arch)
         passes = count * ((GRADIENT * data + val) * _epochs(recipe, data) + seen)
         steps.append(Step("tuned", f"{counted(count, 'model')} tuned from the body", passes))
     if models > 1:
