@@ -413,7 +413,7 @@ class Problem(ABC):
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         """What calibrates, fitted to some outputs."""
-        return self.alone(outputs)
+        raise self._without_classes
 
     @abstractmethod
     def constants(self, record: Decision) -> Constants:
@@ -456,10 +456,6 @@ class Problem(ABC):
     @abstractmethod
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
         """With prediction sets, what is unfamiliar, and where to abstain."""
-
-    def alone(self, outputs: Outputs) -> dict[str, Any]:
-        """What calibrates the answers of these outputs."""
-        raise self._without_classes
 
     def check(self, promise: CalibrateOptions, name: str) -> None:
         """Refuse options of `calibrate` that have no meaning."""

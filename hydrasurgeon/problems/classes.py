@@ -304,7 +304,7 @@ class Classes(Problem):
 
     def _roughly(self, outputs: Outputs) -> dict[str, Any]:
         """What calibrates, found in a moment."""
-        return self.alone(outputs)
+        return self.fitted(outputs)
 
     def _right(self, outputs: Outputs) -> Bool[Tensor, "*choice"]:
         return self._answers(outputs, {}) == outputs.truth
@@ -401,7 +401,7 @@ class Classes(Problem):
 
     def _check_fit(self, outputs: Outputs, accuracy: float) -> None:
         """By constants of all rows: those of a half may be far off where it is small."""
-        constants = self.alone(outputs)
+        constants = self.fitted(outputs)
         unfit.check_fit(
             self.losses_of(outputs, constants)["temperature"],
             self.guessing(outputs),
@@ -425,10 +425,10 @@ class Classes(Problem):
     def _cross_fitted(
         self, fitting: Outputs, certifying: Outputs
     ) -> tuple[dict[str, Any], dict[str, float]]:
-        constants = self.alone(fitting)
-        return constants, self._crossed((constants, certifying), (self.alone(certifying), fitting))
+        constants = self.fitted(fitting)
+        return constants, self._crossed((constants, certifying), (self.fitted(certifying), fitting))
 
-    def alone(self, outputs: Outputs) -> dict[str, Any]:
+    def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return {"temperature": temperature_of(outputs.logits, outputs.truth)}
 
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:

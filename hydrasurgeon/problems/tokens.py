@@ -65,10 +65,6 @@ NONE = "none"
 """What a text without entities is counted by."""
 
 
-class _Words(Classes):
-    """Each word as a sample of its own, by which the temperature is fitted."""
-
-
 class Tokens(Problem):
     """A tag for each word."""
 
@@ -138,7 +134,7 @@ class Tokens(Problem):
     ) -> dict[str, float]:
         if logits.dim() == 3:
             logits = logits[:, None]
-        by_word = _Words().validated(*self.labelled(logits, labels))
+        by_word = Classes().validated(*self.labelled(logits, labels))
         return {"token_accuracy": by_word.pop("accuracy"), **by_word}
 
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
@@ -256,11 +252,11 @@ class Tokens(Problem):
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         """The temperature of words, and how entities are as probable as they are."""
-        by_word = _Words().calibrated(self._words(fitting), self._words(certifying))
+        by_word = Classes().calibrated(self._words(fitting), self._words(certifying))
         return replace(by_word, constants=self._with_entities(by_word.constants, fitting))
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
-        return self._with_entities(_Words().alone(self._words(outputs)), outputs)
+        return self._with_entities(Classes().fitted(self._words(outputs)), outputs)
 
     def _words(self, outputs: Outputs) -> Outputs:
         rows, truth = self.labelled(outputs.logits, _tags(outputs))

@@ -171,10 +171,10 @@ class YesNo(Classes):
         yes = shares.double().mean()
         return float(entropy(torch.stack([1 - yes, yes])))
 
-    def alone(self, outputs: Outputs) -> dict[str, Any]:
+    def fitted(self, outputs: Outputs) -> dict[str, Any]:
         """Platt's temperature and bias."""
         if outputs.shares is None:
-            return {**super().alone(outputs), "bias": None}
+            return {**super().fitted(outputs), "bias": None}
         temperature, bias = platt(outputs.logits, outputs.shares)
         return {"temperature": temperature, "bias": bias}
 
