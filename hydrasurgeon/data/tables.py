@@ -1,4 +1,8 @@
-"""Tables of samples: only the columns that samples are made of, or carry along, are held."""
+"""Tables of samples: only the columns that samples are made of, or carry along, are held.
+
+The datasets library's readers do not fit: they copy each file into a cache, guess types (the label
+01 becomes 1, NA becomes nothing), and name no row of what they cannot read.
+"""
 
 from __future__ import annotations
 
