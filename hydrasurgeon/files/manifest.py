@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.files.decided import Decision, Record, decides_no_more
+from hydrasurgeon.files.decided import Decision, Record, _silent_of, decides_no_more
 from hydrasurgeon.files.foreign import must, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import plugins
@@ -40,6 +40,8 @@ FILES_KEY = "hydrasurgeon.files"
 
 # The labels of 100,000 classes, or a hundred circuits of a large model, fit into this.
 MAX_BYTES = 16 << 20
+MOST_SEEN = 1 << 15
+"""Rows of training data whose hashes are kept."""
 # Layers, heads and members far beyond any model there is: what loops and masks are made of.
 MAX_COUNT = 4096
 OF_NEURONS = "neurons-"
@@ -214,6 +216,16 @@ class DataRecord(Record):
     spec: Text
     rows: int = Field(ge=0, lt=2**63)
     sha256: Sha256
+    seen: str | None = Field(
+        default=None, max_length=6 * MOST_SEEN, pattern=r"^[A-Za-z0-9+/]*={0,2}$"
+    )
+    """Four bytes of each row's hash, of data that the model was trained on: `measuring/known.py`."""
+    _silent = _silent_of("seen")
+
+    @model_validator(mode="after")
+    def _rising(self) -> DataRecord:
+        must((len(self.seen or "") % 4 == 0, "seen: is no base64"))
+        return self
 
 
 class Score(Record):

@@ -135,7 +135,7 @@ def check_fit(
     if agrees and (temperature > HIGH * AT_BOUND or (temperature < coolest and not separated)):
         raise DataError(
             f"the logits are too large or too small to be calibrated: {facts}",
-            hint="Multiply similarities by the model's scale, and divide large logits by theirs; "
+            hint="Is this the data that the model was trained on? Else multiply similarities by the model's scale, and divide large logits by theirs; "
             "probabilities go into `probabilities`, not `logits`.",
         )
     if not agrees or loss >= guessing - ROUNDING:

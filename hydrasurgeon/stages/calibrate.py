@@ -23,6 +23,7 @@ from hydrasurgeon.files.atomic import named, output_file
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest
+from hydrasurgeon.measuring import known
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -89,7 +90,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     digests = opened.digests()
     model = opened.manifest.model
     fit = [] if arguments.fit_data is None else [read(arguments.fit_data, model=model)]
-    val = fit_classes(val, model)
+    val, seen = known.certifying(fit_classes(val, model), opened.manifest.history)
     sets = {"--data": [val], "--fit-data": fit, "--ood": [read(spec) for spec in arguments.ood]}
     options = [(option, samples) for option, each in sets.items() for samples in each]
     odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
@@ -123,7 +124,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
             f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a "
             "function of the logits alone"
         )
-    notes = (opened.note, unused, *odd, few, *fitted_notes)
+    notes = (opened.note, unused, *seen, *odd, few, *fitted_notes)
     return Calibrated(
         target.path, state.record, written, tuple(filter(None, notes)), tuple(skipped)
     )
@@ -160,6 +161,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             hint = "What certifies must be neither what was fitted on nor OOD data."
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
+    val, copies = known.distinct(val, path.name)
     few = check_count(len(val.logits), arguments, problem)
     fit_outputs = problem.outputs(others[0][1].outputs) if fit else None
     foreign, few_ood = [], []
@@ -175,7 +177,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
     Alone(state, classes, members, names=names).save(target, entry)
-    every_note = (few, *few_ood, *notes)
+    every_note = (copies, few, *few_ood, *notes)
     return Calibrated(target, state.record, None, tuple(filter(None, every_note)))
 
 

@@ -19,6 +19,7 @@ from hydrasurgeon.files.manifest import DataRecord, Step
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.cascades import with_cascade
 from hydrasurgeon.measuring.cost import InTurn, SideBySide, cost_of
+from hydrasurgeon.measuring.known import trained_on
 from hydrasurgeon.measuring.predictions import (
     Predictions,
     ensembled,
@@ -233,6 +234,7 @@ def of_models(
     rows = [row for numbers in jobs for row in table.rows(numbers)]
     orders = [*sets.notes, *(samples.note for _, samples, _ in further if samples.note is not None)]
     ood = [(name, samples) for name, _, samples in sets.ood]
+    seen = [trained_on(sets.id, each.manifest.history) for each in opened]
     classes: dict[str, Any] = dict(record_of(opened[0].manifest.model))
     hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
     if any(hashes.values()):
@@ -242,7 +244,11 @@ def of_models(
         uses_of(sets, further, fitted=temperature is None),
         classes,
         tuple(dict.fromkeys(how.skipped)),
-        (*dict.fromkeys(orders), *in_samples(sets.id, ood, harm=ALIKE)),
+        (
+            *dict.fromkeys(orders),
+            *dict.fromkeys(filter(None, seen)),
+            *in_samples(sets.id, ood, harm=ALIKE),
+        ),
         sets.id,
     )
 

@@ -22,6 +22,7 @@ from hydrasurgeon.files.manifest import (
     Step,
 )
 from hydrasurgeon.files.resumable import check_place
+from hydrasurgeon.measuring.known import record as recorded
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FinetuneOptions
 from hydrasurgeon.runtime.tensors import plan_tensors
@@ -79,7 +80,7 @@ class _Material:
     def data(self) -> list[DataRecord]:
         """All the data that is read."""
         sets = (self.samples, self.held_out, self.unlabelled)
-        return [DataRecord(**each.fingerprint()) for each in sets if each is not None]
+        return [recorded(each) for each in sets if each is not None]
 
     @cached_property
     def weights(self) -> dict[str, Weight]:
@@ -145,6 +146,11 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     notes = [source.note, material.samples.note, left_out]
     if material.held_out is not None:
         notes.append(material.held_out.note)
+        if both := material.held_out.shared_with(material.samples):
+            notes.append(
+                f"--val: {both:,} of its {len(material.held_out):,} samples are trained on too, and say "
+                "nothing of new ones"
+            )
     if chosen:
         notes.append(f"trained by the recipe {name}, as no --recipe was given")
     if arguments.resume and not interrupted:

@@ -1,0 +1,132 @@
+"""Validation data that are none: copies, and rows that the model was trained on."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_families import FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import open_data
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.measuring import known
+
+WORDS = FAMILIES["BERT"]
+ORIGINAL = known.certifying
+"""Before the session's fixture takes its place."""
+
+
+@pytest.fixture(autouse=True)
+def _rows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "certifying", ORIGINAL)
+
+
+def texts(count: int, seed: int) -> list[tuple[str, int]]:
+    draw = random.Random(seed)
+    return [
+        (" ".join(draw.choice("abcdefghijklmnop") for _ in range(12)), draw.randrange(3))
+        for _ in range(count)
+    ]
+
+
+def written(path: Path, rows: list[tuple[str, int]]) -> str:
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(("text", "label"))
+        lines.writerows(rows)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of 60 texts, whose epoch 30 others chose."""
+    folder = tmp_path_factory.mktemp("known")
+    WORDS.write(folder / "body")
+    hs.finetune(
+        folder / "body",
+        data=written(folder / "train.csv", texts(60, 1)),
+        val=written(folder / "chose.csv", texts(30, 2)),
+        recipe="text",
+        set={"epochs": "1"},
+        out=folder / "trained.safetensors",
+        device="cpu",
+    )
+    return folder / "trained.safetensors"
+
+
+def calibrated(
+    model: Path, tmp_path: Path, rows: list[tuple[str, int]], **options: object
+) -> object:
+    return hs.calibrate(
+        model,
+        data=written(tmp_path / "val.csv", rows),
+        ood_score="msp",
+        out=tmp_path / "c.safetensors",
+        device="cpu",
+        force=True,
+        **options,
+    )
+
+
+def test_copies_promise_no_more_than_what_they_are_of(trained: Path, tmp_path: Path) -> None:
+    once = texts(24, 5)
+    for rows in (once, once * 4):
+        with pytest.raises(DataError, match="too few for a threshold") as refused:
+            calibrated(trained, tmp_path, rows)
+        assert refused.value.message.startswith("12 samples")
+    done = calibrated(trained, tmp_path, texts(60, 5) + texts(20, 5))
+    assert (done.decision.fitted, done.decision.certified) == (30, 30)
+    assert any("20 of its 80 samples are copies" in note for note in done.notes)
+
+
+def test_what_it_was_trained_on_certifies_nothing(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the model was trained on 100 %"):
+        calibrated(trained, tmp_path, texts(60, 1))
+    done = calibrated(trained, tmp_path, texts(6, 1) + texts(94, 7))
+    assert done.decision.fitted + done.decision.certified == 94
+    assert any("6 of its 100 samples trained the model" in note for note in done.notes)
+    done = calibrated(trained, tmp_path, texts(30, 2) + texts(60, 8))
+    assert any("30 of its 90 samples chose" in note for note in done.notes)
+
+
+def test_surgery_keeps_what_was_seen_and_eval_says_it(trained: Path, tmp_path: Path) -> None:
+    parts = [
+        hs.prune(trained, method="random", keep=keep, out=tmp_path / f"m{keep}.safetensors").path
+        for keep in (1, 2)
+    ]
+    hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors").path
+    with pytest.raises(DataError, match="the model was trained on 100 %"):
+        calibrated(hydra, tmp_path, texts(60, 1))
+    data = written(tmp_path / "some.csv", texts(5, 1) + texts(15, 9))
+    notes = hs.evaluate(hydra, data=data, device="cpu").notes
+    assert any("trained on 5 of these 20 samples" in note for note in notes)
+
+
+def test_hashes_are_those_of_the_texts(trained: Path) -> None:
+    data = open_checkpoint(trained).manifest.history[0].data[0]
+    assert data.seen is not None
+    stored = np.frombuffer(base64.b64decode(data.seen), dtype="<u4").tolist()
+    samples = open_data(str(trained.with_name("train.csv")))
+    own = [hashlib.sha256(samples.content(i)).digest()[:4] for i in range(60)]
+    assert stored == sorted(int.from_bytes(each, "little") for each in own)
+
+
+def test_of_more_rows_than_are_kept_a_part_stands_for_all(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "MOST_SEEN", 20)
+    record = known.record(open_data(str(trained.with_name("train.csv"))))
+    assert record.seen is not None
+    rows, told = known.is_seen(open_data(str(trained.with_name("train.csv"))), record.seen)
+    assert rows.sum() == told.sum() == 20
+    other = open_data(written(tmp_path / "o.csv", texts(500, 11)))
+    rows, told = known.is_seen(other, record.seen)
+    assert rows.sum() == 0
+    assert 100 < told.sum() < 250
