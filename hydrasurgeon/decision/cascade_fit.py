@@ -51,7 +51,11 @@ def fit_cascade(
     draft = draft.model_copy(update={"threshold": threshold})
     state = with_cascade(state, draft)
     parts = in_stages(state, first.at(certifying), whole.at(certifying))
-    kept = problem.promised(answers_in_stages(state, parts), whole.at(certifying), promise)
+    answers = answers_in_stages(state, parts)
+    familiar = torch.ones(len(certifying), dtype=torch.bool)  # to the first all that it answers
+    _, late = parts
+    familiar[late.rows] = state.ood_score(late.logits, late.features) <= record.ood.threshold
+    kept = problem.promised(answers, whole.at(certifying), promise, None, familiar)
     going = going_on(stage_state(state, first=True), threshold, first)
     share = float(going.double().mean())
     return with_cascade(state, draft.model_copy(update={**kept, "share_on": share}))

@@ -114,9 +114,6 @@ def open_graph(path: Path) -> Graph:
 class ScoredInGraph(EnsembleScore):
     """An OOD score that the graph computes: it comes in place of features."""
 
-    def among(self, members: Sequence[int]) -> ScoredInGraph:
-        return self
-
     def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
         return features[:, 0, 0]
 
