@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Hydra from one backbone, as a shell pipeline: each stage is a file, so a Makefile or CI can cache it.
 #   examples/pipeline.sh BACKBONE TRAIN VAL TEST OUT_FOLDER
-# Heads are ranked by METHOD: taylor, fisher, magnitude, or circuit for OBJECTIVE acc, ood or avg, the last two with foreign
+# Heads are ranked by METHOD: taylor, magnitude, or circuit for OBJECTIVE acc, ood or avg, the last two with foreign
 # data in OOD. RECIPE= (nothing) leaves the members untuned: then the hydra is training-free.
 #   METHOD=circuit OBJECTIVE=avg OOD=foreign.npz RECIPE= examples/pipeline.sh …
 set -euo pipefail

@@ -33,7 +33,7 @@ score() {
 # differ: here in the heads drawn from the first $pool of one list) and circ-acc, -ood, -avg.
 prune() {
     hydrasurgeon prune "$out/scored" --method taylor --keep "$keep" ${taylor_tower[@]+"${taylor_tower[@]}"} --data "$found" --limit "$limit" \
-        -o "$out/taylor.safetensors" --quiet
+        --compensate none -o "$out/taylor.safetensors" --quiet
     for i in 1 2 3; do
         hydrasurgeon prune "$out/scored" --method taylor --sample "$remove/$pool" --seed "$i" -o "$out/taylor-$i.safetensors" --quiet
     done

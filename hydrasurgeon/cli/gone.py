@@ -15,6 +15,8 @@ GONE: dict[str, str] = {
     "monitor --report": "Use `monitor --json`.",
     "eval --mc-dropout": "examples/paper/mc_dropout.py writes a file for `eval --predictions-in`.",
     "finetune --trunk-cache": "Tune the members, then fuse them.",
+    "fuse --soup": "`fuse --mean` takes all alike.",
+    "fuse --base": "`fuse --mean` takes all alike.",
     "--push-to-hub": "Use `hf upload REPO DIR`; the model card is written as ever.",
     "eval --corrupt": "Write the sets by examples/paper/corrupt.py, and give them as --shift NAME:S=D.",
     "--conformal": "Prediction sets are LAC's; figures say that others are larger.",

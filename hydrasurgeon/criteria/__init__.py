@@ -17,7 +17,6 @@ from hydrasurgeon.lookup import did_you_mean, imported, plugins
 NEURONS = "hydrasurgeon.criteria.neurons"
 CRITERIA = {
     "taylor": Criterion("hydrasurgeon.criteria.taylor:score", neurons=f"{NEURONS}:taylor"),
-    "fisher": Criterion("hydrasurgeon.criteria.fisher:score", neurons=f"{NEURONS}:fisher"),
     "magnitude": Criterion(
         "hydrasurgeon.criteria.magnitude:score", neurons=f"{NEURONS}:magnitude", needs_data=False
     ),

@@ -1,7 +1,6 @@
 """How much each neuron of an MLP matters, and which of them go.
 
 taylor      mean over samples of |∂L/∂m|     m multiplies what the neuron says to every token
-fisher      Σ over samples of (∂L/∂m)²
 magnitude   mean |W| of its rows of W_1, times that of its column of W_2
 """
 
@@ -25,14 +24,10 @@ from hydrasurgeon.options.making import PruneOptions
 
 
 def taylor(subject: Subject) -> Score:
-    sums = _over_samples(subject, lambda gradients: gradients.abs())
+    sums = _over_samples(subject)
     return _recorded(
         subject, {place: [value / subject.samples for value in row] for place, row in sums.items()}
     )
-
-
-def fisher(subject: Subject) -> Score:
-    return _recorded(subject, _over_samples(subject, lambda gradients: gradients.square()))
 
 
 def random(subject: Subject) -> Score:
@@ -47,10 +42,8 @@ def random(subject: Subject) -> Score:
     return _recorded(subject, drawn, seed=subject.run.seed)
 
 
-def _over_samples(subject: Subject, measure: Callable[[Any], Any]) -> HeadScores:
-    """Σ over samples of what is made of each sample's own gradients with respect to the neurons'
-    masks.
-    """
+def _over_samples(subject: Subject) -> HeadScores:
+    """Σ over samples of the absolute gradients with respect to the neurons' masks."""
     import torch
 
     from hydrasurgeon.anatomy.hooks import removed
@@ -79,7 +72,7 @@ def _over_samples(subject: Subject, measure: Callable[[Any], Any]) -> HeadScores
             loss = subject.losses(model(inputs), labels).sum()
         for block, gradients in zip(blocks, torch.autograd.grad(loss, masks), strict=True):
             place = block.attention.tower, block.attention.layer
-            sums[place] = sums.get(place, 0) + measure(gradients.double()).sum(dim=0).cpu()
+            sums[place] = sums.get(place, 0) + gradients.double().abs().sum(dim=0).cpu()
     return {place: values.tolist() for place, values in sums.items()}
 
 

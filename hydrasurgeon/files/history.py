@@ -21,7 +21,6 @@ def step(
     inputs: Sequence[Input],
     data: Sequence[DataRecord] = (),
     teachers: Sequence[Input] = (),
-    weights: Sequence[float] = (),
     seed: int | None = None,
     uses: Sequence[str] = (),
 ) -> Step:
@@ -36,7 +35,6 @@ def step(
         inputs=tuple(inputs),
         data=tuple(data),
         teachers=tuple(teachers),
-        weights=tuple(weights),
         seed=seed,
         versions={
             name: version

@@ -73,12 +73,12 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         metavar="M",
         reads=CRITERIA,
         recorded=True,
-        help="taylor, fisher, headmap, magnitude, random, cahp or circuit.",
+        help="taylor, headmap, magnitude, random, cahp or circuit.",
     )
     part: Literal["heads", "neurons"] = option(
         "heads",
         recorded=True,
-        help="What is scored: heads, or the neurons of the MLPs by taylor, fisher or magnitude.",
+        help="What is scored: heads, or the neurons of the MLPs by taylor or magnitude.",
     )
     remove: int | None = option(
         None,
@@ -108,7 +108,6 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
     Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
     """
 
-    requires: ClassVar = {"compensate": ("data",)}
     conflicts: ClassVar = tuple(("even", name) for name in ("remove", "sample", "mask"))
 
     method: str | None = option(
@@ -144,27 +143,29 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
         recorded=True,
         help="The same number in every layer, of a size that the model's own library builds.",
     )
-    compensate: Literal["none", "mean", "lstsq"] = option(
-        "none",
+    compensate: Literal["none", "lstsq"] | None = option(
+        None,
         metavar="HOW",
         recorded=True,
-        help="Repair without training, on --data: none, mean or lstsq.",
+        unset="lstsq where --data is given",
+        help="Refit what stays on --data by least squares, without training: lstsq or none.",
     )
     out: PathLike | None = option(
         None, flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT
     )
 
     @property
-    def repair(self) -> str | None:
-        """How the member is repaired on data, if it is."""
-        return None if self.compensate == "none" else self.compensate
+    def repairs(self) -> bool:
+        """Whether the member is refitted on data."""
+        if self.compensate == "lstsq" and self.data is None:
+            raise UsageError("--compensate lstsq requires --data.")
+        return self.data is not None and self.compensate != "none"
 
     def recorded(self) -> dict[str, Any]:
         """What history keeps: whoever repeats the command must know what is not the default."""
         dtype = None if self.dtype == "float32" else self.dtype
         mask = None if self.mask is None else Path(self.mask)
         return super().recorded() | {
-            "compensate": self.repair,
             "dtype": dtype,
             "mask": mask,
         }
@@ -286,7 +287,7 @@ class FuseOptions(ClassNames, Run, Output):
     model: their mean.
     """
 
-    requires: ClassVar = {"limit": ("check",), "soup": ("mean",), "base": ("mean",)}
+    requires: ClassVar = {"limit": ("check",)}
     conflicts: ClassVar = [("mean", "mlp"), ("mean", "mean_trunk")]
 
     members: Paths = argument(
@@ -305,25 +306,6 @@ class FuseOptions(ClassNames, Run, Output):
             "Write one ordinary model of their mean weights: for several fine-tunings of one start."
         ),
     )
-    soup: Literal["uniform", "greedy", "stock"] | None = option(
-        None,
-        recorded=True,
-        unset="uniform",
-        help=(
-            "What --mean takes: uniform, all alike; greedy, those that lower the NLL on --check; stock, "
-            "all and the start by the angle between them (Model Stock)."
-        ),
-    )
-    base: PathLike | None = option(
-        None,
-        metavar="CKPT",
-        recorded=True,
-        group=CHECKPOINTS,
-        help=(
-            "The start that the members share, as an ingredient of the mean: as much as lowers the NLL "
-            "on --check, or by --soup stock."
-        ),
-    )
     mean_trunk: int | None = option(
         None,
         ge=1,
@@ -338,8 +320,7 @@ class FuseOptions(ClassNames, Run, Output):
         None,
         metavar="D",
         group=LABELLED,
-        recorded=True,
-        help="Compare with the members on this data; with --soup greedy or --base, choose by it.",
+        help="Compare with the members on this data.",
     )
     tolerance: float = option(
         0.02,
@@ -354,26 +335,12 @@ class FuseOptions(ClassNames, Run, Output):
         """What becomes of MLPs that differ."""
         return self.mlp or ("average" if self.mean_trunk is None else "separate")
 
-    @property
-    def chooses(self) -> bool:
-        """Whether the data of --check say what the mean is of."""
-        return self.soup == "greedy" or (self.base is not None and self.soup != "stock")
-
-    @property
-    def lacks(self) -> str | None:
-        """What a soup requires and does not have."""
-        if self.chooses and self.check is None:
-            return "--soup greedy and --base require --check."
-        if self.soup == "stock" and self.base is None:
-            return "--soup stock requires --base."
-        return None
-
     def recorded(self) -> dict[str, Any]:
-        """What history keeps: of MLPs nothing where the mean is written, of data what chose."""
+        """What history keeps: of MLPs nothing where the mean is written."""
         kept = super().recorded()
         if not self.mean:
             kept = {"mlp": self.mlps, **kept}
-        without = () if self.chooses else ("check", "limit", "dtype")
+        without = ("limit", "dtype")
         return {name: value for name, value in kept.items() if name not in without}
 
 

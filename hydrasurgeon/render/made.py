@@ -145,7 +145,6 @@ def _fused(result: Fused) -> dict[str, Any]:
     manifest = result.manifest
     return fields("bytes_members", "bytes_stored", "notes")(result) | {
         "members": result.members,
-        "weights": result.weights,
         "fusion": manifest.fusion and manifest.fusion.model_dump(exclude_none=True),
         "agreement": vars(result.agreement) if result.agreement else None,
     }
@@ -164,8 +163,6 @@ def fused(result: Fused) -> None:
     )
     trunk = f", trunk of {manifest.fusion.trunk} layers" if manifest.fusion else ""
     show((str(result.path), "bold"), f": {what}, {less}{trunk}")
-    for name, weight in result.weights.items():
-        show(f"  {name} {100 * weight:.0f} %")
     if agreement:
         show(
             f"  against its members on {agreement.samples} samples: probabilities differ by"

@@ -23,7 +23,6 @@ from hydrasurgeon.checkpoints.reading import (
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.manifest import (
-    DataRecord,
     Fusion,
     HydraManifest,
     Manifest,
@@ -80,12 +79,6 @@ class Fused:
     agreement: Agreement | None = None
     notes: tuple[str, ...] = ()
 
-    @property
-    def weights(self) -> dict[str, float]:
-        """How much of each model is in a mean that is not of all alike."""
-        entry = self.manifest.history[-1]
-        return dict(zip((each.name for each in entry.inputs), entry.weights, strict=False))
-
 
 @stage(FuseOptions)
 def fuse(arguments: FuseOptions) -> Fused:
@@ -100,8 +93,6 @@ def fuse(arguments: FuseOptions) -> Fused:
     """
     if len(arguments.members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
-    if arguments.lacks is not None:
-        raise UsageError(arguments.lacks)
     opened = [undecided(open_single(member)) for member in arguments.members]
     samples = None
     if arguments.check is not None:
@@ -114,33 +105,21 @@ def fuse(arguments: FuseOptions) -> Fused:
         samples = fit_classes(samples, opened[0].manifest.model)
     target = claimed(arguments, arguments.out)
     digests = [sound_digests(member) for member in opened]
-    members, hashes, weights = opened, digests, tuple[float, ...]()
+    members, hashes = opened, digests
     inputs = [member.record(d) for member, d in zip(opened, digests, strict=True)]
     if arguments.mean_trunk is not None:
         members, hashes = behind_mean_trunk(opened, digests, arguments.mean_trunk)
     if arguments.mean:
-        start, every = None, digests
-        if arguments.base is not None:
-            start = undecided(open_single(arguments.base))
-            every = [*digests, sound_digests(start)]
-            inputs.append(start.record(every[-1]))
-        check_common_start(opened, list(opened[0].weights), "--mean", start)
-        mean, weights = _mean(opened, every, start, samples, arguments)
-        plan = plan_mean(mean, opened)
+        check_common_start(opened, list(opened[0].weights), "--mean")
+        plan = plan_mean(mean_model(opened, digests), opened)
     else:
         plan = plan_fusion(members, hashes, average_mlp=arguments.mlps == "average")
     stored = _hashes(members, hashes)
-    data = []
-    if samples is not None and arguments.chooses:
-        data.append(DataRecord(**samples.fingerprint()))
     entry = step(
         "fuse",
         args=arguments.recorded(),
         inputs=inputs,
-        data=data,
-        weights=weights,
         seed=arguments.seed,
-        uses=["torch"] * arguments.chooses,
     )
     written = target.save(
         plan.planned,
@@ -148,7 +127,7 @@ def fuse(arguments: FuseOptions) -> Fused:
         files=opened[0].files,
     )
     agreement = None
-    if samples is not None and not arguments.chooses:
+    if samples is not None:
         agreement = _checked(opened, target.path, samples, arguments)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
@@ -162,24 +141,6 @@ def fuse(arguments: FuseOptions) -> Fused:
         agreement,
         tuple(notes),
     )
-
-
-def _mean(
-    opened: Sequence[Single],
-    digests: Sequence[dict[str, str]],
-    start: Single | None,
-    samples: Samples | None,
-    arguments: FuseOptions,
-) -> tuple[Single, tuple[float, ...]]:
-    """The mean, and how much of each model, the start last, is in it; of all alike it is not said."""
-    if arguments.chooses and samples is not None:
-        from hydrasurgeon.stages.soups import chosen
-
-        return chosen(opened, digests, start, samples, arguments)
-    mean, away = mean_model(opened, digests, start, None)
-    if start is None:
-        return mean, ()
-    return mean, (*[(1 - away) / len(opened)] * len(opened), away)
 
 
 def with_common_names(members: Sequence[Single]) -> list[Single]:

@@ -15,7 +15,7 @@ from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.neurons import choose_neurons
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.criteria.selection import kept_from_file
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import (
     UNKNOWN,
@@ -75,7 +75,9 @@ def prune(arguments: PruneOptions) -> Pruned:
     def scored(by: ScoreKey) -> Score:
         nonlocal data
         name = str(by)
-        if name not in scores or (arguments.data is not None and arguments.repair is None):
+        # Whoever asks for the repair by name may have scores of other data.
+        anew = arguments.data is not None and arguments.compensate != "lstsq"
+        if name not in scores or anew:
             scores[name] = _computed(opened, by, arguments, samples, target.path)
             data = tuple(dict.fromkeys((*data, *scores[name].data)))
         return scores[name]
@@ -92,12 +94,16 @@ def prune(arguments: PruneOptions) -> Pruned:
         check_stock(opened, rewritten(opened.manifest, **changes), hint=EVEN)
     cut = {**kept, **{f"{tower}{NEURONS}": rows for tower, rows in neurons.items()}}
     repaired: dict[str, Raw] = {}
-    if arguments.repair is not None and samples is not None:
-        how = arguments.repair
-        repaired, calibration = repaired_tensors(
-            opened, cut, how=how, samples=samples, run=arguments
-        )
-        data = tuple(dict.fromkeys((*data, calibration)))
+    if samples is not None and arguments.repairs:
+        try:
+            repaired, calibration = repaired_tensors(opened, cut, samples=samples, run=arguments)
+            data = tuple(dict.fromkeys((*data, calibration)))
+        except SurgeryError as error:
+            if arguments.compensate is not None:
+                raise
+            notes.append(f"nothing was refitted: {error.message}")
+    elif arguments.compensate is None and key is not None and criterion(key).needs_data:
+        notes.insert(0, "nothing was refitted: give --data D to repair what stays by least squares")
     uses = ("torch", opened.manifest.model.family) if repaired else ()
     args = {**arguments.recorded(), "method": arguments.method if key is None else str(key)}
     entry = step("prune", args=args, inputs=(), data=data, seed=arguments.seed, uses=uses)
@@ -139,7 +145,7 @@ def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples |
             "or both."
         )
         raise UsageError(f"prune: {wrong}", hint=hint)
-    method, data = arguments.method, arguments.data
+    method, data, repairs = arguments.method, arguments.data, arguments.repairs
     check_keep(method, arguments.keep)
     if method is None and arguments.mask is None and named:
         raise UsageError(
@@ -148,7 +154,7 @@ def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples |
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
     scored = data is not None and method is not None and criterion(method).needs_data
     samples = None
-    if data is not None and (scored or arguments.repair is not None):
+    if data is not None and (scored or repairs):
         from hydrasurgeon.data import open_data
 
         samples = open_data(data, limit=arguments.limit, seed=arguments.seed)
@@ -238,7 +244,7 @@ def _default_name(name: str, key: ScoreKey | None, arguments: PruneOptions) -> s
         amount = f"-r{arguments.remove}"
     elif arguments.sample is not None:
         amount = f"-s{arguments.sample.replace('/', 'of')}-seed{arguments.seed}"
-    repair = f"-{arguments.repair}" if arguments.repair else ""
+    repair = "-lstsq" if arguments.compensate == "lstsq" else ""
     amount += "" if arguments.neurons is None else f"-n{arguments.neurons:g}"
     method = "mask" if arguments.mask is not None else arguments.method or "taylor"
     where = f"-{arguments.tower}" if arguments.tower not in (None, "both") else ""

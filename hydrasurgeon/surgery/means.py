@@ -27,29 +27,21 @@ FAR = 0.5
 """Spread beyond which models share no start. Independent weights lie √(M − 1) of their mean's norm
 from it, 1 for two of them, members that were tuned from one start some hundredths.
 """
-TINY = 1e-300
-"""Stands for the length of what did not move."""
 PARTS = ("attention", "output", "mlp")
 """Parts whose matrices tell separate trainings; norms and biases begin alike."""
 
 
 class Averaged(Tensors):
-    """A model's tensors, of which `names` are the mean of several models', computed when read.
-
-    A tensor with a share lies that share of the way from `start` to the mean.
-    """
+    """A model's tensors, of which `names` are the mean of several models', computed when read."""
 
     def __init__(
         self,
         own: Tensors,
         models: Sequence[Tensors],
         names: Collection[str],
-        start: Tensors | None = None,
-        shares: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(own.files, {name: own.stored(name) for name in own})
         self.models, self.names = models, frozenset(names)
-        self.start, self.shares = start, shares or {}
 
     def read(self, name: str) -> Raw:
         if name not in self.names:
@@ -62,14 +54,9 @@ class Averaged(Tensors):
         if name not in self.names:
             yield from super().blocks(name, start=start, stop=stop, most=most)
             return
-        sources, share, dtype = [*self.models], self.shares.get(name), self[name].dtype
-        if share is not None and self.start is not None:
-            sources.append(self.start)
-        for values in values_of(sources, name, start=start, stop=stop, most=most):
-            mean = mean_of(values[: len(self.models)])
-            if share is not None:
-                mean = share * mean + (1 - share) * values[-1]
-            yield from_float(mean, dtype)
+        dtype = self[name].dtype
+        for values in values_of(self.models, name, start=start, stop=stop, most=most):
+            yield from_float(mean_of(values), dtype)
 
 
 def values_of(
@@ -105,46 +92,9 @@ def averaged(model: Single, models: Sequence[Single], names: Collection[str]) ->
     return replace(model, tensors=Averaged(model.tensors, tensors, names))
 
 
-def mean_model(
-    models: Sequence[Single],
-    digests: Sequence[Mapping[str, str]],
-    start: Single | None = None,
-    away: float | None = 0.0,
-) -> tuple[Single, float]:
-    """One model of the models' mean weights, of which `start` has the fraction `away`; where it is
-    None, as much of each tensor as by Model Stock. And the fraction of all numbers that it has.
-
-    What the start lacks, a classifier, is the mean. `digests` are the models' and the start's.
-    """
-    first, tensors = models[0], [model.tensors for model in models]
-    names = differing(first.weights, digests)
-    if start is None:
-        return averaged(first, models, names), 0.0
-    origin = start.tensors
-    shares = {
-        name: stock_share(tensors, origin, name) if away is None else 1 - away
-        for name in names
-        if _shape(start, name) == _shape(first, name)
-    }
-    sizes = {name: math.prod(first.tensors[name].shape) for name in shares}
-    kept = sum(shares[name] * sizes[name] for name in shares) / max(1, sum(sizes.values()))
-    mean = replace(first, tensors=Averaged(first.tensors, tensors, names, origin, shares))
-    return mean, 1 - kept if away is None else away
-
-
-def stock_share(models: Sequence[Tensors], start: Tensors, name: str) -> float:
-    """How far one tensor goes from the start to the mean of M models (Model Stock, Jang et al.,
-    2024): M cos θ / (1 + (M − 1) cos θ), θ the mean angle between what the models moved.
-    """
-    count = len(models)
-    products = np.zeros((count, count))
-    for values in values_of([*models, start], name):
-        moved = np.stack(values[:-1]) - values[-1]
-        products += moved @ moved.T
-    lengths = np.sqrt(products.diagonal())
-    cosines = products / np.maximum(np.outer(lengths, lengths), TINY)
-    cosine = max(0.0, float(cosines[~np.eye(count, dtype=bool)].mean()))
-    return count * cosine / (1 + (count - 1) * cosine)
+def mean_model(models: Sequence[Single], digests: Sequence[Mapping[str, str]]) -> Single:
+    """One model of the models' mean weights."""
+    return averaged(models[0], models, differing(models[0].weights, digests))
 
 
 def differing(names: Iterable[str], digests: Sequence[Mapping[str, str]]) -> list[str]:
@@ -165,18 +115,12 @@ def spread(models: Sequence[Single], names: Collection[str]) -> float:
     return math.sqrt(squares / len(models) / norm) if norm else math.inf
 
 
-def check_common_start(
-    models: Sequence[Single], names: Collection[str], option: str, start: Single | None = None
-) -> None:
+def check_common_start(models: Sequence[Single], names: Collection[str], option: str) -> None:
     """Refuse models whose mean of these tensors would be like none of them."""
     first, *others = models
     axes, kinds = head_axes(first.weights[name] for name in names), first.weights
     places = {(group, layer) for group, layer, _ in axes.values()}
     matrices = [n for n in names if kinds[n].part in PARTS and len(kinds[n].shape) == 2]
-    groups = [models]
-    if start is not None:
-        others.append(start)
-        groups.append([first, start])
     for other in others:
         fit = all(_shape(other, name) == _shape(first, name) for name in matrices)
         if not fit or any(other.kept[g][layer] != first.kept[g][layer] for g, layer in places):
@@ -187,7 +131,7 @@ def check_common_start(
             )
     for part in PARTS:
         some = [name for name in matrices if kinds[name].part == part]
-        distance = max(spread(group, some) for group in groups)
+        distance = spread(models, some)
         if distance > FAR:
             raise SurgeryError(
                 f"{option}: their {part} weights lie {100 * distance:.0f} % of its norm from their "

@@ -1,13 +1,11 @@
-"""Repair what pruning cost without training: fold means into the output bias, or refit W_O and W_2
-by least squares.
+"""Repair what pruning cost without training: refit W_O and W_2 by least squares.
 
 A place is a layer's attention or its MLP, which loses heads or neurons; x are the outputs of those
 that stay, over the real tokens of the calibration inputs, and W is W_O or W_2. Places follow each
 other as inputs run through them.
 
-    mean    b ← b + W_gone · mean(x_gone)
-    lstsq   min over W, b of  Σ s·‖W x + b − t‖² + λ·‖W − W_O‖²        with λ = 10⁻³ · trace / width
-            t = y + (h − h′)/γ        t = y where the branch ends with a norm
+    min over W, b of  Σ s·‖W x + b − t‖² + λ·‖W − W_O‖²        with λ = 10⁻³ · trace / width
+    t = y + (h − h′)/γ        t = y where the branch ends with a norm
 
 y is the output of the unpruned place and h what flows past it in the unpruned model; x and h′
 belong to the pruned model whose earlier places are repaired already, so that the fit also takes
@@ -80,39 +78,6 @@ class Repair:
     columns: Tensor
     weight: Tensor
     bias: Tensor | None
-
-
-def fold_means(
-    anatomy: Anatomy, present: Kept, kept: Kept, calibration: Calibration
-) -> dict[Place, Repair]:
-    """`mean`: the mean of what is removed, through its columns of W, added to the bias."""
-    lost = lost_places(anatomy, present, kept)
-    for place in lost:
-        if place.out(anatomy).bias is None:
-            raise SurgeryError(
-                f"--compensate mean: {place} has no output bias to fold the means into",
-                hint="Use --compensate lstsq, which can do without.",
-            )
-    sums = {place: torch.zeros(()) for place in lost}
-    tokens = 0
-    with torch.no_grad():
-        for done, inputs in enumerate(calibration.inputs(), 1):
-            stack = anatomy.embed(inputs)
-            hidden, real = stack.hidden, real_tokens(stack)
-            tokens += int(real.sum())
-            for place in _places(anatomy):
-                with _watched(place.out(anatomy)) as seen:
-                    hidden = _half(anatomy, place, hidden, stack.bias)
-                if place in lost:
-                    sums[place] = sums[place] + seen[0][real].double().sum(dim=0).cpu()
-            calibration.tick("means of what goes", done, calibration.batches)
-    repairs = {}
-    for place, columns in lost.items():
-        out = place.out(anatomy)
-        weight, gone = out.weight.detach().double().cpu(), ~columns
-        folded = out.bias.detach().double().cpu() + weight[:, gone] @ (sums[place] / tokens)[gone]
-        repairs[place] = Repair(columns, weight[:, columns], folded)
-    return repairs
 
 
 def refit(

@@ -38,41 +38,38 @@ def sharing() -> Iterator[None]:
 
 
 def repaired_tensors(
-    checkpoint: Single, kept: Kept, *, how: str, samples: Samples, run: Run
+    checkpoint: Single, kept: Kept, *, samples: Samples, run: Run
 ) -> tuple[dict[str, Raw], DataRecord]:
     """Raw output projections and biases of the layers that lose heads, by name, and the data they
     come from.
     """
     from hydrasurgeon.runtime.tensors import TORCH, to_raw
-    from hydrasurgeon.surgery.refit import fold_means, refit
+    from hydrasurgeon.surgery.refit import refit
 
     record = DataRecord(**samples.fingerprint())
     kept = {**checkpoint.kept, **kept}
-    unpruned = _unpruned(checkpoint, kept, record.sha256, how=how, samples=samples, run=run)
+    unpruned = _unpruned(checkpoint, kept, record.sha256, samples=samples, run=run)
     anatomy, calibration = unpruned.anatomy, replace(unpruned.calibration, tick=run.tick)
     names = output_names(checkpoint, kept)
     run_through = {b.attention.tower for b in anatomy.blocks}
     beyond = [group for group, _ in names if group.removesuffix(NEURONS) not in run_through]
     if beyond:
         raise SurgeryError(
-            f"--compensate {how}: no data runs through tower {beyond[0]}",
+            f"--compensate lstsq: no data runs through tower {beyond[0]}",
             hint="Prune that tower without --compensate.",
         )
     widths = {TORCH[checkpoint.tensors[name].dtype] for name, _ in names.values()}
     stored = anatomy.blocks[0].attention.out.weight.dtype
     if len(widths) == 1:
         stored = widths.pop()
-    if how == "mean":
-        repairs = fold_means(anatomy, checkpoint.kept, kept, calibration)
-    else:
-        repairs = refit(
-            anatomy,
-            checkpoint.kept,
-            kept,
-            calibration,
-            stored=lambda values: values.to(stored),
-            unpruned=unpruned,
-        )
+    repairs = refit(
+        anatomy,
+        checkpoint.kept,
+        kept,
+        calibration,
+        stored=lambda values: values.to(stored),
+        unpruned=unpruned,
+    )
     repaired = {}
     for place, repair in repairs.items():
         weight, bias = names[place.group(anatomy), anatomy.blocks[place.layer].attention.layer]
@@ -82,7 +79,7 @@ def repaired_tensors(
             rounded = values.to(TORCH[checkpoint.tensors[name].dtype])
             if not rounded.isfinite().all():
                 raise SurgeryError(
-                    f"--compensate {how}: the repaired {name} would hold NaN or infinity",
+                    f"--compensate lstsq: the repaired {name} would hold NaN or infinity",
                     hint=(
                         "The model overflows on this data: prune without --compensate, or use "
                         "--dtype float32."
@@ -92,9 +89,7 @@ def repaired_tensors(
     return repaired, record
 
 
-def _unpruned(
-    checkpoint: Single, kept: Kept, data: str, *, how: str, samples: Samples, run: Run
-) -> Unpruned:
+def _unpruned(checkpoint: Single, kept: Kept, data: str, *, samples: Samples, run: Run) -> Unpruned:
     """The live model on its calibration inputs; one that is shared where there is such."""
     from hydrasurgeon.data import Batches
     from hydrasurgeon.runtime.answering import fed
@@ -115,7 +110,7 @@ def _unpruned(
         return (batch.inputs for batch in fed(batches, run.but(progress=None), module=model))
 
     calibration = Calibration(inputs, len(batches))
-    if shared is None or how == "mean":
+    if shared is None:
         places = tuple(lost_places(model.anatomy, checkpoint.kept, kept))
         return Unpruned(model.anatomy, calibration, places)
     for other in [*shared]:

@@ -190,7 +190,7 @@ def test_pickled_directories(tmp_path: Path) -> None:
             "--method tayler: no such criterion (did you mean taylor?)",
         ),
         (
-            "build vit --data demo:train --val demo:val --criteria fisher,x -o o",
+            "build vit --data demo:train --val demo:val --criteria taylor,x -o o",
             "--criteria x: no such criterion",
         ),
         ("finetune vit --data demo:train --recipe imag -o o", "--recipe imag: no such recipe"),

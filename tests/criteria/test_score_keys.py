@@ -20,7 +20,7 @@ def test_keys() -> None:
     ("text", "key"),
     [
         ("circuit-acc", ScoreKey("circuit", "acc")),
-        ("neurons-fisher", ScoreKey("fisher", part="neurons")),
+        ("neurons-magnitude", ScoreKey("magnitude", part="neurons")),
         ("my-own", ScoreKey("my-own")),
     ],
 )

@@ -307,9 +307,9 @@ def _heads(tower: str) -> list[Any]:
 
 
 def test_scores_of_the_text_tower_are_each_samples_own(clip: Path, tmp_path: Path) -> None:
-    """Fisher against one backward pass for every sample."""
+    """Taylor against one backward pass for every sample."""
     spec = data(tmp_path)
-    score = hs.score(clip, method="fisher", data=spec, device="cpu", classes=",".join(NAMES)).result
+    score = hs.score(clip, method="taylor", data=spec, device="cpu", classes=",".join(NAMES)).result
     model = named(clip)
     model.requires_grad_(False)
     from hydrasurgeon.data import Batches, open_data
@@ -321,15 +321,16 @@ def test_scores_of_the_text_tower_are_each_samples_own(clip: Path, tmp_path: Pat
         with masked(sites, masks):
             cross_entropy(model(batch.inputs)[:, 0], batch.labels).backward()
         for place, mask in masks.items():
-            totals[place] += mask.grad.square()  # type: ignore[union-attr]
+            totals[place] += mask.grad.abs()  # type: ignore[union-attr]
     assert score.values is not None
     for (tower, layer), total in totals.items():
+        total /= len(open_data(spec))
         found = torch.tensor(score.values[tower][layer])
         assert total.min() > 0
         torch.testing.assert_close(found, total, rtol=1e-3, atol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["random", "magnitude", "taylor", "fisher"])
+@pytest.mark.parametrize("method", ["random", "magnitude", "taylor"])
 def test_a_selection_stays_in_its_tower(clip: Path, tmp_path: Path, method: str) -> None:
     spec = None if method in ("random", "magnitude") else data(tmp_path)
     options: dict[str, Any] = {"classes": ",".join(NAMES), "device": "cpu"}

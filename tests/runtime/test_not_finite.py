@@ -36,7 +36,7 @@ def overflowing(path: Path) -> Path:
     return edited(path, path.with_name("huge.safetensors"), lambda _, t: t.sign() * 3e38)
 
 
-DATA_METHODS = ("taylor", "fisher", "cahp", "circuit")
+DATA_METHODS = ("taylor", "cahp", "circuit")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -138,15 +138,14 @@ def test_finetune_names_the_tensor_not_the_learning_rate(
     assert "The model overflows" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("how", ["mean", "lstsq"])
 def test_repairs_that_are_not_finite_are_not_written(
-    tiny: MAKE, images: SPEC, tmp_path: Path, how: str
+    tiny: MAKE, images: SPEC, tmp_path: Path
 ) -> None:
     mask = tmp_path / "mask.json"
     mask.write_text(json.dumps({"vision": [[0, 1]] * 3}))
     path = overflowing(tiny())
     with pytest.raises(SurgeryError, match="hold NaN or infinity"):
-        hs.prune(path, mask=mask, compensate=how, data=images(), out=tmp_path / "m.safetensors")
+        hs.prune(path, mask=mask, compensate="lstsq", data=images(), out=tmp_path / "m.safetensors")
     assert not (tmp_path / "m.safetensors").exists()
 
 

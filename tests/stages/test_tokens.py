@@ -194,7 +194,7 @@ def test_windows_of_a_text_are_one_sample(tuned: Path, home: Path, tmp_path: Pat
     model = as_classifier(open_checkpoint(tuned), device="cpu")
     inputs = first_batch(open_data(str(data)), model.transform, 5)
     assert samples_of(inputs, 5).bincount().tolist() == [4, 1, 3, 3, 2]
-    for method, part in (("taylor", "neurons"), ("fisher", "neurons"), ("fisher", "heads")):
+    for method, part in (("taylor", "neurons"), ("taylor", "heads")):
         together, alone = (
             hs.score(tuned, method=method, part=part, batch_size=size, **about).result.values[
                 "text"

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
-from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.surgery import refit as compensation
-from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
+from hydrasurgeon.surgery.refit import Calibration, refit
 from hydrasurgeon.surgery.repair import sharing
 
 MAKE = Callable[..., Path]
@@ -165,34 +165,6 @@ def test_repairs_of_one_model_share_what_it_gives(
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_mean_folds_what_the_removed_heads_say_on_average(
-    tiny: MAKE, images: SPEC, tmp_path: Path
-) -> None:
-    path, spec = tiny(), images()
-    x, module = inputs_of(path, spec), double(path)
-    pruned = hs.prune(
-        path,
-        mask=mask_file(tmp_path / "m.json", KEPT),
-        compensate="mean",
-        data=spec,
-        batch_size=7,
-        out=tmp_path / "m.safetensors",
-    )
-    before, after = load_file(path), load_file(pruned.path)
-    for layer, gone in ((0, [0, 2]), (2, [0, 1, 2, 3])):
-        name = f"blocks.{layer}.attn.proj"
-        _, heads, _ = heads_of(module, layer, x)
-        mean = heads.unflatten(-1, (HEADS, HEAD_DIM))[..., gone, :].mean(dim=(0, 1)).flatten()
-        columns = before[f"{name}.weight"].double().view(32, HEADS, HEAD_DIM)[:, gone].flatten(1)
-        expected = before[f"{name}.bias"].double() + columns @ mean
-        torch.testing.assert_close(after[f"{name}.bias"].double(), expected, rtol=0, atol=1e-6)
-        assert (expected - before[f"{name}.bias"].double()).abs().max() > 1e-4
-    # Weights are cut, not changed; a layer that loses nothing is untouched.
-    kept = before["blocks.0.attn.proj.weight"].view(32, HEADS, HEAD_DIM)[:, [1, 3]].flatten(1)
-    assert torch.equal(after["blocks.0.attn.proj.weight"], kept)
-    assert torch.equal(after["blocks.1.attn.proj.bias"], before["blocks.1.attn.proj.bias"])
-
-
 def logits_error(path: Path, whole: Path, x: Tensor) -> float:
     return float((double(path)(x) - double(whole)(x)).square().mean())
 
@@ -202,12 +174,12 @@ def test_lstsq_brings_the_logits_back(tiny: MAKE, images: SPEC, tmp_path: Path) 
     mask = mask_file(tmp_path / "m.json", {"vision": [[1, 3], [0, 1, 2, 3], []]})
     x = inputs_of(path, images("other.npz", seed=3))
     errors = {}
-    for how in ("none", "mean", "lstsq"):
+    for how in ("none", "lstsq"):
         out = tmp_path / f"{how}.safetensors"
         pruned = hs.prune(path, mask=mask, compensate=how, data=spec, out=out)
         errors[how] = logits_error(pruned.path, path, x)
         recorded = pruned.manifest.history[-1]
-        assert recorded.args.get("compensate") == (None if how == "none" else how)
+        assert recorded.args.get("compensate") == how
         assert [d.rows for d in recorded.data] == ([] if how == "none" else [80])
         if how == "lstsq":
             again = hs.prune(
@@ -216,7 +188,6 @@ def test_lstsq_brings_the_logits_back(tiny: MAKE, images: SPEC, tmp_path: Path) 
             assert again.path.read_bytes() == pruned.path.read_bytes()
             assert load_file(pruned.path)["blocks.2.attn.proj.weight"].shape == (32, 0)
     assert errors["lstsq"] < 0.3 * errors["none"]
-    assert errors["mean"] < errors["none"]
 
 
 def test_without_labels_and_with_recorded_scores(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
@@ -232,6 +203,24 @@ def test_without_labels_and_with_recorded_scores(tiny: MAKE, images: SPEC, tmp_p
     before, after = load_file(plain.path), load_file(pruned.path)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {f"blocks.{i}.attn.proj.{p}" for i in range(3) for p in ("weight", "bias")}
+
+
+def test_lstsq_is_the_default_where_data_is_given(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """Of scores in the manifest alone nothing is refitted, which is said."""
+    path, data = tiny(), images()
+    hs.score(path, method="magnitude")
+    options = {"method": "magnitude", "keep": 2, "data": data}
+    made = {
+        how: hs.prune(path, **options, compensate=how, out=tmp_path / f"{how}.safetensors")
+        for how in (None, "lstsq", "none")
+    }
+    assert made[None].manifest.weights_sha256 == made["lstsq"].manifest.weights_sha256
+    assert made[None].manifest.weights_sha256 != made["none"].manifest.weights_sha256
+    hs.score(path, method="taylor", data=data)
+    told = hs.prune(path, method="taylor", keep=2, out=tmp_path / "told.safetensors")
+    assert any("nothing was refitted" in note for note in told.notes)
+    with pytest.raises(UsageError, match="--compensate lstsq requires --data"):
+        hs.prune(path, method="taylor", keep=2, compensate="lstsq", out=tmp_path / "x.safetensors")
 
 
 def test_repaired_members_fuse(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
@@ -263,7 +252,7 @@ def test_bfloat16_stays_bfloat16(tiny: MAKE, images: SPEC, tmp_path: Path) -> No
     metadata = {"format": "pt"}
     save_file({k: v.bfloat16() for k, v in load_file(path).items()}, half, metadata=metadata)
     arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
-    for how in ("mean", "lstsq"):
+    for how in ("lstsq",):
         pruned = hs.prune(
             half,
             arch=arch,
@@ -335,13 +324,12 @@ def toy_batches(rows: int = 90, padding: float = 0.0) -> list[dict[str, Tensor]]
 
 
 @pytest.mark.parametrize("prenorm", [False, True])
-@pytest.mark.parametrize("how", [fold_means, refit])
-def test_padding_has_no_say(prenorm: bool, how: Callable[..., dict]) -> None:
+def test_padding_has_no_say(prenorm: bool) -> None:
     torch.manual_seed(0)
     anatomy = Toy(prenorm=prenorm).double().requires_grad_(False).anatomy()
     kept = {"text": ((0, 2), (1,))}
     found = [
-        how(anatomy, TOY, kept, Calibration(lambda filler=filler: toy_batches(padding=filler), 3))
+        refit(anatomy, TOY, kept, Calibration(lambda filler=filler: toy_batches(padding=filler), 3))
         for filler in (0.0, 50.0)
     ]
     for layer in (0, 1):
@@ -376,9 +364,6 @@ def test_no_output_bias() -> None:
     torch.manual_seed(0)
     anatomy = Toy(bias=False).double().requires_grad_(False).anatomy()
     kept = {"text": ((0, 1), ())}
-    with pytest.raises(SurgeryError, match="no output bias") as caught:
-        fold_means(anatomy, TOY, kept, Calibration(toy_batches, 3))
-    assert "lstsq" in str(caught.value.hint)
     repairs = refit(anatomy, TOY, kept, Calibration(toy_batches, 3))
     assert repairs[0, False].bias is None
     assert repairs[1, False].weight.shape == (6, 0)
@@ -396,16 +381,13 @@ def test_real_tokens_under_padding_and_causal_masks() -> None:
     assert real_tokens(Stack(hidden, causal[None, None])).all()
 
 
-@pytest.mark.parametrize("how", ["mean", "lstsq"])
-def test_nothing_lost_is_nothing_changed(
-    tiny: MAKE, images: SPEC, tmp_path: Path, how: str
-) -> None:
+def test_nothing_lost_is_nothing_changed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path = tiny()
     whole = hs.prune(
         path,
         method="random",
         keep=HEADS,
-        compensate=how,
+        compensate="lstsq",
         data=images(rows=10),
         out=tmp_path / "w.safetensors",
     )
