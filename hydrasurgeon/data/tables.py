@@ -569,7 +569,7 @@ def _parquet(source: Source) -> Iterator[Table]:
                 yield batch
 
         if source.size <= SMALL:
-            _check_texts(source, schema, wanted)
+            _check_texts(source, file.schema, wanted)
         if not about.num_rows:
             tables = iter([file.read(wanted)])
         elif at_once is None:
@@ -582,12 +582,12 @@ def _parquet(source: Source) -> Iterator[Table]:
             yield Table(spec, names, columns, _described(spec, schema), source.root)
 
 
-def _check_texts(source: Source, schema: Any, wanted: Sequence[str]) -> None:
+def _check_texts(source: Source, columns: Any, wanted: Sequence[str]) -> None:
     """Refuse columns in which a text that is stored once stands in too many rows."""
-    import pyarrow as pa
     from pyarrow import compute, parquet
 
-    texts = [name for name in wanted if pa.types.is_string(schema.field(name).type)]
+    stored = [columns.column(i) for i in range(len(columns))]
+    texts = [c.path for c in stored if c.physical_type == "BYTE_ARRAY" and c.path in wanted]
     file, size = parquet.ParquetFile(source.file, read_dictionary=texts), 0
     for batch in file.iter_batches(PIECE, columns=texts):
         for column in batch.columns:

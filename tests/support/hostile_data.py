@@ -131,10 +131,10 @@ def _equal_texts(folder: Path) -> str:
     from pyarrow import parquet as pq
 
     text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1_000_000, np.int32)), ["x" * 1000])
-    schema = pa.schema([("text", pa.string())])
+    schema = pa.schema([("text", pa.large_string())])  # as polars writes it
     with pq.ParquetWriter(folder / "d.parquet", schema) as writer:
         for start in range(0, 1_000_000, 10_000):
-            column = text[start : start + 10_000].dictionary_decode()
+            column = text[start : start + 10_000].cast(pa.large_string())
             writer.write_table(pa.table({"text": column}))
     return str(folder / "d.parquet")
 
