@@ -195,18 +195,3 @@ def test_entities_that_are_not_answered_are_counted_and_left_out() -> None:
     assert 'hydrasurgeon_predicted_total{label="A"} 3.0' in said
     doubt = counts.registry.get_sample_value("hydrasurgeon_uncertainty_sum")
     assert doubt == pytest.approx(0.8 + 0.8 + 0.1)
-
-
-def test_a_tokenizer_without_places_is_refused(
-    tagger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    from hydrasurgeon.cli.app import run
-
-    monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
-    data = lines(tmp_path / "texts.jsonl", [{"text": "plot"}])
-    assert run(["predict", str(tagger), "--data", data, "--device", "cpu"]) == 3
-    said = capsys.readouterr().err
-    assert "the checkpoint's tokenizer does not say where its tokens stand in a text" in said
-    assert "tokenizer.json" in said

@@ -111,15 +111,6 @@ def test_it_learns_and_is_measured(tuned: Path, home: Path, tmp_path: Path) -> N
     assert found.f1 > 0.8
 
 
-def test_a_probe_learns_something(home: Path, tmp_path: Path) -> None:
-    out = tmp_path / "probe.safetensors"
-    hs.finetune(
-        home / "bert", data=str(home / "train.jsonl"), recipe="probe", out=out, device="cpu"
-    )
-    assert open_checkpoint(out).manifest.model.labels == NAMES
-    assert measured(out, home).token_accuracy > 0.6
-
-
 def test_a_pruned_one_follows_its_teacher(tuned: Path, home: Path, tmp_path: Path) -> None:
     """The loss is T²·KL, a mean over the words of each text."""
     cut = hs.prune(tuned, method="magnitude", keep=1, out=tmp_path / "cut.safetensors").path
@@ -203,22 +194,6 @@ def test_windows_of_a_text_are_one_sample(tuned: Path, home: Path, tmp_path: Pat
         )
         for mine, theirs in zip(together, alone, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-9)
-
-
-def test_repair_by_least_squares(tuned: Path, home: Path, tmp_path: Path) -> None:
-    """Cut with what is left refitted to outputs, closer than without."""
-    full = said(tuned, home, tmp_path)
-    there = full["labels"] >= 0
-    gaps = {}
-    for name, more in (
-        ("bare", {}),
-        ("refitted", {"compensate": "lstsq", "data": str(home / "val.jsonl")}),
-    ):
-        out = tmp_path / f"{name}.safetensors"
-        hs.prune(tuned, method="magnitude", keep=2, neurons=0.5, out=out, device="cpu", **more)
-        logits = said(out, home, tmp_path)["logits"]
-        gaps[name] = float((logits - full["logits"])[:, 0][there].square().mean())
-    assert gaps["refitted"] < gaps["bare"]
 
 
 def test_means_and_hydras(tuned: Path, home: Path, tmp_path: Path) -> None:
