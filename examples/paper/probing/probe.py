@@ -106,7 +106,7 @@ def _with_amount(manifest: SingleManifest, arguments: ProbeOptions) -> ProbeOpti
 def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
     """Recorded scores, or new ones; a circuit is not searched on the way."""
     recorded = opened.manifest.scores
-    key = score_key(arguments.method, arguments.objective, arguments.ood_score, recorded=recorded)
+    key = score_key(arguments.method, arguments.objective, recorded=recorded)
     if str(key) in recorded:
         return str(key), recorded[str(key)]
     criterion(key)  # a misspelt name is the first thing to say
