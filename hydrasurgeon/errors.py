@@ -20,6 +20,8 @@ from collections.abc import Sequence
 
 # Characters of a message, besides the hint and the details.
 MAX_MESSAGE = 2_000
+PROBE = "hydrasurgeon finetune BODY --recipe probe --data TRAIN.csv -o probe"
+"""What gives a model a classifier in a moment."""
 
 
 class HydraWarning(UserWarning):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import CheckpointT, rewritten, undecided
-from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.errors import PROBE, CheckpointError, UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates, zero_shot
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.options.shared import ClassNames
@@ -60,7 +60,7 @@ def need_classes(manifest: Manifest, name: object) -> None:
     if manifest.model.num_classes == 0:
         raise CheckpointError(
             f"{name}: has no classes to choose between",
-            hint="Finetune it with a classifier, or give a CLIP its --classes.",
+            hint=f"Fit it a classifier ({PROBE}), or give a CLIP its --classes.",
         )
 
 

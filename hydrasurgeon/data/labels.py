@@ -21,7 +21,7 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.errors import PROBE, DataError
 from hydrasurgeon.files.foreign import MAX_NAME, is_name
 from hydrasurgeon.files.manifest import MAX_CLASSES, Model, ProblemName
 from hydrasurgeon.files.rows import harmless
@@ -60,9 +60,8 @@ NUMBERS = "Labels of a model of numbers are numbers, one for each row."
 LISTS = 'Labels of a model with many labels are lists of names, such as ["red", "round"]; [] where none holds.'
 TAGS = "Tags are lists of names: O, B-X for the first word of an X, and I-X for its others."
 OTHER_CLASSES = (
-    "Use the data set the model was trained for, make it a classifier of these classes "
-    "(hydrasurgeon finetune "
-    "--set classifier=fresh --data D), or give CLIP other --classes."
+    f"Use the data set the model was trained for, fit it a classifier of these classes ({PROBE}), or "
+    "give CLIP other --classes."
 )
 """What next, where the data has other classes than the model."""
 SHOWN = 6
@@ -337,7 +336,7 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     # Of CLIP a picture may show one thing, or several.
     if kind != wanted and not (model.is_zero_shot and kind == ONE):
         what = f"{spec}: row 0 has {kind}, where {wanted} is due"
-        raise DataError(what, hint=f"{hint} For others, train a model: --set classifier=fresh.")
+        raise DataError(what, hint=f"{hint} For others, fit a classifier ({PROBE}).")
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]
     return Column(labels, names, note="; ".join(notes) or None)
@@ -431,7 +430,8 @@ def _by_order(spec: str, column: Column, model: Model) -> Fit:
     names, count, labels = column.names or (), model.num_classes, model.labels
     if len(names) != count:
         raise DataError(
-            f"{spec}: has {len(names)} classes, the model has {count}", hint=OTHER_CLASSES
+            f"{spec}: has {len(names)} classes, the model has {count or 'no classifier'}",
+            hint=OTHER_CLASSES,
         )
     order = tuple(range(count))
     if all(INTEGER.fullmatch(name) for name in names) and names != labels:

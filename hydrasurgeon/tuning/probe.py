@@ -59,7 +59,7 @@ def probe(
     if samples.labels is None or not (np.asarray(samples.labels) != UNLABELLED).any():
         raise UsageError(
             "--set classifier=probe: is fitted to labels, and the data has none",
-            hint="Give --set classifier=fresh.",
+            hint="Give labelled data; to learn from --teacher alone, --recipe text --set classifier=fresh.",
         )
     features, labels = read(model, samples, run)
     (layers,), problem = last_layers(model), problem_of(model.manifest.model)

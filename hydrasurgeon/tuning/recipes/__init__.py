@@ -114,8 +114,8 @@ class Recipe(BaseModel):
     def _one_length(self) -> Recipe:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either steps or epochs")
-        if self.epochs == 0 and self.classifier != "probe":
-            raise ValueError("without an epoch there is only classifier=probe to fit")
+        if self.epochs == 0 and self.classifier == "keep":
+            raise ValueError("without an epoch there is nothing to train but a new classifier")
         return self
 
     def steps_of(self, batches: int) -> tuple[int, int]:
@@ -164,7 +164,10 @@ def load_recipe(
                 *fields.get("freeze", []),
                 *(part.strip() for part in freeze.split(",")),
             ]
-        return Recipe.model_validate(fields)
+        recipe = Recipe.model_validate(fields)
+        if recipe.epochs == 0:  # whichever new classifier it is to be, it is fitted
+            recipe = recipe.model_copy(update={"classifier": "probe"})
+        return recipe
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])[:100]
