@@ -11,7 +11,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
@@ -26,10 +26,6 @@ DECIMALS = 3
 """Decimals of fractions and losses."""
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """What stands behind the name of a metric: the direction in which it is better."""
-CHARACTER, PADDING = 8.2, 18
-"""About how wide a character of a table is in a browser, and what lies around a cell, in pixels."""
-NAMES = (150, 260)
-"""Least and most pixels of the column of names."""
 NARROW = 24
 """Characters of a name above a column."""
 FORMULA = re.compile(r"[=@+]|-(?![0-9.])")
@@ -389,15 +385,6 @@ class Column:
     def head(self) -> str:
         return self.title or self.metric.head
 
-    @property
-    def width(self) -> float:
-        """About how many pixels it takes in a browser: of its longest word, or of its longest
-        interval, which is smaller.
-        """
-        ends = [0.8 * (len(cell.low) + len(cell.high) + 3) for cell in self.cells if cell.low]
-        words = [min(len(word), NARROW) for word in self.head.split()]
-        return PADDING + CHARACTER * max([*words, *(len(cell.text) for cell in self.cells), *ends])
-
 
 @dataclass(frozen=True)
 class Table:
@@ -417,28 +404,6 @@ class Table:
         return [
             (group, len(list(each)))
             for group, each in groupby(column.group for column in self.columns)
-        ]
-
-    def parts(self, width: float) -> list[Table]:
-        """The same in tables of this many pixels at most, where groups allow it."""
-        width -= min(
-            max(NAMES[0], PADDING + CHARACTER * max(map(len, self.names), default=0)), NAMES[1]
-        )
-        parts: list[list[Column]] = [[]]
-        for group, neighbours in groupby(self.columns, key=lambda column: column.group):
-            block = list(neighbours)
-            # Columns without a heading in common may be torn apart, and those that have no room
-            # together must be.
-            torn = not group or sum(column.width for column in block) > width
-            for some in [[each] for each in block] if torn else [block]:
-                if parts[-1] and sum(column.width for column in (*parts[-1], *some)) > width:
-                    parts.append([])
-                parts[-1] += some
-        titles = [self.title, *(f"{self.title}, part {at}" for at in range(2, len(parts) + 1))]
-        last = len(parts) - 1
-        return [
-            replace(self, title=title, columns=tuple(part), note=self.note if at == last else "")
-            for at, (title, part) in enumerate(zip(titles, parts, strict=True))
         ]
 
     def __str__(self) -> str:

@@ -52,8 +52,6 @@ PASSED = (
     "chances",
 )
 """What the template gets of the material as it is."""
-WIDTH = 1130
-"""Pixels that a table has in a window of 1280."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def document(material: Material) -> str:
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
-    listed = _parts(_untimed(each) for each in tables(results))
+    listed = [_untimed(each) for each in tables(results)]
 
     def named(name: str, widest: int = WIDEST) -> str:
         """Names leave room for numbers, and are whole where they would look alike."""
@@ -194,7 +192,7 @@ def _classes(material: Material, drawn: charts.Drawn) -> dict[str, Any]:
         listed = class_tables(drawn, material.reference, names)
         balanced = balance(answers.choices)
     by_entity = isinstance(answers.inside, JudgedTokens)
-    return {"balance": balanced, "by_class": _parts(listed), "by_entity": by_entity}
+    return {"balance": balanced, "by_class": listed, "by_entity": by_entity}
 
 
 def shown(value: object) -> object:
@@ -211,10 +209,6 @@ def _glossary(listed: Iterable[Table]) -> dict[str, str]:
 def _attribute(text: str) -> Markup:
     """Text of several lines as the value of an attribute."""
     return Markup(str(escape(text)).replace("\n", "&#10;"))
-
-
-def _parts(of: Iterable[Table]) -> list[Table]:
-    return [part for each in of for part in each.parts(WIDTH)]
 
 
 def _untimed(of: Table) -> Table:

@@ -48,7 +48,6 @@ from hydrasurgeon.measuring.sets import (
     uses_of,
 )
 from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 
@@ -103,7 +102,11 @@ class _Table:
         models = [self.how.load(checkpoint) for checkpoint in job]
         reading, fitted = self._reading(job, models)
         row = row_of(self._predict(job, models, fitted), reading)
-        row = self._extended(row, numbers, models, reading)
+        together = models[0] if len(models) == 1 else InTurn(list(models))
+        row = replace(row, timing=self.timed.add(together, self.how.first(models[0], self.sets.id)))
+        if self.others:
+            others = [self._on(each, numbers, models, reading) for each in self.others]
+            row = over_sets(row, others, first=self.name)
         if not self.arguments.cascade:
             return [row]
         return with_cascade(row, job[0], self.sets, self.how, self.timed, reading=reading)
@@ -119,7 +122,7 @@ class _Table:
         if arguments.temperature is not None:
             temperature = self.temperature
             if temperature is None:
-                temperature = self._fitted_temperature(models, problem)
+                temperature = problem.temperature(*self.how.logits(models, self.sets.val))
         reading = reading_of(
             state,
             kinds,
@@ -157,22 +160,6 @@ class _Table:
                 predictions, self.predictions, data=self.sets.id.fingerprint()["sha256"]
             )
         return predictions
-
-    def _extended(
-        self, row: Row, numbers: Sequence[int], models: Sequence[Any], reading: Reading
-    ) -> Row:
-        """With what is measured of other data sets, and of time."""
-        together = models[0] if len(models) == 1 else InTurn(list(models))
-        row = replace(row, timing=self.timed.add(together, self.how.first(models[0], self.sets.id)))
-        if not self.others:
-            return row
-        others = [self._on(each, numbers, models, reading) for each in self.others]
-        return over_sets(row, others, first=self.name)
-
-    def _fitted_temperature(self, models: Sequence[Any], problem: Problem) -> float:
-        """The one that suits the validation set."""
-        logits, labels = self.how.logits(models, self.sets.val)
-        return problem.temperature(logits, labels)
 
     def _on(
         self, data: Further, numbers: Sequence[int], models: Sequence[Any], reading: Reading

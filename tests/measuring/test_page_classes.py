@@ -13,7 +13,7 @@ import torch
 
 import hydrasurgeon as hs
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
-from hydrasurgeon.report.columns import csv_of, tables
+from hydrasurgeon.report.columns import csv_of
 
 
 def predictions(
@@ -99,13 +99,6 @@ def test_every_table_can_be_copied(tmp_path: Path) -> None:
     assert [float(values[f"NLL {end}"]) for end in ("low", "high")] == pytest.approx(
         list(result.ci["nll"]), rel=1e-5
     )
-    # A table that is as wide as the window holds all columns, in parts.
-    parts = tables(evaluation.report.results)[0].parts(650)
-    assert [each.title for each in parts[:2]] == ["In distribution", "In distribution, part 2"]
-    assert [c for part in parts for c in part.columns] == list(
-        tables(evaluation.report.results)[0].columns
-    )
-    assert all(sum(c.width for c in part.columns) <= 500 for part in parts)
 
 
 def test_a_name_is_no_formula() -> None:
