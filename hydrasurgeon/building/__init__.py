@@ -69,23 +69,9 @@ def built(search: Search, front: Front) -> Outcome:
         rows=tuple(entry.row(entry.choice.name) for entry in references),
         front=tuple(rung.entry.row(name_of(rung)) for rung in front.rungs),
         last=front.rungs[-1],
-        summary=summary_of(front.rungs, front.single, search.options) + _cost_of_stock(front),
+        summary=summary_of(front.rungs, front.single, search.options),
         ended=ended,
     )
-
-
-def _cost_of_stock(front: Front) -> str:
-    """What sizes that need our code would change, where --stock left them out."""
-    lines = []
-    for rung in front.rungs:
-        other = front.better_with_code(rung)
-        if other is None:
-            continue
-        changes = compared(other.answers, rung.entry.answers)
-        shown = "; ".join(_change(each) for each in changes if each.metric in MEASURES)
-        label = other.choice.members[0].label
-        lines.append(f"\nWithout --stock, {rung.budget}: {label}, with code of ours: {shown}")
-    return "".join(lines)
 
 
 def summary_of(rungs: Sequence[Rung], single: Entry, options: BuildOptions) -> str:

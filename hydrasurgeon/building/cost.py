@@ -96,14 +96,14 @@ class Sizes:
             tokens = anatomy.embed(sample).hidden.shape[1]
         self.tokens = [tokens] * (self.layers - 1) + [min(tokens, anatomy.reads or tokens)]
         counts = [_counted(backbone, self._kept(heads), sample) for heads in (self.heads, 1)]
-        self.full = {"macs": counts[0], "params": stored(opened)}
+        self.full: dict[Unit, int] = {"macs": counts[0], "params": stored(opened)}
         axes = head_axes(weights)
         in_heads = sum(
             torch.Size(opened.weights[name].shape).numel()
             for name, (named, *_) in axes.items()
             if named == self.tower
         )
-        self.of_a_head = {
+        self.of_a_head: dict[Unit, float] = {
             "macs": (counts[0] - counts[1]) / max(1, self.heads - 1),
             "params": in_heads / self.heads,
         }
@@ -207,8 +207,8 @@ def _counted(backbone: LoadedBackbone, kept: Kept, inputs: Any) -> int:
 
 
 def cost_of(
-    opened: Checkpoint, one: Any, full: Mapping[str, float], options: Run
-) -> dict[str, float]:
+    opened: Checkpoint, one: Any, full: Mapping[Unit, float], options: Run
+) -> dict[Unit, float]:
     """What a file costs, times the unpruned model's: counted on the model itself."""
     live = as_classifier(opened, device=options.device, dtype=options.dtype, lean=True)
     weight = next(live.parameters())

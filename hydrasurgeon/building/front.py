@@ -16,7 +16,7 @@ from hydrasurgeon.building.choosing import Pool, decide, proposals, propose
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import Budget
 from hydrasurgeon.building.search import SINGLE, Search, fusion_of
-from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Row, Table, right_of
+from hydrasurgeon.building.table import AUTO, Entry, Objective, Row, Table, right_of
 from hydrasurgeon.building.work import Copy, Making, mark_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, OutputError, SurgeryError, UsageError
@@ -53,12 +53,14 @@ class Rung:
 class Front:
     """Decides within budgets, by one table, and writes what is decided."""
 
-    def __init__(self, search: Search, out: Path, *, force: bool) -> None:
+    def __init__(self, search: Search, out: Path, *, force: bool, ours: bool) -> None:
         self.search = search
         self.options: BuildOptions = search.options
         self.out = out
-        self.force = force
+        self.force = force or ours
         """Whether what lies at `out` may be replaced; what was written here always may."""
+        self.there = search.state.known.get("made") if ours else None
+        """What lies there already, of a build that was ended early."""
         self.table: Table | None = None
         self.making: Entry | None = None
         """What is being made."""
@@ -168,9 +170,7 @@ class Front:
         """Everything that a budget could pay: the plain rivals and what is proposed for it."""
         search, wanted = self.search, self.options.wanted
         choices = [
-            each
-            for each in search.plain
-            if wanted in (None, each.count) and not search.needs_code(each.members)
+            each for each in search.plain if wanted in (None, each.count) and search.offers(each)
         ]
         if pools:
             whole, first, rest = (
@@ -201,20 +201,15 @@ class Front:
             hint = "Allow more than that."
         raise SurgeryError(what, hint=hint)
 
-    def better_with_code(self, rung: Rung) -> Entry | None:
-        """The best single model within a budget of those that --stock left out."""
-        search = self.search
-        cuts = [each for each in search.cuts if search.needs_code([each])]
-        choices = [each for cut in cuts for each in search.computed(Choice.of(cut))]
-        entries = [self._table().entry(choice) for choice in choices]
-        within = [each for each in entries if rung.budget.allows(each.cost[rung.budget.unit])]
-        return max(within, key=lambda entry: entry.value, default=None)
-
     def _write(self, rungs: Sequence[Rung]) -> None:
         """Make what was decided, and put it where it belongs."""
         search = self.search
         if len(search.budgets) == 1:
-            self._make(rungs[0].entry, self.out)
+            made = rung_file(search, rungs[0].entry).name
+            if made != self.there:
+                self._make(rungs[0].entry, self.out)
+            self.there = made
+            search.state.keep(made=made, unfinished=mark_of(self.out))
             return
         files = {rung.file: rung_file(search, rung.entry) for rung in rungs}
         for rung in rungs:

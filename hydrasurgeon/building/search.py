@@ -71,8 +71,6 @@ class Search:
     mean: Member | None = None
     plain: list[Choice] = field(default_factory=list)
     """The plain rivals, which are chosen by nobody."""
-    stock_sizes: frozenset[Size] | None = None
-    """Sizes that the models' own library builds, where only such may be chosen."""
 
     def stages(self) -> Iterator[None]:
         """Makes candidates, the quickest first; after each there is more to choose from."""
@@ -223,30 +221,21 @@ class Search:
 
     def _ladder(self) -> list[Size]:
         """The sizes that are tried: for the same budgets the same ones as before."""
-        budgets, stock = ",".join(map(str, self.budgets)), self.options.stock
-        key = f"{budgets}; {len(self.models)} models{'; stock' * stock}"
+        stock, models = self.options.stock, len(self.models)
+        key = f"{','.join(map(str, self.budgets))}; {models} models{'; stock' * stock}"
         kept = self.state.known.get("sizes", {})
-        if key in kept and not stock:
-            return [Size(*size) for size in kept[key]]
-        sizes, models = self.sizes(), len(self.models)
-        costs = in_macs(self.budgets, sizes, self.clock)
-        found = sizes.ladder(costs, models)
-        if stock:  # the others say what that costs
-            own = sizes.ladder(
-                in_macs(self.budgets, sizes, self.clock, stock=True), models, stock=True
-            )
-            self.stock_sizes = frozenset(own)
-            found = sorted({*found, *own})
-        self.state.keep(sizes={**kept, key: [[size.heads, size.neurons] for size in found]})
-        return found
+        if key not in kept:
+            costs = in_macs(self.budgets, self.sizes(), self.clock, stock=stock)
+            found = self.sizes().ladder(costs, models, stock=stock)
+            kept = {**kept, key: [[size.heads, size.neurons] for size in found]}
+            self.state.keep(sizes=kept)
+        return [Size(*size) for size in kept[key]]
 
-    def needs_code(self, members: Sequence[Member]) -> bool:
-        """Whether they may not be chosen, for their library does not build them."""
-        if not self.options.stock:
-            return False
-        if self.probe in members and self.opened.family.stock_sizes(self.opened.manifest) is None:
+    def offers(self, choice: Choice) -> bool:
+        """Whether the models' library builds it, where only that may be chosen."""
+        if not self.options.stock or self.probe not in choice.members:
             return True
-        return not {member.size for member in members} - {None} <= (self.stock_sizes or frozenset())
+        return self.opened.family.stock_sizes(self.opened.manifest) is not None
 
     @property
     def members(self) -> list[Member]:
@@ -262,7 +251,7 @@ class Search:
 
     def allowed(self, members: Sequence[Member], budget: Budget) -> bool:
         """Whether these may answer together within a budget."""
-        if not compatible(members) or self.needs_code(members):
+        if not compatible(members):
             return False
         if budget.unit == "time":
             return any(budget.allows(taken.time) for taken in self.times(members).values())

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -269,9 +270,10 @@ class Table:
             kind, fitted, *_ = chosen_score(
                 kind, evidence, fitting, foreign, dealt, self.leaves_out, problem
             )
-        constants = {"temperature": 1.0, **problem.fitted(fitting)}
-        ood = Ood.model_construct(score=kind, threshold=math.inf)
-        record = Decision.model_construct(ood=ood, conformal=None, **constants)
+        constants: dict[str, Any] = {"temperature": 1.0, **problem.fitted(fitting)}
+        ood: dict[str, Any] = {"score": kind, "threshold": math.inf}
+        fields = {"ood": Ood.model_construct(**ood), "conformal": None, **constants}
+        record = Decision.model_construct(**fields)
         state = State(record, fitted, problem)
         logits = [problem.said(state.answers(each.logits)) for each in judging]
         ranks: list[Tensor] = []

@@ -22,6 +22,8 @@ from hydrasurgeon.options.shared import Progress
 
 STATE = "build.json"
 """What a work folder says of itself."""
+SAVED = 100
+"""Steps of a training after which it can go on from there."""
 MOST_STATE = 4 << 20
 """Bytes of it."""
 
@@ -100,7 +102,7 @@ class Workshop:
             return
         elif command.stage == "finetune":
             begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
-            more = {"resume": begun.exists()}
+            more = {"resume": begun.exists(), "save_every": SAVED}
         command.run(device=self.options.device, progress=self.progress, **more)
 
     def _is_scored(self, command: Command) -> bool:

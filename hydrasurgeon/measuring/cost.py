@@ -224,7 +224,12 @@ class InTurn(nn.Module):
 
 @torch.inference_mode()
 def interleaved(
-    models: Mapping[str, Callable[[Any], object]], inputs: Any, *, runs: int, warm_up: bool = True
+    models: Mapping[str, Callable[[Any], object]],
+    inputs: Any,
+    *,
+    runs: int,
+    warm_up: bool = True,
+    of_runs: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[str, float]:
     """Median seconds of each, run in turn so that a slow moment of the machine hits all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in models}
@@ -236,7 +241,7 @@ def interleaved(
                 torch.cuda.synchronize()
             if run:  # 0 is the warm-up
                 seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return {name: of_runs(times) for name, times in seconds.items()}
 
 
 class SideBySide:

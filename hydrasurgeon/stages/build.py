@@ -116,7 +116,7 @@ def build(options: BuildOptions) -> Built:
         options = _for_numbers(models[0], options)
         sets, notes = _data(models[0], val, options)
         search = _search(options, budgets, models, sets, plan, state, workshop, begun)
-    front = Front(search, out, force=options.force or ours)
+    front = Front(search, out, force=options.force, ours=ours)
     outcome = built(search, front)
     notes = [*(opened.note for opened in models if opened.note), outcome.ended, *notes]
     if len(models) > 1 and not averaged(models):

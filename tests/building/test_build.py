@@ -4,6 +4,7 @@ believed only whole."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,19 @@ def test_the_first_file_is_there_before_anything_is_scored(
     # Once it is done, what is there is not replaced.
     with pytest.raises(OutputError, match="already exists"):
         task.build("early/", budget="macs=0.7,1")
+
+
+def test_what_was_written_is_not_made_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended twice at the same place: the second time there is nothing to do."""
+    Stop(monkeypatch, "finetune")
+    first = task.build(ood=[])
+    before = first.path.stat().st_mtime_ns
+    assert task.build(ood=[]).front == first.front
+    assert first.path.stat().st_mtime_ns == before
+    # What somebody else wrote there is not replaced.
+    shutil.copyfile(task.backbone, first.path)
+    with pytest.raises(OutputError, match="already exists"):
+        task.build(ood=[])
 
 
 def test_time_that_is_up_ends_it_once_there_is_something(

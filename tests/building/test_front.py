@@ -297,7 +297,7 @@ def counted_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return {engine: SPEED[engine] * stored(opened) for engine in self.engines}
 
     monkeypatch.setattr(Clock, "_passes", passes)
-    monkeypatch.setattr(clock, "interleaved", lambda passes, inputs, runs: dict(passes))
+    monkeypatch.setattr(clock, "interleaved", lambda passes, inputs, **how: dict(passes))
     monkeypatch.setattr(clock, "_engines", lambda: ("torch", "onnx"))
 
 
