@@ -53,6 +53,8 @@ FEWEST_OOD = 20
 """OOD samples that an AUROC takes at least, to choose anything by."""
 MOSTLY = 0.9
 """The fraction of familiar samples of which fewer answered are told."""
+KNN = ("knn/50", "knn/10", "knn/5", "knn/1")
+"""Neighbours that knn may ask for; of equals the first."""
 PARTS = 4
 """Parts of the classes, each of which is OOD once; of fewer classes none is."""
 SUREST = 1e-3
@@ -138,7 +140,12 @@ def fit_state(
         )
     fit = problem.calibrated(fitting, certifying)
     dealt: Sequence[Outputs] = ()
-    if score == "auto" and evidence is not None and problem.features and not problem.by_word:
+    if (
+        score in ("auto", "knn")
+        and evidence is not None
+        and problem.features
+        and not problem.by_word
+    ):
         dealt = dealt_out(fitting, classifiers, seed)
     kind, fitted, auroc, notes = chosen_score(
         score, evidence, held, foreign, dealt, leaves_out, problem
@@ -231,7 +238,8 @@ def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
         for part, dims in parts.items()
         for dim, n in zip(dims.split(), first[part].shape, strict=True)
     }
-    return {"width": sizes["width"], "size": sizes.get("size"), "members": fitted.standards}
+    made = {"width": sizes["width"], "size": sizes.get("size"), "members": fitted.standards}
+    return made | ({"neighbours": fitted.neighbours} if fitted.kind == "knn" else {})
 
 
 def flag_threshold(scores: Tensor, flagged: float) -> float:
@@ -261,30 +269,51 @@ def chosen_score(
     leaves_out: Sequence[str],
     problem: Problem,
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
-    """The score that was asked for, or the one that tells `foreign` from `held` best."""
+    """The score that was asked for, or the one that tells `foreign` from `held` best; of knn the k
+    that does.
+    """
     if score in LOGITS:
         return score, None, {}, []
-    if score != "auto":
+    if score not in ("auto", "knn"):
         fitted = _fit(score, evidence, held)
         return score, fitted, {}, list(fitted.notes)
     notes: list[str] = []
     candidates: dict[str, EnsembleScore | None] = {
-        kind: None for kind in problem.scores if kind != "mi" or held.logits.shape[1] > 1
+        kind: None
+        for kind in problem.scores
+        if score == "auto" and (kind != "mi" or held.logits.shape[1] > 1)
     }
-    for kind in FITTED:
-        if evidence is None or kind in leaves_out or kind not in problem.features:
-            continue
+    kinds = [kind for kind in FITTED if kind not in leaves_out and kind in problem.features]
+    if "knn" in kinds:
+        kinds[kinds.index("knn") : kinds.index("knn") + 1] = KNN
+    for kind in () if evidence is None else KNN if score == "knn" else kinds:
         try:
             candidates[kind] = _fit(kind, evidence, held)
         except DataError as error:
-            notes.append(f"--ood-score auto leaves out {error.message}")
+            if score == "knn" and not candidates:
+                raise
+            notes.append(f"--ood-score {score} leaves out {error.message}")
     worth = without_ood(candidates, evidence, held, dealt)
     for kind, candidate in candidates.items():
         worth[kind] += [_auroc(kind, candidate, held, other) for other in foreign]
     best = best_score(worth)
+    if tried := {kind: values for kind, values in worth.items() if kind in KNN}:
+        neighbours = best_score(tried)
+        worth = {
+            kind.partition("/")[0]: values
+            for kind, values in worth.items()
+            if kind not in KNN or kind == neighbours
+        }
     auroc = {kind: sum(values) / len(values) for kind, values in worth.items() if values}
     chosen = candidates[best]
-    return best, chosen, auroc, [*notes, *(() if chosen is None else chosen.notes)]
+    if score == "knn":
+        auroc = {}
+    return (
+        best.partition("/")[0],
+        chosen,
+        auroc,
+        [*notes, *(() if chosen is None else chosen.notes)],
+    )
 
 
 def without_ood(

@@ -263,6 +263,9 @@ class Ood(Record):
     size: Rows | None = None
     """Features that knn keeps; columns of vim's and residual's `rest`."""
     members: tuple[Standard, ...] = Field(default=(), max_length=MAX_MEMBERS)
+    neighbours: int | None = Field(default=None, ge=1, le=1 << 20)
+    """Which neighbour knn asks for; the 50th in states of older versions, and None of other scores."""
+    _silent = _silent_of("neighbours")
 
     @model_validator(mode="after")
     def _whole(self) -> Ood:
@@ -276,6 +279,11 @@ class Ood(Record):
             (
                 sized == (self.size is not None),
                 f"{self.score}: a size belongs to knn, vim and residual",
+            ),
+            (
+                self.neighbours is None
+                or (self.score == "knn" and self.neighbours <= (self.size or 0)),
+                f"{self.score}: {self.neighbours} neighbours of {self.size} features",
             ),
         )
         return self

@@ -34,6 +34,7 @@ from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
+from hydrasurgeon.statistics.scores.on_features import K
 
 Prepared = Tensor | Mapping[str, Tensor]
 """What a model's `transform` made of samples: pixels, or the ids and mask of tokens."""
@@ -359,4 +360,6 @@ def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = 
         {part: read(stored_name(member, part)) for part in parts}
         for member in range(len(ood.members))
     )
-    return State(record, EnsembleScore(ood.score, fits, ood.members), problem)
+    return State(
+        record, EnsembleScore(ood.score, fits, ood.members, neighbours=ood.neighbours or K), problem
+    )

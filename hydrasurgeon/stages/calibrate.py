@@ -243,7 +243,7 @@ def _fit(
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
     foreign = [outputs(samples) for samples in ood]
-    if auto:
+    if auto or arguments.ood_score == "knn":
         # OOD data of one kind may be too easy to tell scores apart: perturbed data have a say too.
         foreign = [*foreign, outputs(Perturbed(validation, arguments.seed))]
     chosen_by: Chooser = "option"

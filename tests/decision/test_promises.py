@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
+from sklearn.neighbors import NearestNeighbors
 
-from hydrasurgeon.decision.fitting import fit_state
+from hydrasurgeon.decision.fitting import evidence_of, fit_state
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import PROBLEMS
@@ -119,3 +120,43 @@ def test_numbers_are_right_though_their_deviation_is_not(members: int) -> None:
     )
     fit = numbers.calibrated(fitting, certifying)
     assert fit.losses["joint"] > fit.losses["before"]
+
+
+def test_knn_asks_for_the_neighbour_that_tells_best() -> None:
+    """Pairs of rows: what lies near one of many small groups is told by the first neighbour, against
+    scikit-learn's distances."""
+    random = torch.Generator().manual_seed(2)
+    centres = torch.randn(400, 12, generator=random)
+
+    def some(count: int, spread: float) -> Outputs:
+        of = torch.randint(0, 400, (count,), generator=random)
+        features = centres[of] + spread * torch.randn(count, 12, generator=random)
+        labels = (centres[of, 0] > 0).long()
+        logits = torch.stack([-features[:, 0], features[:, 0]], dim=-1)
+        return Outputs(logits[:, None], features[:, None], labels)
+
+    val, train = some(800, 0.02), some(3000, 0.02)
+    weight = torch.zeros(2, 12)
+    weight[0, 0], weight[1, 0] = -1.0, 1.0
+    linear = [(weight, torch.zeros(2))]
+    state, _ = fit_state(
+        val,
+        promise=promise(),
+        score="knn",
+        classifiers=linear,
+        evidence=evidence_of(train, linear, 0),
+        foreign=[some(300, 0.25)],
+    )
+    assert state.record.ood.neighbours in (1, 5)
+    assert state.fitted is not None
+    fresh = some(50, 0.1)
+    assert fresh.features is not None
+    unit = [
+        each / np.linalg.norm(each, axis=1, keepdims=True)
+        for each in (train.features[:, 0].numpy(), fresh.features[:, 0].numpy())  # type: ignore[index]
+    ]
+    k = state.record.ood.neighbours
+    found = NearestNeighbors(n_neighbors=k).fit(unit[0]).kneighbors(unit[1])[0][:, -1]
+    (standard,) = state.record.ood.members
+    expected = (found - standard.mean) / standard.deviation
+    np.testing.assert_allclose(state.ood_score(fresh.logits, fresh.features), expected, atol=2e-2)

@@ -296,7 +296,7 @@ def test_too_few_samples(data: Data) -> None:
     with pytest.raises(DataError, match="nothing to estimate"):
         functions_of("mds")[0](data.evidence(slice(4)))
     with pytest.raises(DataError, match="no 50th neighbour"):
-        functions_of("knn")[0](data.evidence(slice(49)))
+        fit("knn", [data.evidence(slice(49))], (data.features[:, None], data.logits[:, None]))
     with pytest.raises(DataError, match="no samples"):
         Gathering(data.weight, data.bias).evidence()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -21,6 +22,7 @@ from hydrasurgeon.files.decided import FITTED, LOGITS, Standard, scores_known
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.statistics.probabilities import Scores, in_pieces
 from hydrasurgeon.statistics.scores.evidence import Evidence, Fit
+from hydrasurgeon.statistics.scores.on_features import K
 from hydrasurgeon.statistics.scores.on_logits import score_of
 
 Features = Float[Tensor, "sample member width"]
@@ -55,6 +57,8 @@ class EnsembleScore:
     fits: tuple[Fit, ...]
     standards: tuple[Standard, ...]
     notes: tuple[str, ...] = ()
+    neighbours: int = K
+    """Of knn, the k that is asked."""
 
     def among(self, members: Sequence[int]) -> EnsembleScore:
         """The same of some members, in this order."""
@@ -66,16 +70,18 @@ class EnsembleScore:
 
     def __call__(self, features: Features, logits: Tensor) -> Scores:
         each = [
-            (_values(self.kind, fit, features[:, m], logits[:, m]) - standard.mean)
+            (_values(self.kind, fit, features[:, m], logits[:, m], self.neighbours) - standard.mean)
             / standard.deviation
             for m, (fit, standard) in enumerate(zip(self.fits, self.standards, strict=True))
         ]
         return torch.stack(each).mean(dim=0)
 
 
-def _values(kind: str, fit: Fit, features: Tensor, logits: Tensor) -> Scores:
+def _values(kind: str, fit: Fit, features: Tensor, logits: Tensor, neighbours: int) -> Scores:
     """One member's score of many samples, in bounded memory."""
     score = functions_of(kind)[1]
+    if kind == "knn":
+        score = partial(score, neighbours=neighbours)
     pairs = zip(in_pieces(features, ROWS), in_pieces(logits, ROWS), strict=True)
     return torch.cat([score(fit, x, z) for x, z in pairs])
 
@@ -87,17 +93,24 @@ def fit(
     fitted on.
 
     Fits are kept in float32, as they are stored: what is measured is what will be used. `precise`
-    keeps float64.
+    keeps float64. `knn/5` is knn by the 5th neighbour.
     """
+    kind, _, number = kind.partition("/")
+    neighbours = int(number or K)
     features, logits = held
     fits, standards = [], []
     notes: dict[str, None] = {}
     for member, each in enumerate(evidence):
         each.need_spread(kind)
+        if kind == "knn" and len(each.features) < neighbours:
+            what = (
+                f"knn: {len(each.features)} samples to fit it on have no {neighbours}th neighbour"
+            )
+            raise DataError(what, hint=f"It needs at least {neighbours}; give more --fit-data.")
         made, said = functions_of(kind)[0](each)
         if not precise:
             made = {name: tensor.float() for name, tensor in made.items()}
-        values = _values(kind, made, features[:, member], logits[:, member])
+        values = _values(kind, made, features[:, member], logits[:, member], neighbours)
         if not torch.isfinite(values).all():
             what = f"{kind}: is not finite for samples that were held back from fitting it"
             raise DataError(what, hint="Give more --data or --fit-data, or another --ood-score.")
@@ -106,7 +119,7 @@ def fit(
             Standard(mean=float(values.mean()), deviation=float(values.std(correction=0)) or 1.0)
         )
         notes |= dict.fromkeys(said)
-    return EnsembleScore(kind, tuple(fits), tuple(standards), tuple(notes))
+    return EnsembleScore(kind, tuple(fits), tuple(standards), tuple(notes), neighbours)
 
 
 def scores_of(

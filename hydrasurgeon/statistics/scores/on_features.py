@@ -6,7 +6,7 @@
     maha++     mds of x/|x|                                      Mueller, Hein, ICML 2025
     residual   |Pᵀ (x − o)|                                      Wang et al., CVPR 2022
     vim        α |Pᵀ (x − o)| − logsumexp(z)                     the same
-    knn        the distance of x/|x| to its 50th nearest neighbour among features that are kept
+    knn        the distance of x/|x| to its kth nearest neighbour among features that are kept
                                                                  Sun et al., ICML 2022
     mcm        1 − max softmax(cos(x, classes)), at temperature 1; for CLIP
                                                                  Ming et al., NeurIPS 2022
@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hydrasurgeon.errors import DataError
 from hydrasurgeon.statistics.probabilities import Scores
 from hydrasurgeon.statistics.scores.evidence import Evidence, Fit, Moments, directions, whitening
 
-# The authors' k for CIFAR, and OpenOOD's.
 K = 50
+"""The authors' k for CIFAR, OpenOOD's, and that of older states."""
 
 
 def fit_mds(evidence: Evidence) -> tuple[Fit, list[str]]:
@@ -118,18 +117,15 @@ def score_vim(state: Fit, features: Tensor, logits: Tensor) -> Scores:
 
 def fit_knn(evidence: Evidence) -> tuple[Fit, list[str]]:
     count, whole = len(evidence.features), evidence.moments.count
-    if count < K:
-        what = f"knn: {count} samples to fit it on have no {K}th neighbour"
-        raise DataError(what, hint=f"It needs at least {K}; give more --fit-data.")
     capped = (
         [f"knn keeps {count:,} of {whole:,} features, drawn at random"] if whole > count else []
     )
     return {"bank": directions(evidence.features)}, capped
 
 
-def score_knn(state: Fit, features: Tensor, logits: Tensor) -> Scores:
+def score_knn(state: Fit, features: Tensor, logits: Tensor, neighbours: int = K) -> Scores:
     similarity = directions(features) @ state["bank"].double().T
-    kth = similarity.topk(K, dim=-1).values[:, -1]
+    kth = similarity.topk(neighbours, dim=-1).values[:, -1]
     return torch.sqrt((2 - 2 * kth).clamp_min(0.0))
 
 
