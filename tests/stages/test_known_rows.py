@@ -7,6 +7,7 @@ import csv
 import hashlib
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,9 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "trained.safetensors"
 
 
-def calibrated(
-    model: Path, tmp_path: Path, rows: list[tuple[str, int]], **options: object
-) -> object:
+def calibrated(model: Path, tmp_path: Path, rows: list[tuple[str, int]]) -> Any:
     return hs.calibrate(
         model,
         data=written(tmp_path / "val.csv", rows),
@@ -71,7 +70,6 @@ def calibrated(
         out=tmp_path / "c.safetensors",
         device="cpu",
         force=True,
-        **options,
     )
 
 

@@ -232,9 +232,9 @@ def test_its_own_library_says_the_same(learnt: Path, tmp_path: Path) -> None:
     import transformers
 
     load = transformers.AutoModelForSequenceClassification.from_pretrained
-    hydra, inputs = hydra_of(learnt, tmp_path), BERT.inputs()
+    inputs = BERT.inputs()
     truth = torch.tensor([1.0, -2, 0.5, 0, 3])
-    for number, checkpoint in enumerate((learnt, hydra)):
+    for number, checkpoint in enumerate((learnt,)):
         folder = tmp_path / f"folder{number}"
         model = hs.load(checkpoint, device="cpu")
         hs.finetune(
