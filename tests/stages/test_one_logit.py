@@ -400,36 +400,6 @@ def test_answers_and_ranks(reranker: Path, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.usefixtures("own_module_cache")
-def test_a_calibrated_hydra_where_it_is_served(reranker: Path, tmp_path: Path) -> None:
-    hydra = hydra_of(reranker, tmp_path, tmp_path / "h.safetensors")
-    data = table(tmp_path / "d.jsonl", mixed(100), groups=False)
-    folder = hs.calibrate(
-        hydra, data=data, ood_score="mds", out=f"{tmp_path / 'ready'}/", device="cpu"
-    ).path
-    texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()[:7]]
-    rows = hs.load(folder, device="cpu").predict(texts)
-    import transformers
-
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)(
-        texts, padding=True, return_tensors="pt"
-    )
-    with torch.inference_mode():
-        answer = own(folder)(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
-    assert answer.probabilities[:, 0].tolist() == pytest.approx(
-        [row["probability"] for row in rows], abs=1e-5
-    )
-    assert answer.logits[:, 0].tolist() == pytest.approx([row["logit"] for row in rows], abs=1e-4)
-    assert answer.ood_score.tolist() == pytest.approx([row["ood_score"] for row in rows], abs=1e-4)
-    assert answer.unfamiliar.tolist() == [row["unfamiliar"] for row in rows]
-    classify = transformers.pipeline(
-        "text-classification", model=str(folder), trust_remote_code=True
-    )
-    assert [each["score"] for each in classify(texts)] == pytest.approx(
-        [row["probability"] for row in rows], abs=1e-5
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_module_cache")
 def test_a_cross_encoder_scores_the_same(reranker: Path, tmp_path: Path) -> None:
