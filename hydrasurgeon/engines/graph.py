@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +27,7 @@ from hydrasurgeon.checkpoints.folder import companions_inside
 from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.decision.cascaded import Said
 from hydrasurgeon.decision.state import State
+from hydrasurgeon.engines.crafted import check_plain
 from hydrasurgeon.engines.int8 import engine_in, inputs_of, to_int8
 from hydrasurgeon.engines.onnx import (
     session_of,
@@ -36,7 +40,7 @@ from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, Usage
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.decided import FITTED
-from hydrasurgeon.files.foreign import open_regular
+from hydrasurgeon.files.foreign import open_regular, visible
 from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.manifest import Input, Model, first_mistake, parse_manifest
 from hydrasurgeon.files.tensors import Tensors
@@ -73,13 +77,11 @@ def open_graph(path: Path) -> Graph:
     """A graph that `export` wrote; another is refused."""
     with open_regular(path) as file:
         content = file.read()
-    try:
+    check_plain(content, str(path))
+    with running(f"{path}: onnxruntime cannot read it"):
         session = session_of(content)
-    except Exception as error:  # onnxruntime raises a kind of its own for every kind of damage
-        why = str(error).splitlines()[0][:200]
-        raise CheckpointError(f"{path}: onnxruntime cannot read it ({why})", hint=HINT) from error
-    said = session.get_modelmeta().custom_metadata_map
-    outputs = tuple(output.name for output in session.get_outputs())
+        said = session.get_modelmeta().custom_metadata_map
+        outputs = tuple(output.name for output in session.get_outputs())
     if f"{METADATA}told" not in said or "logits" not in outputs:
         raise CheckpointError(f"{path}: is no graph that `export` wrote", hint=HINT)
     if not is_sound(content):
@@ -103,11 +105,44 @@ def open_graph(path: Path) -> Graph:
         manifest,
         recorded=True,
         files=files,
-        run=wanted(session, outputs),
+        run=_ended_by_signals(session, outputs),
         outputs=outputs,
         told=told,
         engine=engine_in(content),
     )
+
+
+def _ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
+    """What runs a graph of others, which may take long; Python hears of signals when a call returns,
+    so that the main thread waits for another one.
+    """
+    from onnxruntime import RunOptions
+
+    def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        if threading.current_thread() is not threading.main_thread():
+            return wanted(session, outputs)(inputs)
+        options = RunOptions()
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(wanted(session, outputs, options), inputs)
+            try:
+                return made.result()
+            except BaseException:
+                options.terminate = True
+                raise
+
+    return run
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Whatever onnxruntime raises, which has a kind of its own for every failure, as one message."""
+    try:
+        yield
+    except HydraError:
+        raise
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise CheckpointError(f"{what} ({visible(why)})", hint=HINT) from error
 
 
 @dataclass(frozen=True)
@@ -162,7 +197,25 @@ class InOnnxruntime(nn.Module, Engine):
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         fed = {name: value for name, value in _named(inputs).items() if name != WORDS}
-        return dict(zip(self._outputs, self._run(fed), strict=True))
+        with running(f"{self.name}: onnxruntime cannot run its graph"):
+            made = dict(zip(self._outputs, self._run(fed), strict=True))
+        self._check_shapes(made, len(next(iter(fed.values()))))
+        return made
+
+    def _check_shapes(self, made: Mapping[str, Tensor], rows: int) -> None:
+        """Refuse outputs that are not what the manifest says there are."""
+        model = self.facts
+        logits, score = made["logits"], made.get("ood_score")
+        expected = (rows, self.members, model.num_classes)
+        found = (*logits.shape[:2], *logits.shape[-1:])
+        dimensions = 4 if model.problem == "tokens" else 3
+        if logits.dim() != dimensions or found != expected:
+            what = f"logits {[*logits.shape]}, expected {[*expected]}"
+        elif score is not None and score.shape != (rows,):
+            what = f"ood_score {[*score.shape]}, expected {[rows]}"
+        else:
+            return
+        raise CheckpointError(f"{self.name}: its graph gives {what}", hint=HINT)
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
         answers = self(inputs)
@@ -225,7 +278,9 @@ def in_onnxruntime(
 
 
 def _place(checkpoint: Checkpoint, engine: str) -> Path:
-    """Where its graph is kept: the name says of which weights it is, and which versions made it."""
+    """Where its graph is kept: the name, which stands inside too, says of which weights it is, and
+    which versions made it.
+    """
     digests, _ = checkpoint.hashes()
     facts = [
         engine,
@@ -240,7 +295,7 @@ def _place(checkpoint: Checkpoint, engine: str) -> Path:
 
 def _session(place: Path, make: Callable[[], bytes], keep: bool) -> tuple[Any, tuple[str, ...]]:
     """A graph from the cache, or made now and kept there; and what to say of that."""
-    if place.is_file() and is_sound(stored := place.read_bytes()):
+    if place.is_file() and is_sound(stored := place.read_bytes(), of=place.stem):
         return session_of(stored), ()
     content = make()
     session = session_of(content)
@@ -249,7 +304,7 @@ def _session(place: Path, make: Callable[[], bytes], keep: bool) -> tuple[Any, t
     folder = place.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(place, sealed(content))
+        write_bytes(place, sealed(content, of=place.stem))
     except (OSError, HydraError):
         return session, (f"the graph is made in each run, for {folder} cannot be written",)
     return session, (f"the graph was made, and is kept in {folder} (HYDRASURGEON_CACHE)",)

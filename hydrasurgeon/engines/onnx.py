@@ -110,11 +110,11 @@ def session_of(file: bytes | str) -> Any:
     )
 
 
-def wanted(session: Any, outputs: Sequence[str]) -> Run:
-    """What runs a session for these outputs."""
+def wanted(session: Any, outputs: Sequence[str], options: Any = None) -> Run:
+    """What runs a session for these outputs; `options` are onnxruntime's."""
 
     def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
         fed = {name: tensor.numpy() for name, tensor in inputs.items()}
-        return [torch.from_numpy(made) for made in session.run(list(outputs), fed)]
+        return [torch.from_numpy(made) for made in session.run(list(outputs), fed, options)]
 
     return run

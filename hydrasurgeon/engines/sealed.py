@@ -16,7 +16,8 @@ from hydrasurgeon.engines.program import METADATA
 
 LENGTHS: tuple[int, ...] = (3, 6, 9)
 """Tokens of the texts that multiply-adds are counted on: they grow with the square."""
-KEY = f"{METADATA}graph_sha256".encode()
+KEY, OF = f"{METADATA}graph_sha256".encode(), f"{METADATA}of".encode()
+"""What the hash is called, and what says of which checkpoint a cached graph is."""
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
@@ -41,22 +42,30 @@ class Told(BaseModel, frozen=True):
         return round(total)
 
 
-def sealed(content: bytes, told: Told | None = None) -> bytes:
-    """The file with what it says behind it, and the hash of both."""
+def sealed(content: bytes, told: Told | None = None, *, of: str | None = None) -> bytes:
+    """The file with what it says behind it, and the hash of both; a cached one says what it is `of`."""
     if told is not None:
         import onnx
 
         said = onnx.StringStringEntryProto(key=f"{METADATA}told", value=told.model_dump_json())
         content += onnx.ModelProto(metadata_props=[said]).SerializeToString()
-    digest = hashlib.sha256(content).hexdigest().encode()
-    entry = b"\x0a" + bytes([len(KEY)]) + KEY + b"\x12" + bytes([len(digest)]) + digest
-    return content + b"\x72" + bytes([len(entry)]) + entry
+    if of is not None:
+        content += _entry(OF, of)
+    return content + _entry(KEY, hashlib.sha256(content).hexdigest())
+
+
+def _entry(key: bytes, text: str) -> bytes:
+    """An entry of a graph's metadata, of fewer than 128 bytes."""
+    value = text.encode()
+    entry = b"\x0a" + bytes([len(key)]) + key + b"\x12" + bytes([len(value)]) + value
+    return b"\x72" + bytes([len(entry)]) + entry
 
 
 SEAL = len(sealed(b""))
 """Bytes of the hash at the end."""
 
 
-def is_sound(content: bytes) -> bool:
-    """Whether a file is as it was sealed."""
-    return sealed(content[:-SEAL]) == content
+def is_sound(content: bytes, *, of: str | None = None) -> bool:
+    """Whether a file is as it was sealed, and says that it is `of` this."""
+    inside = content[:-SEAL]
+    return sealed(inside) == content and (of is None or inside.endswith(_entry(OF, of)))
