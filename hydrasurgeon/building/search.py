@@ -191,7 +191,7 @@ class Search:
         elif options.teachers is not None:
             teachers = [name.strip() for name in options.teachers.split(",") if name.strip()]
         whole = {each.model: each for each in (*self.models, *([self.mean] if self.mean else []))}
-        for member in dict.fromkeys(members):
+        for member in {each.file: each for each in members}.values():
             # Without teachers a whole model would learn from itself.
             if member.model in whole and (member.size is not None or teachers):
                 other = maker.distilled(member, teachers, whole[member.model])

@@ -37,7 +37,7 @@ class Command:
         options |= {name: value for name, value in more.items() if name in record.model_fields}
         if self.out is not None:
             options["out"] = f"{self.out}{self.slash}"
-        return imported(RECORDED[self.stage].place)(source, **options)
+        return imported(RECORDED[self.stage].place)(record.of(source, **options))
 
     def line(self, root: Path, variable: str) -> str:
         """As it is typed; what lies in `root` stands below the shell's variable of this name."""
