@@ -13,7 +13,6 @@ from remade import remade
 from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_single
@@ -279,19 +278,6 @@ def test_teachers_of_another_kind(what: str, tiny: MAKE, tmp_path: Path, images:
     ]
     assert run([*words, "-o", str(tmp_path / "t")]) == 4
     assert not (tmp_path / "t.safetensors").exists()
-
-
-def test_mixed_images_beside_those_as_they_are() -> None:
-    """RegMixup: the mean of the loss on the batch and of the loss on it mixed."""
-    model, x, labels = nn.Linear(4, 3), torch.randn(6, 4), torch.tensor([0, 2, 1, 1, 2, 0])
-    learning = Learning(perturb=Perturbation(mixup=2.0, beside=True))
-    torch.manual_seed(5)
-    loss = learning._loss(model, Batch(x, labels, torch.arange(6)), torch.device("cpu"))
-    torch.manual_seed(5)
-    mixed, ((first, part), (second, rest)) = Perturbation(mixup=2.0)(x, labels)
-    clean = cross_entropy(model(x), labels)
-    other = part * cross_entropy(model(mixed), first) + rest * cross_entropy(model(mixed), second)
-    torch.testing.assert_close(loss, (clean + other) / 2)
 
 
 def test_a_teacher_without_class_names_is_said(tiny: MAKE, tmp_path: Path) -> None:

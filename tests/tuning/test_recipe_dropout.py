@@ -12,7 +12,6 @@ from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.tuning.recipes import load_recipe
 from hydrasurgeon.tuning.start import set_dropout, starting_module, starting_point
 
 TIMM = {"attn.proj_drop", "mlp.drop1", "mlp.drop2"}
@@ -53,7 +52,7 @@ def test_it_reaches_the_branches_and_nothing_else(family: Family, tmp_path: Path
         dinov2_without_dropout()
     places = PLACES.get(family.name, TIMM)
     source = starting_point(tmp_path / "m", None)
-    module = starting_module(source, source.manifest.model, load_recipe("demo", {}), 0)
+    module = starting_module(source, source.manifest.model, "keep", 0)
 
     def rates() -> dict[str, float]:
         return {
@@ -61,7 +60,7 @@ def test_it_reaches_the_branches_and_nothing_else(family: Family, tmp_path: Path
         }
 
     before = rates()
-    note = set_dropout([module], source, 0.37, wanted=False)
+    note = set_dropout(module, source, 0.37, wanted=False)
     changed = {name for name, rate in rates().items() if rate == 0.37}
     within = {re.split(r"\.\d+\.", name)[-1] for name in changed}
     assert within == places
