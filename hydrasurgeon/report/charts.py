@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,7 +33,7 @@ Curve = list[tuple[float, float]]
 COLOURS = ["#1f5fbf", "#c2500a", "#0d7a5f", "#a02a8c", "#8a6a00", "#0b7d9c", "#b3261e", "#5b4bb7"]
 """Of the rows, in turn; the page's style sheet has them too."""
 GREY, GOOD, BAD = "#7a8294", "#0b7a4b", "#b3261e"
-STYLE = {
+STYLE: Any = {
     "svg.hashsalt": "hydrasurgeon",
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -310,8 +310,9 @@ def head_maps(manifests: Mapping[str, Manifest]) -> list[str]:
     """
     charts = []
     for name, manifest in manifests.items():
-        hydra = manifest.kind == "hydra"
-        keeps = [m.kept for m in manifest.members] if hydra else [manifest.kept]
+        keeps, note = [manifest.kept or {}], ""
+        if manifest.kind == "hydra":
+            keeps, note = [member.kept for member in manifest.members], "members"
         for tower, about in manifest.towers.items():
             members = [kept.get(tower, ()) for kept in keeps]
             if all(sum(map(len, rows)) == about.layers * about.heads for rows in members):
@@ -327,8 +328,8 @@ def head_maps(manifests: Mapping[str, Manifest]) -> list[str]:
             ]
             caption = name if len(manifest.towers) == 1 else f"{name}, {tower}"
             told, draw = f"Heads kept, by member: {', '.join(says)}.", partial(_heads, share)
-            note = f"{len(keeps)} members" if hydra else ""
-            charts.append(picture(caption, told, draw, "head", "layer", note=note))
+            told_of = note and f"{len(keeps)} {note}"
+            charts.append(picture(caption, told, draw, "head", "layer", note=told_of))
     return charts
 
 
