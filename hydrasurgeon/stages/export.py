@@ -80,7 +80,7 @@ def _check(arguments: ExportOptions) -> None:
         # onnxscript is what torch writes with; onnxruntime proves what it wrote.
         need("onnx", "onnxscript", "onnxruntime", purpose="export --format onnx")
         return
-    for option in ("int8", "cascade", "check"):
+    for option in ("int8", "check"):
         if getattr(arguments, option):
             raise UsageError(f"--{option} requires --format onnx")
 
