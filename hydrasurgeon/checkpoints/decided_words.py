@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hydrasurgeon.files.decided import Decision, Found
+from hydrasurgeon.files.decided import Decision, Found, Words
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
 CHOSEN = {
@@ -79,16 +79,28 @@ def decision_lines(decision: Decision) -> list[str]:
             f"{100 * cover.words:.1f} % of them: at most {100 * cover.risk:g} % of true entities "
             f"missed, with confidence {100 * (1 - cover.delta):g} %"
         )
+    if decision.words is not None:
+        lines.append(_words(decision.words))
     if decision.cascade is not None:
+        who = "words answer" if decision.cascade.novelty is not None else "the first member answers"
         lines.append(
-            "cascade: the first member answers from a probability of "
+            f"cascade: {who} from a probability of "
             f"{decision.cascade.threshold:.3f} on; {100 * decision.cascade.share_on:.1f} % of samples "
-            "go on to all members"
+            "go on to the whole model"
         )
     return [
         *lines,
         f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
     ]
+
+
+def _words(words: Words) -> str:
+    """What reads beside the model, and what that is worth."""
+    before, after = words.worth.nll
+    return (
+        f"{words.reader} beside the model: NLL {before:.4f} → {after:.4f} on samples that fitted "
+        f"none of it (standard error of the difference {words.worth.se:.4f})"
+    )
 
 
 def _found(rule: Found) -> str:

@@ -4,6 +4,8 @@ first reader must be, the other one certifies what is promised of the answers of
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -18,17 +20,31 @@ from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.probabilities import TINY, Scores
 
 MAX_LOSS = 0.01
-"""Nats by which the calibrated NLL may rise on the half that fits."""
+"""Nats by which the calibrated NLL may rise on the half that fits, unless --max-loss says more."""
+LOST = 0.02
+"""Of OOD samples, the fraction that the whole model flags and a first reader may answer."""
+FAMILIAR = 0.95
+"""Of validation samples, the fraction that is not novel to a reader of words."""
+
+Both = tuple[Outputs, Outputs]
+"""What a first reader says of some samples, and what the whole model says."""
 
 
 def fit_cascade(
-    state: State, first: Outputs, whole: Outputs, promise: CalibrateOptions, *, seed: int
+    state: State,
+    first: Outputs,
+    whole: Outputs,
+    promise: CalibrateOptions,
+    *,
+    foreign: Sequence[Both] = (),
+    words: bool = False,
 ) -> State:
-    """The state with the cascade that lets the fewest rows go on, of all that keep the NLL; `first`
-    and `whole` are what each says of the validation data.
+    """The state with the cascade that lets the fewest rows go on, of all that keep the NLL, and
+    the OOD samples that the whole model flags; `first` and `whole` are what each says of the
+    validation data. `words` say themselves what is novel to them.
     """
     record, problem = state.record, state.problem
-    fitting, certifying = halves(len(whole.logits), seed, whole.groups)
+    fitting, certifying = halves(len(whole.logits), promise.seed, whole.groups)
     constants = problem.fitted(first.at(fitting))
     if record.labels is not None:  # what is answered is a question of costs, alike in both stages
         thresholds = {"thresholds": record.labels.thresholds}
@@ -37,9 +53,13 @@ def fit_cascade(
     def with_cascade(state: State, cascade: Cascade) -> State:
         return replace(state, record=state.record.model_copy(update={"cascade": cascade}))
 
+    novelty = None
+    if words and first.features is not None:
+        novelty = float(first.features[fitting, 0, 0].double().quantile(FAMILIAR))
     draft = Cascade(
         threshold=1.0,
         share_on=1.0,
+        novelty=novelty,
         **{name: constants.get(name) for name in ("temperature", "bias", "labels")},
         conformal=record.conformal,
         abstain=record.abstain,
@@ -47,7 +67,12 @@ def fit_cascade(
         group=record.group,
     )
     state = with_cascade(state, draft)
-    threshold = _threshold(state, first.at(fitting), whole.at(fitting))
+    most = MAX_LOSS if promise.max_loss is None else promise.max_loss
+    threshold = max(
+        _threshold(state, first.at(fitting), whole.at(fitting), most),
+        *(_flagging(state, *both) for both in foreign),
+        0.0,
+    )
     draft = draft.model_copy(update={"threshold": threshold})
     state = with_cascade(state, draft)
     parts = in_stages(state, first.at(certifying), whole.at(certifying))
@@ -61,14 +86,27 @@ def fit_cascade(
     return with_cascade(state, draft.model_copy(update={**kept, "share_on": share}))
 
 
-def _threshold(state: State, first: Outputs, whole: Outputs) -> float:
+def _flagging(state: State, first: Outputs, whole: Outputs) -> float:
+    """The lowest that lets nearly all OOD samples go on which the whole model flags."""
+    rule = stage_state(state, first=True)
+    flagged = state.ood_score(whole.logits, whole.features) > state.record.ood.threshold
+    stays = flagged & ~going_on(rule, 0.0, first)
+    certainty = rule.problem.certainty(rule.answers(first.logits))[stays]
+    most = int(LOST * len(flagged))
+    if len(certainty) <= most:
+        return 0.0
+    least = float(certainty.sort(descending=True).values[most])
+    return min(1.0, math.nextafter(least, 2))
+
+
+def _threshold(state: State, first: Outputs, whole: Outputs, most: float) -> float:
     """The lowest that keeps the NLL: halfway between two samples, so that rounding moves none."""
     rule = stage_state(state, first=True)
     rises = _losses(rule, first) - _losses(state, whole)
     rises[going_on(rule, 0.0, first)] = 0.0  # they go on, however sure the first is of them
     certainty, order = rule.problem.certainty(rule.answers(first.logits)).sort(descending=True)
     following = torch.cat([certainty[1:], torch.zeros(1)])
-    kept = (rises[order].cumsum(0) / len(rises) <= MAX_LOSS) & (certainty > following)
+    kept = (rises[order].cumsum(0) / len(rises) <= most) & (certainty > following)
     places = kept.nonzero()[:, 0]
     if not len(places):
         return 1.0

@@ -21,6 +21,10 @@ from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.files.decided import Cascade, Seen
 from hydrasurgeon.problems.base import Outputs, Prediction, joined
 from hydrasurgeon.statistics import temperature
+from hydrasurgeon.statistics.scores.fitted import Given
+
+GIVEN = Given("novelty", (), ())
+"""How novel a sample is to a reader of words."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ def stage_state(state: State, *, first: bool) -> State:
     if first:
         names += ["temperature", "bias", "labels"]
         fitted = None if fitted is None else fitted.among([0])
+        if cascade.novelty is not None:  # a reader of words says itself what is novel to it
+            fitted = GIVEN
+            rule = {"score": GIVEN.kind, "threshold": cascade.novelty}
+            changes["ood"] = state.record.ood.model_copy(update=rule)
     changes |= {name: getattr(cascade, name) for name in names}
     return State(state.record.model_copy(update=changes), fitted, state.problem)
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.words import WORDS, mean_of_words, of_words
 from hydrasurgeon.checkpoints.folder import companions_inside
 from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
+from hydrasurgeon.data.readers import with_reader
 from hydrasurgeon.decision.cascaded import Said
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines.crafted import check_plain
@@ -47,7 +48,7 @@ from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.options.engines import ENDING
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier, state_in
-from hydrasurgeon.statistics.scores.fitted import EnsembleScore
+from hydrasurgeon.statistics.scores.fitted import Given
 
 UNSEEN = {"history", "record_sha256", "weights_sha256", "scores"}
 """What a manifest says that no graph depends on."""
@@ -145,14 +146,6 @@ def running(what: str) -> Iterator[None]:
         raise CheckpointError(f"{what} ({visible(why)})", hint=HINT) from error
 
 
-@dataclass(frozen=True)
-class ScoredInGraph(EnsembleScore):
-    """An OOD score that the graph computes: it comes in place of features."""
-
-    def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
-        return features[:, 0, 0]
-
-
 class InOnnxruntime(nn.Module, Engine):
     """A graph as an engine."""
 
@@ -168,7 +161,8 @@ class InOnnxruntime(nn.Module, Engine):
         super().__init__()
         self.name, self.manifest, self.state = checkpoint.name, checkpoint.manifest, state
         model = checkpoint.manifest.model
-        self.transform = checkpoint.family.transform(model, files=checkpoint.files)
+        transform = checkpoint.family.transform(model, files=checkpoint.files)
+        self.transform = with_reader(transform, None if state is None else state.words)
         self._checkpoint, self._run, self._outputs, self._notes = checkpoint, run, outputs, notes
 
     @cached_property
@@ -183,7 +177,7 @@ class InOnnxruntime(nn.Module, Engine):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if self.state is None or self.state.record.cascade is None:
+        if self.first is not None or self.state is None or self.state.record.cascade is None:
             return self._notes
         return (*self._notes, f"{self.name}: its graph answers whole; its cascade runs in torch")
 
@@ -217,7 +211,7 @@ class InOnnxruntime(nn.Module, Engine):
             return
         raise CheckpointError(f"{self.name}: its graph gives {what}", hint=HINT)
 
-    def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
+    def compute(self, inputs: Any, *, features: bool) -> Said:
         answers = self(inputs)
         logits, read = answers["logits"], answers.get("features")
         if "ood_score" in answers:  # of a file that decides; it has no features
@@ -228,8 +222,7 @@ class InOnnxruntime(nn.Module, Engine):
         if places is not None:
             logits = of_words(logits, places)
             read = None if read is None else mean_of_words(of_words(read, places))
-        self.check(logits)
-        return [Said(torch.arange(len(logits)), logits, read)]
+        return Said(torch.arange(len(logits)), logits, read)
 
 
 def _named(inputs: Any) -> Mapping[str, Tensor]:
@@ -316,4 +309,4 @@ def _state_of(graph: Graph) -> State | None:
     if record is None or not {*DECIDED} <= {*graph.outputs}:
         return None
     kind = record.ood.score
-    return State(record, ScoredInGraph(kind, (), ()) if kind in FITTED else None)
+    return State(record, Given(kind, (), ()) if kind in FITTED else None)

@@ -289,6 +289,62 @@ class Ood(Record):
         return self
 
 
+Reader = Literal["words", "pixels"]
+"""What reads beside a model: counts of token ids, or what numpy sees of an image."""
+
+
+class Worth(Record):
+    """What a reader is worth, on validation samples that fitted none of it."""
+
+    nll: tuple[float, float]
+    """Without it, and with it."""
+    se: NotNegative
+    """Standard error of their difference."""
+
+
+class Words(Record):
+    """A reader of words, or of pixels: one linear layer beside a model, or before it."""
+
+    reader: Reader = "words"
+    mode: Literal["beside", "first"]
+    tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """The hash of the tokenizer's files; absent from readers of pixels."""
+    ids: Annotated[int, Field(ge=0, lt=1 << 24)] = 0
+    """Token ids that have a column; the other columns are those of pairs."""
+    columns: Annotated[int, Field(ge=1, lt=1 << 24)]
+    outputs: Annotated[int, Field(ge=1, lt=1 << 20)]
+    """As many as the model has."""
+    weights: tuple[NotNegative, NotNegative]
+    """By which the model's outputs count, and the reader's."""
+    threshold: Unit | None = None
+    """Of a reader that comes first, from which certainty on it answers."""
+    worth: Worth
+    _silent = _silent_of("reader", "tokenizer", "threshold")
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The reader's tensors: their parts and shapes."""
+        layer = {"weight": (self.columns, self.outputs), "bias": (self.outputs,)}
+        if self.reader == "pixels":
+            return {"mean": (self.columns,), "scale": (self.columns,), **layer}
+        return {"ids": (self.ids,), "idf": (self.columns,), **layer}
+
+    @model_validator(mode="after")
+    def _whole(self) -> Words:
+        must(
+            (
+                (self.reader == "words") == (self.tokenizer is not None),
+                "words: a tokenizer belongs to a reader of words",
+            ),
+            (
+                (self.mode == "first") == (self.threshold is not None),
+                "words: a threshold belongs to a reader that comes first",
+            ),
+            (self.ids <= self.columns, "words: more ids than columns"),
+        )
+        return self
+
+
 class Cascade(Record):
     """A first reader answers where it is sure, the whole model what goes on: what calibrates the
     first, and what is promised of the answers that come of it.
@@ -298,6 +354,10 @@ class Cascade(Record):
     """Rows go on of which the first's calibrated probability lies below it."""
     share_on: Unit
     """The fraction of validation samples that goes on."""
+    novelty: NotNegative | None = None
+    """Of a reader of words or pixels that comes first: above it, a sample is unfamiliar to it and
+    goes on. Absent where a hydra's first member does.
+    """
     temperature: Positive
     """Of the first reader, as the next two."""
     bias: float | None = Field(default=None, ge=-1e6, le=1e6)
@@ -310,7 +370,7 @@ class Cascade(Record):
     """Instead of `abstain`, of one logit; absent from others."""
     group: Found | None = None
     """Of one logit, where groups were given; absent from others."""
-    _silent = _silent_of("bias", "labels", "abstain", "limits", "group")
+    _silent = _silent_of("novelty", "bias", "labels", "abstain", "limits", "group")
 
 
 Tally = Annotated[int, Field(ge=0, lt=2**31)]
@@ -377,6 +437,8 @@ class Decision(Record):
     """Of numbers, between which of them answers are counted; absent from others."""
     cascade: Cascade | None = None
     """How to answer most inputs by a first reader alone; absent without it."""
+    words: Words | None = None
+    """What reads words or pixels beside the model; absent without it."""
     seen: Seen | None = None
     """What it answered on all validation samples; absent from states of older versions."""
     engine: Literal["int8"] | None = None
@@ -384,6 +446,7 @@ class Decision(Record):
     _silent = _silent_of(
         "accuracy",
         "cascade",
+        "words",
         "seen",
         "bias",
         "limits",
@@ -436,6 +499,11 @@ class Decision(Record):
                 (sets[0] == sets[1], "cascade: promises other prediction sets than the model"),
                 (risks[0] == risks[1], "cascade: promises another risk than the model"),
                 (labels[0] == labels[1], "cascade: its constants are of another kind of model"),
+                (
+                    (self.cascade.novelty is not None)
+                    == (self.words is not None and self.words.mode == "first"),
+                    "cascade: what is novel belongs to words that come first",
+                ),
             )
         return self
 
@@ -494,8 +562,16 @@ def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
         classes = 1
     sizes = {"width": ood.width or 0, "size": ood.size or 0, "classes": classes}
     shapes = {part: tuple(sizes[d] for d in dims.split()) for part, dims in parts.items()}
-    return {
+    fitted = {
         stored_name(member, part): shape
         for member in range(len(ood.members))
         for part, shape in shapes.items()
     }
+    if decision.words is None:
+        return fitted
+    return fitted | {words_name(part): shape for part, shape in decision.words.shapes.items()}
+
+
+def words_name(part: str) -> str:
+    """What a tensor of the reader of words is called."""
+    return f"{PREFIX}words.{part}"

@@ -333,7 +333,7 @@ class _Manifest(Record):
             _check_kept(kept, self.towers)
             _check_neurons(neurons or {}, self.towers)
         if self.decision is not None:
-            _check_decision(self.decision, len(selections), self.model.choices, self.history)
+            _check_decision(self.decision, len(selections), self.model, self.history)
         cut = any(
             len(row) != self.towers[t].heads
             for t, rows in (self.kept or {}).items()
@@ -457,11 +457,12 @@ def _check_neurons(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> N
 
 
 def _check_decision(
-    decision: Decision, members: int, classes: int, history: tuple[Step, ...]
+    decision: Decision, members: int, model: Model, history: tuple[Step, ...]
 ) -> None:
     """The state is of these members, and a step says what it was fitted to."""
     standards, cascade = len(decision.ood.members), decision.cascade
-    each = decision.labels
+    each, words, classes = decision.labels, decision.words, model.choices
+    first = words is not None and words.mode == "first"
     alike = each is None or len(each.temperatures) == len(each.thresholds) == classes
     made = [entry for entry in history if entry.command == "calibrate"]
     must(
@@ -469,7 +470,12 @@ def _check_decision(
             standards in (0, members),
             f"decision: an OOD score of {standards} members, there are {members}",
         ),
-        (cascade is None or members > 1, "decision: a cascade, and one member alone"),
+        (cascade is None or members > 1 or first, "decision: a cascade, and one member alone"),
+        (not first or cascade is not None, "decision: words come first, without a cascade"),
+        (
+            words is None or words.outputs == model.num_classes,
+            f"decision: words of other than {model.num_classes} outputs",
+        ),
         (decision.counts(classes), f"decision: counts of other than {classes} classes"),
         (alike, f"decision: constants of other than {classes} labels"),
         (

@@ -161,6 +161,19 @@ class CalibrateOptions(Engines, Answering, Output):
         help="Entities: what --risk is a fraction of, answers that are wrong (if not given) or true "
         "entities that are missed.",
     )
+    words: Literal["auto", "off", "beside", "first"] = option(
+        "auto",
+        metavar="auto|off|beside|first",
+        recorded=True,
+        help="Fit a linear reader of words (of images, pixels) to --fit-data: it answers beside the model, or first and the model what it is unsure of; auto: beside, where texts gain by it.",
+    )
+    max_loss: float | None = option(
+        None,
+        gt=0,
+        metavar="NATS",
+        recorded=True,
+        help="By how much the NLL may rise where a first reader answers alone; 0.01 if not given.",
+    )
     cascade: bool = option(
         False,
         recorded=True,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.words import alike
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
+from hydrasurgeon.data.readers import parted
 from hydrasurgeon.decision.cascaded import Said, decided_in_stages
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import CheckpointError, UsageError
@@ -26,7 +27,7 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
-from hydrasurgeon.runtime.cascaded import FirstReader
+from hydrasurgeon.runtime.cascaded import FirstReader, FirstWords, said
 from hydrasurgeon.statistics.found import Groups
 
 CALIBRATE = "Run `hydrasurgeon calibrate --cascade` on it first."
@@ -59,18 +60,42 @@ class Engine(ABC):
     @property
     def first(self) -> FirstReader | None:
         """What a cascade begins with; None where all that it has is the whole model."""
-        return None
+        record = None if self.state is None else self.state.record.words
+        return None if record is None or record.mode != "first" else FirstWords(self)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how it runs, once it has run."""
         return ()
 
-    @abstractmethod
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
         """What is said of a batch, in float32 on the CPU; all in one part, or with `cascade` in one
         for each stage.
         """
+        parts = [part.on_cpu() for part in self.parts(inputs, cascade, features=features)]
+        for part in parts:
+            self.check(part.logits)
+        return parts
+
+    def parts(self, inputs: Any, cascade: bool, *, features: bool) -> list[Said]:
+        """The same where the model is, unchecked."""
+        if cascade:
+            return said(self, inputs, features=features)
+        return [self.whole(inputs, features=features)]
+
+    def whole(self, inputs: Any, *, features: bool = False) -> Said:
+        """What the model says of a batch, and what reads beside it."""
+        plain, read = parted(inputs)
+        whole = self.compute(plain, features=features)
+        if read is None or self.state is None:
+            return whole
+        return replace(
+            whole, logits=self.state.beside(whole.logits, read[:, :-1].to(whole.logits.device))
+        )
+
+    @abstractmethod
+    def compute(self, inputs: Any, *, features: bool) -> Said:
+        """What the model alone says of a batch."""
 
     def check(self, logits: Tensor) -> None:
         """Refuse NaN and infinity: nothing of them means anything."""

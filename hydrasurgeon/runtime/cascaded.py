@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -10,14 +11,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.anatomy.words import WORDS
+from hydrasurgeon.data.readers import READ, parted
 from hydrasurgeon.decision.cascaded import Said, cascade_of, going_on, stage_state
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.runtime.features import LiveModel, WithFeatures
+from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 
 if TYPE_CHECKING:
     from hydrasurgeon.runtime.answering import Engine
+    from hydrasurgeon.runtime.classifier import Classifier
 
 
 class FirstReader(Protocol):
@@ -34,7 +37,7 @@ class FirstReader(Protocol):
 class FirstMember:
     """A hydra's first member; the others go on from the trunk that it has run."""
 
-    def __init__(self, model: LiveModel) -> None:
+    def __init__(self, model: Classifier) -> None:
         self.model = model
 
     def __call__(
@@ -42,25 +45,52 @@ class FirstMember:
     ) -> tuple[Outputs, Callable[[Tensor], Outputs]]:
         hydra = self.model.module
         assert isinstance(hydra, Hydra)
-        read = WithFeatures(self.model) if features else None
+        with_features = WithFeatures(self.model) if features else None
+        plain, words = parted(inputs)
 
-        def run(members: Sequence[int], started: Any) -> Outputs:
+        def run(members: Sequence[int], started: Any, rows: Tensor) -> Outputs:
             call = hydra.part(members).finish
-            return (
-                Outputs(call(started), None) if read is None else Outputs(*read.of(call, started))
-            )
+            if with_features is None:
+                outputs = Outputs(call(started), None)
+            else:
+                outputs = Outputs(*with_features.of(call, started))
+            if words is None or self.model.state is None:
+                return outputs
+            read = words[rows.cpu(), :-1].to(outputs.logits.device)
+            return replace(outputs, logits=self.model.state.beside(outputs.logits, read))
 
-        started = hydra.start(inputs)
-        first = run([0], started)
+        plain = self.model.placed(plain)
+        started = hydra.start(plain)
+        first = run([0], started, torch.arange(rows_in(plain)))
 
         def whole(rows: Tensor) -> Outputs:
-            early, late = first.at(rows), run(range(1, len(hydra.members)), started.at(rows))
+            late = run(range(1, len(hydra.members)), started.at(rows), rows)
+            early = first.at(rows)
             both = None
             if early.features is not None and late.features is not None:
                 both = torch.cat([early.features, late.features], dim=1)
             return Outputs(torch.cat([early.logits, late.logits], dim=1), both)
 
         return first, whole
+
+
+class FirstWords:
+    """A reader of words or pixels: what it says came with the inputs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def __call__(
+        self, inputs: Any, *, features: bool
+    ) -> tuple[Outputs, Callable[[Tensor], Outputs]]:
+        read = inputs[READ].float()
+
+        def whole(rows: Tensor) -> Outputs:
+            some = {name: values[rows] for name, values in inputs.items()}
+            late = self.engine.whole(some, features=features)
+            return Outputs(late.logits, late.features)
+
+        return Outputs(read[:, None, :-1], read[:, None, -1:]), whole
 
 
 def rows_in(inputs: Any) -> int:

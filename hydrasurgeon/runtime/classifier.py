@@ -17,11 +17,12 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.data import is_prepared, moved
+from hydrasurgeon.data.readers import reader_of, with_reader
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.decision.cascaded import Said
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.decided import FITTED, Decision, stored_name
+from hydrasurgeon.files.decided import FITTED, Decision, stored_name, words_name
 from hydrasurgeon.files.manifest import HydraManifest, Model
 from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.options.shared import ClassNames, Run
@@ -29,7 +30,7 @@ from hydrasurgeon.problems import SINGLE, problem_of
 from hydrasurgeon.problems.base import Prediction, Problem, joined
 from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.runtime.answering import Answering, Engine, collected
-from hydrasurgeon.runtime.cascaded import FirstMember, FirstReader, mean_probs, rows_in, said
+from hydrasurgeon.runtime.cascaded import FirstMember, FirstReader, mean_probs, rows_in
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
@@ -57,7 +58,7 @@ class Classifier(LiveModel, Engine):
     @property
     def first(self) -> FirstReader | None:
         several = isinstance(self.module, Hydra) and len(self.module.members) > 1
-        return FirstMember(self) if several else None
+        return super().first or (FirstMember(self) if several else None)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -163,7 +164,7 @@ class Classifier(LiveModel, Engine):
             if not rows_in(inputs):
                 return mean_probs(self.ask(inputs), self.problem)
             in_stages = bool(cascade) and self.in_stages(cascade)
-            parts = self._parts(inputs, in_stages, features=in_stages and self.reads)
+            parts = self.parts(inputs, in_stages, features=in_stages and self.reads)
             return mean_probs(parts, self.problem)
         return self._named(inputs, cascade, columns).rows
 
@@ -191,26 +192,21 @@ class Classifier(LiveModel, Engine):
         return self._named(inputs, cascade, columns)
 
     @torch.inference_mode()
-    def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
+    def compute(self, inputs: Any, *, features: bool) -> Said:
         if not rows_in(inputs):
             width = (self.state and self.state.record.ood.width) or 0
             words = (0,) if self.problem.by_word else ()
             logits = torch.zeros(0, self.members, *words, self.facts.num_classes)
             read = torch.zeros(0, self.members, width)
-            return [Said(torch.arange(0), logits, read)]
-        weight = next(self.parameters())
-        inputs = moved(inputs, weight.device, weight.dtype)
-        parts = [part.on_cpu() for part in self._parts(inputs, cascade, features=features)]
-        for part in parts:
-            self.check(part.logits)
-        return parts
-
-    def _parts(self, inputs: Any, cascade: bool, *, features: bool) -> list[Said]:
-        """What is said, where the model is."""
-        if cascade:
-            return said(self, inputs, features=features)
+            return Said(torch.arange(0), logits, read)
+        inputs = self.placed(inputs)
         logits, read = WithFeatures(self)(inputs) if features else (self(inputs), None)
-        return [Said(torch.arange(len(logits)), logits, read)]
+        return Said(torch.arange(len(logits)), logits, read)
+
+    def placed(self, inputs: Any) -> Any:
+        """Inputs where the model is."""
+        weight = next(self.parameters())
+        return moved(inputs, weight.device, weight.dtype)
 
     def _named(
         self, inputs: Any, cascade: bool | None, columns: Mapping[str, str] | None
@@ -267,8 +263,10 @@ def as_classifier(
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
     transform = family.transform(manifest.model, files=checkpoint.files)
+    state = state_in(checkpoint)
+    words = None if state is None else state.words
     model = Classifier(
-        module, manifest, transform, name=checkpoint.name, state=state_in(checkpoint)
+        module, manifest, with_reader(transform, words), name=checkpoint.name, state=state
     )
     model.files = checkpoint.files
     return model.to(device=target, dtype=precision).eval()
@@ -348,18 +346,20 @@ def state_in(checkpoint: Checkpoint) -> State | None:
 
 def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = SINGLE) -> State:
     """The state that a record and its tensors in a file are; they are finite."""
-    ood = record.ood
-    if ood.score not in FITTED:
-        return State(record, problem=problem)
+    ood, words = record.ood, record.words
 
     def read(name: str) -> torch.Tensor:
         return to_weights(tensors.read(name), "F32", name=name, path=path)
 
-    parts = FITTED[ood.score][1]
+    reader = None
+    if words is not None:
+        parts = {part: read(words_name(part)) for part in words.shapes}
+        reader = reader_of(words.reader, {part: t.numpy() for part, t in parts.items()})
+    if ood.score not in FITTED:
+        return State(record, problem=problem, words=reader)
     fits = tuple(
-        {part: read(stored_name(member, part)) for part in parts}
+        {part: read(stored_name(member, part)) for part in FITTED[ood.score][1]}
         for member in range(len(ood.members))
     )
-    return State(
-        record, EnsembleScore(ood.score, fits, ood.members, neighbours=ood.neighbours or K), problem
-    )
+    fitted = EnsembleScore(ood.score, fits, ood.members, neighbours=ood.neighbours or K)
+    return State(record, fitted, problem, reader)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.notes import note_inputs, noting
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.anatomy.words import WORDS, mean_of_words, of_words
+from hydrasurgeon.data.readers import parted
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_of
@@ -59,7 +60,7 @@ class LiveModel(nn.Module):
         return int(getattr(self.module, "passes", 1))
 
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
-        logits: Tensor = self.module(inputs)
+        logits: Tensor = self.module(parted(inputs)[0])
         several = isinstance(self.module, Hydra) or hasattr(self.module, "passes")
         return logits if several else logits[:, None]
 

@@ -33,11 +33,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydrasurgeon.data import Samples
+    from hydrasurgeon.decision.reading import Reading
     from hydrasurgeon.decision.state import State
-    from hydrasurgeon.problems.base import Outputs
+    from hydrasurgeon.problems.base import Outputs, Problem
     from hydrasurgeon.runtime.answering import Engine
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.statistics.scores.evidence import Evidence
+
+
+LEAST_SAVED = 0.05
+"""The fraction of samples that words must answer to come first."""
 
 
 @dataclass(frozen=True)
@@ -232,20 +237,28 @@ def _fit(
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
 
-    def outputs(samples: Samples, *, grouped: bool = False) -> Outputs:
-        read = collected(
+    def said(samples: Samples, *, grouped: bool = False) -> Outputs:
+        return collected(
             [engine], samples, arguments, features=features, grouped=grouped, skipped=skipped
         )
-        return problem.outputs(read)
 
     (validation,) = sets["--data"]
-    val = outputs(validation, grouped=problem.ranks)
+    raw = said(validation, grouped=problem.ranks)
+    train = sets["--fit-data"][0] if sets["--fit-data"] else None
+    reading, words_note = _reading(engine, problem, train, validation, raw, arguments)
+
+    def outputs(samples: Samples) -> Outputs:
+        alone = said(samples)
+        return problem.outputs(alone if reading is None else reading.beside(alone, samples))
+
+    val = problem.outputs(raw if reading is None else reading.beside(raw, validation))
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
-    foreign = [outputs(samples) for samples in ood]
+    strange: list[Samples] = [*ood]
     if auto or arguments.ood_score == "knn":
         # OOD data of one kind may be too easy to tell scores apart: perturbed data have a say too.
-        foreign = [*foreign, outputs(Perturbed(validation, arguments.seed))]
+        strange.append(Perturbed(validation, arguments.seed))
+    foreign = [outputs(samples) for samples in strange]
     chosen_by: Chooser = "option"
     if auto:
         chosen_by = "ood" if ood else "perturbed"
@@ -256,7 +269,8 @@ def _fit(
     )
     evidence = None
     if features and sets["--fit-data"]:
-        evidence = _gathered(engine, linear, sets["--fit-data"][0], arguments, skipped)
+        assert train is not None
+        evidence = _gathered(engine, linear, train, arguments, skipped)
     score = arguments.ood_score
     state, notes = fit_state(
         val,
@@ -270,12 +284,57 @@ def _fit(
         chosen_by=chosen_by,
         seed=arguments.seed,
     )
-    if arguments.cascade:
+    if reading is not None:
+        record = state.record.model_copy(update={"words": reading.record})
+        state = replace(state, record=record, words=reading.reader)
+    if reading is not None and arguments.words == "first":
+        first = reading.first(validation, raw, problem)
+        ahead = [
+            (reading.first(samples, whole, problem), whole)
+            for samples, whole in zip(strange, foreign, strict=True)
+        ]
+        state, more = _with_words_first(state, first, val, ahead, arguments)
+        notes = (*notes, *more)
+    elif arguments.cascade:
         state, more = _with_cascade(state, val, model, validation, arguments)
         notes = (*notes, *more)
     if arguments.engine == "int8":
         state = replace(state, record=state.record.model_copy(update={"engine": "int8"}))
-    return state, (*filter(None, few_ood), *notes, *engine.notes)
+    return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes)
+
+
+def _reading(
+    engine: Engine,
+    problem: Problem,
+    train: Samples | None,
+    val: Samples,
+    outputs: Outputs,
+    arguments: CalibrateOptions,
+) -> tuple[Reading | None, str | None]:
+    """The reader of words that answers beside the model, if there is to be one; and a note."""
+    from hydrasurgeon.decision.fitting import halves
+    from hydrasurgeon.decision.reading import KINDS, fit_reading, lacks
+
+    wanted, model = arguments.words, engine.facts
+    text = getattr(engine.transform, "kind", "image") == "text"
+    if wanted == "off" or (wanted == "auto" and (train is None or not text)):
+        return None, None
+    why = lacks(problem, model, train, first=wanted == "first")
+    if len(outputs.logits) != len(val):
+        why = "words: left out, for some of --data cannot be read"
+    if why is not None or train is None:
+        if wanted == "auto":
+            return None, why if problem.name in KINDS else None
+        raise UsageError(str(why), hint="Leave out --words.")
+    split = halves(len(val), arguments.seed, outputs.groups)
+    reading, worth = fit_reading(problem, model, engine.transform, train, val, outputs, split)
+    if worth.pays or wanted != "auto":
+        return reading, None
+    before, after = worth.without, worth.together
+    return (
+        None,
+        f"words: left out, for beside the model they gain nothing ({before:.4f} → {after:.4f})",
+    )
 
 
 def _with_cascade(
@@ -288,7 +347,7 @@ def _with_cascade(
     from hydrasurgeon.measuring.cost import macs, stage_macs
 
     first = val.among([0])
-    fitted = fit_cascade(state, first, val, arguments, seed=arguments.seed)
+    fitted = fit_cascade(state, first, val, arguments)
     weight = next(model.parameters())
     one = first_batch(samples, model.transform, 1, skip_bad=arguments.skip_bad)
     one = moved(one, weight.device, weight.dtype)
@@ -296,6 +355,28 @@ def _with_cascade(
     if expected >= macs(model, one):
         note = f"no cascade: none saves anything at a rise of the NLL of at most {MAX_LOSS:g}"
         return state, (note,)
+    return with_seen(fitted, val.logits, val.features, first), ()
+
+
+def _with_words_first(
+    state: State,
+    first: Outputs,
+    val: Outputs,
+    foreign: Sequence[tuple[Outputs, Outputs]],
+    arguments: CalibrateOptions,
+) -> tuple[State, tuple[str, ...]]:
+    """The state in which words answer first, where that saves something; else as it is, and a note."""
+    from hydrasurgeon.decision.cascade_fit import fit_cascade
+    from hydrasurgeon.decision.cascaded import cascade_of, with_seen
+
+    fitted = fit_cascade(state, first, val, arguments, foreign=foreign, words=True)
+    cascade, words = cascade_of(fitted), fitted.record.words
+    assert words is not None
+    if cascade.share_on > 1 - LEAST_SAVED:
+        note = f"words come beside the model and not first: {100 * cascade.share_on:.0f} % of samples would go on"
+        return state, (note,)
+    words = words.model_copy(update={"mode": "first", "threshold": cascade.threshold})
+    fitted = replace(fitted, record=fitted.record.model_copy(update={"words": words}))
     return with_seen(fitted, val.logits, val.features, first), ()
 
 

@@ -45,7 +45,7 @@ def drawn(name: str, rows: int, seed: int, strength: float = 1.0) -> Outputs:
 
 def fitted(problem: Problem, whole: Outputs, promise: CalibrateOptions) -> State:
     state, _ = fit_state(whole, promise=promise, score="msp", problem=problem)
-    return fit_cascade(state, whole.among([0]), whole, promise, seed=0)
+    return fit_cascade(state, whole.among([0]), whole, promise)
 
 
 def losses(problem: Problem, state: State, outputs: Outputs) -> Tensor:

@@ -1,0 +1,111 @@
+"""How much a reader of words or pixels counts beside a model.
+
+    outputs = a · model + b · reader,    a, b ≥ 0 of least loss on the half of VAL that fits
+
+The reader is kept where the loss of the other half falls by more than its standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from hydrasurgeon.decision.words import Kind
+from hydrasurgeon.run.words import Floats
+
+LARGEST = 1e3
+"""Of a weight."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The two weights, and the loss on samples that fitted none of them."""
+
+    weights: tuple[float, float]
+    without: float
+    together: float
+    error: float
+    """Standard error of their difference."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether the loss falls by more than its standard error."""
+        return self.without - self.together > self.error
+
+
+def losses(kind: Kind, outputs: Floats, targets: Floats) -> Floats:
+    """Of each sample, by the members' mean; outputs are [sample, member, output]."""
+    if kind == "square":
+        result: Floats = ((outputs.mean(axis=1) - targets) ** 2).mean(axis=1)
+        return result
+    if kind == "softmax":
+        shifted = outputs - outputs.max(axis=2, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(axis=2, keepdims=True))
+        mean = np.log(np.exp(logs).mean(axis=1).clip(1e-12))
+        result = -(targets * mean).sum(axis=1)
+        return result
+    chances = (1 / (1 + np.exp(-outputs.clip(-500, 500)))).mean(axis=1).clip(1e-12, 1 - 1e-12)
+    each = targets * np.log(chances) + (1 - targets) * np.log(1 - chances)
+    result = -each.mean(axis=1)
+    return result
+
+
+def scaled(kind: Kind, outputs: Floats, targets: Floats) -> float:
+    """The factor of least loss: one over a temperature; of numbers, none."""
+    if kind == "square":
+        return 1.0
+
+    def loss(at: Floats) -> float:
+        return float(losses(kind, np.exp(at[0]) * outputs, targets).mean())
+
+    return float(np.exp(_least(loss, [0.0])[0]))
+
+
+def fit_beside(
+    kind: Kind,
+    model: Floats,
+    reader: Floats,
+    targets: Floats,
+    fitting: NDArray[np.int64],
+    certifying: NDArray[np.int64],
+) -> Beside:
+    """The weights that one half fits, and what they are worth on the other; the model's outputs
+    are [sample, member, output], the reader's and the targets [sample, output].
+    """
+
+    def mixed(at: Floats, rows: NDArray[np.int64]) -> Floats:
+        result: Floats = at[0] * model[rows] + at[1] * reader[rows][:, None]
+        return result
+
+    alone = scaled(kind, model[fitting], targets[fitting])
+
+    def loss(at: Floats) -> float:
+        weights = np.exp(at.clip(-20, np.log(LARGEST)))
+        return float(losses(kind, mixed(weights, fitting), targets[fitting]).mean())
+
+    start = np.log([max(alone, 1e-3), max(0.3 * alone, 1e-3)])
+    fitted = np.exp(_least(loss, start).clip(-20, np.log(LARGEST)))
+    without = losses(kind, alone * model[certifying], targets[certifying])
+    together = losses(kind, mixed(fitted, certifying), targets[certifying])
+    apart = without - together
+    return Beside(
+        (float(fitted[0]), float(fitted[1])),
+        float(without.mean()),
+        float(together.mean()),
+        float(apart.std(ddof=1) / np.sqrt(len(apart))),
+    )
+
+
+def _least(loss: Callable[[Floats], float], start: object) -> Floats:
+    """Where a smooth function of one or two numbers is least."""
+    found = minimize(loss, np.asarray(start, dtype=float), method="Nelder-Mead", options=PRECISE)
+    result: Floats = found.x
+    return result
+
+
+PRECISE = {"xatol": 1e-4, "fatol": 1e-8}
+"""When the search ends."""

@@ -1,0 +1,145 @@
+"""A reader of words or pixels for a model: fitted on TRAIN, chosen and weighed on VAL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydrasurgeon.data import Samples
+from hydrasurgeon.data.readers import Tokens, pixels_of, reader_of
+from hydrasurgeon.decision.beside import Beside, fit_beside, losses, scaled
+from hydrasurgeon.decision.words import FEWEST, Fitted, Kind, fit_pixels, fit_words
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files import decided
+from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.problems.base import Outputs, Problem
+from hydrasurgeon.run.pixels import Pixels
+from hydrasurgeon.run.words import Floats, Words
+
+KINDS: Mapping[str, Kind] = {
+    "single_label": "softmax",
+    "one_logit": "sigmoid",
+    "multi_label": "sigmoid",
+    "number": "square",
+}
+"""What the outputs of each kind of problem mean; entities lie in words, and have no reader."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reader, what it is worth beside the model, and how it reads samples."""
+
+    record: decided.Words
+    reader: Words | Pixels
+    see: Callable[[Samples], Any]
+
+    def read(self, samples: Samples) -> Tensor:
+        """[sample, output], and in the last column how novel each sample is."""
+        seen = self.see(samples)
+        columns = [self.reader.outputs(seen), self.reader.novelty(seen)[:, None]]
+        return torch.from_numpy(np.concatenate(columns, axis=1))
+
+    def first(self, samples: Samples, said: Outputs, problem: Problem) -> Outputs:
+        """What it says of samples before the model has `said` anything."""
+        read = self.read(samples).float()[:, None]
+        return problem.outputs(replace(said, logits=read[..., :-1], features=read[..., -1:]))
+
+    def beside(self, outputs: Outputs, samples: Samples) -> Outputs:
+        """What a model said, with what the reader adds."""
+        model, reader = self.record.weights
+        read = self.read(samples)[:, None, :-1]
+        mixed = model * outputs.logits.double() + reader * read
+        return replace(outputs, logits=mixed.to(outputs.logits.dtype))
+
+
+def lacks(problem: Problem, model: Model, train: Samples | None, *, first: bool) -> str | None:
+    """Why there is no reader; None where there can be one."""
+    if problem.name not in KINDS:
+        return f"words: {problem.name} have none, for every word has an answer of its own"
+    if problem.name == "number" and first:
+        return "words: a number is not sure of itself, so nothing can come before the model"
+    if problem.name == "number" and model.num_classes != 1:
+        return "words: a model that says how certain each number is has none"
+    if train is None:
+        return "words: are fitted on --fit-data, and none is given"
+    if len(train) < FEWEST:
+        return f"words: left out, for {len(train)} samples of --fit-data are fewer than {FEWEST}"
+    return None
+
+
+def fit_reading(
+    problem: Problem,
+    model: Model,
+    transform: Any,
+    train: Samples,
+    val: Samples,
+    outputs: Outputs,
+    halves: tuple[Tensor, Tensor],
+) -> tuple[Reading, Beside]:
+    """The reader with the least loss on the half of VAL that fits, and its weight beside what the
+    model said of VAL.
+    """
+    kind = KINDS[problem.name]
+    see = seer(transform)
+    fitting, certifying = (half.numpy() for half in halves)
+    known, targets = targets_of(train, kind, model.num_classes)
+    seen = see(train)
+    train_seen = [seen[row] for row in known] if isinstance(seen, list) else seen[known]
+    labelled, truth = targets_of(val, kind, model.num_classes)
+    val_seen = see(val)
+    fitting = np.intersect1d(fitting, labelled)
+    certifying = np.intersect1d(certifying, labelled)
+
+    def loss(read: Floats) -> float:
+        alone = read[:, None]
+        scale = scaled(kind, alone[fitting], truth[fitting])
+        return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
+
+    if isinstance(seen, list):
+        fitted: Fitted = fit_words(train_seen, targets[known], kind, loss, val_seen)
+    else:
+        fitted = fit_pixels(train_seen, targets[known], kind, loss, val_seen)
+    # As a file stores it: what is weighed is what will answer.
+    parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
+    text = isinstance(fitted.reader, Words)
+    reader = reader_of("words" if text else "pixels", parts)
+    logits = outputs.logits.double().numpy()
+    worth = fit_beside(kind, logits, reader.outputs(val_seen), truth, fitting, certifying)
+    record = decided.Words(
+        reader="words" if text else "pixels",
+        mode="beside",
+        tokenizer=model.preprocess.get("files_sha256") if text else None,
+        ids=len(parts["ids"]) if text else 0,
+        columns=len(parts["weight"]),
+        outputs=model.num_classes,
+        weights=worth.weights,
+        worth=decided.Worth(nll=(worth.without, worth.together), se=worth.error),
+    )
+    return Reading(record, reader, see), worth
+
+
+def seer(transform: Any) -> Callable[[Samples], Any]:
+    """What a reader sees of samples: ids of texts, or numbers of images."""
+    if getattr(transform, "kind", "image") == "text":
+        tokens = Tokens(transform.tokenizer)
+        return lambda samples: tokens([samples.read(i) for i in range(len(samples))])
+    return lambda samples: np.stack([pixels_of(samples.read(i)) for i in range(len(samples))])
+
+
+def targets_of(samples: Samples, kind: Kind, outputs: int) -> tuple[NDArray[np.int64], Floats]:
+    """Which samples have a label, and what the outputs of all should be."""
+    if samples.labels is None:
+        raise DataError(f"{samples.spec}: has no labels")
+    labels = np.asarray(samples.labels)
+    known = np.flatnonzero((labels.reshape(len(labels), -1) != -1).all(axis=1))
+    if kind == "softmax":
+        targets = np.zeros((len(labels), outputs))
+        targets[known, labels[known].astype(int)] = 1
+        return known, targets
+    return known, labels.reshape(len(labels), outputs).astype(np.float64)

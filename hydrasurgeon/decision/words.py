@@ -1,0 +1,143 @@
+"""Fit the reader of words: a convex problem without a seed, solved by L-BFGS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.sparse import csr_matrix, issparse
+
+from hydrasurgeon.run.pixels import Pixels
+from hydrasurgeon.run.words import BUCKETS, Floats, Ids, Words, counted, flattened, unit
+
+Kind = Literal["softmax", "sigmoid", "square"]
+"""What outputs mean: log-odds of classes, log-odds of each label, or numbers."""
+STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
+"""Weights of the texts' loss against that of the penalty, |W|² / 2; VAL chooses."""
+OF_PIXELS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+"""The same of images, whose numbers are standardised."""
+FEWEST = 50
+"""Samples that a reader is fitted on at least."""
+STOP = {"maxiter": 200, "ftol": 1e-6}
+"""When L-BFGS ends: the loss then falls by less than a millionth a step."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The reader that VAL chose, and its loss there."""
+
+    reader: Words | Pixels
+    strength: float
+    loss: float
+
+
+def fit_words(
+    texts: Sequence[Ids],
+    targets: Floats,
+    kind: Kind,
+    loss: Callable[[Floats], float],
+    val: Sequence[Ids],
+) -> Fitted:
+    """The reader with the least loss of its outputs on VAL, of all strengths, with and without
+    pairs; targets are [text, output]: probabilities, or numbers.
+    """
+    ids = np.unique(flattened(texts)[1])
+    alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
+    pairs = path(texts, targets, kind, ids, (alone.strength,), pairs=True)
+    return min(alone, chosen(pairs, loss, val), key=lambda fitted: fitted.loss)
+
+
+def fit_pixels(
+    seen: Floats, targets: Floats, kind: Kind, loss: Callable[[Floats], float], val: Floats
+) -> Fitted:
+    """The reader of pixels with the least loss on VAL; `seen` is what it sees of each image."""
+    mean, scale = seen.mean(axis=0), seen.std(axis=0).clip(1e-6)
+    table = (seen - mean) / scale
+    at = np.zeros((table.shape[1] + 1) * targets.shape[1])
+    readers = {}
+    for strength in OF_PIXELS:
+        at = solved(table, targets, kind, strength, at)
+        weight = at.reshape(-1, targets.shape[1])
+        readers[strength] = Pixels(mean, scale, weight[:-1].copy(), weight[-1].copy())
+    return chosen(readers, loss, val)
+
+
+def chosen(readers: Mapping[float, Any], loss: Callable[[Floats], float], val: Any) -> Fitted:
+    """The reader of least loss on VAL."""
+    losses = {strength: loss(reader.outputs(val)) for strength, reader in readers.items()}
+    best = min(losses, key=lambda strength: losses[strength])
+    return Fitted(readers[best], best, losses[best])
+
+
+def path(
+    texts: Sequence[Ids],
+    targets: Floats,
+    kind: Kind,
+    ids: Ids,
+    strengths: Sequence[float],
+    *,
+    pairs: bool = False,
+) -> dict[float, Words]:
+    """Readers of all strengths, each started from the one before."""
+    found = counted(texts, ids, pairs=pairs)
+    width = len(ids) + BUCKETS * pairs
+    seen = np.bincount(found.columns, minlength=width)
+    idf = np.log((1 + len(texts)) / (1 + seen)) + 1
+    table = csr_matrix((unit(found, idf), (found.rows, found.columns)), shape=(len(texts), width))
+    outputs = targets.shape[1]
+    at = np.zeros((width + 1) * outputs)
+    at[-outputs:] = targets.mean(axis=0) if kind == "square" else 0
+    readers = {}
+    for strength in strengths:
+        at = solved(table, targets, kind, strength, at)
+        weight = at.reshape(-1, outputs)
+        readers[strength] = Words(ids, idf, weight[:-1].copy(), weight[-1].copy())
+    return readers
+
+
+def solved(
+    table: csr_matrix | Floats, targets: Floats, kind: Kind, strength: float, at: Floats
+) -> Floats:
+    """Weights, and in the last row the bias, of least loss."""
+    outputs = targets.shape[1]
+    transposed = csr_matrix(table.T) if issparse(table) else table.T
+
+    def objective(flat: Floats) -> tuple[float, Floats]:
+        weight = flat.reshape(-1, outputs)
+        scores = table @ weight[:-1] + weight[-1]
+        value, slope = LOSSES[kind](scores, targets)
+        gradient = np.empty_like(weight)
+        gradient[:-1] = strength * (transposed @ slope) + weight[:-1]
+        gradient[-1] = strength * slope.sum(axis=0)
+        return strength * value + 0.5 * float((weight[:-1] ** 2).sum()), gradient.ravel()
+
+    done = minimize(objective, at, jac=True, method="L-BFGS-B", options=STOP)
+    result: Floats = done.x
+    return result
+
+
+def _softmax(scores: Floats, targets: Floats) -> tuple[float, Floats]:
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return -float((targets * logs).sum()), np.exp(logs) - targets
+
+
+def _sigmoid(scores: Floats, targets: Floats) -> tuple[float, Floats]:
+    losses = np.logaddexp(0, scores) - targets * scores
+    return float(losses.sum()), 1 / (1 + np.exp(-scores)) - targets
+
+
+def _square(scores: Floats, targets: Floats) -> tuple[float, Floats]:
+    apart = scores - targets
+    return 0.5 * float((apart**2).sum()), apart
+
+
+LOSSES: dict[Kind, Callable[[Floats, Floats], tuple[float, Floats]]] = {
+    "softmax": _softmax,
+    "sigmoid": _sigmoid,
+    "square": _square,
+}
+"""The loss of some scores and its slope in them."""

@@ -1,0 +1,1 @@
+"""Answering without torch: numpy alone."""

@@ -1,0 +1,114 @@
+"""The reader of words: one linear layer on counts of a tokenizer's ids.
+
+    v_j = count_j · idf_j,    outputs = W v / |v| + b
+
+Columns are the ids that occurred in the texts it was fitted on and, where they help, hashed pairs of
+neighbouring ids. It errs elsewhere than a transformer does, costs a gather and a sum, and reads a
+text to its end, however long it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+"""Token ids of one text: all of them, and no special tokens."""
+Floats = NDArray[np.float64]
+
+BUCKETS = 1 << 14
+"""Columns that pairs of neighbouring ids share."""
+FACTOR = 1_000_003
+"""Prime by which a pair's first id is multiplied before the remainder by the buckets is taken."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What some texts hold: a row, a column and a count for each distinct column of a text."""
+
+    rows: Ids
+    columns: Ids
+    counts: Floats
+    texts: int
+
+
+@dataclass(frozen=True)
+class Words:
+    """A fitted reader."""
+
+    ids: Ids
+    """The ids that have a column, ascending."""
+    idf: Floats
+    """What a count in each column weighs: first of ids, then of pairs, where there are any."""
+    weight: Floats
+    """[column, output]."""
+    bias: Floats
+
+    @property
+    def pairs(self) -> bool:
+        """Whether pairs of neighbouring ids have columns."""
+        return len(self.idf) > len(self.ids)
+
+    def outputs(self, texts: Sequence[Ids]) -> Floats:
+        """[text, output]; the bias alone for a text without a known id."""
+        found = counted(texts, self.ids, pairs=self.pairs)
+        values = unit(found, self.idf)
+        summed = np.zeros((len(texts), self.weight.shape[1]))
+        np.add.at(summed, found.rows, values[:, None] * self.weight[found.columns])
+        return summed + self.bias
+
+    def novelty(self, texts: Sequence[Ids]) -> Floats:
+        """The fraction of each text's weight that lies on ids without a column; 1 for a text without
+        ids. An unknown id weighs as much as the rarest known one.
+        """
+        rows, flat = flattened(texts)
+        columns = columns_of(flat, self.ids)
+        known = columns >= 0
+        weights = np.full(len(flat), self.idf.max(initial=1.0))
+        weights[known] = self.idf[columns[known]]
+        total = np.bincount(rows, weights, len(texts))
+        unknown = np.bincount(rows[~known], weights[~known], len(texts))
+        return np.where(total > 0, unknown / np.maximum(total, 1e-12), 1.0)
+
+
+def flattened(texts: Sequence[Ids]) -> tuple[Ids, Ids]:
+    """All ids in one array, and the text that each is of."""
+    rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    return rows, np.concatenate([np.zeros(0, np.int64), *texts]).astype(np.int64)
+
+
+def columns_of(flat: Ids, ids: Ids) -> Ids:
+    """The column of each id; -1 where it has none."""
+    if not len(ids):
+        return np.full(len(flat), -1)
+    places = np.searchsorted(ids, flat).clip(max=len(ids) - 1)
+    return np.where(ids[places] == flat, places, -1)
+
+
+def counted(texts: Sequence[Ids], ids: Ids, *, pairs: bool) -> Counts:
+    """How often each column occurs in each text."""
+    rows, flat = flattened(texts)
+    columns = columns_of(flat, ids)
+    known = columns >= 0
+    owners, width = [rows[known]], len(ids) + BUCKETS * pairs
+    places = [columns[known]]
+    if pairs:
+        within = rows[:-1] == rows[1:]
+        buckets = (flat[:-1] * FACTOR + flat[1:]) % BUCKETS
+        owners.append(rows[:-1][within])
+        places.append(len(ids) + buckets[within])
+    keys, counts = np.unique(
+        np.concatenate(owners) * width + np.concatenate(places), return_counts=True
+    )
+    return Counts(keys // width, keys % width, counts.astype(np.float64), len(texts))
+
+
+def unit(found: Counts, idf: Floats) -> Floats:
+    """Counts × idf, each text of unit length."""
+    values = found.counts * idf[found.columns]
+    lengths = np.sqrt(np.bincount(found.rows, values**2, found.texts))
+    result: Floats = values / np.maximum(lengths, 1e-12)[found.rows]
+    return result

@@ -1,0 +1,125 @@
+"""The reader of words and that of pixels against scikit-learn and sums by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from hydrasurgeon.decision.words import Kind, fit_words, path
+from hydrasurgeon.run.pixels import WIDTH, features_of
+from hydrasurgeon.run.words import BUCKETS, FACTOR, Words, flattened
+
+TEXTS = 60
+CLASSES = 3
+
+
+def drawn(seed: int, count: int = TEXTS) -> tuple[list[np.ndarray], np.ndarray]:
+    """Texts of ids whose first ids depend on the class."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(count) % CLASSES
+    texts = [
+        np.concatenate([[10 + label] * random.integers(1, 3), random.integers(20, 40, 6)])
+        for label in labels
+    ]
+    return texts, labels
+
+
+def dense(texts: list[np.ndarray], words: Words) -> np.ndarray:
+    """Counts × idf of unit length, cell by cell."""
+    table = np.zeros((len(texts), len(words.idf)))
+    for row, text in enumerate(texts):
+        for token in text:
+            for column, known in enumerate(words.ids):
+                table[row, column] += token == known
+        if words.pairs:
+            for first, second in pairwise(text):
+                table[row, len(words.ids) + (first * FACTOR + second) % BUCKETS] += 1
+    table *= words.idf
+    return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_outputs_are_a_sum_over_columns(pairs: bool) -> None:
+    texts, labels = drawn(0)
+    ids = np.unique(flattened(texts)[1])
+    words = path(texts, np.eye(CLASSES)[labels], "softmax", ids, (1.0,), pairs=pairs)[1.0]
+    new = [*drawn(1, 5)[0], np.array([999, 998]), np.zeros(0, np.int64), np.array([10, 10, 999])]
+    expected = dense(new, words) @ words.weight + words.bias
+    assert words.outputs(new) == pytest.approx(expected, abs=1e-12)
+    if not pairs:
+        assert words.outputs(new)[5] == pytest.approx(words.bias)
+    assert words.novelty(new)[5] == words.novelty(new)[6] == 1.0
+    assert words.novelty(texts) == pytest.approx(0)
+    known = 2 * words.idf[words.ids.tolist().index(10)]
+    unknown = words.idf.max()
+    assert words.novelty(new)[7] == pytest.approx(unknown / (known + unknown))
+
+
+def test_classes_are_those_of_scikit_learn() -> None:
+    texts, labels = drawn(0)
+    ids = np.unique(flattened(texts)[1])
+    words = path(texts, np.eye(CLASSES)[labels], "softmax", ids, (0.3, 3.0))[3.0]
+    theirs = LogisticRegression(C=3.0, tol=1e-8, max_iter=2000).fit(dense(texts, words), labels)
+    new = drawn(1)[0]
+    ours = np.exp(words.outputs(new))
+    ours /= ours.sum(axis=1, keepdims=True)
+    assert ours == pytest.approx(theirs.predict_proba(dense(new, words)), abs=2e-3)
+
+
+def test_labels_and_numbers_are_those_of_scikit_learn() -> None:
+    texts, labels = drawn(0)
+    ids = np.unique(flattened(texts)[1])
+    several = np.stack([labels == 0, labels != 1], axis=1).astype(float)
+    words = path(texts, several, "sigmoid", ids, (3.0,))[3.0]
+    for column in range(2):
+        model = LogisticRegression(C=3.0, tol=1e-8, max_iter=2000)
+        theirs = model.fit(dense(texts, words), several[:, column])
+        expected = theirs.decision_function(dense(texts, words))
+        assert words.outputs(texts)[:, column] == pytest.approx(expected, abs=0.02)
+    numbers = labels[:, None] + 0.5
+    words = path(texts, numbers, "square", ids, (3.0,))[3.0]
+    ridge = Ridge(alpha=1 / 3).fit(dense(texts, words), numbers[:, 0])
+    expected = ridge.predict(dense(texts, words))
+    assert words.outputs(texts)[:, 0] == pytest.approx(expected, abs=5e-3)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_val_chooses(kind: Kind) -> None:
+    texts, labels = drawn(0)
+    val, truth = drawn(2)
+
+    def loss(outputs: np.ndarray) -> float:
+        return float((outputs.argmax(axis=1) != truth).mean() + 1e-3 * np.abs(outputs).mean())
+
+    fitted = fit_words(texts, np.eye(CLASSES)[labels], kind, loss, val)
+    assert fitted.loss == loss(fitted.reader.outputs(val))
+    assert fitted.loss < 0.1
+
+
+def test_pixels_by_hand() -> None:
+    image = np.zeros((32, 32, 3), np.uint8)
+    image[:, 16:] = 255
+    features = features_of(image)
+    assert len(features) == WIDTH
+    colours = features[:256].reshape(2, 2, 64)
+    assert colours[:, 0, 0] == pytest.approx(1)
+    assert colours[:, 1, 63] == pytest.approx(1)
+    edges = features[256:400].reshape(4, 4, 9)
+    assert (edges[:, 1:3, 0] > 0).all()  # the slope runs across, at the middle
+    assert edges[..., 1:] == pytest.approx(0)
+    assert edges[:, [0, 3]] == pytest.approx(0)
+    assert (edges**2).sum() == pytest.approx(1)
+    small = features[400:].reshape(8, 8, 3)
+    assert small[:, :4] == pytest.approx(0)
+    assert small[:, 4:] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 50), (9, 7), (224, 224)])
+def test_pixels_of_any_shape(shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(0)
+    features = features_of(random.integers(0, 256, (*shape, 3), dtype=np.uint8))
+    assert features.shape == (WIDTH,)
+    assert np.isfinite(features).all()
