@@ -32,6 +32,8 @@ from hydrasurgeon.options.base import (
 
 NAMED = re.compile(r"[^=/]*=")
 """What a data set is called, in front of it."""
+MODEL = re.compile(r"^[\w-]+=")
+"""What a checkpoint is called, in front of it."""
 
 
 def add(app: typer.Typer) -> None:
@@ -97,7 +99,8 @@ def _look(options: Options) -> None:
     for _, recipe in options.named(RECIPES):
         if recipe != "auto":
             load_recipe(recipe, {})
-    for text in options.reading(CHECKPOINTS):
+    for given in options.reading(CHECKPOINTS):
+        text = given if present(Path(given)) else MODEL.sub("", given)
         if not (text.startswith(FRESH) or is_hub_id(text) or present(Path(text))):
             find(text.partition("#")[0])
     for text in options.reading(LABELLED, UNLABELLED):

@@ -25,7 +25,6 @@ from hydrasurgeon.options.shared import (
     OUT,
     Bare,
     Batch,
-    Checkpoint,
     ClassNames,
     Dtype,
     Force,
@@ -273,15 +272,21 @@ class PredictOptions(Engines, Answering, Force):
         return self.but(each=line)
 
 
-class ServeOptions(Engines, Checkpoint, ClassNames, Bare):
+class ServeOptions(Engines, ClassNames, Bare):
     """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
     /openapi.json; also in Open Inference Protocol v2 (/v2) and, of texts, as Text Embeddings
-    Inference does (/predict, /rerank).
+    Inference (/predict, /rerank) and System One (/v1/systemone) do. Several checkpoints answer
+    System One, the first all else.
 
     It has no TLS, and no authentication but --token-env: put it behind what your site uses for
     that. SIGTERM stops it when what was taken is answered.
     """
 
+    checkpoints: Paths = argument(
+        reads=CHECKPOINTS,
+        metavar="[NAME=]CKPT...",
+        help=f"{CHECKPOINT} Several must read texts; questions name them.",
+    )
     host: str = option(
         "127.0.0.1", metavar="H", group=RUNS, help="Address to listen at; 0.0.0.0 is every one."
     )

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from hydrasurgeon.serving.inputs import (
     JSON,
     PATIENCE,
     SECOND,
+    TOKENS,
     Asked,
     Bodies,
     Full,
@@ -37,6 +38,7 @@ from hydrasurgeon.serving.inputs import (
     inputs_of,
 )
 from hydrasurgeon.serving.open_inference import HEADER, Signature
+from hydrasurgeon.serving.system_one import Model, asked_of
 from hydrasurgeon.serving.text_inference import (
     FoundOf,
     asked_by_hub,
@@ -186,13 +188,16 @@ TYPES = {
 
 Reading = Callable[[bytes, int], Awaitable[Asked]]
 """What a body asks, of at most so many inputs."""
+Rows = Callable[[Asked], Awaitable[list[Row]]]
+"""The answers to all that is asked."""
 
 
 def shortened(rows: Sequence[Row], top: int) -> list[Row]:
-    """Answers with so many of the most probable labels; another request in their pass may have
-    wanted more.
+    """Answers as `predict` writes them, with so many of the most probable labels; another request
+    in their pass may have wanted more.
     """
-    return [{**row, "top": row["top"][:top]} if "top" in row else row for row in rows]
+    plain = [{key: row[key] for key in row if key != TOKENS} for row in rows]
+    return [{**row, "top": row["top"][:top]} if "top" in row else row for row in plain]
 
 
 @dataclass(frozen=True)
@@ -221,9 +226,8 @@ class Service:
 
         return await self.answered(request, read)
 
-    async def _reply(self, request: Request, read: Reading) -> Any:
-        async with self.bodies.whole(request) as body:
-            asked = await read(body, self.batcher.size)
+    async def rows(self, asked: Asked) -> list[Row]:
+        """The answers to all that is asked, in order."""
         with self.batcher.places(len(asked.inputs)):
             self.counts.waiting.set(self.batcher.taken)
             prepared = asyncio.to_thread(
@@ -231,13 +235,18 @@ class Service:
                     (each.id, each.prepared(self.transform), asked.top) for each in asked.inputs
                 ]
             )
-            return asked.reply(await self.batcher.rows(await prepared))
+            return await self.batcher.rows(await prepared)
 
-    async def answered(self, request: Request, read: Reading) -> Any:
-        """The reply to what is read from a body, in whatever protocol."""
+    async def _reply(self, request: Request, read: Reading, rows: Rows) -> Any:
+        async with self.bodies.whole(request) as body:
+            asked = await read(body, self.batcher.size)
+        return asked.reply(await rows(asked))
+
+    async def answered(self, request: Request, read: Reading, rows: Rows | None = None) -> Any:
+        """The reply to what is read from a body, in whatever protocol; `rows` where others answer."""
         start, status = time.perf_counter(), 500
         try:
-            reply = await self._reply(request, read)
+            reply = await self._reply(request, read, rows or self.rows)
             status = 200
             self.counts.seconds.observe(time.perf_counter() - start)
             return reply
@@ -286,21 +295,27 @@ def app_of(
     model: Signature,
     token: str | None = None,
     found: FoundOf | None = None,
+    named: Sequence[tuple[Model, Service]] = (),
 ) -> FastAPI:
     """The routes of a service whose answers have these columns, each of a kind; `found` says of the
-    probabilities of a query's texts whether one answers it.
+    probabilities of a query's texts whether one answers it. `named` are all models that questions
+    may be asked of, this one too.
     """
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
-        work = asyncio.create_task(service.batcher.work())
+        each = {id(one.batcher): one.batcher for one in (service, *(one for _, one in named))}
+        work = [asyncio.create_task(batcher.work()) for batcher in each.values()]
         yield  # until the last request that was taken is answered
-        work.cancel()
+        for task in work:
+            task.cancel()
 
     async def admitted(request: Request) -> None:
-        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(sent.encode("latin-1"), (token or "").encode())
-        right = token is None or (same and scheme.lower() == "bearer")
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        keys = [request.headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
+        expected = (token or "").encode()
+        same = [hmac.compare_digest(sent.encode("latin-1"), expected) for sent in keys]
+        right = token is None or any(same)
         # `request.url` is made from the Host header, which the client chooses.
         if not right and request.scope["path"] not in UNPROTECTED:
             raise HTTPException(401, "the bearer token is wrong", {"WWW-Authenticate": "Bearer"})
@@ -321,6 +336,8 @@ def app_of(
     _open_inference(app, service, model)
     if service.reads == "text":
         _text_inference(app, service, columns, found)
+    if named:
+        _system_one(app, service, named)
     return app
 
 
@@ -390,6 +407,33 @@ def _text_inference(
     route("/", partial(asked_by_hub, entities="entities" in columns))
     route("/predict", asked_to_predict)
     route("/rerank", partial(asked_to_rerank, ranks="logit" in columns, found=found))
+
+
+def _system_one(app: FastAPI, first: Service, named: Sequence[tuple[Model, Service]]) -> None:
+    """The routes of System One; each model answers what it is asked in passes of its own."""
+    models = {model.name: model for model, _ in named}
+
+    async def read(body: bytes, most: int) -> Asked:
+        return await asyncio.to_thread(asked_of, models, body, most)
+
+    async def rows(asked: Asked) -> list[Row]:
+        each = [
+            named[int(one.id)][1].rows(replace(asked, inputs=[replace(one, id=0)]))
+            for one in asked.inputs
+        ]
+        return [row for answers in await asyncio.gather(*each) for row in answers]
+
+    async def answer(request: Request) -> Any:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != JSON:
+            raise HTTPException(415, f"the content type is not {JSON}")
+        return await first.answered(request, read, rows)
+
+    async def listed() -> Any:
+        return {"models": [model.described() for model in models.values()]}
+
+    app.post("/v1/systemone")(answer)
+    app.get("/v1/models")(listed)
 
 
 def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -7,9 +7,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import gzip
+import importlib
+import io
 import logging
 import re
 import sys
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -39,6 +43,12 @@ JSON, FORM = "application/json", "multipart/form-data"
 """Content types that are taken."""
 # It logs what is wrong with a form, too; a logger that nobody has set up prints on the terminal.
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())
+WINDOW = 23
+"""Log2 of the bytes that a zstd body may refer back, as RFC 9659 has it."""
+ZSTD = ("compression.zstd", "backports.zstd")
+"""Modules that read zstd: from Python 3.14 on, and before."""
+TOKENS = "input_tokens"
+"""Of a row within the server: how many tokens its text has."""
 SECOND = "text_pair"
 """The field of an input that holds the second text of a pair."""
 BODY = 'the body is not {"inputs": [...]}'
@@ -118,7 +128,15 @@ class Bodies:
                     self.coming.remove(body)
             size = len(body.content)
             self.whole_ones += size
-            yield bytes(body.content)
+            content = bytes(body.content)
+            encoding = request.headers.get("content-encoding", "identity").strip().lower()
+            if encoding != "identity":
+                if self.full:
+                    raise Full
+                size += self.most
+                self.whole_ones += self.most
+                content = await asyncio.to_thread(_decoded, encoding, content, self.most)
+            yield content
         finally:
             self.whole_ones -= size
             # A client that still sends would not see the answer.
@@ -135,6 +153,40 @@ class Bodies:
             held -= len(oldest.content)
             oldest.content.clear()
             oldest.timer.reschedule(0)
+
+
+def _decoded(encoding: str, body: bytes, most: int) -> bytes:
+    """What a compressed body holds, within the bound of one that is not."""
+    packed, zstd = io.BytesIO(body), _zstd() if encoding == "zstd" else None
+    if encoding != "gzip" and zstd is None:
+        raise HTTPException(
+            415, f"the content encoding {encoding[:100]!r} is not read here; send the body as it is"
+        )
+    broken: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
+    opened: Any
+    if zstd is None:
+        opened = gzip.GzipFile(fileobj=packed)
+    else:
+        broken = (*broken, zstd.ZstdError)
+        bounds = {zstd.DecompressionParameter.window_log_max: WINDOW}
+        opened = zstd.ZstdFile(packed, options=bounds)
+    try:
+        content = opened.read(most + 1)
+    except broken as error:
+        raise HTTPException(400, f"the body is not {encoding}") from error
+    if len(content) > most:
+        raise HTTPException(413, f"the body has more than {most:,} bytes")
+    return bytes(content)
+
+
+def _zstd() -> Any:
+    """The module that reads it, where there is one."""
+    for name in ZSTD:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return None
 
 
 @dataclass(frozen=True)

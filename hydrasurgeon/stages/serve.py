@@ -8,8 +8,9 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +23,7 @@ from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.files.rows import Appended
 from hydrasurgeon.lookup import need
-from hydrasurgeon.measuring.sets import check_cascades, kind_read
+from hydrasurgeon.measuring.sets import NAMED, check_cascades, kind_read
 from hydrasurgeon.options.base import PathLike, stage
 from hydrasurgeon.options.deciding import ServeOptions
 from hydrasurgeon.problems.columns import columns_of, without_state
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from hydrasurgeon.checkpoints.reading import Checkpoint
-    from hydrasurgeon.serving.app import Counts
+    from hydrasurgeon.serving.app import Counts, Service
+    from hydrasurgeon.serving.open_inference import Signature
+    from hydrasurgeon.serving.system_one import Model
+    from hydrasurgeon.serving.text_inference import FoundOf
 
 MEGABYTE = 1 << 20
 """Bytes of a megabyte."""
@@ -42,6 +46,8 @@ WAITING = 256
 """Inputs that may wait or be answered at once; more are refused with 429."""
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 """What the extra `serve` installs."""
+Models = Mapping[str, "Checkpoint"]
+"""The checkpoints that answer, by name; the first speaks all protocols."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +74,20 @@ def serve(arguments: ServeOptions) -> Served:
     need(*PACKAGES, purpose="serve", extra="serve")
     check_engine(arguments, arguments.dtype)
     token = _token(arguments.token_env)
-    opened = _opened(arguments)
-    opened.check_weights()
+    models = _opened(arguments)
+    for opened in models.values():
+        opened.check_weights()
     place = None if arguments.answers is None else _place(arguments.answers, arguments.sources)
     with _bound(arguments) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         server = _Server(arguments, listener, place, token)
         run = _alone if arguments.workers == 1 else _several
-        inputs, stop = run(server, opened, f"{opened.name} answers at {address}/v1/predict")
+        named = [opened.name for opened in models.values()]
+        said = f"{named[0]} answers at {address}/v1/predict"
+        if len(named) > 1:
+            said = f"{', '.join(named)} answer at {address}/v1/systemone, the first at /v1/predict"
+        inputs, stop = run(server, models, said)
         return Served(address, inputs, place, stop)
 
 
@@ -91,20 +102,44 @@ class _Server:
     token: str | None
 
 
-def _opened(arguments: ServeOptions) -> Checkpoint:
-    """The checkpoint, which has classes and the cascade that is asked for."""
-    opened = classifying(open_any(arguments.checkpoint, arch=arguments.arch), arguments)
-    need_classes(opened.manifest, opened.path)
-    check_cascades([opened] if arguments.cascade else [])
-    return opened
+def _opened(arguments: ServeOptions) -> Models:
+    """The checkpoints, which have classes and the cascade that is asked for."""
+    models: dict[str, Checkpoint] = {}
+    for place in arguments.checkpoints:
+        match = None if os.path.exists(place) else NAMED.fullmatch(str(place))
+        opened = open_any(place if match is None else match[2], arch=arguments.arch)
+        opened = classifying(opened, arguments)
+        need_classes(opened.manifest, opened.path)
+        name = _name(opened.path) if match is None else match[1]
+        if name in models:
+            raise UsageError(f"{name}: is there twice", hint="Tell them apart by NAME=CKPT.")
+        models[name] = opened
+    if not models:
+        raise UsageError("CKPT is required")
+    if len(models) > 1:
+        _check_several(models, arguments)
+    check_cascades([*models.values()] if arguments.cascade else [])
+    return models
 
 
-def _alone(server: _Server, opened: Checkpoint, said: str) -> tuple[int, BaseException | None]:
+def _check_several(models: Models, arguments: ServeOptions) -> None:
+    """Refuse what one model alone can do."""
+    if arguments.answers is not None:
+        raise UsageError(
+            "--answers: keeps what one model answers, for `monitor`",
+            hint="Serve one checkpoint, or leave it out.",
+        )
+    for name, opened in models.items():
+        if kind_read(opened.manifest) != "text":
+            raise UsageError(f"{name}: reads images", hint="Of several, each must read texts.")
+
+
+def _alone(server: _Server, models: Models, said: str) -> tuple[int, BaseException | None]:
     """Inputs that this process answered until a signal came, and the signal."""
     from hydrasurgeon.serving.connections import BACKLOG, server_of
 
     with _kept(server.place) as kept:
-        app, counts = _app(opened, server.arguments, kept, server.token)
+        app, counts = _app(models, server.arguments, kept, server.token)
         server.listener.listen(BACKLOG)  # who reads the next line may connect at once
         server.arguments.say(said)
         running = server_of(app)
@@ -116,7 +151,7 @@ def _alone(server: _Server, opened: Checkpoint, said: str) -> tuple[int, BaseExc
         return _inputs(counts.registry), stop
 
 
-def _several(server: _Server, opened: Checkpoint, said: str) -> tuple[int, BaseException | None]:
+def _several(server: _Server, models: Models, said: str) -> tuple[int, BaseException | None]:
     """The same of several processes."""
     from prometheus_client.multiprocess import mark_process_dead
 
@@ -135,7 +170,7 @@ def _several(server: _Server, opened: Checkpoint, said: str) -> tuple[int, BaseE
     with TemporaryDirectory(prefix="hydrasurgeon-") as name:
         folder = Path(name)
         quiet = replace(server, arguments=server.arguments.but(say=print))
-        work = partial(_work, quiet, folder, _identity(opened))
+        work = partial(_work, quiet, folder, _identity(models))
         stop: BaseException | None = None
         try:
             supervise(
@@ -149,7 +184,7 @@ def _several(server: _Server, opened: Checkpoint, said: str) -> tuple[int, BaseE
         return _inputs(summed(folder)), stop
 
 
-def _work(server: _Server, folder: Path, identity: tuple[str, str], reports: Connection) -> None:
+def _work(server: _Server, folder: Path, identity: Identity, reports: Connection) -> None:
     """What each of several processes does."""
     from hydrasurgeon.serving.workers import obey
 
@@ -163,21 +198,28 @@ def _work(server: _Server, folder: Path, identity: tuple[str, str], reports: Con
     torch.set_num_threads(max(1, torch.get_num_threads() // arguments.workers))
     notes: list[str] = []
     try:
-        opened = _opened(arguments)
-        if _identity(opened) != identity:
-            raise CheckpointError(
-                f"{opened.path}: has changed since the server started", hint="Start it again."
-            )
+        models = _opened(arguments)
+        for opened, now, then in zip(models.values(), _identity(models), identity, strict=True):
+            if now != then:
+                raise CheckpointError(
+                    f"{opened.path}: has changed since the server started", hint="Start it again."
+                )
         with _kept(server.place) as kept:
-            app, _ = _app(opened, arguments.but(say=notes.append), kept, server.token, folder)
+            app, _ = _app(models, arguments.but(say=notes.append), kept, server.token, folder)
             server_of(app, announce=lambda: reports.send(notes)).run([server.listener])
     except HydraError as error:
         reports.send(error)
 
 
-def _identity(opened: Checkpoint) -> tuple[str, str]:
-    """What tells a checkpoint from another under its name."""
-    return opened.record(opened.digests()).sha256, opened.manifest.model_dump_json()
+Identity = Sequence[tuple[str, str]]
+
+
+def _identity(models: Models) -> Identity:
+    """What tells each checkpoint from another under its name."""
+    return [
+        (opened.record(opened.digests()).sha256, opened.manifest.model_dump_json())
+        for opened in models.values()
+    ]
 
 
 def _inputs(registry: CollectorRegistry) -> int:
@@ -185,35 +227,69 @@ def _inputs(registry: CollectorRegistry) -> int:
     return int(registry.get_sample_value("hydrasurgeon_inputs_total") or 0)
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A model that has answered once, as the protocols know it."""
+
+    service: Service
+    columns: Mapping[str, str]
+    signature: Signature
+    model: Model
+    found: FoundOf
+
+
 def _app(
-    opened: Checkpoint,
+    models: Models,
     arguments: ServeOptions,
     kept: Appended | None,
     token: str | None = None,
     folder: Path | None = None,
 ) -> tuple[FastAPI, Counts]:
-    """The routes around a model that has answered once, and what is counted: with others in the
+    """The routes around models that have answered once, and what is counted: with others in the
     folder's files.
     """
+    from hydrasurgeon.serving.app import Counts, app_of
+
+    counts = Counts(folder)
+    each = [_ready(name, opened, arguments, kept, counts) for name, opened in models.items()]
+    first = each[0]
+    app = app_of(
+        first.service,
+        columns=first.columns,
+        model=first.signature,
+        token=token,
+        found=first.found,
+        named=[(one.model, one.service) for one in each if one.service.reads == "text"],
+    )
+    return app, counts
+
+
+def _ready(
+    name: str, opened: Checkpoint, arguments: ServeOptions, kept: Appended | None, counts: Counts
+) -> _Ready:
     from torch.utils.data import default_collate
 
     from hydrasurgeon.data.batches import batch_size_of
-    from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of, shortened
-    from hydrasurgeon.serving.inputs import Bodies
+    from hydrasurgeon.serving.app import Batcher, Service, shortened
+    from hydrasurgeon.serving.inputs import TOKENS, Bodies
     from hydrasurgeon.serving.open_inference import Signature
+    from hydrasurgeon.serving.system_one import Model
 
     model = engine_of(
         opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
     )
-    counts, collate = Counts(folder), getattr(model.transform, "collate", default_collate)
+    collate = getattr(model.transform, "collate", default_collate)
 
     def answer(samples: list[Any]) -> list[dict[str, Any]]:
-        answers = model.answered(
-            collate([prepared for _, prepared, _ in samples]), cascade=arguments.cascade
-        )
+        batch = collate([prepared for _, prepared, _ in samples])
+        answers = model.answered(batch, cascade=arguments.cascade)
         top = max(top for _, _, top in samples)
         begun = [{"id": name} for name, _, _ in samples]
-        return model.rows(answers, begun, top, lambda: [text for _, text, _ in samples])
+        rows = model.rows(answers, begun, top, lambda: [text for _, text, _ in samples])
+        if isinstance(batch, dict) and "attention_mask" in batch:
+            counted = batch["attention_mask"].sum(dim=1).tolist()
+            rows = [{**row, TOKENS: count} for row, count in zip(rows, counted, strict=True)]
+        return rows
 
     # What cannot answer fails before it listens.
     (begun,) = answer([(0, _first(kind_read(opened.manifest), model.transform), arguments.top)])
@@ -261,9 +337,14 @@ def _app(
     labels = known.labels or range(known.num_classes)
     if "top" not in columns or len({*labels}) < len(labels):
         labels = ()  # their probabilities could not be told apart
-    signature = Signature(_name(opened.path), service.reads, tensors, labels)
-    app = app_of(service, columns=columns, model=signature, token=token, found=found)
-    return app, counts
+    written = datetime.fromtimestamp(opened.path.stat().st_mtime, UTC).date().isoformat()
+    return _Ready(
+        service,
+        columns,
+        Signature(name, service.reads, tensors, labels),
+        Model(name, columns, [*map(str, labels)], written),
+        found,
+    )
 
 
 def _name(path: Path) -> str:

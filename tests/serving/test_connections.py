@@ -51,7 +51,7 @@ def serving(
 
     monkeypatch.setattr(connections.Patient, "patience", patience)
     monkeypatch.setattr(connections, "most_connections", lambda: most)
-    with _bound(ServeOptions(checkpoint="m", port=0)) as listener:
+    with _bound(ServeOptions(checkpoints=("m",), port=0)) as listener:
         server = connections.server_of(healthy, announce=announce)
         server.config.lifespan = "off"
         server.config.timeout_keep_alive = 600

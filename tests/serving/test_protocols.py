@@ -6,12 +6,9 @@ import base64
 import importlib.util
 import json
 import struct
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +16,12 @@ import numpy as np
 import pytest
 import tiny_families
 import torch
+from listening import serving
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.options.deciding import ServeOptions
-from hydrasurgeon.stages.serve import PACKAGES, _app, serve
+from hydrasurgeon.stages.serve import PACKAGES, serve
 
 pytestmark = [
     pytest.mark.skipif(
@@ -36,29 +32,6 @@ pytestmark = [
 BERT, VIT = FAMILIES["BERT"], FAMILIES["timm ViT"]
 TEXTS = ["good film", "bad plot good", "the dull film"]
 HEADER = "Inference-Header-Content-Length"
-
-
-@contextmanager
-def serving(path: Path, token: str | None = None, **options: Any) -> Iterator[str]:
-    """The address of a server in a thread."""
-    import socket
-
-    from hydrasurgeon.serving.connections import server_of
-
-    app, _ = _app(
-        open_checkpoint(path), ServeOptions.of(path, device="cpu", **options), None, token
-    )
-    server = server_of(app)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            while not server.started:
-                time.sleep(0.01)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(30)
 
 
 def ask(url: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:

@@ -164,7 +164,7 @@ def test_a_server_answers_with_numbers(learnt: Path, tmp_path: Path) -> None:
     hs.calibrate(learnt, data=val, out=out, ood_score="mds", device="cpu")
     expected = list(hs.predict(out, data=val, device="cpu"))[:3]
     texts = [json.loads(line)["text"] for line in Path(val).read_text().splitlines()[:3]]
-    app, _ = _app(open_checkpoint(out), ServeOptions.of(out, device="cpu"), None)
+    app, _ = _app({"m": open_checkpoint(out)}, ServeOptions.of(out, device="cpu"), None)
     with testclient.TestClient(app) as client:
         reply = client.post("/v1/predict", json={"inputs": texts})
         counted = client.get("/metrics").text

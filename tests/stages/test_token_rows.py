@@ -98,7 +98,7 @@ def test_servers_answer_with_entities(tagger: Path, expected: Any) -> None:
     from hydrasurgeon.stages.serve import _app
 
     options = ServeOptions.of(tagger, device="cpu")
-    app, _ = _app(open_checkpoint(tagger), options, None)
+    app, _ = _app({"tagger": open_checkpoint(tagger)}, options, None)
     tensor = {"name": "text", "shape": [len(TEXTS)], "datatype": "BYTES", "data": TEXTS}
     group = {"aggregation_strategy": "simple"}
     with TestClient(app) as client:

@@ -1,0 +1,259 @@
+"""System One's `/v1/systemone` and `/v1/models`: typed questions about a state, answered by rows of
+`predict`. A model was trained on one question: what a request says of it besides names is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException
+
+from hydrasurgeon.serving.inputs import (
+    SECOND,
+    TOKENS,
+    Asked,
+    Row,
+    check_count,
+    input_of,
+    parsed,
+)
+
+BODY = 'the body is not {"state": …, "questions": {"ID": {"type": …}, …}}'
+"""What is wrong with JSON of another shape."""
+FEWEST, OPTIONS, LEVELS = 2, 255, 10
+"""How many options and levels a question may have."""
+FULL = 16
+"""Pieces of JSON that a request may have, for each of those that other protocols' may have: a
+question lists its options.
+"""
+SHOWN = 10
+"""Names that a message lists."""
+LONGEST = 100
+"""Characters of an id that a message repeats."""
+Answer = Callable[[Row], dict[str, Any]]
+"""What a row says to a question."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as the protocol knows it."""
+
+    name: str
+    columns: Mapping[str, str]
+    """Those of its rows."""
+    labels: Sequence[str]
+    """Its classes or labels; none where their probabilities cannot be told apart."""
+    released: str
+    """The day that it was written."""
+
+    @property
+    def types(self) -> Sequence[str]:
+        """Questions that it answers."""
+        if "logit" in self.columns:
+            return ("noul",)
+        if not self.labels:
+            return ()
+        return ("noul",) if "labels" in self.columns else ("choice", "score")
+
+    @property
+    def cannot(self) -> str:
+        """Why it answers none."""
+        if "value" in self.columns:
+            return "it answers with numbers, and no levels of them are recorded"
+        if "top" in self.columns:
+            return "two of its classes have one name"
+        return "it answers with entities"
+
+    def described(self) -> dict[str, str]:
+        """An entry of the list of models."""
+        said = f"asked by /v1/predict alone: {self.cannot}"
+        if self.types:
+            among = f": {', '.join(self.labels)}" if self.labels else ""
+            each = " of each label" if "labels" in self.columns else ""
+            said = f"{' or '.join(self.types)}{each}{among}"
+        return {"name": self.name, "description": said, "release_date": self.released}
+
+
+def asked_of(models: Mapping[str, Model], body: bytes, most: int) -> Asked:
+    """What each question wants of which model; each of these reads the state once. An input's id is
+    the number of its model.
+    """
+    request = parsed(body, FULL * most)
+    if not isinstance(request, dict) or not {"state", "questions"} <= set(request):
+        raise HTTPException(422, BODY)
+    if request.get("assets"):
+        raise HTTPException(422, "assets: pictures are not read here; ask /v1/predict")
+    content = _content(request["state"])
+    questions = request["questions"]
+    if not isinstance(questions, dict) or not questions:
+        raise HTTPException(422, "questions: is no object of at least one question")
+    check_count(len(questions), most)
+    wanted = _wanted(request.get("model"), models)
+    told: dict[str, tuple[str, Answer]] = {}
+    for name, question in questions.items():
+        where = f"question {name[:LONGEST]!r}"
+        model = models.get(name, wanted)
+        if model is None:
+            raise HTTPException(
+                422,
+                f"{where}: which of the models {_listed([*models])}? Say it by its id or by `model`",
+            )
+        told[name] = (model.name, _answer(where, name, question, model))
+    used = [*dict.fromkeys(model for model, _ in told.values())]
+    numbers = {model: at for at, model in enumerate(models)}
+
+    def reply(rows: list[Row]) -> dict[str, Any]:
+        by_model = dict(zip(used, rows, strict=True))
+        tokens = sum(row.get(TOKENS, 0) for row in rows)
+        return {
+            "model": ", ".join(used),
+            "answers": {name: answer(by_model[model]) for name, (model, answer) in told.items()},
+            "usage": {"input_tokens": tokens, "output_tokens": 0},
+        }
+
+    return Asked([input_of("state", numbers[model], content) for model in used], reply)
+
+
+def _content(state: Any) -> str | tuple[str, str]:
+    """A string is the text; of an object `text` and `text_pair`, else it is the text as JSON."""
+    if isinstance(state, str):
+        return state
+    if isinstance(state, dict) and isinstance(state.get("text"), str):
+        if not isinstance(state.get(SECOND, ""), str):
+            raise HTTPException(422, f"state: its {SECOND} is no text")
+        return (state["text"], state[SECOND]) if SECOND in state else str(state["text"])
+    if not isinstance(state, dict | list):
+        raise HTTPException(422, "state: is neither a text, an object nor an array")
+    return json.dumps(state, ensure_ascii=False, separators=(",", ":"))
+
+
+def _wanted(name: Any, models: Mapping[str, Model]) -> Model | None:
+    """The model that answers where a question's id names none."""
+    if name is None:
+        return next(iter(models.values())) if len(models) == 1 else None
+    if not isinstance(name, str):
+        raise HTTPException(422, "model: is no name")
+    if name not in models:
+        raise HTTPException(404, f"no model {name[:LONGEST]!r}; here is {_listed([*models])}")
+    return models[name]
+
+
+def _answer(where: str, name: str, question: Any, model: Model) -> Answer:
+    """How a model's row answers a question."""
+    kind = question.get("type") if isinstance(question, dict) else None
+    if kind == "box":
+        raise HTTPException(422, f"{where}: box: pictures are not read here")
+    if kind not in ("choice", "noul", "score"):
+        raise HTTPException(422, f"{where}: its type is none of choice, noul and score")
+    instructions, criteria = question.get("instructions"), question.get("criteria")
+    if not _is_content(instructions):
+        raise HTTPException(422, f"{where}: its instructions are neither text, object nor array")
+    options = _options(where, kind, criteria)
+    if kind not in model.types:
+        what = f"ask {' or '.join(model.types)}" if model.types else model.cannot
+        raise HTTPException(422, f"{where}: {model.name} cannot answer a {kind}; {what}")
+    if kind == "noul":
+        if "logit" in model.columns:
+            return lambda row: {
+                "type": "noul",
+                "noul": _chance(row["probability"]),
+                **_verdict(row),
+            }
+        _check_known(where, [name], model, "labels; the id of a question is one of them")
+        return lambda row: {"type": "noul", "noul": _chances(row)[name], **_verdict(row)}
+    _check_known(where, options, model, "classes")
+    return lambda row: _chosen(row, kind, options)
+
+
+def _options(where: str, kind: str, criteria: Any) -> list[str]:
+    """The options of a choice, or the levels of a score."""
+    if kind == "noul":
+        right = isinstance(criteria, dict) and set(criteria) <= {"true", "false"}
+        if not right and not isinstance(criteria, str | None):
+            raise HTTPException(422, f"{where}: its criteria are neither a text nor true and false")
+        return []
+    if kind == "choice":
+        if not isinstance(criteria, dict) or not all(map(_is_content, criteria.values())):
+            raise HTTPException(422, f"{where}: its criteria are no object of option → description")
+        most, what = OPTIONS, "options"
+    else:
+        if not isinstance(criteria, list) or not all(isinstance(each, str) for each in criteria):
+            raise HTTPException(422, f"{where}: its criteria are no list of the names of classes")
+        most, what = LEVELS, "levels"
+    if not FEWEST <= len(criteria) <= most:
+        raise HTTPException(
+            422, f"{where}: {len(criteria)} {what}; from {FEWEST} to {most} are answered"
+        )
+    if len({*criteria}) < len(criteria):
+        raise HTTPException(422, f"{where}: a level is there twice")
+    return [*criteria]
+
+
+def _check_known(where: str, names: Sequence[str], model: Model, what: str) -> None:
+    known = {*model.labels}
+    unknown = [each for each in names if each not in known]
+    if unknown:
+        raise HTTPException(
+            422,
+            f"{where}: {model.name} was not trained on {_listed(unknown)}; {_listed(model.labels)} "
+            f"are its {what}",
+        )
+
+
+def _chosen(row: Row, kind: str, options: Sequence[str]) -> dict[str, Any]:
+    """A choice between some of the classes, whose probabilities then sum to 1."""
+    every = _chances(row)
+    chances = [every[name] for name in options]
+    if len(options) < len(every):
+        total = sum(chances)
+        chances = [p / total if total > 0 else 1 / len(options) for p in chances]
+    said = _verdict(row)
+    if said and said["answer"] == "answered" and str(row["label"]) not in options:
+        said["answer"] = "abstain"  # of another answer nothing was promised
+    if "set" in said:
+        said["set"] = [name for name in said["set"] if name in options]
+    doubt = -sum(p * math.log(p) for p in chances if p > 0) / math.log(len(options))
+    surely = {"confidence": min(max(1 - doubt, 0.0), 1.0), **said}
+    if kind == "choice":
+        best = max(range(len(options)), key=chances.__getitem__)
+        named = dict(zip(options, chances, strict=True))
+        return {"type": kind, "choice": options[best], "probabilities": named, **surely}
+    return {
+        "type": kind,
+        "score": sum(at * p for at, p in enumerate(chances)),
+        "probabilities": {str(at): p for at, p in enumerate(chances)},
+        "legend": {str(at): level for at, level in enumerate(options)},
+        **surely,
+    }
+
+
+def _chances(row: Row) -> dict[str, float]:
+    return {str(name): _chance(p) for name, p in row["top"]}
+
+
+def _chance(p: float) -> float:
+    if not math.isfinite(p):
+        raise ValueError("its probabilities are no numbers")
+    return p
+
+
+def _verdict(row: Row) -> dict[str, Any]:
+    """What the decision state says; nothing without one."""
+    if row.get("unfamiliar") is None:
+        return {}
+    answer = row["answer"] if row["answer"] in ("abstain", "unfamiliar") else "answered"
+    sets = {"set": [*map(str, row["set"])]} if row.get("set") is not None else {}
+    return {"answer": answer, "ood_score": row["ood_score"], **sets}
+
+
+def _is_content(value: Any) -> bool:
+    return value is None or isinstance(value, str | dict | list)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return ", ".join([*(repr(each[:LONGEST]) for each in names[:SHOWN]), *more])
