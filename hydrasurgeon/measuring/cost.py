@@ -22,11 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hydrasurgeon.anatomy.layers import queries_keys_values
-from hydrasurgeon.anatomy.parts import Block
 from hydrasurgeon.engines.program import Exported, sample
 from hydrasurgeon.engines.sealed import LENGTHS, Told
 from hydrasurgeon.measuring.results import Cost
@@ -190,17 +188,6 @@ def _counted(call: Any) -> tuple[Any, int]:
     with MultiplyAdds() as counter:
         result = call()
     return result, counter.count
-
-
-def relative_macs(blocks: Sequence[Block], hidden: Tensor, tokens: int | None) -> int:
-    """What one head's distances take for these tokens, which is alike in all layers."""
-    site = next((block.attention for block in blocks if block.attention.heads), None)
-    if site is None or site.relative is None:
-        return 0
-    q, k, _ = queries_keys_values(site, hidden, tokens)
-    with MultiplyAdds() as counter:
-        site.relative(q, k, site.heads)
-    return counter.count // len(site.heads)
 
 
 HELD = 4 * 2**30
