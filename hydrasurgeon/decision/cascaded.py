@@ -93,9 +93,12 @@ def answers_in_stages(state: State, parts: Sequence[Said]) -> Tensor:
 def decided_in_stages(state: State, parts: Sequence[Said]) -> Prediction:
     """All rows again in their order, each by the state of its stage."""
     some = [part for part in parts if len(part.rows)] or parts[-1:]
-    each = [
-        decide(stage_state(state, first=part.first), part.logits, part.features) for part in some
-    ]
+    each = []
+    for part in some:
+        answers = decide(stage_state(state, first=part.first), part.logits, part.features)
+        if part.first and cascade_of(state).novelty is not None:  # words are no member
+            answers = replace(answers, members_run=0 * answers.members_run)
+        each.append(answers)
     return joined(each, torch.cat([part.rows for part in some]).argsort())
 
 
