@@ -377,7 +377,7 @@ def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until
         results.setdefault("by_length", {})[name] = faster
     results.setdefault("bfloat16" if half else "searches", {}).setdefault(name, {})[kind] = entry
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(results) + "\n")
     if arguments.only == ",".join(ALL):
         course("exact", until).path.unlink(missing_ok=True)
     shown = {k: v for k, v in entry.items() if "ratio" in k or "common" in k or k == "score"}

@@ -265,7 +265,7 @@ def main() -> None:
                 "torch": torch.__version__.partition("+")[0],
                 **found,
             }
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            RESULTS.write_text(json.dumps(results) + "\n")
     return None
 
 

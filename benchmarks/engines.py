@@ -152,7 +152,7 @@ def main() -> None:
     flags = Path("/proc/cpuinfo").read_text()
     vnni = any(flag in flags for flag in ("avx512_vnni", "avx_vnni"))
     stored = {**machine(), "vnni": vnni, "runs": runs, "tokens": TOKENS, "rows": measure(runs)}
-    write_text(RESULTS, json.dumps(stored, indent=1) + "\n")
+    write_text(RESULTS, json.dumps(stored) + "\n")
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ def told() -> dict[str, Any]:
 
 def write(more: dict[str, Any]) -> None:
     """Into the file as it is now: another seed's run may have written since."""
-    write_text(RESULTS, json.dumps(merged(told(), more), indent=1) + "\n")
+    write_text(RESULTS, json.dumps(merged(told(), more)) + "\n")
 
 
 def merged(before: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

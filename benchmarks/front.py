@@ -71,8 +71,6 @@ def _rows() -> dict[str, Callable[[Place], Path]]:
         "single, distilled": lambda p: p.distilled(p.whole(0)),
         "single, tuned longer": lambda p: p.whole(0, times=2),
         "hydra behind the mean trunk, distilled": lambda p: p.distilled(p.behind_mean()),
-        "mean, greedy soup": lambda p: p.mean("greedy"),
-        "mean, Model Stock": lambda p: p.mean("stock"),
         "third of the mean": lambda p: p.part(p.mean(), "third"),
         "third of the mean, distilled": lambda p: p.distilled(p.part(p.mean(), "third")),
     }
@@ -261,9 +259,7 @@ def write(task: str, seed: int, rows: dict[str, Any]) -> None:
     every = results()
     seeds = every.get(task, {}).get("seeds", {}) | {str(seed): rows}
     every[task] = {**machine(), "seeds": dict(sorted(seeds.items()))}
-    write_text(
-        RESULTS, json.dumps({name: every[name] for name in TASKS if name in every}, indent=1) + "\n"
-    )
+    write_text(RESULTS, json.dumps({name: every[name] for name in TASKS if name in every}) + "\n")
 
 
 if __name__ == "__main__":

@@ -346,17 +346,9 @@ class Place:
     def fused(self, name: str, members: Sequence[Path]) -> Path:
         return self.once(name, lambda out: hs.fuse(members, mlp="separate", out=out))
 
-    def mean(self, soup: str = "uniform") -> Path:
-        """One model of the mean of their weights; stock: weighed against the probe, their start."""
-        more: dict[str, Any] = {"soup": soup}
-        if soup == "greedy":
-            more["check"] = self.data("val")
-        if soup == "stock":
-            more["base"] = self.probe()
-        return self.once(
-            f"mean {soup}",
-            lambda out: hs.fuse(self.wholes, mean=True, device="cpu", out=out, **more),
-        )
+    def mean(self) -> Path:
+        """One model of the mean of their weights."""
+        return self.once("mean", lambda out: hs.fuse(self.wholes, mean=True, device="cpu", out=out))
 
     def distilled(self, source: Path, *teachers: Path) -> Path:
         """Trained on what teachers answer, all three wholes unless there are others."""

@@ -279,7 +279,7 @@ def main() -> None:
             r for r in stored["results"].get(arch, []) if (r["batch"], r["dtype"]) not in measured
         ]
         stored["results"][arch] = kept + rows
-        path.write_text(json.dumps(stored, indent=1) + "\n")
+        path.write_text(json.dumps(stored) + "\n")
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def main() -> None:
             seeds = results["tasks"].setdefault(name, {})
             if seed not in seeds:
                 seeds[seed] = compared(task, options.shared, int(seed))
-                RESULTS.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
+                RESULTS.write_text(f"{json.dumps(results)}\n", encoding="utf-8")
                 print(name, seed, *(seeds[seed][way] for way in ("plain", "calibrated")))
 
 

@@ -14,15 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pages import benchmarks, entities, front, kept, readme
+from pages import benchmarks, entities, front, readme
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PASSAGES = {
-    "entities": ("guide/entities", entities.MARKS, entities.passage),
-    "kept_epoch": ("reference/methods", kept.MARKS, kept.passage),
-}
-"""By file of results: the page it has a passage in, the marks around that passage, and who writes it."""
 
 
 def result(name: str) -> dict[str, Any] | None:
@@ -56,18 +51,16 @@ def outputs() -> None:
 
 
 def write_pages() -> None:
-    """Those that are figures from top to bottom, then the passages of those that are not."""
+    """Those that are figures from top to bottom, and the README's table."""
     costs = result("front")
     if costs is not None:
         front.plot(costs, DOCS / "front.svg")
         (DOCS / "reference" / "front.md").write_text(front.page(costs), encoding="utf-8")
         put_between(ROOT / "README.md", readme.FRONT, readme.front_table(costs))
-    text = benchmarks.page(result)
-    (DOCS / "reference" / "benchmarks.md").write_text(text, encoding="utf-8")
-    for name, (page, marks, passage) in PASSAGES.items():
-        results = result(name)
-        if results is not None:
-            put_between(DOCS / f"{page}.md", marks, passage(results))
+    (DOCS / "reference" / "benchmarks.md").write_text(benchmarks.page(result), encoding="utf-8")
+    tagged = result("entities")
+    if tagged is not None:
+        (DOCS / "reference" / "entities.md").write_text(entities.page(tagged), encoding="utf-8")
 
 
 def main() -> None:

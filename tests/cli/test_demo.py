@@ -28,7 +28,6 @@ GUIDES = (
     "shift",
     "trust",
     "serving",
-    "in-production",
 )
 """The pages of docs/guide that have commands for the demo's folder."""
 

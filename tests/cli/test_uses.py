@@ -1,4 +1,4 @@
-"""docs/guide/guard.md, router.md and reranker.md: their commands run in order, on toy queries in CLINC150's form."""
+"""docs/guide/one-logit.md and router.md: their commands run in order, on toy queries in CLINC150's form."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ INTENTS = ("balance", "alarm", "apr")
 SIZES = {"train": 1200, "val": 400, "test": 300}
 SMALLER = {
     "hf:sentence-transformers/all-MiniLM-L6-v2": "minilm",
-    "python examples": f"{sys.executable} {ROOT}/examples",
     "--recipe probe": "--recipe text --set classifier=fresh --set epochs=5 --set lr=2e-3",
     "--set epochs=2 --set lr=2e-4": "--set epochs=3 --set lr=3e-3",
-    "--limit 6000 ": "",
+    "--limit 6000 ": "--limit 3000 ",
     "--risk 0.05": "--risk 0.2",
     "--risk 0.1": "--risk 0.4",
-    "--dtype bfloat16 ": "",
-    "--freeze embedding ": "",
-    "file.write(line)": f'row["text_pair"] += " {WORDS[3]}" * row["label"]; file.write(json.dumps(row) + "\\n")',
+    '"text_pair": other,': f'"text_pair": other + " {WORDS[3]}" * label,',
 }
 """What a toy needs instead: no hub, more steps, promises that a few hundred texts can keep, and a word that says
 which candidate answers a query.
@@ -55,20 +52,12 @@ def folder(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "answers"),
-    [
-        ("guard", {"no", "abstain", "yes", "unfamiliar"}),
-        ("router", {*INTENTS, "abstain", "unfamiliar"}),
-        ("reranker", {"yes", "no", "abstain", "unfamiliar"}),
-    ],
-)
-def test_the_commands_of_a_page_run(page: str, answers: set[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["one-logit", "router"])
+def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
     folder(tmp_path)
     text = (ROOT / "docs" / "guide" / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    said = ""
     for block in blocks[1:]:  # the first one downloads
         for theirs, ours in SMALLER.items():
             block = block.replace(theirs, ours)
@@ -76,17 +65,15 @@ def test_the_commands_of_a_page_run(page: str, answers: set[str], tmp_path: Path
             ["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{block}\n{done.stderr}"
-        said += done.stdout
-    name = "guarded" if page == "guard" else "answers"
-    rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-    assert {row["answer"] for row in rows} <= answers
-    if page == "guard":
-        missed, positives = map(int, re.findall(r"(\d+) of (\d+) that should", said)[0])
-        assert missed <= 0.2 * positives
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     if page == "router":
         kept = [row for row in rows if row["answer"] in INTENTS]
         assert len(kept) > 100
         assert sum(row["answer"] != row["data_label"] for row in kept) < 0.2 * len(kept)
-    if page == "reranker":
-        assert {row["rank"] for row in rows} == {1, 2, 3, 4}
-        assert {row["found"] for row in rows} == {True, False}
+        return
+    assert {row["answer"] for row in rows} <= {"yes", "no", "abstain", "unfamiliar"}
+    assert {*range(1, 7)} <= {row["rank"] for row in rows}
+    assert {row["found"] for row in rows} == {True, False}
+    guarded = [json.loads(line) for line in (tmp_path / "guarded.jsonl").read_text().splitlines()]
+    money = [row["answer"] for row in guarded if row["label"] == "yes"]
+    assert money.count("no") <= 0.2 * len(money)

@@ -9,6 +9,7 @@ from typing import Any
 from pages.template import rendered
 
 Points = list[dict[str, Any]]
+BATCHES = (1, 16)
 TASKS = {"fashion-mnist": "Fashion-MNIST ViTs", "dinov2": "DINOv2-small", "minilm": "MiniLM"}
 
 
@@ -21,12 +22,20 @@ def page(result: Callable[[str], Any]) -> str:
         contenders=contenders,
         single_ms=single_ms,
         decision_settings=decision_settings,
+        share=share,
+        mean=lambda runs, name: f"{mean(run[name] for run in runs):.3f}",
     )
 
 
+def share(runs: Points) -> str:
+    """Accuracy, or of tags F1, in percent."""
+    name = "f1" if runs[0]["accuracy"] is None else "accuracy"
+    return f"{100 * mean(run[name] for run in runs):.1f}"
+
+
 def shapes_of(points: Points) -> list[tuple[str, int]]:
-    """Each dtype and batch size that was measured, float32 first."""
-    shapes = {(point["dtype"], point["batch"]) for point in points}
+    """Each dtype, at the batch sizes that are shown, float32 first."""
+    shapes = {(point["dtype"], point["batch"]) for point in points if point["batch"] in BATCHES}
     return sorted(shapes, key=lambda shape: (shape[0] != "float32", shape))
 
 

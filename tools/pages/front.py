@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pages.template import rendered
 
 LOWER = ("nll", "ece")
 """Metrics of which less is better."""
@@ -18,8 +20,6 @@ METRICS = {
     "nll": "NLL ↓",
     "ece": "ECE ↓",
     "auroc": "AUROC ↑",
-    "near": "near ↑",
-    "far": "far ↑",
 }
 ENGINES = ("float32", "int8")
 PLAIN = ("probe", "single", "single, tuned longer", "single, distilled")
@@ -138,22 +138,6 @@ def tasks(results: dict[str, Any]) -> list[Task]:
     ]
 
 
-HEAD = """# Quality at every cost
-
-Written by `tools/render_docs.py` from `benchmarks/results/front.json`, the result of `benchmarks/front.py`.
-
-- The *probe* is a classifier in closed form on the frozen body. The *single* model is tuned from it; *tuned longer* takes twice as many epochs, *distilled* learns from all three
-  trainings.
-- The *mean* is one model of the mean weights of three trainings (`fuse --mean`), the *Deep Ensemble* is all three at once.
-- A *half* and a *third* keep some heads and neurons of each layer, chosen by taylor on 960 training samples, with W_O and W_2 repaired by least squares. Nothing else is trained, unless
-  a row says *distilled*. A *hydra of three* fuses a part of each training.
-- *Behind the mean trunk* (`fuse --mean-trunk`), each of the three trainings has its own thinned second half behind the mean of their first halves.
-
-Every row is a file to which `calibrate` gave a temperature and an OOD score on validation data; in 8 bits it is calibrated again. These trainings kept the epoch with the lowest
-validation NLL, not yet the [lowest calibrated one](methods.md#the-epoch-that-is-kept). AUROC is the mean over near and far OOD data by the file's own score. Neither the test data nor the OOD data reported were used to choose anything.
-*Cost* counts the multiply-adds of one answer, as a multiple of the single model's. *Time* is measured for one sample on one thread, as a multiple of the single model's in float32 in
-the faster of torch and onnxruntime; in brackets, the time of a sample in a batch of 16.
-"""
 ABOUT = {
     "clinc": "MiniLM (6 layers) on 3,600 queries of 60 intents of CLINC150; near: other intents, far: out-of-scope queries; its rows in 8 bits are of weights of 7 bits, before today's, which lose less",
     "movies": "MiniLM on 4,000 sentences of movie reviews, good or bad; near: reviews of products, far: a newspaper",
@@ -163,53 +147,44 @@ ABOUT = {
 
 
 def page(results: dict[str, Any]) -> str:
-    """The page."""
+    """The whole page."""
     measured = tasks(results)
-    picture = "![Milliseconds against NLL](../front.svg)\n\nFilled points are in 8 bits, hollow ones in float32.\n"
-    tables = [_table(task) for task in measured]
-    return "\n\n".join([HEAD + "\n" + picture, _goals(measured), *tables]) + "\n"
+    return rendered(
+        "front",
+        tasks=measured,
+        goals=[row for goal in GOALS for task in measured if (row := _verdict(goal, task))],
+        about=ABOUT,
+        metrics=METRICS,
+        seeds=_seeds,
+        time=_time,
+        cell=_cell,
+    )
 
 
-def _goals(measured: Sequence[Task]) -> str:
-    """Each goal, and what became of it on each task."""
-    lines = [
-        "## Goals",
-        "",
-        "In each time, the row and engine with the lowest NLL on validation data. Differences are positive where it is better, in points (NLL and"
-        " ECE: as they are), ± their standard error over resampled test data and seeds.",
-        "",
-        "| time | goal | task | chosen | against | differences | |",
-        "|---:|---|---|---|---|---|---|",
-    ]
-    for goal in GOALS:
-        for task in measured:
-            lines.append("| " + " | ".join(_verdict(goal, task)) + " |")
-    return "\n".join(lines)
-
-
-def _verdict(goal: Goal, task: Task) -> Iterator[str]:
-    yield f"{goal.time:g}"
-    yield goal.words
-    yield task.name
+def _verdict(goal: Goal, task: Task) -> list[str]:
+    """A goal, and what became of it on a task; nothing where that was not measured."""
     rows = task.within(goal.time)
     known = [(rival, "float32") for rival in goal.rivals if task.values(rival, "float32", "val")]
     if not rows or not known:
-        yield from ("–", "–", "not measured", "")
-        return
+        return []
     row, engine = task.best(rows)
     rival, _ = task.best(known)
-    if task.gain(row, engine, rival, goal.metrics[0]) is None:
-        yield from (f"{row}, {engine}", rival, "not measured", "")
-        return
-    yield f"{row}, {engine}"
-    yield rival
     gains = {metric: task.gain(row, engine, rival, metric) for metric in goal.metrics}
-    yield ", ".join(_difference(metric, gain) for metric, gain in gains.items() if gain)
+    measured = {metric: gain for metric, gain in gains.items() if gain is not None}
+    if len(measured) < len(gains):
+        return []
     good = all(
-        gain is not None and gain[0] >= -max(goal.spare[metric], gain[1])
-        for metric, gain in gains.items()
+        gain >= -max(goal.spare[metric], error) for metric, (gain, error) in measured.items()
     )
-    yield "**reached**" if good else "**missed**"
+    return [
+        f"{goal.time:g}",
+        goal.words,
+        task.name,
+        f"{row}, {engine}",
+        rival,
+        ", ".join(_difference(metric, gain) for metric, gain in measured.items()),
+        "**reached**" if good else "**missed**",
+    ]
 
 
 def _difference(metric: str, gain: tuple[float, float]) -> str:
@@ -219,26 +194,8 @@ def _difference(metric: str, gain: tuple[float, float]) -> str:
     return f"{name} {factor * gain[0]:+.{digits}f} ± {factor * gain[1]:.{digits}f}"
 
 
-def _table(task: Task) -> str:
-    """All rows of one task."""
-    seeds = max(len(task.values(row, engine, "nll")) for row, engine in task.rows)
-    lines = [
-        f"## {task.name}",
-        "",
-        f"{ABOUT[task.name]}. {_seeds(seeds)}; torch {task.machine['torch']}, {task.machine['cpu']}.",
-        "",
-        f"| | engine | seeds | cost | time | {' | '.join(METRICS.values())} |",
-        f"|---|---|{'---:|' * (3 + len(METRICS))}",
-    ]
-    for row, engine in task.rows:
-        cells = [_cell(task.values(row, engine, metric)) for metric in METRICS]
-        count = len(task.values(row, engine, "nll"))
-        facts = f"{row} | {engine} | {count} | {task.cost(row):.2f} | {_time(task, row, engine)}"
-        lines.append(f"| {facts} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _seeds(count: int) -> str:
+def _seeds(task: Task) -> str:
+    count = max(len(task.values(row, engine, "nll")) for row, engine in task.rows)
     return "One seed" if count == 1 else f"Means of up to {count} seeds, ± standard error"
 
 

@@ -22,7 +22,10 @@ DEMO = (
     "<!-- demo table: tools/render_docs.py writes it from the demo's results.json -->",
     "<!-- end of demo table -->",
 )
-LEFT_OUT = ("coverage", "set_size", "disagreement", "latency_ms")
+LEFT_OUT = (
+    *("coverage", "set_size", "disagreement", "latency_ms"),
+    *("brier", "aece", "mi", "fpr95", "aupr"),
+)
 """Columns of the terminal that the guide leaves out."""
 COLOURS = ("#2a6f97", "#c1666b", "#6a994e")
 TITLES = {
