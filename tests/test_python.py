@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import os
 import shutil
 import subprocess
@@ -13,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.errors import DataError, HydraError, MissingDependency
+from hydrasurgeon.errors import DataError, HydraError
 
 ROOT = Path(__file__).parents[1]
 DEMO = Path(hs.__file__).with_name("demo")
@@ -185,26 +183,6 @@ def test_notes_are_warnings_and_results_are_tables(demo: Path) -> None:
     assert done._repr_html_().startswith("<pre>")
 
 
-def test_a_long_result_prints_in_short(demo: Path) -> None:
-    answers = hs.predict("ready", data="demo:test", limit=30, top=2, device="cpu")
-    lines = repr(answers).splitlines()
-    assert len(lines) == 12
-    assert lines[-1] == "… and 20 more"
-    assert len({len(line) for line in lines[:-1]}) == 1
-    assert repr(answers[:10]).splitlines() == lines[:-1]
-    frame = answers.to_pandas()
-    pd.testing.assert_frame_equal(frame, pd.DataFrame(list(answers)))
-    assert list(frame["label"]) == [row["label"] for row in answers]
-    assert answers.rows == len(answers) == 30
-
-
-def test_without_pandas_the_message_says_so(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = hs.load("ready", device="cpu").predict("bag.png")
-    monkeypatch.setattr("hydrasurgeon.lookup.find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match="to_pandas needs pandas, which is not installed"):
-        answers.to_pandas()
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -225,13 +203,6 @@ def test_the_public_names() -> None:
     assert all(getattr(hs, name).__doc__ for name in hs.__all__)
     with pytest.raises(AttributeError, match="no attribute 'pruned'"):
         hs.pruned  # noqa: B018
-
-
-def test_editors_know_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    stubs = importlib.import_module("render_stubs")
-    assert stubs.STUB.read_text(encoding="utf-8") == stubs.stub(), "run tools/render_stubs.py"
-    assert (stubs.STUB.parent / "py.typed").exists()
 
 
 SCRIPT = """

@@ -18,7 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.building import plan
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import CheckpointError, DataError, HydraError, OutputError, UsageError
+from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.options.commands import Command
 
 
@@ -137,23 +137,6 @@ def test_an_interrupted_build_ends_as_one_that_was_not(
     assert (again.rows, again.front) == (whole.rows, whole.front)
 
 
-def test_answers_are_predictions_files(task: Task) -> None:
-    built = task.build("seen", budget="macs=0.7")
-    (cut,) = (built.work / "answers").glob("model-1-*-heads*neurons.safetensors")
-    file = next(built.work.glob("model-1-k*.safetensors"))
-    kept, live = (
-        hs.evaluate(**how, no_decision=True).report.results[0]
-        for how in (
-            {"predictions_in": [cut]},
-            {"checkpoints": [file], "data": task.val, "device": "cpu"},
-        )
-    )
-    assert kept.id is not None
-    assert live.id is not None
-    assert kept.id.accuracy == live.id.accuracy
-    assert kept.id.nll == pytest.approx(live.id.nll, abs=1e-5)
-
-
 def test_a_dry_run_says_what_is_ahead(task: Task) -> None:
     before = {*task.folder.iterdir()}
     built = task.build(dry_run=True, budget="macs=0.7")
@@ -163,20 +146,6 @@ def test_a_dry_run_says_what_is_ahead(task: Task) -> None:
         "2. up to 1 smaller model",
     ]
     assert not {p.name for p in {*task.folder.iterdir()} - before if not p.name.startswith(".")}
-
-
-def test_a_folder_is_written_as_one(task: Task) -> None:
-    """`-o DIR/`: paths lose the slash, and the last command wrote a file of that name."""
-    built = task.build("folder/", calibrate=False)
-    assert built.path == task.folder / "folder"
-    assert open_checkpoint(f"{built.path}/").manifest.history
-    assert not (task.folder / "folder.safetensors").exists()
-
-
-def test_it_runs_in_one_process(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydrasurgeon.stages.build.process_count", lambda: 2)
-    with pytest.raises(UsageError, match="runs in one process"):
-        task.build()
 
 
 def test_a_work_folder_of_other_work_or_that_somebody_changed(task: Task) -> None:
@@ -240,19 +209,6 @@ def test_no_link_is_followed(task: Task) -> None:
     with pytest.raises(OutputError, match="answers: is a link"):
         task.build(**how, force=True)
     assert not list(elsewhere.iterdir())
-
-
-def test_few_ood_samples_choose_nothing(task: Task) -> None:
-    few = images(task.folder, "few", 4, 19, labelled=False)
-    built = task.build("few", ood=[few], calibrate=False)
-    assert any("19 OOD samples choose nothing" in note for note in built.notes)
-    assert "auroc" not in built.rows[0].worth
-    with pytest.raises(DataError, match="--objective ood requires OOD data"):
-        task.build("few2", ood=[few], objective="ood")
-    with pytest.raises(UsageError, match="requires OOD data"):
-        task.build("none", ood=[], objective="avg")
-    with pytest.raises(HydraError, match="no 3 candidates cost at most macs=1"):
-        task.build("three", members=3)
 
 
 @pytest.mark.slow

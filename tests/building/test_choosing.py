@@ -86,23 +86,6 @@ def test_what_is_proposed_is_forward_selection_and_swaps(name: str, seed: int) -
         assert worth(summed, numbers(members)) == pytest.approx(best[count], abs=1e-6)
 
 
-def test_accuracy_has_a_floor() -> None:
-    """What detects OOD data best is not proposed where it no longer knows in-distribution data."""
-    everyone = answers()
-    plain = pool("msp", everyone)
-    alone = [worth(plain, [number]) for number in range(MEMBERS)]
-    accuracies = [accuracy([each]) for each in everyone]
-    floor = max(accuracies)
-    best = alone.index(max(alone))
-    assert accuracies[best] < floor
-    held = pool("msp", everyone, floor)
-    (chosen,) = propose(held, [EVERYONE], lambda members: True, members=1)[1]
-    able = [i for i in range(MEMBERS) if accuracies[i] >= floor]
-    assert numbers([chosen]) == (max(able, key=lambda i: alone[i]),)
-    lost = alone[best] - worth(held, [best])
-    assert lost == pytest.approx(10 * (floor - accuracies[best]), abs=1e-6)
-
-
 def entry(value: float, members: int = 1, cost: float = 1.0, *, plain: str = "") -> Any:
     """An entry of the table whose lead over another has a standard error of 0.01."""
     choice = SimpleNamespace(count=members, name=plain)
@@ -139,13 +122,6 @@ def test_the_simplest_that_is_not_worse(others: list[Any], expected: float) -> N
     chosen = decide([SINGLE, *others], "macs")
     assert chosen.value == expected
     assert MARGIN < 0.01
-
-
-def test_a_rung_is_not_worth_less_than_the_one_below() -> None:
-    below = entry(0.905, 1, 0.5)
-    assert decide([SINGLE, entry(0.904, 1, 0.4)], "macs", below) is below
-    better = entry(0.93, 2, 1.5)
-    assert decide([SINGLE, better], "macs", below) is better
 
 
 @pytest.mark.parametrize(

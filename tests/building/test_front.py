@@ -5,28 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from drawn_answers import member
 from fitted_heads import solved, with_head
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_task import VIT, Task
 
 import hydrasurgeon as hs
-from hydrasurgeon.building import clock, front, summary_of
+from hydrasurgeon.building import clock, front
 from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, Size, Sizes, stored
-from hydrasurgeon.building.table import Choice, Entry
+from hydrasurgeon.building.table import Entry
 from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
-from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.predictions import read_predictions
-from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import as_classifier
 
@@ -142,86 +138,6 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
         assert keys | {"budget", "path", "kind"} <= each.keys()
     with pytest.raises(OutputError, match="already exists"):
         tasks.front(budget="macs=0.5,0.8,1.5")
-
-
-def test_a_hydra_of_halves_answers_as_its_members(tasks: Tasks) -> None:
-    """Two members of different whole models: it costs their sum and holds both."""
-    built = tasks.front(
-        "pair.safetensors", budget="macs=0.9", members=2, cache=tasks.folder / "pair.build"
-    )
-    assert len({label.split(",")[0] for label in built.members}) == 2
-    macs_of = built.front[-1].cost["macs"]
-    assert macs_of == pytest.approx(price(built.path, tasks.models[0]), abs=1e-12)
-    assert macs_of <= 0.9
-    hydra = hs.load(built.path, device="cpu")
-    inputs = VIT.inputs()
-    files = sorted((tasks.folder / "pair.build").glob("*-k*.safetensors"))
-    members = [hs.load(path, device="cpu")(inputs)[:, 0].detach() for path in files]
-    for logits in hydra(inputs).detach().unbind(dim=1):
-        assert min(float((logits - each).abs().max()) for each in members) < 1e-5
-
-
-def difference(metric: str, value: float) -> Difference:
-    return Difference(metric, value, value - 0.01, value + 0.01)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ((("nll", 0.005),), ["NLL +0.005 (-0.005 to +0.015)"]),
-        ((("nll", -0.02), ("auroc", 0.03)), ["NLL -0.020 (-0.030 to -0.010), better"]),
-        (
-            (("accuracy", -0.131), ("nll", 0.4)),
-            ["macs=0.5 loses in accuracy and NLL", "-13.1 points", "--tune auto"],
-        ),
-    ],
-)
-def test_the_summary_says_what_is_lost(
-    changes: Any, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In numbers, against the calibrated single model; and what to try."""
-    monkeypatch.setattr(
-        "hydrasurgeon.building.compared", lambda *_: [difference(*each) for each in changes]
-    )
-    choice = Choice.of(*(member(number) for number in (0, 1)))
-    rung: Any = SimpleNamespace(
-        budget=Budget("macs", 0.5),
-        no_better=False,
-        entry=SimpleNamespace(choice=choice, is_plain=False, cost={"macs": 0.5}, answers=None),
-    )
-    options = BuildOptions(checkpoints=("m",), data="d", val="v", out="h.safetensors")
-    summary = summary_of([rung], SimpleNamespace(answers=None), options)  # type: ignore[arg-type]
-    for word in ("macs=0.5: a hydra of 2 members at 0.50x", *words):
-        assert word in summary
-    assert "cheaper" not in summary
-    assert ("To lose less" in summary) == any("loses" in word for word in words)
-
-
-@pytest.mark.slow
-def test_distilled_where_that_is_better(tasks: Tasks) -> None:
-    more: dict[str, Any] = {"models": tasks.models[:1], "budget": "macs=0.6", "limit": 60}
-    built = tasks.front("distilled.safetensors", **more, tune="auto")
-    work = tasks.folder / "distilled.build"
-    (own,) = work.glob("*-distilled-*.safetensors")
-    (distilled,) = (
-        step
-        for step in open_checkpoint(own).manifest.history
-        if step.command == "finetune" and "teacher" in step.args
-    )
-    assert distilled.args["teacher"] == ["scored-model-1.safetensors"]
-    tasks.front("by.safetensors", **more, cache=work, tune="demo", teachers="1")
-    assert (work / "teacher-1.safetensors").exists()
-    assert len(list(work.glob("*-distilled-*.safetensors"))) == 2
-    others = tasks.models[1:]
-    tasks.front(
-        "named.safetensors", **more, cache=work, tune="demo", teachers=",".join(map(str, others))
-    )
-    learnt = [
-        open_checkpoint(path).manifest.history[-1].args["teacher"]
-        for path in work.glob("*-distilled-*.safetensors")
-    ]
-    assert [each.name for each in others] in learnt
-    assert built.front[-1].cost["macs"] <= 0.6
 
 
 @pytest.mark.parametrize(

@@ -185,29 +185,6 @@ def test_a_probe_that_is_better_is_the_rung(world: World) -> None:
     np.testing.assert_allclose(world.logits(path), world.probe(world.train), atol=1e-5)
 
 
-def test_a_useless_second_model_leaves_the_single(world: World) -> None:
-    """The other has its classes turned round: mean and ensemble know less than the first alone."""
-    turned = world.head[[1, 2, 0]]
-    models = [world.model("right", world.head), world.model("turned", turned)]
-    logits = [world.logits(path) for path in models]
-    expected = {
-        "single model, calibrated": figures(logits[:1], world.labels),
-        "probe": figures([world.probe(world.train)], world.labels),
-        "mean of 2": figures([(logits[0] + logits[1]) / 2], world.labels),
-        "ensemble of 2": figures(logits, world.labels),
-    }
-    record = world.front(models, cache=world.folder / "useless", force=True)
-    check_rivals(record, expected)
-    assert [rung["made_of"] for rung in record["rungs"]] == [["model 1"], ["model 1"]]
-    assert [rung["macs"] for rung in record["rungs"]] == [1.0, 1.0]
-    # Without a decision state it is a copy: no step is invented in its history.
-    out = world.folder / "copy.safetensors"
-    world.build(models, out, cache=world.folder / "useless", budget="macs=1", calibrate=False)
-    copy = open_single(out).manifest
-    assert copy.weights_sha256 == open_single(models[0]).manifest.weights_sha256
-    assert [step.args["method"] for step in copy.history] == ["random"]
-
-
 def test_models_that_know_different_classes_make_an_ensemble(world: World) -> None:
     """One tells class 0 from the rest, the other class 2: together they know all. Of different bodies there is no
     mean."""
@@ -272,17 +249,3 @@ def test_from_a_body_to_a_front(world: World, monkeypatch: pytest.MonkeyPatch) -
         assert (first.command, first.seed) == ("finetune", number)
     with pytest.raises(UsageError, match="--seeds requires one body without a classifier"):
         world.front(files, seeds=2, cache=work, force=True)
-
-
-def test_a_body_that_is_best_left_alone(world: World) -> None:
-    """No epoch of the usual recipe is better than the start: all models are the probe."""
-    record = world.front(
-        [body_of(world.folder / "alone")],
-        seeds=2,
-        data=world.train,
-        cache=world.folder / "left",
-        force=True,
-    )
-    (probe,) = record["references"]
-    assert probe["name"] == "probe"
-    assert record["rungs"][0]["nll"] <= probe["nll"] + 1e-4

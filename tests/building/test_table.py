@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pytest
@@ -54,26 +53,6 @@ def test_each_half_judges_what_the_other_chose() -> None:
     assert row.worth["auroc"] == pytest.approx(float(torch.tensor(areas).mean()), abs=0.03)
     assert entry.value == pytest.approx(row.worth["auroc"], abs=1e-12)
     assert entry.score == "energy"
-
-
-def test_without_ood_data_the_mean_is_of_two() -> None:
-    bare = [Answers(each.val) for each in answers(rows=200)]
-    entry = table(bare, "avg").entry(Choice.of(MEMBERS[0]))
-    worth = entry.row("one").worth
-    assert entry.value == pytest.approx((worth["accuracy"] + math.exp(-worth["nll"])) / 2)
-    assert entry.score == "auto"  # calibrate chooses it
-
-
-def test_a_lead_is_of_the_same_resamples() -> None:
-    """Accuracy of two models: the standard error of a paired difference."""
-    measured = table(answers(rows=400), "acc")
-    one, other = (measured.entry(Choice.of(each)) for each in MEMBERS[:2])
-    lead, error = one.lead(other)
-    right = [each.answers.inside.correct.double() for each in (one, other)]
-    difference = right[0] - right[1]
-    assert lead == pytest.approx(float(difference.mean()), abs=1e-12)
-    assert error == pytest.approx(float(difference.std()) / 20, rel=0.2)
-    assert one.lead(one) == (0, 0)
 
 
 def test_tags_are_judged_text_by_text() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from tiny_families import FAMILIES, Family
-from tiny_members import KEPTS, RAGGED, member
 from torch.torch_version import TorchVersion
 
 import hydrasurgeon as hs
@@ -97,45 +96,6 @@ def test_open_clip_loads_a_calibrated_backbone(tmp_path: Path) -> None:
             open_clip.create_model(f"local-dir:{tmp_path / 'source'}").eval().encode_image(images)
         )
     assert torch.equal(ours, stock)
-
-
-@pytest.mark.parametrize("kind", ["member", "hydra"])
-def test_timm_loads_what_was_cut_and_calibrated(kind: str, tmp_path: Path) -> None:
-    family = FAMILIES["timm ViT"]
-    family.write(tmp_path / "source")
-    rows = [RAGGED] if kind == "member" else KEPTS
-    parts = [
-        member(tmp_path / "source", family, each, tmp_path / f"m{i}.safetensors")
-        for i, each in enumerate(rows)
-    ]
-    plain = parts[0] if kind == "member" else hs.fuse(parts, out=tmp_path / "h.safetensors").path
-    folder = calibrated(plain, family, f"{tmp_path / 'ready'}/", score="vim")
-    check(folder, family)
-    with torch.inference_mode():
-        probs = stock_timm(folder)(family.inputs())
-    expected = hs.load(plain, device="cpu").predict(family.inputs())
-    torch.testing.assert_close(probs, expected, rtol=0, atol=1e-5)
-
-
-def test_shards_and_their_state(tmp_path: Path) -> None:
-    family = FAMILIES["BERT"]
-    family.write(tmp_path / "source")
-    folder = calibrated(
-        tmp_path / "source", family, f"{tmp_path / 'ready'}/", max_shard_size="20KB"
-    )
-    assert (folder / "model.safetensors.index.json").exists()
-    assert BESIDE not in (folder / "model.safetensors.index.json").read_text()
-    names = TensorFile(folder / BESIDE).infos
-    assert {name.rpartition(".")[2] for name in names} == {
-        "centre",
-        "factor",
-        "means",
-        "background",
-    }
-    assert hs.verify(folder).holds
-    # A second run replaces all of it, the state's file too.
-    again = calibrated(tmp_path / "source", family, f"{folder}/", score="msp", force=True)
-    assert not (again / BESIDE).exists()
 
 
 def test_a_state_that_is_gone_or_strange(tmp_path: Path) -> None:

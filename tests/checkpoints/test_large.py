@@ -113,66 +113,6 @@ def test_four_gigabytes_in_one_of_memory(roomy: Path) -> None:
     assert max(peaks.values()) < MOST_MEMORY, peaks
 
 
-# A Qwen 3 of eight layers: 1.4 GB in bfloat16, an embedding of 410 MB.
-DECODER: dict[str, Any] = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForSequenceClassification"],
-    "hidden_size": 2048,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "intermediate_size": 8192,
-    "vocab_size": 100_000,
-    "pad_token_id": 0,
-    "id2label": {"0": "a", "1": "b"},
-}
-
-
-def sharded(folder: Path) -> None:
-    """Files of holes with an index, as `save_pretrained` names them."""
-    from hydrasurgeon.families.decoder.architectures import KINDS, DecoderConfig
-    from hydrasurgeon.families.decoder.architectures import weights as table
-
-    record = stock_config(DECODER, "config.json", KINDS)
-    assert isinstance(record, DecoderConfig)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(DECODER))
-    shapes, homes = list(shapes_of(table(record, 2)).items()), {}
-    for number in range(4):
-        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        at, name = 0, f"model-{number + 1:05}-of-00004.safetensors"
-        for tensor, shape in shapes[number::4]:
-            end = at + 2 * math.prod(shape)
-            entries[tensor] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}
-            at, homes[tensor] = end, name
-        header = json.dumps(entries).encode()
-        with (folder / name).open("wb") as file:
-            file.write(struct.pack("<Q", len(header)) + header)
-            file.truncate(8 + len(header) + at)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
-
-
-@pytest.mark.slow
-def test_three_members_of_a_sharded_decoder_become_a_sharded_hydra(roomy: Path) -> None:
-    sharded(roomy / "qwen")
-    prune = ("prune", "qwen", "--method", "random", "--layers", "4-7", "--keep", "5", "--json")
-    peaks = {i: run(*prune, "--seed", str(i), "-o", f"m{i}", cwd=roomy) for i in (1, 2, 3)}
-    written = run(
-        *("fuse", "m1", "m2", "m3", "-o", "h/", "--max-shard-size", "500MB", "--quiet", "--json"),
-        cwd=roomy,
-    )
-    shards = sorted((roomy / "h").glob("model-*.safetensors"))
-    bytes_of = [path.stat().st_size for path in shards]
-    whole = sum(path.stat().st_size for path in (roomy / "qwen").glob("*.safetensors"))
-    manifest = parse_manifest((roomy / "h" / "heads.json").read_text(), "h")
-    assert max(*peaks.values(), written) < MOST_MEMORY, (peaks, written)
-    assert manifest.kind == "hydra"
-    assert manifest.fusion.trunk == 4
-    assert 3 <= len(shards) <= 5
-    assert max(bytes_of) < 501 * 10**6
-    assert 1.3 * GB < sum(bytes_of) <= whole * 1.001  # what members share lies there once
-
-
 def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same surgery, with blocks smaller than any tensor: the same bytes, and never more than a block at once."""
     import hydrasurgeon as hs

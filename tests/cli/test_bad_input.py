@@ -88,17 +88,6 @@ def test_a_private_repository_opens_with_the_token_and_not_with_another(
         open_checkpoint("hf:me/secret")
 
 
-def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(
-    hub: FakeHub, tmp_path: Path
-) -> None:
-    published(hub, "me/opt", tmp_path / "l", model_type="opt", architectures=["OPTForCausalLM"])
-    with pytest.raises(SurgeryError, match="hf:me/opt: opt is a decoder") as refused:
-        open_checkpoint("hf:me/opt")
-    assert LIST in str(refused.value.hint)
-    assert any("config.json" in asked for asked in hub.asked)
-    assert not any(".safetensors" in asked for asked in hub.asked)
-
-
 @pytest.mark.parametrize(
     ("change", "says", "hint"),
     [

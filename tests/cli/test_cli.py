@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -148,21 +147,6 @@ def test_a_misspelt_checkpoint_is_found_by_its_near_name(
             in err
         )
     assert "did you mean" not in shell("inspect other intent")[2]
-
-
-def test_an_epoch_is_told_when_it_ends(
-    tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]], tmp_path: Path
-) -> None:
-    tiny()
-    images()
-    code, out, err = shell(
-        "finetune vit --data data.npz --val data.npz --recipe demo --set epochs=2 -o t"
-    )
-    assert code == 0
-    told = [line.split(",") for line in err.splitlines() if line.startswith("epoch ")]
-    assert [line[0].partition(":")[0] for line in told] == ["epoch 0", "epoch 1", "epoch 2"]
-    assert all(re.search(r"val accuracy [01]\.\d{4}", ",".join(line)) for line in told)
-    assert "loss" not in out
 
 
 def test_import_is_light() -> None:

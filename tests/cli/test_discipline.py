@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import ARCH
 
-from hydrasurgeon.cli.app import app, run
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.tuning.start import fresh
 
 EVAL = "eval vit --data data.npz --ood data.npz --shift fog:1=data.npz"
@@ -71,11 +71,6 @@ def _back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_every_command_is_held_to_it() -> None:
-    names = {command.name for command in app.registered_commands if command.name}
-    assert names - {line.split()[0] for line in LINES.values()} == {"demo", "serve", "help"}
-
-
 @pytest.mark.parametrize("name", LINES)
 def test_json_is_all_there_is(name: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Down to the file descriptors: libraries do not print beside it either."""
@@ -95,14 +90,6 @@ def test_quiet_says_nothing(name: str, here: Path, capfd: pytest.CaptureFixture[
     capfd.readouterr()
     assert run([*LINES[name].split(), "--quiet"]) == 0
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_report_in_a_file_leaves_the_table_on_stdout(
-    here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run([*EVAL.split(), "--json", "report.json"]) == 0
-    assert capfd.readouterr().out.startswith("in distribution\n")
-    assert json.loads((here / "report.json").read_text())["format"] == "hydrasurgeon.eval/1"
 
 
 def test_an_error_is_said_even_when_quiet(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

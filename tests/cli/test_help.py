@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hydrasurgeon.cli import help as pages
 from hydrasurgeon.cli.app import app, run
-from hydrasurgeon.commands import COMMANDS, GROUPS, NAMED, Command
+from hydrasurgeon.commands import COMMANDS, GROUPS, NAMED
 
 WITH_OPTIONS = [command for command in COMMANDS if command.record]
 NAMES = [command.name for command in app.registered_commands if command.name]
@@ -45,41 +45,6 @@ def test_a_page_fits_the_terminal(name: str, width: int) -> None:
         f"  hydrasurgeon {name} {line}".rstrip() for line in NAMED[name].examples
     ]
     assert len(NAMED[name].examples) == 2
-
-
-@pytest.mark.parametrize("command", WITH_OPTIONS, ids=lambda command: command.name)
-def test_what_is_required_or_in_the_examples_comes_first(command: Command) -> None:
-    words = {word for line in command.examples for word in line.split()}
-    for title, lines in pages.sections(command).items():
-        if title in ("How it runs", "What is written", pages.ARGUMENTS):
-            continue
-        ranks = [
-            0 if "[required]" in meant else 1 if words & {*typed.replace(",", "").split()} else 2
-            for typed, meant in lines
-        ]
-        assert ranks == sorted(ranks), title
-
-
-def test_defaults_are_said() -> None:
-    text = " ".join(page("finetune").split())
-    assert "--alpha X How much teachers count; labels count the rest. [default: 0.9]" in text
-    assert "--limit N Use a random N of the samples. [default: all]" in text
-    assert text.index("What is read:") < text.index("What is chosen:") < text.index("How it runs:")
-    assert text.index("How it runs:") < text.index("What is written:") < text.index("Examples:")
-    assert "Usage: hydrasurgeon finetune CKPT -o OUT [OPTIONS]" in text
-
-
-def test_version_and_help_are_commands_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == 0
-    name, number = capsys.readouterr().out.split()
-    assert name == "hydrasurgeon"
-    assert number[0].isdigit()
-    assert run(["help", "prune"]) == 0
-    assert capsys.readouterr().out.split() == page("prune").split()
-    assert run(["help"]) == 0
-    assert "Make a hydra:" in capsys.readouterr().out
-    assert run(["help", "prnue"]) == 2
-    assert "prune" in capsys.readouterr().err
 
 
 @pytest.mark.slow

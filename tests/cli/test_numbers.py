@@ -22,12 +22,3 @@ def test_a_number_of_samples_or_a_seed(
 ) -> None:
     assert run(["eval", "vit", "--data", "data.npz", f"{option}={typed}"]) == 2
     assert f"error: {option} {typed[:100]}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["eval", "build", "score", "finetune", "export"])
-def test_help_shows_no_largest_number(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([command, "-h"]) == 0
-    text = capsys.readouterr().out
-    assert "--limit N" in text
-    assert str(LARGEST) not in text
-    assert "range" not in text

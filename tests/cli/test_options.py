@@ -41,13 +41,6 @@ def test_a_stage_takes_what_the_command_takes(command: Command) -> None:
     assert fields <= {*signature.parameters}
 
 
-def test_the_signature_says_what_is_required_and_what_is_assumed() -> None:
-    signature = inspect.signature(hs.prune)
-    assert next(iter(signature.parameters)) == "checkpoint"
-    assert signature.parameters["dtype"].default == "float32"
-    assert inspect.signature(hs.build).parameters["data"].default is inspect.Parameter.empty
-
-
 def test_a_misspelt_keyword_is_no_option() -> None:
     with pytest.raises(TypeError, match="sed"):
         hs.prune("vit", method="random", keep=2, sed=1)

@@ -12,7 +12,7 @@ import torch
 from slow_circuits import problem_of, slow_attribution
 
 from hydrasurgeon.anatomy.hooks import masked
-from hydrasurgeon.criteria.circuits.attribution import Attribution, first_order, predicted
+from hydrasurgeon.criteria.circuits.attribution import Attribution, first_order
 from hydrasurgeon.criteria.circuits.greedy import extract
 from hydrasurgeon.criteria.circuits.objective import measure, outcomes_of
 from hydrasurgeon.errors import SurgeryError
@@ -70,17 +70,6 @@ def test_attribution_is_greedy_over_predicted_answers(
         assert value == problem.objective.value(measure(problem, expected[:at]))
     assert circuit.counts["evaluations"] == 8
     assert circuit.guarantee.startswith("none")
-
-
-def test_predictions_do_not_depend_on_how_many_are_held(
-    tiny: MAKE, data: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    problem = problem_of(tiny(), *data)
-    effects = first_order(problem)
-    whole = predicted(problem.objective, *effects, range(12))
-    assert len(set(whole)) > 6
-    monkeypatch.setattr("hydrasurgeon.criteria.circuits.attribution.ROWS", 200)
-    assert predicted(problem.objective, *effects, range(12)) == whole
 
 
 def test_heads_that_samples_do_not_run_through(tiny: MAKE, data: tuple[str, str]) -> None:

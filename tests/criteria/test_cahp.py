@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.maps import attention_maps
@@ -19,7 +19,6 @@ from hydrasurgeon.criteria.cahp.criterion import (
     ClassMoments,
     Weigher,
     _check_maps,
-    _resized,
     jeffries_matusita,
     layout,
 )
@@ -53,16 +52,6 @@ def test_maps_are_what_timm_multiplies_the_values_with(tiny: MAKE, images: SPEC)
     )
 
 
-def test_padding_is_cut_off_before_resizing() -> None:
-    maps = torch.rand(2, 3, 6, 6)
-    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
-    found = _resized(maps, real)
-    for i, n in ((0, 6), (1, 4)):
-        square = maps[i : i + 1, :, :n, :n]
-        expected = interpolate(square, size=(32, 32), mode="bilinear", align_corners=False)
-        torch.testing.assert_close(found[i], expected[0].flatten(-2))
-
-
 def test_streamed_moments_are_those_of_numpy() -> None:
     rng = np.random.default_rng(0)
     maps, labels = rng.random((50, 2, 8)), rng.integers(0, 4, 50)
@@ -83,12 +72,6 @@ def test_streamed_moments_are_those_of_numpy() -> None:
     few.add(maps[:3, :1], np.array([1, 1, 1]))
     with pytest.raises(DataError, match="fewer than two"):
         few.finish()
-
-
-def test_variances_have_a_floor() -> None:
-    moments = ClassMoments(1, [0, 1], width=3)
-    moments.add(np.full((4, 1, 3), 0.25), np.array([0, 0, 1, 1]))
-    assert (moments.finish()[1] == 1e-6).all()
 
 
 def test_jeffries_matusita_against_the_integral() -> None:
@@ -196,35 +179,6 @@ def test_the_number_of_clusters_is_the_knee() -> None:
     assert len(choice.clusters) == choice.automatic
 
 
-def test_no_knee_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    bent_down = [(k - 2) ** 2 / 100 for k in range(2, 12)]
-    assert cahp.knee_of(range(2, 12), bent_down) is None
-    assert cahp.knee_of(range(2, 12), [1.0 - 0.1 * i for i in range(10)]) is None
-    assert cahp.knee_of(range(2, 12), [0.5] * 10) is None
-    assert cahp.knee_of([2, 3], [0.1, 0.9]) is None
-    monkeypatch.setattr(cahp, "knee_of", lambda ks, heights: None)
-    choice = cahp.choose(grid_heads(3, 4), blobs(3, 4), [0.0] * 12)
-    assert not choice.knee
-    assert choice.automatic == max(choice.curve, key=lambda p: p[1])[0]
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
-def test_tiny_head_counts(n: int) -> None:
-    heads = grid_heads(1, n)
-    points = np.random.default_rng(n).normal(size=(n, 2))
-    choice = cahp.choose(heads, points, list(range(n)))
-    assert 1 <= len(choice.stay) <= n
-    assert sum(len(c) for c in choice.clusters) == n
-    if n <= 2:
-        assert len(choice.stay) == n
-
-
-def test_equal_points_do_not_divide_by_zero() -> None:
-    choice = cahp.choose(grid_heads(2, 4), np.zeros((8, 2)), [0.0] * 8)
-    assert not choice.knee
-    assert choice.stay
-
-
 def test_weights_are_mean_absolute_mask_gradients(tiny: MAKE, images: SPEC) -> None:
     """Slow version: masks as factors on W_O's columns, batches of 32; of nine the first and the fifth count."""
     path, spec = tiny(), images(rows=270)
@@ -311,11 +265,3 @@ def test_a_model_whose_maps_are_not_softmax(tiny: MAKE, images: SPEC) -> None:
     module.blocks[1].attn.norm.register_forward_hook(lambda _, args, out: 1.5 * out)
     with pytest.raises(SurgeryError, match="vision layer 1 cannot be read"):
         _check_maps(module, anatomy, x)
-
-
-def test_many_classes_are_drawn(tiny: MAKE, images: SPEC, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydrasurgeon.criteria.cahp import criterion
-
-    monkeypatch.setattr(criterion, "MOST_CLASSES", 3)
-    found = hs.score(tiny(), method="cahp", data=images(), seed=1).result
-    assert len(found.settings["classes"]) == 3

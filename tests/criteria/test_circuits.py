@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from slow_circuits import algorithm_1
-from two_processes import in_two_processes
 
 import hydrasurgeon as hs
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
@@ -234,20 +233,6 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
         hs.score(path, data=data, **options)
 
 
-@pytest.mark.slow
-def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC) -> None:
-    path, data, ood = tiny(), images(rows=40), images("ood.npz", rows=40, seed=5)
-    alone = searched(path, "exact", data=data, ood=[ood], remove=5, batch_size=7)
-    printed = json.loads(
-        in_two_processes(
-            *f"score {path} --method circuit --data {data} --ood {ood} --remove 5 --search exact".split(),
-            *["--batch-size", "7", "--device", "cpu", "--json"],
-        )
-    )  # one process speaks
-    assert [tuple(head) for head in printed["score"]["order"]] == list(alone)
-    assert read_manifest(sidecar(path)).scores["circuit-avg"].order == alone
-
-
 def test_members_from_circuits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, data, ood = tiny(), images(), images("ood.npz", seed=3)
     for objective in ("acc", "ood"):
@@ -276,20 +261,3 @@ def test_members_from_circuits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     assert inline.path.name == "vit-circuit-avg-k3.safetensors"
     assert inline.removed == 3
     assert not list(tmp_path.glob("*.search.json"))
-
-
-def test_the_manifest_says_what_was_done(tiny: MAKE, images: SPEC) -> None:
-    options = {
-        "method": "circuit",
-        "data": images(rows=50),
-        "ood": [images("ood.npz", rows=40, seed=5)],
-    }
-    exact = hs.score(tiny(), remove=5, batch_size=8, **options).result.settings
-    assert "the order of Algorithm 1" in exact["guarantee"]
-    assert exact["counts"]["layers"] < (12 + 11 + 10 + 9 + 8) * 90 * 3 / 2
-    assert (exact["search"], exact["objective"], exact["removed"], exact["candidates"]) == (
-        "exact",
-        "avg",
-        5,
-        12,
-    )

@@ -76,16 +76,6 @@ def test_layers_confine_the_circuit(tiny: MAKE, images: SPEC) -> None:
     assert late.values["vision"][1] != whole.values["vision"][1]
 
 
-def test_one_scoring_serves_every_amount(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    path, spec = tiny(), images()
-    values = hs.score(path, method="headmap", data=spec).result.values
-    for keep in (1, 2, 3):
-        pruned = hs.prune(path, method="headmap", keep=keep, out=tmp_path / f"{keep}.safetensors")
-        for layer, row in enumerate(pruned.manifest.kept["vision"]):
-            best = sorted(range(4), key=lambda h: -values["vision"][layer][h])[:keep]
-            assert row == tuple(sorted(best))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", EACH)
 def test_in_every_family(family: Family, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.files.manifest import read_manifest, sidecar
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -94,21 +93,6 @@ def test_random_follows_the_seed_not_what_is_gone(tiny: MAKE, tmp_path: Path) ->
     assert hs.score(path, method="random", seed=2).result.values["vision"] != first
 
 
-def test_scores_travel_in_the_manifest(tiny: MAKE, images: SPEC) -> None:
-    path, spec = tiny(), images()
-    weights = load_file(path)
-    hs.score(path, method="taylor", data=spec)
-    once = path.read_bytes()
-    hs.score(path, method="taylor", data=spec)
-    assert path.read_bytes() == once  # scoring again changes nothing
-    manifest = read_manifest(sidecar(path))
-    assert manifest.scores["taylor"].data[0].rows == 40
-    assert manifest.scores["taylor"].data[0].spec == "data.npz"
-    assert [step.command for step in manifest.history] == ["init", "score"]
-    for name, tensor in load_file(path).items():
-        assert torch.equal(tensor, weights[name])
-
-
 def test_scoring_a_bare_file_leaves_it_alone(bare: MAKE, images: SPEC) -> None:
     path = bare(num_classes=5)
     before = path.read_bytes()
@@ -120,17 +104,6 @@ def test_scoring_a_bare_file_leaves_it_alone(bare: MAKE, images: SPEC) -> None:
     for layer, row in enumerate(pruned.manifest.kept["vision"]):
         scores = found.result.values["vision"][layer]
         assert row == tuple(sorted(sorted(range(3), key=lambda h: scores[h])[1:]))
-
-
-def test_inline_scores_equal_recorded_ones(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    path, spec = tiny(), images()
-    inline = hs.prune(
-        path, method="taylor", keep=2, data=spec, compensate="none", out=tmp_path / "a.safetensors"
-    )
-    hs.score(path, method="taylor", data=spec, keep=2)
-    recorded = hs.prune(path, method="taylor", keep=2, out=tmp_path / "b.safetensors")
-    assert inline.manifest.kept == recorded.manifest.kept
-    assert inline.manifest.weights_sha256 == recorded.manifest.weights_sha256
 
 
 def test_removal_in_all_goes_by_score(tiny: MAKE, tmp_path: Path) -> None:

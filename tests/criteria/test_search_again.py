@@ -69,16 +69,6 @@ def test_a_finished_order_goes_on(tiny: MAKE, data: dict[str, Any], rounds: list
     assert rounds == [10]
 
 
-def test_attribution_measures_only_what_is_new(tiny: MAKE, data: dict[str, Any]) -> None:
-    path = tiny()
-    short = score(path, data, "attribution", 4)
-    longer = score(path, data, "attribution", 6)
-    assert same(longer, score(tiny("b.safetensors"), data, "attribution", 6))
-    assert short.settings["counts"]["evaluations"] == 4
-    assert longer.settings["counts"]["evaluations"] == 6
-    assert longer.settings["counts"]["backward_passes"] == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"start": "x"}, {"counts": {"evaluations": -1}}, {"identity": "0" * 64}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from PIL import Image
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.data import tables as limits
 from hydrasurgeon.errors import DataError
@@ -88,19 +86,6 @@ def test_one_picture(there: Path) -> None:
     assert [both.name(i) for i in range(len(both))] == ["one.PNG", "two.png"]
 
 
-def test_one_picture_is_predicted(
-    there: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny()
-    Image.fromarray(np.full((28, 28), 7, np.uint8)).save(there / "one.png")
-    assert run(["predict", "vit", "--data", "one.png", "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["id"] == "one.png"
-    assert run(["predict", "vit", "--text", "a fine film"]) == 5
-    assert "the inputs: holds texts, the model reads images" in capsys.readouterr().err
-    assert run(["predict", "vit", "--text", "a", "--data", "one.png"]) == 2
-    assert "--text conflicts with --data" in capsys.readouterr().err
-
-
 def test_a_packed_file_cannot_become_too_large(
     there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,14 +153,6 @@ def test_the_first_line_says_what_separates_fields(there: Path, between: str) ->
     assert _content(open_data(str(_table(there / "b.csv", between)))) == expected
     (there / "c.csv").write_text("text\none; two\n")
     assert open_data("c.csv").read(0) == "one; two"
-
-
-def test_a_table_of_two_texts_says_which_it_took(there: Path) -> None:
-    (there / "a.csv").write_text("sentence,text\na,b\n")
-    samples = open_data("a.csv")
-    assert samples.read(0) == "b"
-    assert "texts are those of column text" in str(samples.note)
-    assert open_data("a.csv#text,sentence").note is None
 
 
 def test_ids_and_columns_of_answers(there: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import fit_classes, open_data, sources
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Model
@@ -71,14 +70,6 @@ def test_a_class_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     message = refused.value.message
     assert "no class doggy" in message
     assert "the model's: dog, ant" in message
-
-
-def test_a_declared_class_without_samples_need_not_be_known(tmp_path: Path) -> None:
-    fitted = fit_classes(
-        open_data(npz(tmp_path / "d.npz", ["other", *NAMES], [1, 5])), named(NAMES)
-    )
-    assert fitted.labels is not None
-    assert fitted.labels.tolist() == [0, 4]
 
 
 def test_one_side_has_names(tmp_path: Path) -> None:
@@ -164,11 +155,6 @@ def test_a_name_that_the_model_has_twice(tmp_path: Path) -> None:
     assert same.labels.tolist() == [1]
 
 
-def test_a_label_without_a_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 1 has label 5, it has classes 0-4"):
-        fit_classes(open_data(npz(tmp_path / "d.npz", NAMES, [0, 5])), named(NAMES))
-
-
 def test_every_stage_teaches_and_heeds_names(tiny: MAKE, tmp_path: Path) -> None:
     """score, finetune and calibrate record the data's names; what comes later is matched by them."""
     vit, labels = tiny(), [i % 5 for i in range(60)]
@@ -214,29 +200,6 @@ def test_every_stage_teaches_and_heeds_names(tiny: MAKE, tmp_path: Path) -> None
     assert fresh.manifest.model.labels == ("ant", "bee", "cat", "doggy", "eel")
     with pytest.raises(DataError, match=r"calls class 3 dog, out\.safetensors doggy"):
         hs.evaluate([tuned.path, out], data=train)
-
-
-def test_a_directory_of_ours_learns_names_where_it_lies(tiny: MAKE, tmp_path: Path) -> None:
-    data = npz(tmp_path / "d.npz", NAMES, [i % 5 for i in range(20)])
-    folder = tmp_path / "vit"
-    hs.prune(tiny(), method="magnitude", keep=3, data=data, out=f"{folder}/")
-    assert "label_names" not in json.loads((folder / "config.json").read_text())
-    hs.score(folder, method="taylor", data=data, device="cpu")
-    assert json.loads((folder / "config.json").read_text())["label_names"] == list(NAMES)
-    assert open_checkpoint(folder).manifest.model.labels == NAMES
-
-
-def test_members_share_names(tiny: MAKE, tmp_path: Path) -> None:
-    vit, data = tiny(), npz(tmp_path / "d.npz", NAMES, [i % 5 for i in range(20)])
-    plain = hs.prune(
-        vit, method="magnitude", keep=3, data=data, out=tmp_path / "a.safetensors"
-    ).path
-    taught = hs.prune(
-        vit, method="taylor", keep=2, data=data, out=tmp_path / "b.safetensors", device="cpu"
-    ).path
-    fused = hs.fuse([plain, taught], out=tmp_path / "h.safetensors")
-    assert fused.manifest.model.labels == NAMES
-    assert any("taken as those of b.safetensors" in note for note in fused.notes)
 
 
 PAIRED = ("sentence2", "hypothesis", "passage", "query", "question2", "context")

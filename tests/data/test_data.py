@@ -12,11 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hydrasurgeon.data import Batches, fit_classes, open_data
+from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.families.transforms import eval_transform, train_transform
-from hydrasurgeon.files.manifest import Model
-from hydrasurgeon.measuring.sets import labelled_sets, parse_ood
 
 PREPROCESS = {
     "input_size": [1, 28, 28],
@@ -44,10 +42,6 @@ def folder(root: Path) -> Path:
         for value in values:
             image(value).save(root / name / "deep" / f"{value}.png")
     return root
-
-
-def model(num_classes: int, labels: tuple[str, ...] | None = None) -> Model:
-    return Model(family="timm", arch="vit", num_classes=num_classes, labels=labels)
 
 
 def values(spec: str) -> list[int]:
@@ -78,13 +72,6 @@ def test_tables_of_pictures(tmp_path: Path) -> None:
     samples = open_data(str(tmp_path / "t.csv"))
     assert (samples.classes, samples.labels.tolist()) == (("cat", "dog"), [1, 0])
     assert values(str(tmp_path / "t.csv")) == [50, 50]
-
-
-def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
-    image(7).save(tmp_path / "x.png")
-    assert open_data(str(tmp_path)).labels is None
-    with pytest.raises(DataError, match="has no labels"):
-        fit_classes(open_data(str(tmp_path)), model(2))
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -163,14 +150,6 @@ def test_slices_of_a_hub_split(
     samples = open_data(f"hf:org/name/config:{split}")
     assert [samples.read(i) for i in range(len(samples))] == [f"t{i}" for i in kept]
     assert samples.spec == f"hf:org/name/config:{split}"
-
-
-def test_a_slice_is_no_part_of_a_name() -> None:
-    slices = "hf:org/name:train[:50%]+train[-3:]"
-    assert parse_ood(slices) == ("far", "train+train", slices)
-    assert parse_ood(f"near:x={slices}") == ("near", "x", slices)
-    (labelled,) = labelled_sets(slices, None)
-    assert (labelled.name, labelled.spec) == ("name", slices)
 
 
 def test_limits_are_seeded_subsets(tmp_path: Path) -> None:

@@ -99,11 +99,6 @@ def test_what_may_be_both_is_said(tmp_path: Path, shape: str) -> None:
         fitted(f"{data}#labels,names", stars)
 
 
-def test_names_with_a_point(tmp_path: Path) -> None:
-    halves = model(("0.5", "1.0", "1.5"), 3)
-    assert fitted(table(tmp_path, ["1.5", "0.5", "1.0"]), halves) == [2, 0, 1]
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     ("labels", "count", "names"),
@@ -119,20 +114,6 @@ def test_a_new_classifier_has_the_names(
     column = open_data(table(tmp_path, labels, shape)).written
     assert column is not None
     assert new_classes("d", column) == (count, names)
-
-
-def test_a_new_classifier_of_positions_and_of_minus_one(tmp_path: Path) -> None:
-    data = table(tmp_path, ["-1", "0", "1"])
-    column = open_data(data).written
-    assert column is not None
-    with pytest.raises(DataError, match="may be a class or stand for no label"):
-        new_classes("d", column)
-    column = open_data(f"{data}#labels,names").written
-    assert column is not None
-    assert new_classes("d", column) == (3, ("-1", "0", "1"))
-    column = open_data(f"{table(tmp_path, ['0', '4'])}#labels,positions").written
-    assert column is not None
-    assert new_classes("d", column) == (5, None)
 
 
 def folders(place: Path, names: list[str]) -> str:
@@ -158,11 +139,6 @@ def test_folders_of_numbers_need_an_order(tmp_path: Path, labels: tuple[str, ...
     assert fitted(f"{data}#labels,sorted", eleven) == list(range(11))
     names = tuple(str(i) for i in range(11))
     assert fitted(data, model(names, 11)) == [0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-def test_a_comma_in_a_name_is_no_list(tmp_path: Path) -> None:
-    (tmp_path / "d.csv").write_text('text,label\na,"tench, Tinca tinca"\na,"hen, bird"\n')
-    assert open_data(str(tmp_path / "d.csv")).note is None
 
 
 def test_its_own_answers_are_all_right(tmp_path: Path) -> None:

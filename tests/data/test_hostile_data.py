@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import resource
 import subprocess
 import sys
@@ -135,13 +134,6 @@ def test_pictures_too_large_to_resize(size: tuple[int, int]) -> None:
         decode(png_of_size(*size), "x")
 
 
-def test_of_several_frames_the_first_is_read() -> None:
-    file = io.BytesIO()
-    frames = [Image.new("RGB", (8, 8), (v, v, v)) for v in (10, 200)]
-    frames[0].save(file, "gif", save_all=True, append_images=frames[1:])
-    assert np.asarray(decode(file.getvalue(), "x")).max() < 20
-
-
 def test_orientation_is_left_as_it_is_stored() -> None:
     image = Image.new("L", (8, 4))
     exif = Image.Exif()
@@ -190,17 +182,6 @@ def test_a_hub_set_is_never_looked_for_here(
     with pytest.raises(DataError, match=r"not a data set|read instead"):
         open_data(f"hf:{name}:train")
     assert datasets.config.HF_DATASETS_TRUST_REMOTE_CODE is False
-
-
-def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
-    """As names, "10" would come before "2"."""
-    lines = [{"text": "x", "label": str(i)} for i in range(12)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    samples = open_data(str(tmp_path / "d.jsonl"))
-    assert samples.labels is not None
-    assert samples.labels.tolist() == list(range(12))
-    assert samples.written is not None
-    assert samples.written.numbers == tuple(range(12))
 
 
 @pytest.mark.parametrize("suffix", ["npz", "jsonl"])

@@ -11,7 +11,6 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.data.samples import Rows
 from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.errors import DataError
 
@@ -52,11 +51,6 @@ def test_the_row_is_named(tmp_path: Path, missing: object, ending: str) -> None:
         samples.read(1)
     with pytest.raises(DataError, match="row 1 has no text"):
         Batches(samples, Tokenize(lambda: None, max_length=8), batch_size=2)
-
-
-def test_not_a_number_is_no_text() -> None:
-    with pytest.raises(DataError, match="row 0 has no text"):
-        Rows("d", [float("nan")], "text").read(0)
 
 
 @pytest.fixture

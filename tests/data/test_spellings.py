@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_families import FAMILIES
 
-import hydrasurgeon as hs
 from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.data.labels import new_problem
 from hydrasurgeon.errors import DataError
@@ -50,24 +48,6 @@ def test_a_new_classifier_gets_no_class_twice(tmp_path: Path, labels: list[Any],
     assert "--labels exact" in str(refused.value.hint)
     kept = {each for label in labels for each in (label if isinstance(label, list) else [label])}
     assert new(f"{spec}#labels,exact")[1:] == (len(kept), tuple(sorted(kept)))
-
-
-def test_other_names_are_other_classes(tmp_path: Path) -> None:
-    """Signs belong to a name, and numbers are no spellings of one another."""
-    for at, labels in enumerate((["C", "C++", "C#"], ["-1", "1", "x"], ["?", "!"], ["+", "-"])):
-        assert new(table(tmp_path / f"{at}.jsonl", labels))[1] == len(labels)
-
-
-def test_finetune_refuses_them(tmp_path: Path) -> None:
-    FAMILIES["BERT"].write(tmp_path / "bert")
-    spec = table(tmp_path / "d.jsonl", ["good", "Good", "bad"] * 4)
-    options: dict[str, Any] = {"out": tmp_path / "m.safetensors", "device": "cpu"}
-    fresh = {"classifier": "fresh", "epochs": "1"}
-    with pytest.raises(DataError, match="differ only in case") as refused:
-        hs.finetune(tmp_path / "bert", data=spec, set=fresh, **options)
-    assert refused.value.exit_code == 5
-    made = hs.finetune(tmp_path / "bert", data=spec, set=fresh, labels="exact", **options)
-    assert made.manifest.model.labels == ("Good", "bad", "good")
 
 
 def test_the_first_wrong_row_is_named(tmp_path: Path) -> None:

@@ -6,15 +6,13 @@ import csv
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 import pytest
-from PIL import Image
 from pyarrow import parquet
 
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.perturbed import Perturbed
-from hydrasurgeon.data.samples import Joined, Subset, limited
+from hydrasurgeon.data.samples import Subset, limited
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.sets import labelled_sets
@@ -113,21 +111,6 @@ def test_columns_of_each_data_set() -> None:
             CalibrateOptions.of("m", data="v.csv", columns=wrong, out="o")
 
 
-def test_columns_of_images_and_groups(tmp_path: Path) -> None:
-    Image.fromarray(np.full((3, 3), 7, np.uint8)).save(tmp_path / "one.png")
-    row = {"path": "one.png", "class": "a", "query": 5}
-    columns = {"image": "path", "label": "class", "group": "query"}
-    spec = str(DataSpec(_jsonl(tmp_path / "a.jsonl", [row]), columns))
-    samples = open_data(spec)
-    assert np.asarray(samples.read(0)).tolist() == [[7] * 3] * 3
-    assert (samples.classes, samples.groups) == (("a",), ("5",))
-    _jsonl(tmp_path / "b.jsonl", [row])
-    several = open_data(str(DataSpec(str(tmp_path / "*.jsonl"), {"image": "path"})))
-    assert np.asarray(several.read(1)).tolist() == [[7] * 3] * 3
-    with pytest.raises(DataError, match=r"--columns group=qid: .* has no such column"):
-        open_data(str(DataSpec(str(tmp_path / "a.jsonl"), {"image": "path", "group": "qid"})))
-
-
 @pytest.mark.parametrize("second", ["", None])
 def test_a_pair_without_its_second_text_is_named(tmp_path: Path, second: str | None) -> None:
     rows = [{"text": "a", "text_pair": "b"}, {"text": "c", "text_pair": second}]
@@ -136,17 +119,6 @@ def test_a_pair_without_its_second_text_is_named(tmp_path: Path, second: str | N
     with pytest.raises(DataError, match=r"row 1 has no second text \(text_pair\)") as caught:
         samples.read(1)
     assert "--skip-bad" in (caught.value.hint or "")
-
-
-def test_pairs_and_texts_do_not_mix(tmp_path: Path) -> None:
-    pairs = open_data(_as(tmp_path / "a.jsonl"))
-    single = in_memory("a", "text")
-    with pytest.raises(DataError, match=r"the inputs: holds texts, .*a.jsonl pairs of texts"):
-        Joined(pairs, single)
-    with pytest.raises(DataError, match="row 1 is no pair of texts"):
-        in_memory([("a", "b"), "c"], "text")
-    both = Joined(pairs, in_memory([("x", "y")], "text"))
-    assert (both.inputs, both.read(3)) == ("text_pair", ("x", "y"))
 
 
 def test_both_texts_are_perturbed() -> None:

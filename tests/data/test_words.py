@@ -231,23 +231,6 @@ def test_a_tokenizer_without_places_is_refused() -> None:
     assert caught.value.exit_code == 3
 
 
-def test_a_word_is_what_is_read_as_one() -> None:
-    """By Unicode's rules for words (UAX #29): marks and joiners belong to what they follow."""
-    parts = ["हिन्दी", "में", ",", "می\u200cخواهم", "Ange\u0301la", "\U0001f469\u200d\U0001f680", "!"]
-    parts += [
-        "\U0001f44d\U0001f3fd",
-        "\U0001f1e9\U0001f1ea",
-        "\U0001f1eb\U0001f1f7",
-        "❤\ufe0f",
-        "1\ufe0f\u20e3",
-    ]
-    text = " ".join(parts)
-    assert [text[start:end] for start, end in words_of(text)] == parts
-    assert words_of(" \t\u3000\n") == ()
-    flags = "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7"
-    assert words_of(flags) == ((0, 2), (2, 4))
-
-
 def test_two_entities_in_one_word(tmp_path: Path) -> None:
     """The first has the word; the second keeps its other words, and is an entity of its own."""
     entities = [
@@ -263,21 +246,6 @@ def test_two_entities_in_one_word(tmp_path: Path) -> None:
     note = samples.note or ""
     assert "4 entities begin or end within a word" in note
     assert "1 entities have no word of their own" in note
-
-
-def test_words_without_characters_or_texts_without_words(tokenizer: Any, tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"tokens": [], "tags": []},
-        {"tokens": ["", "good film", " "], "tags": ["O", "B-X", "O"]},
-    ]
-    samples = open_data(lines(tmp_path / "it.jsonl", rows))
-    assert np.asarray(samples.labels).tolist() == [[-1, -1, -1], [0, 1, 0]]
-    read = TokenizeWords(lambda: tokenizer, max_length=24)
-    batch = read.collate([samples.read(0), samples.read(1)])
-    length = batch["input_ids"].shape[1]
-    assert batch["words"].tolist() == [[-1, -1, -1], [-1, length + 1, -1]]
-    assert read.collate([samples.read(0)] * 2)["words"].tolist() == [[-1], [-1]]
-    assert read.collate(["  "])["words"].tolist() == [[-1]]
 
 
 def test_numbers_are_tags_of_the_model(tmp_path: Path) -> None:
@@ -308,33 +276,6 @@ def test_data_without_tags(tmp_path: Path) -> None:
     for spec in forms:
         samples = open_data(spec)
         assert (samples.read(0), samples.written) == ("a b", None)
-
-
-def test_conll_by_tabs(tmp_path: Path) -> None:
-    place = tmp_path / "it.bio"
-    place.write_text("New York\tB-LOC\n.\tO\n \nx\tO\n", encoding="utf-8")
-    samples = open_data(str(place))
-    assert [samples.read(i) for i in range(2)] == ["New York .", "x"]
-    assert np.asarray(samples.labels).tolist() == [[1, 0], [0, -1]]
-    place.write_text("a O\nb\n")
-    with pytest.raises(DataError, match="row 0 has 2 tokens and 1 tags"):
-        open_data(str(place))
-
-
-@pytest.mark.parametrize(
-    ("row", "label"),
-    [
-        ({"text": "a b", "label": "x", "tokens": ["a", "b"]}, "x"),
-        ({"text": "a b", "label": "x", "tokens": 2}, "x"),
-        ({"tokens": ["a", "b"], "label": "x"}, "x"),
-        ({"text": "a b", "label": "x", "entities": [{"start": 0, "end": 1, "label": "y"}]}, "x"),
-        ({"text": "a b", "label": "x", "tags": ["y", "z"]}, "x"),
-    ],
-)
-def test_other_tables_may_call_columns_so(row: dict[str, Any], label: str, tmp_path: Path) -> None:
-    samples = open_data(lines(tmp_path / "it.jsonl", [row]))
-    assert (samples.read(0), samples.classes) == ("a b", (label,))
-    assert np.asarray(samples.labels).tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -377,16 +318,6 @@ def test_parts_of_data_keep_their_tags(tmp_path: Path) -> None:
     assert both.fingerprint()["rows"] == 10
     other = [{"tokens": ["w", "w"], "tags": ["O", "O"]}, {"tokens": ["ww"], "tags": ["O"]}]
     assert open_data(lines(tmp_path / "other.jsonl", other)).shared_with(samples) == 1
-
-
-def test_tables_in_memory() -> None:
-    import pandas as pd
-
-    table = pd.DataFrame({"tokens": [np.array(["a", "b"]), np.array(["c"])], "tags": [[7], None]})
-    samples = in_memory(table, "text")
-    text = samples.read(0)
-    assert isinstance(text, Words)
-    assert (text, text.spans, samples.written) == ("a b", ((0, 1), (2, 3)), None)
 
 
 def test_very_long_rows_are_refused(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from token_logits import NAMES, drawn
 
 from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.state import State, decide
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Decision, shapes_of
 from hydrasurgeon.measuring.answers import answers
 from hydrasurgeon.measuring.rows import reading_of
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems import PROBLEMS, SINGLE
+from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Outputs, joined
 from hydrasurgeon.statistics.abstain import risk_bound
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
@@ -164,16 +164,6 @@ def test_of_what_is_true_few_are_missed() -> None:
     assert tight.record.cover.words > loose.record.cover.words
 
 
-def test_names_that_were_found_stay_found() -> None:
-    """A loose promise gave up names of .58 to .95 to spend its risk."""
-    kept = state_of(risk=0.3, promise="missed")
-    assert kept.record.cover is not None
-    assert kept.record.cover.threshold <= 0.5
-    some = outputs(400, 9)
-    plain = TOKENS.predicted(some.logits, {"temperature": kept.record.temperature})
-    assert (decide(kept, some.logits, None).tags[plain.tags > 0] > 0).all()
-
-
 def test_what_cannot_be_promised_is_refused() -> None:
     with pytest.raises(DataError, match="cannot promise a risk") as refused:
         state_of(risk=0.001)
@@ -238,13 +228,3 @@ def test_sets_hold_every_tag_of_a_text_as_often_as_promised() -> None:
         of_truth = probs[text, :count].gather(1, labels[text, :count, None])
         held.append(bool((1 - of_truth <= state.record.conformal.threshold).all()))
     assert 0.75 < np.mean(held) < 0.85
-
-
-def test_other_kinds_promise_nothing_of_entities() -> None:
-    with pytest.raises(UsageError, match="--promise requires --risk"):
-        CalibrateOptions.of("m", data="d", out="o", promise="missed")
-    promise = CalibrateOptions.of("m", data="d", out="o", promise="missed", risk=0.1)
-    for problem in (SINGLE, PROBLEMS["number"], PROBLEMS["multi_label"]):
-        with pytest.raises(UsageError, match="--promise"):
-            problem.check(promise, "m")
-    TOKENS.check(promise, "m")

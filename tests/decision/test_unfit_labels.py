@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -85,16 +84,6 @@ def test_classes_in_another_order_though_the_labels_tell_something(tmp_path: Pat
     weak = random.normal(size=(400, 10)) + 0.9 * np.eye(10)[labels[:400]]
     done = hs.calibrate(predictions=predictions(tmp_path, labels[:400], weak), out=tmp_path / "w")
     assert done.decision.accuracy < 0.4
-
-
-def test_accuracy_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    labels, logits = answers()
-    right = float((logits.argmax(axis=1) == labels).mean())
-    command = ["calibrate", "--predictions", str(predictions(tmp_path, labels, logits))]
-    assert run([*command, "-o", str(tmp_path / "a.safetensors")]) == 0
-    assert f"accuracy {right:.3f}" in capsys.readouterr().out
-    assert run([*command, "-o", str(tmp_path / "b.safetensors"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["decision"]["accuracy"] == pytest.approx(right)
 
 
 def test_classes_apart_may_have_the_lowest_temperature(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.engines import graph as graphs
 from hydrasurgeon.engines.graph import open_graph
-from hydrasurgeon.engines.int8 import LARGE, quantised
+from hydrasurgeon.engines.int8 import quantised
 from hydrasurgeon.engines.program import sample
 from hydrasurgeon.engines.sealed import sealed
 from hydrasurgeon.errors import CheckFailed, Disagreement, UsageError
@@ -145,61 +144,6 @@ def test_channels_of_a_norm_are_balanced() -> None:
     assert error < 0.05  # in bytes of the largest channel it is 0.8
     alone = np.concatenate([made.run(None, {"x": row[None]})[0] for row in x])
     np.testing.assert_array_equal(made.run(None, {"x": x})[0], alone)
-
-
-def test_an_embedding_is_looked_up_in_bytes() -> None:
-    table = np.random.default_rng(0).standard_normal((LARGE // 8, 8)).astype(np.float32)
-    node = onnx.helper.make_node("Gather", ["w", "x"], ["y"])
-    made = session([node], {"w": table}, ["row"], onnx.TensorProto.INT64)
-    at = np.array([0, 5, 17])
-    whole, scale = steps(table[at], 1)
-    np.testing.assert_allclose(made.run(None, {"x": at})[0], whole * scale, rtol=1e-6)
-
-
-@pytest.mark.slow  # seconds of exports
-def test_a_state_of_its_own_and_a_graph_that_is_made_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    family = FAMILIES["BERT"]
-    family.write(tmp_path / "source")
-    data = family.data(tmp_path, rows=90)
-    notes = []
-    ready = {}
-    for engine in ("torch", "int8"):
-        done = hs.calibrate(
-            tmp_path / "source",
-            data=data,
-            engine=engine,
-            ood_score="rmds",
-            out=tmp_path / f"{engine}.safetensors",
-            device="cpu",
-        )
-        ready[engine] = done.path
-        notes.append(done.notes)
-        assert done.decision.engine == ("int8" if engine == "int8" else None)
-    assert any("is kept in" in note for note in notes[1])
-    monkeypatch.setattr(graphs, "to_onnx", None)  # what was kept is not made again
-    answers = {
-        (state, engine, size): hs.predict(
-            ready[state], data=data, engine=engine, batch_size=size, device="cpu"
-        )
-        for state, engine, size in (
-            ("torch", "torch", 7),
-            ("int8", "int8", 7),
-            ("int8", "int8", 1),
-            ("torch", "int8", 7),
-        )
-    }
-    plain, together, alone, mixed = answers.values()
-    assert [*together.notes] == []
-    assert any("calibrate --engine int8" in note for note in mixed.notes)
-    for row, same, other in zip(together, alone, plain, strict=True):
-        assert row["probability"] == pytest.approx(same["probability"], abs=1e-3)
-        assert row["probability"] == pytest.approx(other["probability"], abs=0.05)
-        assert row["ood_score"] == pytest.approx(same["ood_score"], abs=1e-2)
-    assert [row["probability"] for row in together] != [row["probability"] for row in plain]
-    with pytest.raises(UsageError, match="--engine int8 conflicts with --dtype bfloat16"):
-        hs.calibrate(ready["int8"], data=data, engine="int8", dtype="bfloat16", out=tmp_path / "no")
 
 
 def test_a_file_in_int8_answers_as_the_engine_does(

@@ -67,19 +67,6 @@ def test_a_hydra_with_a_cascade_and_a_score_of_features(tmp_path: Path) -> None:
         rows(ready, data, engine="onnx", cascade=True)
 
 
-@pytest.mark.slow  # seconds of exports
-def test_texts_and_a_file_that_carries_its_tokenizer(tmp_path: Path) -> None:
-    family = FAMILIES["BERT"]
-    family.write(tmp_path / "source")
-    data = family.data(tmp_path, rows=40)
-    graph = export(tmp_path / "source", out=tmp_path / "x.onnx").path
-    moved = (tmp_path / "elsewhere").mkdir() or graph.rename(tmp_path / "elsewhere" / "x.onnx")
-    right = rows(tmp_path / "source", data)
-    check_alike(rows(moved, data), right)
-    check_alike(rows(tmp_path / "source", data, engine="onnx"), right)
-    assert run(["predict", str(moved), "--text", "a dull film", "--quiet"]) == 0
-
-
 def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnx
 

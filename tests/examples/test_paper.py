@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -114,36 +113,3 @@ def test_predictions_of_any_method_are_evaluated(tmp_path: Path) -> None:
     pairs = (outside[None] > inside[:, None]).mean()
     assert aurocs["birds"] == pytest.approx(pairs, abs=1e-12)
     assert aurocs["cars"] == pytest.approx(1.0)
-
-
-def test_two_selections_are_compared(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    """Ragged and empty layers, and the definition over all heads as vectors."""
-    spec = importlib.util.spec_from_file_location("compare", PAPER / "compare.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    whole, paths = tiny(), []
-    for name, rows in (
-        ("a", [[0, 1, 2], [], [0, 1, 2, 3]]),
-        ("b", [[1, 2, 3], [2], [0, 1, 2, 3]]),
-    ):
-        mask = tmp_path / f"{name}.json"
-        mask.write_text(json.dumps({"vision": rows}))
-        paths.append(hs.prune(whole, mask=mask, out=tmp_path / f"{name}.safetensors").path)
-    found = module.compare(*map(str, paths))
-    first, second, third = found["layers"]
-    assert (first["kept"]["common"], first["kept"]["jaccard"]) == (2, 0.5)
-    assert second["kept"] == {
-        "a": 0, "b": 1, "common": 0, "jaccard": 0.0, "share": 0.0, "jsd": None
-    }  # fmt: skip
-    assert (third["kept"]["jaccard"], third["removed"]["jaccard"]) == (1.0, None)
-    assert found["kept"]["jaccard"] == 6 / 9
-    for a, b in (({0, 1, 2}, {2, 3}), ({0}, {0}), ({0, 1}, {2, 3, 4}), ({5}, {*range(9)})):
-        p, q = (np.isin(np.arange(10), [*s]) / len(s) for s in (a, b))
-        m = (p + q) / 2
-        kl = [sum(v * np.log(v / w) for v, w in zip(x, m, strict=True) if v > 0) for x in (p, q)]
-        made = module.divergence(len(a), len(b), len(a & b))
-        assert made == pytest.approx(sum(kl) / 2, abs=1e-12)
-    # The paper's pair of removals (B.2): 22 of 48 heads in common are 29 % and 0.37.
-    assert module.divergence(48, 48, 22) == pytest.approx(0.375, abs=1e-3)

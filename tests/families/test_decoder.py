@@ -10,11 +10,10 @@ import pytest
 import tiny_families
 import torch
 from paper import SST2
-from tiny_families import CLASSES, DIM, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family, tokenizer
+from tiny_families import CLASSES, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family, tokenizer
 from tiny_members import KEPTS, RAGGED, logits, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.anatomy.maps import attention_maps
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families import family_of, family_of_bare
@@ -22,7 +21,6 @@ from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.decoder.architectures import DecoderConfig
 from hydrasurgeon.families.decoder.family import Decoder
 from hydrasurgeon.heads import HeadAxis, head_mask, take_heads
-from hydrasurgeon.measuring.cost import macs
 
 ALL = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3")
 EACH = pytest.mark.parametrize("family", [FAMILIES[name] for name in ALL], ids=ALL)
@@ -102,20 +100,6 @@ def test_stock_transformers_loads_a_member_of_equal_layers(family: Family, tmp_p
     )
     assert open_checkpoint(folder).manifest.kept == {"text": tuple(map(tuple, rows))}
     assert hs.verify(folder).holds
-
-
-def test_neurons_that_are_cut_alike_load_too(tmp_path: Path) -> None:
-    family = FAMILIES["Qwen3"]
-    family.write(tmp_path / "source")
-    cut = hs.prune(
-        tmp_path / "source", method="magnitude", neurons=0.5, out=f"{tmp_path / 'm'}/"
-    ).path
-    config = json.loads((cut / "config.json").read_text())
-    assert (config["intermediate_size"], config["num_key_value_heads"]) == (24, HEADS)
-    inputs = family.inputs()
-    with torch.inference_mode():
-        expected = stock_model(cut)(**inputs).logits
-    torch.testing.assert_close(logits(cut, inputs)[:, 0], expected, rtol=0, atol=1e-6)
 
 
 def test_queries_that_do_not_divide_the_width_need_our_code(tmp_path: Path) -> None:
@@ -224,39 +208,6 @@ def test_a_model_that_generates_gets_a_classifier(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = stock_model(tuned.path)(**inputs).logits
     torch.testing.assert_close(logits(tuned.path, inputs)[:, 0], expected, rtol=0, atol=1e-6)
-
-
-def test_multiply_adds_by_hand(tmp_path: Path) -> None:
-    """Keys and values once for the two queries that read them."""
-    family = FAMILIES["Qwen3"]
-    family.write(tmp_path / "source")
-    pruned = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
-    tokens, inner = 9, 48
-    inputs = {name: value[:1] for name, value in family.inputs().items()}
-    for path, rows in ((tmp_path / "source", [[0, 1, 2, 3]] * LAYERS), (pruned, RAGGED)):
-        heads = sum(len(row) for row in rows)
-        projections = tokens * DIM * HEAD_DIM * (2 * QUERIES + 2)
-        attention = heads * (projections + QUERIES * tokens * tokens * 2 * HEAD_DIM)
-        mlp = LAYERS * tokens * DIM * inner * 3
-        assert macs(hs.load(path, device="cpu"), inputs) == attention + mlp + DIM * CLASSES
-
-
-def test_maps_are_the_mean_of_a_groups_queries(tmp_path: Path) -> None:
-    family = FAMILIES["Gemma2"]
-    family.write(tmp_path / "source")
-    model = stock_model(tmp_path / "source", attn_implementation="eager")
-    inputs = {name: value[:1] for name, value in family.inputs().items()}
-    with torch.inference_mode():
-        expected = model.model(**inputs, output_attentions=True).attentions
-        anatomy = hs.load(tmp_path / "source", device="cpu").anatomy
-        stack = anatomy.embed(inputs)
-        found = attention_maps(
-            anatomy.blocks[0].attention, anatomy.blocks[0].norm1(stack.hidden), stack.bias
-        )
-    assert found.shape == (1, HEADS, 9, 9)
-    torch.testing.assert_close(
-        found, expected[0].unflatten(1, (HEADS, QUERIES)).mean(dim=2), rtol=0, atol=1e-6
-    )
 
 
 def test_the_rows_of_a_group_are_cut_together() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import fed, onnx_writes
 from safetensors.torch import load_file
 from tiny_families import CLASSES, DIM, FAMILIES, TEXT, tokenizer, transformers_model
 from torch import Tensor
@@ -19,7 +17,6 @@ from torch import Tensor
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.manifest import Pooling
@@ -167,37 +164,6 @@ def test_one_model_everywhere(tmp_path: Path, kind: str) -> None:
         assert float(loss) == pytest.approx(float(expected), abs=1e-4)
 
 
-@onnx_writes
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
-def test_exported(tmp_path: Path, mode: str) -> None:
-    import onnxruntime
-
-    from hydrasurgeon.stages.export import export
-
-    folder = embedder(tmp_path / "body", mode=mode)
-    data = FAMILIES["BERT"].data(tmp_path)
-    probe = hs.finetune(
-        folder, data=data, recipe="probe", out=tmp_path / "p.safetensors", device="cpu"
-    )
-    made = export(probe.path, out=tmp_path / "p.onnx")
-    session = onnxruntime.InferenceSession(made.path.read_bytes())
-    inputs = FAMILIES["BERT"].inputs(rows=7)
-    (logits,) = session.run(["logits"], fed(inputs))
-    with torch.inference_mode():
-        expected = hs.load(probe.path, device="cpu")(inputs)
-    torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=0, atol=1e-4)
-
-
-def test_older_words_for_a_pooling(tmp_path: Path) -> None:
-    folder = embedder(tmp_path / "body")
-    config = folder / "1_Pooling" / "config.json"
-    config.write_text(
-        json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
-    )
-    assert open_checkpoint(folder).manifest.model.pooling == Pooling(mode="cls", normalize=True)
-
-
 @pytest.mark.parametrize(
     ("modules", "pooling", "error"),
     [
@@ -227,26 +193,3 @@ def test_a_vision_model_pools_by_itself(tmp_path: Path) -> None:
     model = manifest.model.model_copy(update={"pooling": Pooling(mode="mean")})
     with pytest.raises(ManifestError, match=r"model\.pooling: vit pools by itself"):
         family_of(model).check(model, manifest.towers, "d")
-
-
-def test_what_the_error_of_a_body_says_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command of the message is typed as it stands, with this body and this table."""
-    monkeypatch.chdir(tmp_path)
-    embedder(tmp_path / "body")
-    lines = [f"{name} film {at},{name}" for at, name in enumerate(("good", "bad", "dull") * 20)]
-    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines, ""]))
-    for words in (["calibrate", "-o", "c"], ["eval"], ["score", "--method", "taylor"]):
-        assert run([words[0], "body", "--data", "train.csv", *words[1:]]) in (3, 5)
-        told = " ".join(capsys.readouterr().err.split())
-        found = re.search(r"\(hydrasurgeon (finetune [^)]*)\)", told)
-        assert found is not None, told
-    command = found[1].replace("BODY", "body").replace("TRAIN.csv", "train.csv").split()
-    assert run(command) == 0
-    for more in (["classifier=fresh"], ["classifier=zero"], ["classifier=fresh", "batch_size=4"]):
-        options = [word for setting in more for word in ("--set", setting)]
-        assert run([*command, *options, "--force"]) == 0
-    assert run(["eval", "probe", "--data", "train.csv", "--json", "r.json"]) == 0
-    (row,) = json.loads((tmp_path / "r.json").read_text())["results"]
-    assert row["id"]["accuracy"] == 1

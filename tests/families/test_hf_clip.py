@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from paper import SCRATCH
-from safetensors.torch import load_file
 from tiny_families import CLASSES, FAMILIES, IMAGE, transformers_model
 from tiny_members import logits
 
@@ -134,19 +133,6 @@ def test_both_towers_become_the_body_of_a_classifier(name: str, tmp_path: Path) 
     torch.testing.assert_close(
         logits(untouched, images)[:, 0], patches.mean(dim=1), rtol=0, atol=1e-5
     )
-
-
-def test_an_attention_pool_that_nothing_reads_is_not_written(tmp_path: Path) -> None:
-    FAMILIES["SigLIP 2"].write(tmp_path / "s")
-    assert "vision_model.head.probe" in load_file(tmp_path / "s" / "model.safetensors")
-    out = hs.prune(tmp_path / "s", method="magnitude", keep=4, out=f"{tmp_path}/out/").path
-    assert not [name for name in load_file(out / "model.safetensors") if ".head." in name]
-    assert (
-        json.loads((out / "config.json").read_text())["vision_config"]["vision_use_head"] is False
-    )
-    images = FAMILIES["SigLIP 2"].inputs()
-    theirs = [FAMILIES["SigLIP 2"].stock(path)(images) for path in (tmp_path / "s", out)]
-    torch.testing.assert_close(*theirs, rtol=0, atol=0)
 
 
 def test_images_of_any_shape_are_refused(tmp_path: Path) -> None:

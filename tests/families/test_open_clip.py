@@ -19,7 +19,6 @@ from hydrasurgeon.anatomy.hooks import ablated, masked
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.families import family_named
-from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.open_clip.configs import stock_config
 from hydrasurgeon.families.open_clip.family import weights
 from hydrasurgeon.families.weights import shapes_of
@@ -118,21 +117,6 @@ def test_every_variant_is_read_and_runs_alike(tmp_path: Path, changes: dict[str,
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_the_architecture_gets_its_name() -> None:
-    import open_clip
-
-    config = open_clip.get_model_config("ViT-L-14")
-    shapes = shapes_of(weights(stock_config(config, "x")))
-    assert shapes["visual.transformer.resblocks.23.attn.in_proj_weight"] == (3072, 1024)
-    family = family_named("open_clip")
-    model = family.identify(Bare({}, "x", config={"model_cfg": config}))[0]
-    assert model.arch == "ViT-L-14"
-    assert [(t.layers, t.heads, t.head_dim) for t in family.towers(model).values()] == [
-        (24, 16, 64),
-        (12, 12, 64),
-    ]
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -225,28 +209,6 @@ def test_class_names_are_recorded_and_go_along(clip: Path, tmp_path: Path) -> No
     assert result.id.nll != other.id.nll
     with pytest.raises(DataError):
         hs.evaluate([fused.path], data=spec, classes="a,b", device="cpu")
-
-
-def test_the_datas_own_names(clip: Path, tmp_path: Path) -> None:
-    """`data` overrules what is recorded; numbers and WordNet's ids are no names; a file may repeat one."""
-    spec = data(tmp_path, names=True)
-    hs.score(clip, method="random", classes="a,b,c,d")
-    with pytest.raises(DataError, match="has 3 classes, the model has 4"):
-        hs.evaluate([clip], data=spec, device="cpu")
-    (result,) = hs.evaluate([clip], data=spec, classes="data", device="cpu").report.results
-    assert result.id is not None
-    with pytest.raises(UsageError, match="no data is read"):
-        hs.score(clip, method="random", classes="data")
-    for i, name in enumerate(sorted(NAMES)):
-        (tmp_path / "data" / name).rename(tmp_path / "data" / f"n0144076{i}")
-    with pytest.raises(UsageError, match="n01440760, …, which are no words"):
-        hs.evaluate([clip], data=spec, classes="data", device="cpu")
-    (tmp_path / "names").write_text("missile\ncat\nmissile")
-    (found,) = hs.evaluate(
-        [clip], data=spec, classes=str(tmp_path / "names"), device="cpu"
-    ).report.results
-    assert found.id is not None
-    assert found.id.n == 12
 
 
 def test_a_hydra_has_all_members_image_and_text_encoders(clip: Path, tmp_path: Path) -> None:
@@ -397,35 +359,3 @@ def test_finetuning_reaches_both_towers(clip: Path, tmp_path: Path) -> None:
     moved = {name for name in before if before[name] != after[name]}
     assert any(name.startswith("transformer.") for name in moved)
     assert any(name.startswith("visual.transformer.") for name in moved)
-
-
-def test_hub_ids(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names and tags as OpenCLIP lists them, or a repository; transformers' copy of the weights stays there."""
-    import huggingface_hub
-
-    asked = []
-
-    def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append(
-            (
-                repo,
-                "open_clip_model.safetensors" in allow_patterns,
-                "*.safetensors" in allow_patterns,
-            )
-        )
-        return str(clip)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    for spec in ("open_clip:ViT-B-32/laion2b_s34b_b79k", "open_clip:someone/tiny-clip"):
-        assert open_checkpoint(spec).manifest.model.family == "open_clip"
-    assert asked == [
-        ("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", True, False),
-        ("someone/tiny-clip", True, False),
-    ]
-
-
-def test_transformers_weights_beside_open_clips_are_left_alone(clip: Path) -> None:
-    (clip / "model.safetensors").write_bytes(b"not even safetensors")
-    (clip / "config.json").write_text('{"model_type": "clip"}')
-    assert open_checkpoint(clip).manifest.model.family == "open_clip"
-    assert open_checkpoint(clip / "open_clip_model.safetensors").manifest.kept is not None

@@ -3,7 +3,6 @@ resumed."""
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -64,57 +63,3 @@ def test_a_hydra_is_saved_and_opened_again(family: Any, tuned: Any, tmp_path: Pa
         count = sum(p.numel() for p in model.parameters())
         assert sum(tensor.numel() for tensor in stored.values()) == count
         assert sum(p.numel() for p in again.parameters()) == count
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_trainer_resumes_a_hydra(tmp_path: Path) -> None:
-    """Two steps, and two more after a resume, are four steps."""
-    import accelerate
-    import transformers
-
-    if "keep_torch_compile" not in signature(accelerate.Accelerator.unwrap_model).parameters:
-        pytest.skip("accelerate is older than what transformers' Trainer calls")
-
-    folder = hydra(tmp_path, "BERT", tuned=(1,))
-    inputs = FAMILIES["BERT"].inputs(rows=4)
-    rows = [
-        {**{name: tensor[i % 4] for name, tensor in inputs.items()}, "labels": i % 3}
-        for i in range(16)
-    ]
-
-    def trained(out: str, steps: int, resume: str | None = None) -> Any:
-        model = opened(folder)
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path / out),
-            max_steps=steps,
-            save_steps=2,
-            per_device_train_batch_size=4,
-            report_to=[],
-            learning_rate=1e-2,
-            lr_scheduler_type="constant",
-            use_cpu=True,
-            disable_tqdm=True,
-            seed=0,
-        )
-        for part in model.modules():
-            if isinstance(part, torch.nn.Dropout):
-                part.p = 0.0
-        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
-        trainer.train(resume_from_checkpoint=resume)
-        return model
-
-    whole = trained("whole", 4)
-    trained("halves", 2)
-    first = str(tmp_path / "halves" / "checkpoint-2")
-    resumed = trained("halves", 4, resume=first)
-    for name, parameter in whole.named_parameters():
-        torch.testing.assert_close(
-            dict(resumed.named_parameters())[name], parameter, rtol=0, atol=1e-6
-        )
-    start = dict(opened(folder).named_parameters())
-    assert any(
-        not torch.equal(parameter, start[name]) for name, parameter in whole.named_parameters()
-    )
-    saved = opened(tmp_path / "halves" / "checkpoint-4")
-    torch.testing.assert_close(answers(saved, inputs), answers(whole, inputs), rtol=0, atol=1e-5)

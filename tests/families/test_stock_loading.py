@@ -133,17 +133,6 @@ def test_pipelines_that_trust_our_code_answer_as_we_do(family: Family, tmp_path:
         torch.testing.assert_close(answers, model.predict(ready), rtol=0, atol=1e-5)
 
 
-def test_stock_models_load_after_ours(tmp_path: Path) -> None:
-    from transformers import AutoModelForSequenceClassification as Auto
-
-    family = FAMILIES["BERT"]
-    for kind in ("pruned", "hydra"):
-        Auto.from_pretrained(directory(tmp_path, family, kind), trust_remote_code=True)
-    assert type(Auto.from_pretrained(tmp_path / "source")).__module__.startswith(
-        "transformers.models"
-    )
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_transformers_saves_again_is_no_stock_model_either(kind: str, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification as Auto
@@ -178,19 +167,6 @@ def test_verify_names_a_config_that_stock_libraries_would_take(tmp_path: Path) -
         broken = [check for check in hs.verify(folder).checks if check.holds is False]
         assert [check.name for check in broken] == ["config.json"]
         assert f"{key} is '{value}' there, 'hydrasurgeon_" in broken[0].detail
-
-
-def test_the_first_lines_of_the_card_say_how_to_load_it(tmp_path: Path) -> None:
-    lines = (
-        (directory(tmp_path, FAMILIES["BERT"], "hydra") / "README.md")
-        .read_text()
-        .partition("# Hydra")[2]
-    )
-    first = lines.split("```")[1]
-    assert (
-        'AutoModelForSequenceClassification.from_pretrained("DIR", trust_remote_code=True)' in first
-    )
-    assert "Without trust_remote_code=True transformers raises" in first
 
 
 @pytest.mark.parametrize("name", ["BERT", "ViT", "timm ViT"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ import torch
 from tiny_families import FAMILIES, WORDS
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.files.manifest import read_manifest
-from hydrasurgeon.stages.export import export
 
 TYPED = ("BERT", "ELECTRA", "DeBERTa-v2 with projected distances")
 """Families whose token types tell the two texts apart."""
@@ -160,66 +157,3 @@ def test_a_model_knows_what_it_was_tuned_on(tmp_path: Path) -> None:
     renewed = {"epochs": "1", "classifier": "fresh"}
     hs.finetune(member, data=single, recipe="text", set=renewed, out=tmp_path / "renewed")
     assert read_manifest(tmp_path / "renewed.heads.json").model.inputs == "text"
-
-
-def test_teachers_see_pairs_with_masked_tokens(tmp_path: Path) -> None:
-    spec = written(tmp_path)
-    (member,) = tuned(tmp_path, spec)
-    options = {"epochs": "2", "mask_tokens": "0.3"}
-    taught = hs.finetune(
-        tmp_path / "cut-0",
-        data=spec,
-        teacher=[member],
-        recipe="text",
-        set=options,
-        out=tmp_path / "t",
-    )
-    assert taught.manifest.model.inputs == "text_pair"
-    hydra = hs.fuse([member, tmp_path / "t"], out=tmp_path / "hydra", mlp="separate")
-    again = hs.finetune(
-        hydra.path, data=spec, recipe="text", set={"epochs": "1"}, out=tmp_path / "again"
-    )
-    assert again.manifest.model.inputs == "text_pair"
-
-
-def test_calibrated_on_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec, odd = written(tmp_path, 60), written(tmp_path, 30, seed=1)
-    made(tmp_path / "m")
-    done = hs.calibrate(tmp_path / "m", data=spec, ood=[odd], out=tmp_path / "ready")
-    assert done.manifest is not None
-    assert done.manifest.model.inputs == "text_pair"
-    pair = rows(1)[0]
-    (row,) = hs.predict(done.path, text=pair["text"], text_pair=pair["text_pair"])
-    in_python = hs.load(done.path).predict([(pair["text"], pair["text_pair"])])[0]
-    assert (row["answer"], row["ood_score"]) == (
-        in_python["answer"],
-        pytest.approx(in_python["ood_score"], abs=1e-4),
-    )
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{pair['text']}\t{pair['text_pair']}\n"))
-    assert run(["predict", str(done.path), "--data", "-", "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["probability"] == pytest.approx(
-        row["probability"], abs=1e-5
-    )
-    measured = hs.evaluate(done.path, data=spec, ood=[f"near:odd={odd}"])
-    assert 0 <= measured.report.results[0].ood[0].auroc <= 1
-
-
-@pytest.mark.slow
-def test_a_graph_takes_the_types_of_tokens(tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    spec, pairs = written(tmp_path), rows(24)
-    made(tmp_path / "m")
-    graph = export(tmp_path / "m", check=spec, out=tmp_path / "m.onnx")
-    assert graph.inputs == ("input_ids", "attention_mask", "token_type_ids")
-    (batch,) = Batches(open_data(spec), hs.load(tmp_path / "m").transform, batch_size=64)
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    (logits,) = session.run(
-        ["logits"], {name: value.numpy() for name, value in batch.inputs.items()}
-    )
-    np.testing.assert_allclose(
-        logits[:, 0], stock_logits(tmp_path / "m", pairs), atol=1e-5, rtol=1e-4
-    )
-    assert export(tmp_path / "m", out=tmp_path / "plain.onnx").inputs == graph.inputs[:2]

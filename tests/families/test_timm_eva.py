@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import CLASSES, DIM, FAMILIES, HEADS, LAYERS
+from tiny_families import DIM, FAMILIES, HEADS
 from tiny_members import RAGGED, logits, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import CheckpointError, SurgeryError
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_of_bare
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.timm_eva.architectures import table, weights
 from hydrasurgeon.families.timm_eva.family import TimmEva
 from hydrasurgeon.families.weights import shapes_of
-from hydrasurgeon.files.tensors import TensorInfo
-from hydrasurgeon.measuring.cost import macs
 
 FEW = (
     "vit_small_patch16_dinov3",
@@ -74,23 +72,6 @@ def test_what_cannot_be_pruned_exactly(name: str, says: str) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_bare_files() -> None:
-    """By names and shapes where one architecture fits; else the message names those that do."""
-
-    def bare(name: str, **args: object) -> Bare:
-        shapes = shapes_of(weights({**table()[name].args, "num_classes": 7, **args}))
-        return Bare({n: TensorInfo(n, "F32", s, 0, 0) for n, s in shapes.items()}, "here")
-
-    eva02 = bare("eva02_base_patch14_448")
-    family = family_of_bare(eva02)
-    assert isinstance(family, TimmEva)
-    model, note = family.identify(eva02)
-    assert (model.arch, model.num_classes) == ("eva02_base_patch14_448", 7)
-    assert "its preprocessing is assumed" in str(note)
-    with pytest.raises(CheckpointError, match="no registered architecture has these sizes"):
-        family.identify(bare("eva02_base_patch14_448", embed_dim=96))
-
-
 @pytest.mark.parametrize("name", ["DINOv3", "EVA02"])
 def test_patches_are_rotated_and_other_tokens_are_not(name: str, tmp_path: Path) -> None:
     """Lengths stay, and a query meets a key by how far apart their patches lie."""
@@ -131,19 +112,6 @@ def test_images_of_another_size_turn_by_another_grid(tmp_path: Path) -> None:
         )
     pruned = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
     assert open_checkpoint(pruned).manifest.model.preprocess["input_size"] == [3, 42, 28]
-
-
-def test_multiply_adds_by_hand(tmp_path: Path) -> None:
-    family = FAMILIES["EVA02"]
-    family.write(tmp_path / "source")
-    pruned = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
-    patches, tokens, inner, head_dim = 16, 17, 85, DIM // HEADS
-    for path, rows in ((tmp_path / "source", [[0, 1, 2, 3]] * LAYERS), (pruned, RAGGED)):
-        heads = sum(len(row) for row in rows)
-        attention = heads * (tokens * DIM * 4 * head_dim + tokens * tokens * 2 * head_dim)
-        mlp = LAYERS * tokens * (DIM * 2 * inner + inner * DIM)
-        rest = patches * DIM * 3 * 7 * 7 + DIM * CLASSES
-        assert macs(hs.load(path, device="cpu"), family.inputs()) == attention + mlp + rest
 
 
 def test_the_heads_of_an_attention_pool_stay_whole(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from hydrasurgeon.files.manifest import sidecar
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
-BARE = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
 
 
 def listing(folder: Path) -> dict[str, bytes]:
@@ -163,13 +162,6 @@ def test_an_input_is_never_replaced_even_with_force(
     assert "is an input of this command" in said
 
 
-def test_two_outputs_of_one_name(tiny: MAKE, images: SPEC, refused: Callable[[str], str]) -> None:
-    tiny()
-    images("d.npz")
-    line = "eval vit --data d.npz --json new.safetensors --predictions new.safetensors"
-    assert "this command or another hydrasurgeon is writing it" in refused(line)
-
-
 def test_force_replaces_reports(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, data, report = tiny(), images(), tmp_path / "r.json"
     report.write_text("old")
@@ -220,32 +212,6 @@ def test_a_second_writer_is_told_before_it_works(
     assert list(tmp_path.glob(".*"))
     assert run(line.split()) == 0
     assert not list(tmp_path.glob(".*"))
-
-
-def test_a_lock_ends_with_the_stage_that_failed(tmp_path: Path) -> None:
-    @claims()
-    def stage() -> None:
-        output_file(tmp_path / "a.json", option="--json", force=False)
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        stage()
-    with claims():
-        output_file(tmp_path / "a.json", option="--json", force=False)
-        assert [p.name for p in tmp_path.iterdir()] == [".a.json.exclusive.lock"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_scoring_a_bare_file_never_writes_to_it(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    """Neither the first time nor again, when the sidecar of the first time lies beside it."""
-    path, data = tmp_path / "own.safetensors", images()
-    save_file(load_file(tiny()), path)
-    before = path.read_bytes()
-    hs.score(path, method="taylor", data=data, arch=BARE, device="cpu")
-    hs.score(path, method="random")
-    hs.score(path, method="taylor", data=data, device="cpu")
-    assert path.read_bytes() == before
-    assert sorted(open_checkpoint(path).manifest.scores) == ["random", "taylor"]
 
 
 def test_scoring_in_place_changes_only_the_manifest(tiny: MAKE, tmp_path: Path) -> None:
@@ -427,3 +393,17 @@ def test_contents_and_names_are_seen_onto_the_disk(
         assert ("synced", tmp_path.stat().st_ino) in events[put:]
     if out == "m/":
         assert ("synced", folder.stat().st_ino) in events[:put]
+
+
+def test_a_lock_ends_with_the_stage_that_failed(tmp_path: Path) -> None:
+    @claims()
+    def stage() -> None:
+        output_file(tmp_path / "a.json", option="--json", force=False)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        stage()
+    with claims():
+        output_file(tmp_path / "a.json", option="--json", force=False)
+        assert [p.name for p in tmp_path.iterdir()] == [".a.json.exclusive.lock"]
+    assert list(tmp_path.iterdir()) == []

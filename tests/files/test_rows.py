@@ -135,15 +135,6 @@ def test_what_is_appended_stays_whole_on_a_full_disk(tmp_path: Path) -> None:
     assert ids == ["before", "row 0", "row 1", "row 2"]
 
 
-def test_half_a_line_alone_is_cut_off(tmp_path: Path) -> None:
-    place = tmp_path / "a.jsonl"
-    place.write_text('{"id": "ha')
-    kept = Appended(place)
-    assert kept.add([{"id": 1}]) == 0
-    kept.close()
-    assert place.read_text() == '{"id": 1}\n'
-
-
 APPENDING = """
 import sys
 from pathlib import Path
@@ -183,3 +174,12 @@ def test_what_several_processes_append_stays_whole(tmp_path: Path) -> None:
     assert sorted(ids) == sorted(
         f"{p}-{at}-{row}" for p in range(3) for at in range(300) for row in range(40)
     )
+
+
+def test_half_a_line_alone_is_cut_off(tmp_path: Path) -> None:
+    place = tmp_path / "a.jsonl"
+    place.write_text('{"id": "ha')
+    kept = Appended(place)
+    assert kept.add([{"id": 1}]) == 0
+    kept.close()
+    assert place.read_text() == '{"id": 1}\n'

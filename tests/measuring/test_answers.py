@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.files.decided import Conformal
 from hydrasurgeon.measuring import answers as module
@@ -42,19 +39,6 @@ def test_pieces_of_any_size_make_the_metrics_of_the_whole(
     assert measured.aurc == pytest.approx(area)
 
 
-class Largest(TorchDispatchMode):
-    """How many numbers the largest tensor holds that is made in the block."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        # A view of what is there takes no memory.
-        if isinstance(made, torch.Tensor) and not made._is_view() and "split" not in str(func):
-            self.numbers = max(self.numbers, made.numel())
-        return made
-
-
 def test_a_reliability_curve_holds_the_calibration_error() -> None:
     z, labels = logits(), torch.arange(257) % 5
     inside = answers(z, labels, Reading())
@@ -69,18 +53,3 @@ def test_a_risk_curve_ends_at_the_error() -> None:
     points = charts.risk_curve(inside.confidence, inside.correct)
     assert len(points) <= charts.POINTS
     assert points[-1] == (1.0, pytest.approx(1 - float(inside.correct.double().mean())))
-
-
-def test_a_histogram_counts_every_sample_once() -> None:
-    generator = torch.Generator().manual_seed(3)
-    sets = [torch.randn(1000, generator=generator), torch.full((50,), 99.0)]
-    low, high, shares = charts.bars_of(sets)
-    assert low < high == 99
-    assert [sum(each) for each in shares] == pytest.approx([1, 1])
-    assert shares[1][-1] == 1
-    # The fewer the samples, the fewer the bars.
-    assert [
-        len(charts.bars_of([torch.rand(n), torch.rand(9000)])[2][0]) for n in (3, 125, 9000)
-    ] == [8, 10, 40]
-    flat = charts.bars_of([torch.zeros(3)])
-    assert flat[0] < 0 < flat[1]

@@ -73,21 +73,6 @@ def test_steps_are_counted_along_each_chain(home: Path) -> None:
     )
 
 
-def test_a_start_that_was_kept_was_not_trained(home: Path) -> None:
-    """No epoch is better than the start at such a rate: its weights are written."""
-    options = {"data": str(home / "data.npz"), "val": str(home / "data.npz"), "recipe": "image"}
-    done = hs.finetune(
-        home / "source",
-        **options,
-        set={"epochs": "2", "lr": "5", "classifier": "keep"},
-        out=home / "kept.safetensors",
-        device="cpu",
-    )
-    assert done.trained.kept_epoch == 0
-    assert done.trained.steps > 0
-    assert steps_trained(open_checkpoint(done.path).manifest.history) == 0
-
-
 def test_training_is_named_with_the_verdict(home: Path) -> None:
     few, many = (tuned(home, home / "source", f"{n}.safetensors", steps=n) for n in ("2", "5"))
     page = home / "steps.html"

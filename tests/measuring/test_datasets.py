@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tiny_families import NAMES, write_clip
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import UsageError
@@ -51,48 +49,6 @@ def test_each_data_set_is_measured_as_if_alone(tiny: MAKE, images: SPEC) -> None
     assert cool.sets is not None
     assert cool.sets[1].nll != ensemble.sets[1].nll
     assert cool.sets[1].accuracy == ensemble.sets[1].accuracy
-
-
-@pytest.fixture
-def clip(tmp_path: Path) -> Path:
-    write_clip(tmp_path / "clip")
-    return tmp_path / "clip"
-
-
-def folders(home: Path, names: tuple[str, ...]) -> str:
-    from PIL import Image
-
-    images = np.random.default_rng(len(names)).integers(0, 255, (12, 28, 28, 3), dtype=np.uint8)
-    for i, image in enumerate(images):
-        folder = home / sorted(names)[i % len(names)]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{i:02}.png")
-    return str(home)
-
-
-def test_each_data_set_has_its_own_class_names(clip: Path, tmp_path: Path) -> None:
-    animals, things = (
-        folders(tmp_path / "animals", NAMES),
-        folders(tmp_path / "things", ("cup", "jar", "pen", "key")),
-    )
-    codes = folders(tmp_path / "codes", ("n001", "n002"))
-    options: dict[str, Any] = {"device": "cpu"}
-    found = hs.evaluate(
-        [clip],
-        data=[animals, things, f"in1k={codes}"],
-        classes=["data", "in1k=tench,goldfish"],
-        **options,
-    ).report
-    (result,) = found.results
-    assert result.sets is not None
-    for each, spec, classes in zip(
-        result.sets, (animals, things, codes), ("data", "data", "tench,goldfish"), strict=True
-    ):
-        (alone,) = hs.evaluate([clip], data=spec, classes=classes, **options).report.results
-        assert each.model_dump(exclude={"name"}) == alone.id.model_dump()
-    assert found.settings["data"] == ["animals=animals", "things=things", "in1k=codes"]
-    hashes = [found.settings["sets"][name]["classes_sha256"] for name in ("things", "in1k")]
-    assert len({found.settings["classes_sha256"], *hashes}) == 3
 
 
 def test_names_of_data_sets(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.measuring.predictions import Predictions, read_predictions, write_predictions
+from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.problems.unfit import check_order
 from hydrasurgeon.stages.evaluate import Evaluation
 from hydrasurgeon.statistics import metrics
@@ -91,28 +91,6 @@ def test_strangers_predictions(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense")
     with pytest.raises(DataError, match="not a readable predictions file"):
         read_predictions(path)
-
-
-def test_predictions_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    said = Predictions("m", "member", torch.randn(4, 2, 3), torch.arange(4) % 3)
-    written = set()
-    for number in range(16):
-        path = tmp_path / f"{number}.safetensors"
-        write_predictions(said, path)
-        written.add(path.read_bytes())
-    assert len(written) == 1
-    assert torch.equal(read_predictions(path).logits, said.logits)
-
-
-def test_shifted_sets(members: list[Path], images: SPEC) -> None:
-    found = hs.evaluate(
-        members[:1], data=images(), shift=[f"noise:3={images('s.npz', seed=2)}"]
-    ).report.results[0]
-    assert (found.shift[0].name, found.shift[0].severity) == ("noise", 3)
-    assert (
-        found.shift[0].accuracy
-        == hs.evaluate(members[:1], data=images("s.npz", seed=2)).report.results[0].id.accuracy
-    )
 
 
 def test_the_report_is_the_contracts(members: list[Path], images: SPEC, tmp_path: Path) -> None:
@@ -209,19 +187,6 @@ def test_files_about_other_samples_are_no_ensemble(
     hs.evaluate(members[1:2], predictions="b.p", **options | changed)
     with pytest.raises(DataError, match=says):
         hs.evaluate([], ensemble=True, predictions_in=["a.p", "b.p"])
-
-
-def test_arch_is_of_those_that_lack_one(bare: MAKE, images: SPEC, tmp_path: Path) -> None:
-    """A bare timm file and what was pruned from it share one table."""
-    sizes = {"img_size": 28, "patch_size": 7, "embed_dim": 32, "depth": 2, "num_heads": 4}
-    options = ",".join(f"{name}={value}" for name, value in sizes.items())
-    arch = f"timm:vit_tiny_patch16_224,{options},in_chans=1,num_classes=5"
-    path = bare(num_classes=5, in_chans=1, **sizes)
-    half = hs.prune(path, arch=arch, method="magnitude", keep=2, out=tmp_path / "half.safetensors")
-    done = hs.evaluate([path, half.path], arch=arch, data=images(), device="cpu")
-    assert [row.name for row in done.report.results] == ["vit", "half"]
-    with pytest.raises(UsageError, match="already says"):
-        hs.evaluate(half.path, arch="timm:resnet50", data=images(), device="cpu")
 
 
 def test_labels_in_another_order_are_refused(

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import functools
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-import hydrasurgeon as hs
 from hydrasurgeon.measuring.answers import Reading, answered
 from hydrasurgeon.measuring.bootstrap import ood_intervals
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
@@ -99,17 +96,3 @@ def test_the_report_holds_them_where_they_were_asked_for() -> None:
         assert low < each["fpr95"] < high
         assert math.isfinite(high - low)
     assert Result.model_validate_json(measured(0.9).model_dump_json()) == measured(0.9)
-
-
-def test_few_ood_samples_are_noted(tmp_path: Path) -> None:
-    """The AUROC of two samples stands in the table, with a note."""
-    notes = {}
-    for count in (2, 20):
-        path = tmp_path / f"{count}.safetensors"
-        arrays = {"logits": torch.randn(40, 3), "labels": torch.arange(40) % 3}
-        save_file({**arrays, "ood.odd.logits": torch.randn(count, 3)}, path)
-        notes[count] = hs.evaluate(predictions_in=[path]).notes
-    assert notes[20] == ()
-    (note,) = notes[2]
-    assert "odd" in note
-    assert "2 samples" in note

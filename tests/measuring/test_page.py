@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -157,13 +156,6 @@ def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
     assert "by chance" not in text
 
 
-def test_other_samples_are_not_compared(files: list[Path], tmp_path: Path) -> None:
-    other = write(tmp_path / "o.safetensors", 2.0, name="other", labels=(torch.arange(200) + 1) % 4)
-    parsed, text = page([files[0], other], tmp_path / "r.html")
-    assert "other is not compared" in "".join(parsed.said("h1"))
-    assert "answered for other samples" in text
-
-
 def few(path: Path, rows: int, sharpness: float, foreign: int, name: str) -> Path:
     """Predictions for the first samples only."""
     generator = torch.Generator().manual_seed(3)
@@ -204,43 +196,6 @@ def test_a_few_samples_decide_nothing(tmp_path: Path) -> None:
     assert "OOD" not in words.partition("not compared")[0]
 
 
-def test_the_same_bytes_again(files: list[Path], tmp_path: Path) -> None:
-    _, first = page(files, tmp_path / "r.html")
-    _, second = page(files, tmp_path / "s.html")
-    assert first == second
-    assert str(tmp_path) not in first
-
-
-def test_checkpoints_bring_heads_and_history(
-    tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
-) -> None:
-    source = tiny()
-    members = [
-        hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path
-        for s in (1, 2)
-    ]
-    hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
-    evaluation = hs.evaluate([source, hydra], data=images(), html=tmp_path / "r.html")
-    text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    parsed = Page(text)
-    manifests = [
-        json.loads(Path(f"{str(p).removesuffix('.safetensors')}.heads.json").read_text())
-        for p in (source, hydra)
-    ]
-    for manifest in manifests:
-        assert manifest["weights_sha256"] in text
-    for step in manifests[1]["history"]:
-        assert all(each["sha256"] in text for each in step["inputs"])
-    # The unpruned model has all its heads: nothing of it is drawn.
-    maps = [str(each["alt"]) for each in parsed.all("img") if "Heads kept" in str(each["alt"])]
-    kept = [member["kept"]["vision"] for member in manifests[1]["members"]]
-    counts = ["·".join(str(len(member[layer])) for member in kept) for layer in range(len(kept[0]))]
-    assert maps == [
-        f"Heads kept, by member: {', '.join(f'layer {i}: {n}' for i, n in enumerate(counts))}."
-    ]
-    assert evaluation.printed == {}
-
-
 def test_markdown(files: list[Path], tmp_path: Path) -> None:
     hs.evaluate([], predictions_in=files, markdown=tmp_path / "r.md", ci=0.9)
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
@@ -252,35 +207,3 @@ def test_markdown(files: list[Path], tmp_path: Path) -> None:
         # A bar in a name is none of the table's.
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert len(lines) == 5
-
-
-def test_thresholds_and_calibration_are_told(
-    tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
-) -> None:
-    source, data = tiny(), images(rows=60)
-    far = images("far.npz", seed=5, rows=40)
-    ready = hs.calibrate(
-        source, data=data, ood_score="energy", out=tmp_path / "ready.safetensors"
-    ).path
-    evaluation = hs.evaluate(
-        [source, ready], data=data, ood=[f"far:noise={far}"], html=tmp_path / "r.html"
-    )
-    text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    parsed = Page(text)
-    spent = [line for line in parsed.said("p") if line.startswith("Calibrated: ")]
-    threshold = json.loads((tmp_path / "ready.heads.json").read_text())["decision"]["ood"][
-        "threshold"
-    ]
-    assert spent == [
-        "Calibrated: no. OOD by msp, no threshold.",
-        f"Calibrated: yes, on data.npz (60 samples). OOD by energy, threshold {threshold:.3g}.",
-    ]
-    said = [str(each["alt"]) for each in parsed.all("img")]
-    assert any("flags 5.0 % of in distribution" in each for each in said)
-    assert any(f"The fitted threshold, {threshold:.3g} flags" in each for each in said)
-    # The page says what it rests on, and nothing that changes: no times, no dates.
-    assert {"hydrasurgeon", "torch", "device", "batch size", "dtype"} <= set(parsed.said("dt"))
-    assert "time, ms" not in text
-    cost = evaluation.report.results[0].cost
-    assert cost is not None
-    assert cost.latency_ms is not None

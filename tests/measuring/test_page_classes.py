@@ -81,26 +81,6 @@ def test_classes_are_those_of_a_loop(tmp_path: Path) -> None:
         ]
 
 
-def test_every_table_can_be_copied(tmp_path: Path) -> None:
-    evaluation = hs.evaluate(
-        [],
-        predictions_in=[predictions(tmp_path / "p.safetensors")],
-        html=tmp_path / "r.html",
-        ci=0.9,
-    )
-    text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert text.count("<table>") == text.count("data-csv=") > 2
-    head, row = csvs(text)["In distribution"]
-    values = dict(zip(head, row, strict=True))
-    result = evaluation.report.results[0].id
-    assert values["model"] == "model"
-    assert float(values["accuracy"]) == pytest.approx(result.accuracy, rel=1e-5)
-    assert result.ci is not None
-    assert [float(values[f"NLL {end}"]) for end in ("low", "high")] == pytest.approx(
-        list(result.ci["nll"]), rel=1e-5
-    )
-
-
 def test_a_name_is_no_formula() -> None:
     rows = [["=1+1", "+a", "@x", "-x"], ["-0.5", "a,b", 'q"', "two\nlines"]]
     assert csv_of(rows) == '\'=1+1,\'+a,\'@x,\'-x\n-0.5,"a,b","q""",two\\nlines\n'

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_tokens import TEXTS, write
 
-import hydrasurgeon as hs
 from hydrasurgeon.data.words import Words
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.problems.entities import JudgedTokens
@@ -120,28 +116,3 @@ def test_sentences_show_the_surest_errors_first() -> None:
     assert missed.text == 'oh <mark class="c0 missed">Ada <small>PER</small></mark>'
     assert [each.confidence for each in groups["least sure"]][:2] == ["30.0 %", "60.0 %"]
     assert groups["least sure"][0].correct
-
-
-@pytest.mark.slow
-def test_a_page_of_two_taggers(tmp_path: Path) -> None:
-    tagger = write(tmp_path / "tagger")
-    cut = hs.prune(tagger, method="random", keep=2, out=tmp_path / "cut.safetensors").path
-    words = [[*text.replace(",", "").split(), NASTY] for text in TEXTS] * 8
-    tags = [["B-A" if (at + len(row)) % 3 else "O" for at in range(len(row))] for row in words]
-    rows = [{"tokens": a, "tags": b} for a, b in zip(words, tags, strict=True)]
-    data = tmp_path / "val.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = tmp_path / "r.html"
-    done = hs.evaluate([tagger, cut], data=str(data), html=page, device="cpu")
-    text = page.read_text(encoding="utf-8")
-    f1 = [result.id.f1 for result in done.report.results]
-    assert f"F1 {f1[0]:.3f}, token accuracy" in text
-    assert "ΔF1" in text.replace(" ", "").replace("Δ\u202f", "Δ")
-    for title in ("Types", "Errors", "Most confused types"):
-        assert f"Table: {title}" in text
-    assert '<mark class="c0 wrong">' in text
-    assert "<script>alert" not in text
-    assert not re.search(r'(src|href)="(?!#|data:)', text)
-    none = tmp_path / "none.html"
-    hs.evaluate(tagger, data=str(data), html=none, device="cpu", no_examples=True)
-    assert "<mark" not in none.read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
-from hydrasurgeon.measuring.bootstrap import Difference, compared, is_paired
+from hydrasurgeon.measuring.bootstrap import compared, is_paired
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.statistics import metrics
 
@@ -85,15 +85,6 @@ def test_a_model_is_equal_to_itself_and_sharper_is_better() -> None:
     assert judged["accuracy"] == judged["brier"] == judged["nll"] == judged["auroc"] == "better"
     back = {d.metric: d.judgement for d in compared(base, row(4.0))}
     assert back["accuracy"] == back["nll"] == back["auroc"] == "worse"
-
-
-def test_a_difference_that_prints_as_nothing_is_none() -> None:
-    # Of two models that are always right and nearly sure the Brier scores differ by rounding alone.
-    assert Difference("brier", -1e-30, -2e-30, -1e-31).judgement == "equal"
-    assert Difference("brier", -6e-5, -9e-5, -1e-5).judgement == "better"
-    # −0.0 points are no difference that can be seen, −0.1 are one.
-    assert Difference("auroc", -4e-4, -5e-4, -1e-5).judgement == "equal"
-    assert Difference("auroc", -6e-4, -9e-4, -1e-5).judgement == "worse"
 
 
 def test_other_samples_are_not_paired() -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score
-from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring.predictions import read_predictions
 
 Tensors = dict[str, torch.Tensor]
@@ -95,34 +94,6 @@ def test_scores_are_columns_beside_functions_of_the_logits(tmp_path: Path) -> No
     )
     (named,) = hs.evaluate([], predictions_in=[own_msp]).report.results
     assert named.ood[0].auroc == only.scores["vilu"]
-
-
-def test_our_own_file_keeps_its_fitted_score(tmp_path: Path) -> None:
-    """`eval --predictions` of a calibrated checkpoint, read again: the same AUROC by the score that no logits give."""
-    family = FAMILIES["timm ViT"]
-    family.write(tmp_path / "source")
-    data = family.data(tmp_path, rows=90)
-    foreign = tmp_path / "noise.npz"
-    np.savez(
-        foreign, images=np.random.default_rng(1).integers(0, 255, (25, 28, 28, 3), dtype=np.uint8)
-    )
-    made = hs.calibrate(
-        tmp_path / "source", data=data, ood_score="mds", out=tmp_path / "c.safetensors"
-    ).path
-    out = tmp_path / "p.safetensors"
-    (first,) = hs.evaluate(
-        [made], data=data, ood=[f"far:n={foreign}"], predictions=out
-    ).report.results
-    (again,) = hs.evaluate([], predictions_in=[out], ood_score="mds").report.results
-    assert again.ood == first.ood
-    read = read_predictions(out)
-    assert set(read.scores) == {"mds"}
-    assert torch.equal(read.scores["mds"], load_file(out)["scores.mds"])
-    with pytest.raises(
-        UsageError,
-        match=r"--ood-score rmds: .* does not hold this score of every set \(did you mean",
-    ):
-        hs.evaluate([], predictions_in=[out], ood_score="rmds")
 
 
 @pytest.mark.parametrize(

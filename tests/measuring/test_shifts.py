@@ -46,9 +46,3 @@ def test_corruption_errors_beside_the_first_row() -> None:
     flawless = one(("fog", 1, 1.0))
     assert with_mce([flawless, one(("fog", 1, 0.5))])[1].result.shift_average.mce is None
     assert with_mce([]) == []
-
-
-def test_what_rounding_leaves_is_no_error() -> None:
-    """Accuracies of pieces are summed: ten tenths of all are less than all."""
-    rows = with_mce([one(("fog", 1, sum([0.1] * 10))), one(("fog", 1, 0.5))])
-    assert rows[1].result.shift_average.mce is None

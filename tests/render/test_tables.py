@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hydrasurgeon.render.tables import show_table
-from hydrasurgeon.report.columns import COST, QUALITY, columns
+from hydrasurgeon.report.columns import COST, columns
 
 
 @pytest.fixture
@@ -54,12 +54,3 @@ def test_costs_have_as_many_decimals_in_each_row(
 ) -> None:
     (column,) = columns(COST[1:2], [type("Cost", (), {"macs": value}) for value in values])
     assert [cell.text for cell in column.cells] == shown
-
-
-def test_the_best_is_of_numbers() -> None:
-    for key, ranks in (("accuracy", ["best", "", ""]), ("ece", ["", "", "best"])):
-        metric = next(each for each in QUALITY if each.key == key)
-        (column,) = columns([metric], [type("Id", (), {key: value}) for value in (0.9, None, 0.8)])
-        assert [cell.rank for cell in column.cells] == ranks
-        (alone,) = columns([metric], [type("Id", (), {key: value}) for value in (0.9, None)])
-        assert [cell.rank for cell in alone.cells] == ["", ""]

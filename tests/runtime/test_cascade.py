@@ -91,19 +91,6 @@ def test_every_family_answers_as_a_loop_over_rows(family: Family, tmp_path: Path
             torch.testing.assert_close(quick, some, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["timm ViT", "BERT"])
-def test_a_row_does_not_depend_on_the_others(name: str, tmp_path: Path) -> None:
-    model = hydra(tmp_path, FAMILIES[name])
-    inputs = FAMILIES[name].inputs(ROWS, torch.float64)
-    model.state = state(middle(certainty(by_hand(model, inputs))))
-    whole = quickly(model, inputs)
-    assert {len(each) for each in whole} == {1, 3}
-    for some in ([3], [6, 0], [5, 4, 1, 2]):
-        again = quickly(model, at(inputs, some), len(some))
-        for row, each in zip(some, again, strict=True):
-            torch.testing.assert_close(each, whole[row], rtol=0, atol=1e-12)
-
-
 def test_decisions_are_those_of_the_stage(tmp_path: Path) -> None:
     """What is unfamiliar to the first goes on too, and the whole model says whether it is."""
     model = hydra(tmp_path, VIT)
@@ -159,15 +146,6 @@ def test_a_score_of_features_sends_rows_on(tmp_path: Path) -> None:
     assert found.members_run.tolist() == [3 if goes else 1 for goes in going]
     expected = torch.where(going, torch.stack(each).mean(0), each[0])
     torch.testing.assert_close(found.ood_score.double(), expected.double(), rtol=1e-4, atol=1e-4)
-
-
-def test_no_rows_are_answered_nothing(tmp_path: Path) -> None:
-    model = hydra(tmp_path, VIT)
-    nothing = VIT.inputs(ROWS, torch.float64)[:0]
-    model.state = state(0.9)
-    assert model.predict(nothing, cascade=True).shape == (0, 3)
-    for cascade in (None, False):
-        assert model.decide(nothing, cascade=cascade).members_run.shape == (0,)
 
 
 def test_without_a_cascade_there_is_none(tmp_path: Path) -> None:

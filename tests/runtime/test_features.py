@@ -3,17 +3,15 @@ run."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import CLASSES, FAMILIES, Family, thoroughly
+from tiny_families import Family, thoroughly
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import WithFeatures, classifiers
 
@@ -65,25 +63,3 @@ def test_features_give_the_logits(family: Family, tmp_path: Path) -> None:
         for mode in ("stacked", "apart"):
             hydra.module.mode = mode
             torch.testing.assert_close(check(hydra, inputs), alone, rtol=0, atol=1e-10)
-
-
-def test_a_clip_without_classes_has_no_classifier(tmp_path: Path) -> None:
-    from hydrasurgeon.checkpoints.reading import rewritten
-
-    FAMILIES["OpenCLIP"].write(tmp_path / "source")
-    opened = open_checkpoint(tmp_path / "source")
-    bare = opened.manifest.model.model_copy(update={"num_classes": 0, "labels": None})
-    unnamed = replace(opened, manifest=rewritten(opened.manifest, model=bare.model_dump()))
-    model = as_classifier(unnamed, device="cpu")
-    with pytest.raises(SurgeryError, match="answers with features"):
-        WithFeatures(model)
-
-
-def test_half_precision_reads_the_same_width(tmp_path: Path) -> None:
-    FAMILIES["timm ViT"].write(tmp_path / "source")
-    model = hs.load(tmp_path / "source", device="cpu", dtype="bfloat16")
-    with torch.inference_mode():
-        logits, features = WithFeatures(model)(FAMILIES["timm ViT"].inputs(dtype=torch.bfloat16))
-    assert logits.shape == (5, 1, CLASSES)
-    assert features.shape == (5, 1, 32)
-    assert features.dtype == torch.bfloat16

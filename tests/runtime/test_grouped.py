@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 import torch
 from launched import launches
-from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES, KINDS, LAYERS, Family, thoroughly
 
 import hydrasurgeon as hs
-from hydrasurgeon.families import family_named
-from hydrasurgeon.measuring.cost import macs, peak_bytes
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
@@ -54,7 +51,6 @@ def hydra(
 
 def remade(old: Any) -> Any:
     """A runtime over the same members, which looks afresh at what they share."""
-    from hydrasurgeon.runtime.hydra import Hydra
 
     return Hydra(list(old.members), old._anatomy)
 
@@ -121,34 +117,6 @@ def test_three_members_take_few_more_launches_than_one(model: Classifier) -> Non
     assert launches(model, IMAGES) > 2.9 * one
 
 
-def test_filling_up_is_no_multiply_add_of_the_model(tmp_path: Path) -> None:
-    """A member's cost is what it keeps, however its neighbours are shaped."""
-    FAMILIES["timm ViT"].write(tmp_path / "source")
-    model = hydra(tmp_path / "source", RAGGED, tmp_path, tuned=True, family=FAMILIES["timm ViT"])
-    members = [
-        Hydra([member], family_named("timm").anatomy, mode="apart")
-        for member in model.module.members
-    ]
-    assert macs(model, IMAGES) == sum(macs(member, IMAGES) for member in members)
-    assert model.module.mode == "stacked"
-
-
-def test_nothing_is_stored_twice(model: Classifier) -> None:
-    """Members of equal head counts: their parameters are views of what the products use."""
-
-    def held() -> int:
-        return sum(
-            {
-                s.data_ptr(): s.nbytes() for p in model.parameters() if (s := p.untyped_storage())
-            }.values()
-        )
-
-    before = held()
-    assert_grouped(model, IMAGES)
-    assert held() == before
-    assert not model.module.copies
-
-
 def test_it_follows_its_parameters(model: Classifier) -> None:
     assert_grouped(model, IMAGES)
     part = model.module.members[1].blocks[1]
@@ -189,59 +157,6 @@ def test_a_copy_runs_its_own_modules(model: Classifier) -> None:
             twin.mode = mode
             torch.testing.assert_close(twin(IMAGES), expected, rtol=0, atol=1e-11)
     assert torch.equal(by_members(model, IMAGES), before)
-
-
-def test_copied_rows_are_followed_and_counted(tmp_path: Path) -> None:
-    FAMILIES["timm ViT"].write(tmp_path / "source")
-    model = hydra(tmp_path / "source", RAGGED, tmp_path, tuned=True, family=FAMILIES["timm ViT"])
-    assert_grouped(model, IMAGES)
-    # Layers that differ hold [3 members, 3 × heads × 8 rows, 32 + 1] and [3, 32, heads × 8], for 2 and 3 heads.
-    assert sum(copy.numel() for copy in model.module.copies) == 3 * 8 * (2 + 3) * (3 * 33 + 32)
-    assert peak_bytes(model, IMAGES) > sum(
-        p.nbytes for p in (*model.parameters(), *model.module.copies)
-    )
-    first = model.module._grouped
-    with torch.no_grad():
-        model.module.members[0].blocks[1].attn.proj.weight.mul_(2)
-    assert not first.holds
-    assert_grouped(model, IMAGES)
-    assert model.module._grouped is not first
-
-
-def test_training_after_inference(model: Classifier, tmp_path: Path) -> None:
-    """Inference lays parameters side by side; gradients still belong to each, and so does the file."""
-    fresh = Classifier(copy.deepcopy(model.module), model.manifest, model.transform)
-    assert_grouped(model, IMAGES)
-    for one in (model, fresh):
-        one.requires_grad_(True)
-        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-        one(IMAGES).square().sum().backward()
-        optimizer.step()
-    for (name, a), b in zip(model.named_parameters(), fresh.parameters(), strict=True):
-        assert a.grad is not None, name
-        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-10)
-    assert_grouped(model, IMAGES)
-    save_file(
-        {n: p.contiguous() for n, p in model.state_dict().items()}, tmp_path / "s.safetensors"
-    )
-    for name, tensor in load_file(tmp_path / "s.safetensors").items():
-        assert torch.equal(tensor, fresh.state_dict()[name]), name
-
-
-def test_dropout_stays_where_it_is_switched_on(model: Classifier) -> None:
-    """Monte Carlo dropout: a model in eval mode whose dropouts are not."""
-    for member in model.module.members:
-        member.blocks[1].mlp.drop1 = torch.nn.Dropout(0.5).eval()
-    noisy = Classifier(remade(model.module), model.manifest, model.transform).eval()
-    noisy.module.mode = "stacked"
-    assert_grouped(noisy, IMAGES)
-    dropouts = [m.blocks[1].mlp.drop1.train() for m in noisy.module.members]
-    with torch.inference_mode():
-        one, two = noisy(IMAGES), noisy(IMAGES)
-    assert (one - two).abs().amax(dim=(0, 2)).min() > 1e-3  # every member is shaken
-    for dropout in dropouts:
-        dropout.eval()
-    assert_grouped(noisy, IMAGES)
 
 
 @pytest.mark.parametrize("mode", ["stacked", "apart"])

@@ -13,7 +13,6 @@ from torch import nn
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
-from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.heads import all_heads
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 
@@ -47,24 +46,6 @@ def test_memory_equals_the_file_and_masked(family: Family, tmp_path: Path) -> No
         masked = whole(inputs)
     with torch.inference_mode():
         torch.testing.assert_close(backbone.module(kept)(inputs), masked, rtol=0, atol=1e-11)
-
-
-def test_what_is_not_cut_is_one_tensor(tmp_path: Path) -> None:
-    family = FAMILIES["timm ViT"]
-    family.write(tmp_path / "source")
-    opened = open_checkpoint(tmp_path / "source")
-    backbone = LoadedBackbone(opened, device="cpu")
-    one, other = (backbone.module({"vision": ((0, 1, 2, 3), (0, 1), row)}) for row in ((1,), (2,)))
-    cut = {name for name in head_axes(opened.weights.values()) if ".attn." in name}
-    theirs = dict(other.named_parameters())
-    for name, parameter in one.named_parameters():
-        assert (parameter is theirs[name]) == (not name.startswith("blocks.2.") or name not in cut)
-        assert (parameter is backbone.parameters[name]) == (
-            not name.startswith(("blocks.1.", "blocks.2.")) or name not in cut
-        )
-    assert len(backbone._cut) == 3 * 3
-    del one, other, theirs, parameter
-    assert not backbone._cut  # freed with the last model
 
 
 def test_repaired_tensors_are_those_of_the_file(tmp_path: Path) -> None:

@@ -216,28 +216,6 @@ def test_pairs_are_answered_and_refused_by_what_the_model_reads() -> None:
     assert 'a list of two texts is a pair, [["…"], ["…"]] are two texts' in reply.body["error"]
 
 
-def test_forms_that_do_not_suit() -> None:
-    whole, kind = form(b"a", b"b", file=False)
-
-    async def talk(app: Any) -> list[Reply]:
-        bodies = [
-            form(b"a", file=True),
-            (b"x", "multipart/form-data; boundary=B"),
-            (b"x", "text/html"),
-            *((whole[:-cut], kind) for cut in (4, 10, 20)),
-            form("é".encode("latin-1"), file=False),
-        ]
-        return [await ask(app, "/v1/predict", *body) for body in bodies]
-
-    replies = conversation(texts(), talk)
-    assert [reply.status for reply in replies] == [422, 400, 415, 400, 400, 400, 400]
-    assert replies[0].body == {
-        "detail": "part 0: is a file of the form; the model reads texts, which are fields"
-    }
-
-    assert replies[-1].body == {"detail": "the form: is not UTF-8 text"}
-
-
 @pytest.mark.parametrize(
     "piece", [b'"",', b'"a\\"",', b"0,", b"[" * 28 + b"]" * 28 + b",", b'{"id":1},']
 )
@@ -253,11 +231,6 @@ def test_inputs_are_counted_before_they_are_built(
     body = b'{"inputs":[' + piece * (1_000_000 // len(piece)) + b'""]}'
     reply = conversation(texts(), lambda app: ask(app, "/v1/predict", body))
     assert reply.status == 413
-
-
-def test_a_string_without_an_end_is_looked_at_once() -> None:
-    body = b'{"inputs":["' + b'\\"' * 500_000
-    assert conversation(texts(), lambda app: ask(app, "/v1/predict", body)).status == 400
 
 
 def test_a_slow_body_holds_no_place() -> None:
@@ -414,13 +387,6 @@ def test_a_token_is_asked_for_whatever_the_host_header_says(
     assert "error" in replies[1].body
 
 
-def test_no_page_needs_another_server() -> None:
-    async def talk(app: Any) -> list[Reply]:
-        return [await ask(app, path) for path in ("/docs", "/redoc", "/openapi.json")]
-
-    assert [reply.status for reply in conversation(texts(), talk)] == [404, 404, 200]
-
-
 def test_requests_that_come_together_run_together_and_more_than_may_wait_are_refused() -> None:
     import threading
 
@@ -542,3 +508,8 @@ def test_answers_are_those_of_predict(tmp_path: Path, monkeypatch: pytest.Monkey
         "schema"
     ]
     assert [*described["properties"]["answers"]["items"]["properties"]] == [*expected[0]]
+
+
+def test_a_string_without_an_end_is_looked_at_once() -> None:
+    body = b'{"inputs":["' + b'\\"' * 500_000
+    assert conversation(texts(), lambda app: ask(app, "/v1/predict", body)).status == 400

@@ -283,24 +283,6 @@ def test_text_classification_as_others_serve_it(texts_model: Path, shared_server
     assert pair[0]["score"] == pytest.approx(float(chances.max()), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "says"),
-    [
-        ("/predict", {"inputs": 3}, "inputs: is neither a text nor a list"),
-        ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0]: is neither a text nor a pair"),
-        ("/predict", {"inputs": "a", "raw_scores": True}, "raw_scores: the scores are calibrated"),
-        ("/predict", {"text": "a"}, "the body is no object of inputs, raw_scores,"),
-        ("/", {"inputs": "a", "parameters": []}, "parameters: only"),
-        ("/", {"inputs": "a", "parameters": {"function_to_apply": "none"}}, "parameters: only"),
-        ("/rerank", {"query": "a", "texts": ["b"]}, "/rerank needs a model of one logit"),
-    ],
-)
-def test_what_those_routes_refuse(path: str, body: Any, says: str, shared_server: str) -> None:
-    status, reply, _ = ask(f"{shared_server}{path}", body)
-    assert status == 422
-    assert reply["error"].startswith(says)
-
-
 def test_reranking(reranker: Path) -> None:
     query, texts = "good", ["bad plot", "good film", "dull", "the film"]
     logits = own(reranker, [(query, text) for text in texts])[:, 0]
@@ -347,24 +329,6 @@ def test_reranking_says_that_nothing_was_found(reranker: Path, tmp_path: Path) -
         first, second, *_ = chances = [each["score"] for each in reply]
         score = {"best": first, "margin": first - second, "count": sum(chances)}[rule.score]
         assert [each["found"] for each in reply] == [round(score, 6) >= rule.threshold] * 3
-
-
-def test_a_token_is_asked_for(texts_model: Path) -> None:
-    with serving(texts_model, token="s3cret") as at:
-        infer, sent = f"{at}/v2/models/films/infer", {"inputs": [tensor(["a"])]}
-        for authorization in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "s3cret"}):
-            status, reply, said = ask(infer, sent, **authorization)
-            assert (status, said["www-authenticate"]) == (401, "Bearer")
-            assert reply == {"error": "the bearer token is wrong"}
-        assert ask(f"{at}/metrics")[0] == 401
-        assert ask(f"{at}/v1/predict", {"inputs": ["a"]})[:2] == (
-            401,
-            {"detail": "the bearer token is wrong"},
-        )
-        for path in ("/health", "/ready", "/v2/health/live", "/v2/health/ready"):
-            assert ask(f"{at}{path}")[0] == 200
-        for scheme in ("Bearer", "bearer"):
-            assert ask(infer, sent, Authorization=f"{scheme} s3cret")[0] == 200
 
 
 def test_a_variable_without_a_token(texts_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

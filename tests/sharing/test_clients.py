@@ -160,15 +160,6 @@ def test_cross_encoder_with_onnx(kind: str, made: dict[str, Any]) -> None:
     check(answers([PYTHON, str(CLIENTS / "cross_encoder_client.py")], job), expected)
 
 
-@needs_both
-def test_cross_encoder_in_int8(made: dict[str, Any]) -> None:
-    folder, inputs, _ = made["pairs"]
-    file = "model_quint8_avx512_vnni.onnx"
-    job = {"folder": str(folder / "graph"), "file": file, "inputs": inputs}
-    found = answers([PYTHON, str(CLIENTS / "cross_encoder_client.py")], job)
-    check(found, in_int8(folder, inputs), IN_INT8)
-
-
 @needs_node
 @pytest.mark.parametrize("dtype", ["fp32", "q8"])
 @pytest.mark.parametrize("kind", ["texts", "pairs"])

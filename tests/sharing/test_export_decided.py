@@ -23,7 +23,6 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines import onnx as sharing
 from hydrasurgeon.engines.program import decided
 from hydrasurgeon.files.decided import SCORES
-from hydrasurgeon.files.manifest import parse_manifest
 from hydrasurgeon.stages.export import export
 
 WIDTH, CLASSES = 8, 5
@@ -135,26 +134,3 @@ def test_onnxruntime_decides_alike(name: str, score: str, kind: str, tmp_path: P
     assert record["ood"]["threshold"] == decision.ood.threshold
     assert record["conformal"]["threshold"] == decision.conformal.threshold
     assert record["temperature"] == decision.temperature
-
-
-@exports
-def test_without_a_state_the_file_says_nothing_of_one(tmp_path: Path) -> None:
-    family = FAMILIES["timm ViT"]
-    family.write(tmp_path / "v")
-    pruned = member(tmp_path / "v", family, KEPTS[1], tmp_path / "m.safetensors")
-    made = export(pruned, out=tmp_path / "v.onnx")
-    assert made.outputs == ("logits", "probs")
-    inputs = family.inputs()
-    session = onnxruntime.InferenceSession(
-        made.path.read_bytes(), providers=["CPUExecutionProvider"]
-    )
-    _, probs = session.run(None, {"pixel_values": inputs.numpy()})
-    np.testing.assert_allclose(
-        probs, hs.load(pruned, device="cpu").predict(inputs).numpy(), rtol=0, atol=1e-5
-    )
-    told = {each.key: each.value for each in onnx.load(made.path).metadata_props}
-    manifest = open_checkpoint(pruned).manifest
-    assert parse_manifest(told.pop("hydrasurgeon.manifest"), "it") == manifest
-    assert told["hydrasurgeon.labels"] == "null"
-    assert told["hydrasurgeon.weights_sha256"] == manifest.weights_sha256
-    assert "hydrasurgeon.decision" not in told

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 from exporting import exports
 from tiny_families import CLASSES, FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.data import open_data
 from hydrasurgeon.engines.onnx import in_onnxruntime
 from hydrasurgeon.engines.program import Exported
 from hydrasurgeon.sharing import trial
@@ -63,29 +61,6 @@ def test_figures_are_those_of_the_files(prepared: Any, tmp_path: Path) -> None:
     assert compared.after["auroc.noise"] == auroc(scores, others)
 
 
-def test_its_own_difference_is_told(
-    prepared: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, data, _ = prepared
-    out = tmp_path / "v.onnx"
-    line = ["export", str(path), "-o", str(out), "--int8", "--check", data, "--tolerance", "1"]
-    assert run([*line, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    model = hs.load(path, device="cpu")
-    samples = open_data(data)
-    pixels = torch.stack([model.transform(samples.read(i)) for i in range(len(samples))])
-    graph = in_onnxruntime(out.read_bytes(), ["probs"])
-    expected = model.predict(pixels)
-    together, alone = (
-        torch.cat([graph({"pixel_values": part})[0] for part in pixels.split(size)])
-        for size in (32, 1)
-    )
-    worst = float((together - expected).abs().max())
-    assert worst > 1e-5  # more than the float graph's
-    assert result["max_difference"] == pytest.approx(worst, rel=1e-3)
-    assert float((together - alone).abs().max()) < 1e-5
-
-
 def _run(file: Path, model: Any, data: str, outputs: tuple[str, ...] = ("logits", "probs")) -> Any:
     content = file.read_bytes()
     exported = Exported(content, (), outputs, in_onnxruntime(content, outputs), 0.0)
@@ -125,55 +100,6 @@ def test_an_answer_that_got_worse_is_not_kept(
     assert not (tmp_path / "v.onnx").exists()
     assert run([*line, "--tolerance", "0.06", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["int8"]["after"]["auroc.noise"] == 0.75
-
-
-def test_thresholds_of_the_float_model_are_tried(tmp_path: Path) -> None:
-    """A score or a confidence that moved as a whole leaves AUROC and accuracy as they were."""
-    family = FAMILIES["timm ViT"]
-    family.write(tmp_path / "v")
-    data = family.data(tmp_path, rows=160)
-    other = hs.evaluate([tmp_path / "v"], data=data, device="cpu").report.results[0].id
-    path = hs.calibrate(
-        tmp_path / "v",
-        data=data,
-        ood_score="msp",
-        risk=0.9,
-        id_flagged=0.3,
-        out=tmp_path / "c.safetensors",
-    ).path
-    made = export(path, out=tmp_path / "c.onnx", int8=True, check=data, tolerance=1.0)
-    compared = made.quantised
-    assert compared is not None
-    assert compared.before["accuracy"] == pytest.approx(other.accuracy, abs=1e-9)
-    report = hs.evaluate([path], data=data, device="cpu").report.results[0]
-    assert report.id.coverage is not None
-    # Thresholds are some sample's own score, and rounding may put that sample on either side.
-    assert compared.before["coverage"] == pytest.approx(report.id.coverage, abs=1.5 / 160)
-    rows = [
-        json.loads(line)
-        for line in hs.predict(path, data=data, out=tmp_path / "p.jsonl", device="cpu")
-        .path.read_text()
-        .splitlines()
-    ]
-    assert compared.before["flagged"] == pytest.approx(
-        sum(row["unfamiliar"] for row in rows) / 160, abs=1.5 / 160
-    )
-    model = hs.load(path, device="cpu")
-    assert model.state is not None
-    probs, scores, labels = _run(made.path, model, data, made.outputs)
-    assert labels is not None
-    assert compared.after["flagged"] == float(
-        (scores > model.state.record.ood.threshold).double().mean()
-    )
-    assert compared.after["answered"] == float(
-        (probs.amax(1) >= model.state.record.abstain.threshold).double().mean()
-    )
-    # More or less, what moved by more than is allowed is not kept.
-    for change in (0.2, -0.2):
-        before = {**compared.before, "flagged": 0.3}
-        assert trial.Compared(before, {**before, "flagged": 0.3 + change}).worse[
-            "flagged"
-        ] == pytest.approx(0.2)
 
 
 def test_what_decides_stays_in_float64(tmp_path: Path) -> None:

@@ -188,38 +188,3 @@ def test_graphs_find_the_same_spans(
     spans = theirs(classify, samples)
     assert spans == ours(hydra, samples)
     assert sum(map(len, spans)) > 3
-
-
-@pytest.mark.parametrize(("family", "pieces"), ALL[:1])
-@pytest.mark.parametrize("kind", ["cut", "hydra"])
-def test_saved_again_with_a_loss(
-    kind: str, family: Family, pieces: Any, source: Path, tmp_path: Path
-) -> None:
-    """The library's own class loads what it saved; places labelled −100 count nothing in the loss."""
-    import transformers
-
-    if kind == "cut":
-        folder = member(source, family, RAGGED, f"{tmp_path / 'cut'}/")
-    else:
-        parts = [
-            member(source, family, rows, tmp_path / f"m{i}.safetensors")
-            for i, rows in enumerate(KEPTS)
-        ]
-        folder = hs.fuse(parts, out=f"{tmp_path / 'hydra'}/").path
-    auto = transformers.AutoModelForTokenClassification
-    model = auto.from_pretrained(folder, trust_remote_code=True).eval()
-    model.save_pretrained(tmp_path / "saved")
-    again = auto.from_pretrained(tmp_path / "saved", trust_remote_code=True).eval()
-    inputs = family.inputs()
-    labels = torch.randint(0, len(TAGS), inputs["input_ids"].shape)
-    labels[inputs["attention_mask"] == 0] = -100
-    labels[:, 0] = -100
-    with torch.inference_mode():
-        expected, found = model(**inputs).logits, again(**inputs, labels=labels)
-    torch.testing.assert_close(found.logits, expected, rtol=0, atol=0)
-    logs = expected.log_softmax(dim=-1)
-    one_by_one = [
-        -float(logs[row, token, labels[row, token]])
-        for row, token in (labels >= 0).nonzero().tolist()
-    ]
-    assert float(found.loss) == pytest.approx(np.mean(one_by_one), rel=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +135,6 @@ def test_it_is_a_checkpoint_whose_history_holds(made: dict[str, Path], tmp_path:
         export(path, format="stock", out=f"{folder}/", force=True)
 
 
-def test_without_a_decision_state_it_says_so(tmp_path: Path) -> None:
-    BERT.write(tmp_path / "source")
-    done = export(tmp_path / "source", format="stock", out=f"{tmp_path / 'stock'}/")
-    assert "calibrate first" in done.notes[-1]
-    assert not (done.path / "decision.json").exists()
-
-
 def test_what_no_library_has_a_class_for_is_refused(tmp_path: Path) -> None:
     BERT.write(tmp_path / "source")
     uneven = member(tmp_path / "source", BERT, RAGGED, tmp_path / "uneven.safetensors")
@@ -212,12 +204,6 @@ def test_a_hydra_is_one_graph_for_others(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.exp(logits), right.numpy(), rtol=0, atol=1e-5)
 
 
-def test_others_have_no_client_of_a_folder(tmp_path: Path) -> None:
-    FAMILIES["timm ViT"].write(tmp_path / "source")
-    with pytest.raises(SurgeryError, match="transformers' classifiers"):
-        export(tmp_path / "source", out=f"{tmp_path / 'graph'}/")
-
-
 def test_even_cuts_are_chosen_within_each_layer(tmp_path: Path) -> None:
     """Of an order, the last heads of each layer stay; the best of all layers would be uneven."""
     family = FAMILIES["ViT"]
@@ -242,20 +228,3 @@ def test_even_cuts_are_chosen_within_each_layer(tmp_path: Path) -> None:
     assert len(gone) >= 2 * LAYERS
     assert "others than circuit-acc alone keeps" in done.notes[-1]
     assert "auto_map" not in json.loads((done.path / "config.json").read_text())
-
-
-def test_even_is_refused_where_the_library_has_no_such_size(tmp_path: Path) -> None:
-    BERT.write(tmp_path / "source")
-    source = tmp_path / "source"
-    how = {"method": "magnitude", "even": True, "out": tmp_path / "m.safetensors"}
-    with pytest.raises(SurgeryError, match="has no class with such a number") as refused:
-        hs.prune(source, keep=2, **how)  # type: ignore[arg-type]
-    assert "--neurons" in str(refused.value.hint)
-    with pytest.raises(SurgeryError, match="different numbers"):
-        hs.prune(source, neurons=0.5, layers="1-2", **how)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="even"):
-        hs.prune(source, remove=3, **how)  # type: ignore[arg-type]
-    assert not (tmp_path / "m.safetensors").exists()
-    assert math.isclose(
-        len(hs.prune(source, neurons=0.5, **how).manifest.kept_neurons["text"][0]), 24
-    )  # type: ignore[arg-type, index]

@@ -112,11 +112,6 @@ def test_the_same_arguments_give_the_same_bytes(made: Path) -> None:
     assert twice.manifest.weights_sha256 == again.manifest.weights_sha256
 
 
-def test_files_without_a_state_have_no_trace_of_one(tmp_path: Path) -> None:
-    path = hydra(tmp_path)
-    assert "decision" not in json.loads(sidecar(path).read_text())
-
-
 def test_a_flipped_bit_in_the_state_is_found(made: Path) -> None:
     content = bytearray(made.read_bytes())
     opened = open_checkpoint(made)

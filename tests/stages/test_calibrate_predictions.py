@@ -17,10 +17,8 @@ from tiny_members import KEPTS, member
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.decision.fitting import classifiers_of
-from hydrasurgeon.errors import DataError, ManifestError, UsageError
+from hydrasurgeon.errors import DataError, ManifestError
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -114,17 +112,6 @@ def test_it_decides_as_the_checkpoint_does(score: str, said: Path, tmp_path: Pat
     assert ours.answer == theirs.answer
     torch.testing.assert_close(ours.probabilities, theirs.probabilities, atol=1e-5, rtol=0)
     torch.testing.assert_close(ours.ood_score, theirs.ood_score, atol=1e-3, rtol=1e-4)
-
-
-def test_a_linear_classifier_is_found_in_what_it_said() -> None:
-    arrays = synthetic(200, 0, members=2)
-    ((weight, bias), (other, _)) = (
-        classifiers_of(Outputs(*(torch.as_tensor(arrays[k]) for k in ("logits", "features")))) or []
-    )
-    expected = torch.as_tensor(np.random.default_rng(98).normal(size=(3, 5)))
-    torch.testing.assert_close(weight, expected, atol=1e-9, rtol=0)
-    torch.testing.assert_close(other, expected, atol=1e-9, rtol=0)
-    torch.testing.assert_close(bias, torch.full((3,), 0.3, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
 def test_rows_are_what_the_decision_says(files: dict[str, Path], tmp_path: Path) -> None:
@@ -301,14 +288,6 @@ def test_rounded_probabilities(classes: int, digits: int, tmp_path: Path) -> Non
     assert "Normalise the rows" in str(error.value.hint)
 
 
-def test_names_that_are_objects_say_how_to_write_them(tmp_path: Path) -> None:
-    arrays, names = synthetic(240, 0), np.array(["ant", "bee", "cat"], dtype=object)
-    np.savez(tmp_path / "val.npz", **arrays, names=names)
-    with pytest.raises(DataError) as error:
-        hs.calibrate(predictions=tmp_path / "val.npz", out=tmp_path / "d")
-    assert "dtype=str" in str(error.value.hint)
-
-
 def test_names_of_the_decision_are_those_of_the_rows(tmp_path: Path) -> None:
     """Ids are integers here, and texts of safetensors stand in its metadata."""
     val, new = synthetic(240, 0), synthetic(50, 3) | {"ids": np.arange(100, 150)}
@@ -372,35 +351,6 @@ def test_the_same_predictions_twice_are_refused(files: dict[str, Path], tmp_path
     ]
     with pytest.raises(DataError, match="vim: cannot be fitted to predictions without features"):
         hs.calibrate(predictions=plain, ood_score="vim", out=tmp_path / "d.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["calibrate", "-o", "x"], "CKPT is required"),
-        (["calibrate", "m", "--predictions", "p", "-o", "x"], "--predictions conflicts with CKPT"),
-        (
-            ["calibrate", "m", "--data", "d", "--ood-predictions", "p", "-o", "x"],
-            "--ood-predictions requires",
-        ),
-        (
-            ["calibrate", "--predictions", "p", "--cascade", "-o", "x"],
-            "--predictions conflicts with --cascade",
-        ),
-        (["predict", "--predictions", "p"], "--predictions requires --decision"),
-        (["predict", "m", "--decision", "p"], "--decision requires --predictions"),
-    ],
-)
-def test_options_go_together(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(words) == 2
-    assert says in capsys.readouterr().err
-
-
-def test_a_checkpoint_needs_data() -> None:
-    with pytest.raises(UsageError, match="--data is required"):
-        hs.calibrate("m", out="x")
 
 
 @pytest.mark.parametrize("score", ["msp", "mds"])

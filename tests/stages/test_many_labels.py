@@ -336,58 +336,6 @@ def test_calibrated_label_by_label(learnt: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_cascade_answers_in_two_stages(learnt: Path, tmp_path: Path) -> None:
-    """Sample by sample in a plain loop: all members answer where the first is unsure of one label."""
-    from sklearn import metrics
-
-    parts = [
-        member(learnt, BERT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
-    parts = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)]
-    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors", mlp="separate").path
-    data, out = table(tmp_path / "v.jsonl", 300, 2), tmp_path / "c.safetensors"
-    how = {"data": data, "ood_score": "msp", "coverage": 0.8, "cascade": True, "device": "cpu"}
-    decision = hs.calibrate(hydra, out=out, **how).decision
-    cascade, constants = decision.cascade, decision.labels
-    assert cascade is not None
-    assert cascade.labels is not None
-    assert constants is not None
-    hs.evaluate(hydra, data=data, predictions=tmp_path / "p.safetensors", device="cpu")
-    stored = load_file(tmp_path / "p.safetensors")
-    z, y = stored["logits"].double().numpy(), stored["labels"].numpy()
-
-    def probabilities(logits: Any, temperatures: Any) -> Any:
-        mean = (1 / (1 + np.exp(-logits))).mean(axis=0)
-        return 1 / (1 + np.exp(-np.log(mean / (1 - mean)) / np.array(temperatures)))
-
-    going, p, chosen = [], [], []
-    for row in z:
-        each = probabilities(row[:1], cascade.labels.temperatures)
-        alone = 1 / (1 + np.exp(-row[0]))
-        unfamiliar = 1 - alone.max() > decision.ood.threshold
-        going.append(bool(np.maximum(each, 1 - each).min() < cascade.threshold or unfamiliar))
-        if going[-1]:
-            each = probabilities(row, constants.temperatures)
-        p.append(each)
-        chosen.append(each >= np.array(constants.thresholds))
-    assert 0 < sum(going) < len(going)
-    assert cascade.share_on == sum(going) / len(going)
-    rows = hs.predict(out, data=data, device="cpu")
-    assert [row["members_run"] for row in rows] == [3 if goes else 1 for goes in going]
-    for row, each, held in zip(rows, p, chosen, strict=True):
-        assert dict(row["top"]) == pytest.approx(dict(zip(NAMES, each, strict=True)), abs=1e-5)
-        assert {name for name, _ in row["labels"]} == {
-            name for name, holds in zip(NAMES, held, strict=True) if holds
-        }
-    part, _ = hs.evaluate(out, data=data, cascade=True, device="cpu").report.results
-    assert part.id.nll == pytest.approx(
-        -np.log(np.where(y > 0, p, 1 - np.array(p))).mean(), abs=1e-5
-    )
-    assert part.id.micro_f1 == pytest.approx(
-        metrics.f1_score(y, np.array(chosen), average="micro"), abs=1e-9
-    )
-
-
 @pytest.mark.parametrize("rare", [1.0, 0.15])
 def test_few_labels_are_missed_on_average(rare: float) -> None:
     """Over many draws of calibration data the mean fraction missed of samples that have a label is at

@@ -14,7 +14,6 @@ from edited import edited
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.stages.monitor import monitor
 
@@ -43,19 +42,6 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, spec in (("same", data), ("noise", str(folder / "noise.npz"))):
         hs.predict(folder / "c", data=spec, out=folder / f"{name}.jsonl", device="cpu")
     return folder
-
-
-def test_what_was_seen_is_what_predict_answers(ready: Path) -> None:
-    decision = open_checkpoint(ready / "c").manifest.decision
-    assert decision is not None
-    assert decision.seen is not None
-    rows = [json.loads(line) for line in (ready / "same.jsonl").read_text().splitlines()]
-    seen, labels = decision.seen, Counter(row["label"] for row in rows)
-    assert seen.rows == len(rows) == 200
-    assert seen.predicted == tuple(labels[klass] for klass in range(len(seen.predicted)))
-    assert seen.unfamiliar == sum(row["answer"] == "unfamiliar" for row in rows)
-    assert seen.abstain == sum(row["answer"] == "abstain" for row in rows)
-    assert seen.uncertainty == pytest.approx(np.mean([row["total"] for row in rows]), abs=1e-6)
 
 
 def test_exit_codes_and_what_is_said(
@@ -194,18 +180,6 @@ def test_a_row_is_counted_once_wherever_it_stands(
     (tmp_path / "b.jsonl").write_text("".join(order(rows)))
     found = monitor(tmp_path / "b.jsonl", against=ready / "c").drift
     assert found.answers.rows == 200
-
-
-def test_a_table_that_pandas_wrote(ready: Path, tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
-    pandas.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
-    assert ",False," in (tmp_path / "a.csv").read_text()
-    found, right = (
-        monitor(path, against=ready / "c", state=tmp_path / f"{path.suffix}.json").drift
-        for path in (tmp_path / "a.csv", ready / "same.jsonl")
-    )
-    assert found.answers == right.answers
 
 
 def test_labels_show_a_broken_promise(

@@ -155,56 +155,6 @@ def test_other_values_drift(learnt: Path, tmp_path: Path) -> None:
         assert found == {"unfamiliar": False, "classes": drifted}
 
 
-def test_a_server_answers_with_numbers(learnt: Path, tmp_path: Path) -> None:
-    testclient = pytest.importorskip("fastapi.testclient")
-    from hydrasurgeon.options.deciding import ServeOptions
-    from hydrasurgeon.stages.serve import _app
-
-    val, out = table(tmp_path / "val.jsonl", 100, 2), tmp_path / "c.safetensors"
-    hs.calibrate(learnt, data=val, out=out, ood_score="mds", device="cpu")
-    expected = list(hs.predict(out, data=val, device="cpu"))[:3]
-    texts = [json.loads(line)["text"] for line in Path(val).read_text().splitlines()[:3]]
-    app, _ = _app({"m": open_checkpoint(out)}, ServeOptions.of(out, device="cpu"), None)
-    with testclient.TestClient(app) as client:
-        reply = client.post("/v1/predict", json={"inputs": texts})
-        counted = client.get("/metrics").text
-    assert reply.status_code == 200
-    for row, right in zip(reply.json()["answers"], expected, strict=True):
-        assert row.keys() == right.keys()
-        for name in ("value", "low", "high", "ood_score"):
-            assert row[name] == pytest.approx(right[name], abs=1e-4)
-    assert "hydrasurgeon_inputs_total 3.0" in counted
-
-
-def test_timm_averages_numbers(tmp_path: Path) -> None:
-    import timm
-
-    vit = FAMILIES["timm ViT"]
-    vit.write(tmp_path / "vit")
-    arrays = dict(np.load(vit.data(tmp_path)))
-    arrays["labels"] = arrays["labels"] * 1.5 - 1
-    np.savez(tmp_path / "numbers.npz", **arrays)  # type: ignore[arg-type]
-    tuned = hs.finetune(
-        tmp_path / "vit",
-        data=str(tmp_path / "numbers.npz"),
-        recipe="image",
-        set={"problem": "number", "classifier": "fresh", "epochs": "1"},
-        out=tmp_path / "n.safetensors",
-        device="cpu",
-    ).path
-    parts = [
-        member(tuned, vit, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)
-    ]
-    parts = [tune(part, tmp_path / f"t{i}.safetensors", seed=i) for i, part in enumerate(parts)]
-    folder = hs.fuse(parts, out=f"{tmp_path / 'hydra'}/").path
-    inputs = vit.inputs()
-    with torch.inference_mode():
-        theirs = timm.create_model(f"local-dir:{folder}").eval()(inputs)
-        expected = hs.load(folder, device="cpu")(inputs).mean(dim=1)
-    assert expected.shape == (5, 1)
-    torch.testing.assert_close(theirs, expected, atol=1e-5, rtol=0)
-
-
 def test_far_numbers_are_unfamiliar(learnt: Path, tmp_path: Path) -> None:
     val, out = table(tmp_path / "val.jsonl", 300, 2), tmp_path / "c.safetensors"
     place = tmp_path / "ood.jsonl"

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tiny_families
 import torch
-from probing.probe import probe
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, WORDS
 from tiny_members import KEPTS, member, tune
@@ -301,26 +300,6 @@ def test_calibrated_as_platt(reranker: Path, tmp_path: Path) -> None:
     )
 
 
-def test_probed_by_the_loss_of_eval(reranker: Path, tmp_path: Path) -> None:
-    """Losses with and without heads are eval's NLL of the model and of the pruned one."""
-    data, other = (
-        table(tmp_path / "d.jsonl", mixed(20)),
-        table(tmp_path / "o.jsonl", mixed(20, 3), seed=3),
-    )
-    how = {"method": "magnitude", "keep": 2, "device": "cpu"}
-    report = probe(reranker, data=data, shift=other, draws=2, **how)
-    pruned = hs.prune(reranker, method="magnitude", keep=2, out=tmp_path / "p.safetensors").path
-    nlls = [
-        hs.evaluate(model, data=spec, device="cpu").report.results[0].id.nll
-        for model in (reranker, pruned)
-        for spec in (data, other)
-    ]
-    losses = report.proposition.losses
-    assert [losses.clean, losses.noisy, losses.clean_pruned, losses.noisy_pruned] == pytest.approx(
-        nlls, abs=1e-5
-    )
-
-
 def test_what_is_promised_holds(tmp_path: Path) -> None:
     """Over many draws, precision and the miss rate break their bound in at most δ of them."""
     from hydrasurgeon.statistics.abstain import fit_limits
@@ -496,35 +475,6 @@ def test_a_group_of_one(reranker: Path, tmp_path: Path) -> None:
     assert "two or more" in str(refused.value.hint)
 
 
-@pytest.mark.slow
-def test_built_as_of_two_classes(reranker: Path, tmp_path: Path) -> None:
-    """The same members are chosen, for the same reasons; and what is written has one logit."""
-    data, val = (
-        table(tmp_path / f"{seed}.jsonl", mixed(40, seed), seed=seed, groups=False)
-        for seed in (0, 1)
-    )
-    other = table(tmp_path / "o.jsonl", mixed(20, 5), seed=5, groups=False)
-    two_classes(reranker, tmp_path / "two")
-    how = {
-        "data": data,
-        "val": val,
-        "ood": other,
-        "budget": "macs=0.8",
-    }
-    one, two = (
-        hs.build(tmp_path / name, out=tmp_path / f"{name}-b.safetensors", **how)
-        for name in ("one", "two")
-    )
-    assert one.members == two.members
-    for mine, theirs in zip(one.rows, two.rows, strict=True):
-        if mine.name != "probe":  # the penalty of one weight is another than that of two
-            # Calibrated as `calibrate` does: one logit has a bias too, so that the rest differs.
-            for measure in ("auroc", "fpr95"):
-                assert mine.worth[measure] == pytest.approx(theirs.worth[measure], rel=1e-4)
-    manifest = open_checkpoint(one.path).manifest
-    assert manifest.model.problem == "one_logit"
-
-
 def test_its_cascade_answers_in_two_stages(reranker: Path, tmp_path: Path) -> None:
     """Row by row in a plain loop: σ(z / T + b) of the first where it is far enough from ½, else of all."""
     from sklearn.linear_model import LogisticRegression
@@ -579,26 +529,6 @@ def test_its_cascade_answers_in_two_stages(reranker: Path, tmp_path: Path) -> No
     p = np.array(chances)
     assert part.id.accuracy == pytest.approx(((p >= 0.5) == y).mean())
     assert part.id.nll == pytest.approx(-np.log(np.where(y == 1, p, 1 - p)).mean(), abs=1e-5)
-
-
-def test_monitored(reranker: Path, tmp_path: Path) -> None:
-    """What calibration saw is what predict answers on the same data; answers that all say no have drifted."""
-    data, out = likely(tmp_path / "d.jsonl", reranker, 200), tmp_path / "c.safetensors"
-    done = hs.calibrate(reranker, data=data, ood_score="msp", risk=0.55, out=out, device="cpu")
-    rows = hs.predict(out, data=data, device="cpu")
-    seen, yes = done.decision.seen, sum(row["probability"] > 0.5 for row in rows)
-    assert seen is not None
-    assert seen.predicted == (200 - yes, yes)
-    hs.predict(out, data=data, device="cpu", out=tmp_path / "a.jsonl")
-    drift = monitor(tmp_path / "a.jsonl", against=out).drift
-    assert drift.answers.predicted == seen.predicted
-    assert not drift.drifted
-    (tmp_path / "n.jsonl").write_text(
-        "".join(json.dumps({**row, "logit": -1.0}) + "\n" for row in rows)
-    )
-    shifted = monitor(tmp_path / "n.jsonl", against=out).drift
-    assert shifted.drifted
-    assert f"most of all no from {1 - yes / 200:.1%} to 100.0%" in shifted.sentence
 
 
 def test_labels_test_both_promises(reranker: Path, tmp_path: Path) -> None:

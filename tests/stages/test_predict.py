@@ -323,29 +323,6 @@ def test_columns_of_the_data_come_along(tmp_path: Path, kind: str) -> None:
         hs.predict(source, data="-", keep_columns="weight")
 
 
-def test_labels_by_name(tmp_path: Path) -> None:
-    from hydrasurgeon.checkpoints.reading import rewritten
-    from hydrasurgeon.checkpoints.writing import save
-
-    VIT.write(tmp_path / "source")
-    data = VIT.data(tmp_path, rows=90)
-    hs.calibrate(tmp_path / "source", data=data, out=tmp_path / "c.safetensors", ood_score="msp")
-    opened = open_checkpoint(tmp_path / "c")
-    named = opened.manifest.model.model_copy(update={"labels": ("low", "middle", "high")})
-    save(
-        tmp_path / "n.safetensors",
-        list(opened.tensors.planned()),
-        lambda sha256: rewritten(opened.manifest, model=named.model_dump(), weights_sha256=sha256),
-    )
-    hs.predict(tmp_path / "c", data=data, out=tmp_path / "c.jsonl")
-    hs.predict(tmp_path / "n", data=data, out=tmp_path / "n.jsonl")
-    names = ("low", "middle", "high")
-    for plain, called in zip(rows(tmp_path / "c.jsonl"), rows(tmp_path / "n.jsonl"), strict=True):
-        assert called["label"] == names[plain["label"]]
-        assert called["set"] == [names[k] for k in plain["set"]]
-        assert [pair[0] for pair in called["top"]] == [names[pair[0]] for pair in plain["top"]]
-
-
 def test_without_a_state(ready: Path, capfd: pytest.CaptureFixture[str]) -> None:
     done = hs.predict(ready / "source", data=str(ready / "data.npz"), out=ready / "a.jsonl")
     assert any("no decision state" in note for note in done.notes)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import hydrasurgeon as hs
-from hydrasurgeon.errors import DataError, HydraError
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.rows import read_rows
 
 pd = pytest.importorskip("pandas")
@@ -97,13 +97,6 @@ def test_a_list_gives_rows_and_sets_are_lists(model: Path, tmp_path: Path) -> No
         assert isinstance(answers["top"][0], list)
 
 
-def test_the_schema_is_that_of_what_comes_back(model: Path) -> None:
-    predictor = hs.Predictor(model, device="cpu")
-    assert predictor(pa.table(columns())).schema == predictor.schema
-    assert predictor(pa.table(columns()).slice(0, 0)).schema == predictor.schema
-    assert predictor(pa.table(columns()).slice(0, 0)).num_rows == 0
-
-
 def test_what_is_pickled_is_small_and_answers_elsewhere(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,12 +150,3 @@ def test_onnx_answers_as_torch_does(model: Path, expected: list[dict[str, Any]])
 def test_mistakes(model: Path, table: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         hs.Predictor(model, device="cpu")(table)
-
-
-def test_an_option_that_is_none(model: Path) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'engin'"):
-        hs.Predictor(model, engin="int8")
-    with pytest.raises(HydraError, match="--engine"):
-        hs.Predictor(model, engine="int4")
-    with pytest.raises(HydraError, match="none"):
-        hs.Predictor("none")({"text": ["a"]})

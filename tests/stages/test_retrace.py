@@ -62,20 +62,6 @@ def test_a_whole_pipeline_is_made_again(
     assert made.read_bytes() == (tmp_path / "ready.heads.json").read_bytes()
 
 
-def test_folders_and_equal_names(
-    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A directory is written as one; where two files share a name, one has a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    tiny("a.safetensors")
-    hs.prune("a", method="random", remove=2, seed=3, out="cut/")
-    Path("elsewhere").mkdir()
-    hs.prune("cut", method="random", remove=1, out="elsewhere/a.safetensors")
-    made = hs.prune("elsewhere/a", method="random", remove=1, seed=1, out="-b.safetensors").path
-    again = remade(made, [Path("a.safetensors")], tmp_path / "again")
-    assert again.read_bytes() == made.read_bytes()
-
-
 def changed(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> Path:
     """The file with another history, and a hash that fits it."""
     content = path.read_bytes()

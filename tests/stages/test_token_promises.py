@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_families import WORDS
-from tiny_tokens import found, write
+from tiny_tokens import write
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.measuring.results import IdResult
-from hydrasurgeon.stages.export import export
 
 
 def table(tagger: Path, place: Path, rows: int, seed: int) -> str:
@@ -73,38 +72,3 @@ def test_promises_travel_with_the_file(tmp_path: Path) -> None:
     assert wrong.ci is not None
     assert wrong.f1 is not None
     assert wrong.ci["f1"][0] < wrong.f1 < wrong.ci["f1"][1]
-
-
-@pytest.mark.slow
-def test_others_get_calibrated_tags(tmp_path: Path) -> None:
-    """Stock transformers, and the graph in 8 bits, say of entities what `predict` says."""
-    tagger = write(tmp_path / "tagger")
-    val, test = (table(tagger, tmp_path / f"{n}.jsonl", 400, n) for n in (1, 2))
-    options = {"risk": 0.3, "ood_score": "msp", "device": "cpu"}
-    ready = hs.calibrate(tagger, data=val, out=tmp_path / "ready.safetensors", **options)
-    assert abs(ready.decision.temperature - 1) > 0.1
-    stock = export(ready.path, format="stock", out=f"{tmp_path / 'stock'}/").path
-    kept = json.loads((stock / "decision.json").read_text())
-    assert kept["folded"] == {"temperature": ready.decision.temperature}
-    how = ready.decision.entities.probability
-    assert kept["entities"]["probability"] == how
-    assert kept["abstain"]["threshold"] == ready.decision.abstain.threshold
-    lines = [json.loads(line) for line in Path(test).read_text().splitlines()]
-    texts = [" ".join(line["tokens"]) for line in lines]
-    rows = hs.predict(ready.path, data=test, device="cpu")
-    eight = hs.predict(ready.path, data=test, engine="int8")
-    same, gaps = 0, list[float]()
-    for text, row, coarse in zip(texts, rows, eight, strict=True):
-        theirs = found(stock, text)
-        assert [each["start"] for each in theirs] == [each["start"] for each in row["entities"]]
-        for mine, other in zip(row["entities"], theirs, strict=True):
-            # Of several words theirs is the product.
-            if how == "product" or " " not in mine["text"]:
-                assert mine["probability"] == pytest.approx(other["probability"], abs=1e-5)
-        spans = [[(each["start"], each["end"]) for each in r["entities"]] for r in (row, coarse)]
-        same += spans[0] == spans[1]
-        if spans[0] == spans[1]:
-            pairs = zip(row["entities"], coarse["entities"], strict=True)
-            gaps += [abs(mine["probability"] - other["probability"]) for mine, other in pairs]
-    assert same > 0.8 * len(rows)
-    assert 0 < sum(gaps) / len(gaps) < 0.05

@@ -138,33 +138,6 @@ def test_servers_answer_with_entities(tagger: Path, expected: Any) -> None:
     assert f'predicted_total{{label="A"}} {total * (batches + 1) + len(expected[0])}.0' in metrics
 
 
-def test_monitor_counts_kinds_of_entities(tagger: Path, tmp_path: Path) -> None:
-    from hydrasurgeon.stages.monitor import monitor
-
-    words = [text.replace(",", "").split() for text in TEXTS] * 15
-    tags = [["B-A" if (at + len(row)) % 3 else "O" for at in range(len(row))] for row in words]
-    rows = [{"tokens": a, "tags": b} for a, b in zip(words, tags, strict=True)]
-    data = lines(tmp_path / "val.jsonl", rows)
-    ready = tmp_path / "c.safetensors"
-    done = hs.calibrate(tagger, data=data, ood_score="energy", out=ready, device="cpu")
-    seen = done.decision.seen
-    assert seen is not None
-    for ending in ("jsonl", "csv", "parquet"):
-        answers = hs.predict(ready, data=data, out=tmp_path / f"o.{ending}", device="cpu")
-        drift = monitor(tmp_path / f"o.{ending}", against=ready).drift
-        assert drift.labels == ("none", "A")
-        assert drift.answers.predicted == seen.predicted
-        assert drift.answers.rows == seen.rows == answers.rows == 60
-        assert drift.answers.unfamiliar == seen.unfamiliar == answers.answers.get("unfamiliar", 0)
-        assert drift.answers.uncertainty == pytest.approx(seen.uncertainty, abs=1e-5)
-        assert not drift.drifted
-    written = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
-    assert seen.predicted == (
-        sum(not row["entities"] for row in written),
-        sum(bool(row["entities"]) for row in written),
-    )
-
-
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
 def test_entities_that_are_not_answered_are_counted_and_left_out() -> None:
     from hydrasurgeon.problems import PROBLEMS

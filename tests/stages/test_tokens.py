@@ -15,10 +15,8 @@ from tiny_families import FAMILIES, HEADS, WORDS
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
-from hydrasurgeon.anatomy.words import are_there, samples_of
+from hydrasurgeon.anatomy.words import are_there
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.data import first_batch, open_data
-from hydrasurgeon.runtime.classifier import as_classifier
 
 pytestmark = pytest.mark.slow
 
@@ -170,32 +168,6 @@ def test_taylor_is_the_gradient_of_the_loss_of_words(
         assert neurons[number] == pytest.approx(by_neuron[number].tolist(), rel=1e-3, abs=1e-7)
 
 
-def test_windows_of_a_text_are_one_sample(tuned: Path, home: Path, tmp_path: Path) -> None:
-    """Gradients of texts that take several windows each, together and one by one."""
-    rows = [json.loads(line) for line in (home / "val.jsonl").read_text().splitlines()]
-    texts = []
-    for count in (12, 1, 9, 8, 6):
-        some, rows = rows[:count], rows[count:]
-        texts.append(
-            {name: [each for row in some for each in row[name]] for name in ("tokens", "tags")}
-        )
-    data = tmp_path / "long.jsonl"
-    data.write_text("".join(json.dumps(text) + "\n" for text in texts))
-    about = {"data": str(data), "device": "cpu"}
-    model = as_classifier(open_checkpoint(tuned), device="cpu")
-    inputs = first_batch(open_data(str(data)), model.transform, 5)
-    assert samples_of(inputs, 5).bincount().tolist() == [4, 1, 3, 3, 2]
-    for method, part in (("taylor", "neurons"), ("taylor", "heads")):
-        together, alone = (
-            hs.score(tuned, method=method, part=part, batch_size=size, **about).result.values[
-                "text"
-            ]
-            for size in (5, 1)
-        )
-        for mine, theirs in zip(together, alone, strict=True):
-            assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-9)
-
-
 def test_means_and_hydras(tuned: Path, home: Path, tmp_path: Path) -> None:
     parts = members_of(tuned, tmp_path)
     whole = [tune(tuned, tmp_path / f"w{i}.safetensors", seed=i) for i in range(3)]
@@ -217,17 +189,3 @@ def test_means_and_hydras(tuned: Path, home: Path, tmp_path: Path) -> None:
     rows = [np.frombuffer(open_checkpoint(p).tensors.read(weight), np.float32) for p in whole]
     found = np.frombuffer(first.tensors.read(weight), np.float32)
     np.testing.assert_allclose(found, np.mean(rows, axis=0), atol=1e-6)
-
-
-def test_verify_and_build(tuned: Path, home: Path, tmp_path: Path) -> None:
-    cut = member(tuned, BERT, KEPTS[1], tmp_path / "m.safetensors")
-    assert hs.verify(cut).holds
-    done = hs.build(
-        tuned,
-        data=str(home / "train.jsonl"),
-        val=str(home / "val.jsonl"),
-        budget="macs=0.8",
-        out=tmp_path / "hydra.safetensors",
-        device="cpu",
-    )
-    assert measured(done.path, home).token_accuracy > 0.5

@@ -15,7 +15,6 @@ from tiny_families import CLASSES, FAMILIES, WORDS
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import open_data
-from hydrasurgeon.tuning.start import fresh
 
 LABELS = ("praise", "blame", "shrug")
 """Classes of the texts; the first words of all are theirs."""
@@ -58,28 +57,6 @@ def _tuned(place: Path, name: str, seed: int) -> None:
     (place / name).mkdir()
     for file in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tuned / file, place / name)
-
-
-VIT = "vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=96,depth=6,num_heads=12,num_classes=8"
-
-
-def readme_folder(place: Path) -> None:
-    """What README's commands run on: `text_folder`, two more fine-tunings, a ViT with its scores, and three members."""
-    text_folder(place)
-    for number in (2, 3):
-        _tuned(place, f"reviews-{number}", seed=number)
-    vit = place / "vit.safetensors"
-    fresh(f"init:timm:{VIT}", vit, seed=0)
-    hs.score(vit, method="taylor", data="demo:val", limit=64, layers="3-5", device="cpu")
-    for seed in (1, 2, 3):
-        hs.prune(
-            vit,
-            method="taylor",
-            sample="18/30",
-            layers="3-5",
-            seed=seed,
-            out=place / f"m{seed}.safetensors",
-        )
 
 
 PRAISED = ("first", "second", "neither")

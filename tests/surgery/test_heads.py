@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import (
     Head,
     all_heads,
-    count,
-    drop,
     intersect_union,
     kept_from_mask,
-    parse_layers,
     positions,
     removal_order,
 )
@@ -40,14 +35,6 @@ def test_positions_undo_the_slice(present: set[int], data: st.DataObject) -> Non
     assert [row[i] for i in positions(row, wanted)] == wanted
 
 
-def test_drop_and_count() -> None:
-    kept = {"vision": ((0, 1, 2), (1, 2))}
-    left = drop(kept, [Head("vision", 0, 1), Head("vision", 1, 2), Head("vision", 1, 1)])
-    assert left == {"vision": ((0, 2), ())}
-    assert (count(kept), count(left)) == (5, 2)
-    assert all_heads(left) == [Head("vision", 0, 0), Head("vision", 0, 2)]
-
-
 def test_intersection_and_union() -> None:
     members = [{"v": ((0, 1), (2,))}, {"v": ((1, 3), ())}]
     assert intersect_union(members) == ({"v": ((1,), ())}, {"v": ((0, 1, 3), (2,))})
@@ -62,12 +49,3 @@ def test_removal_order_breaks_ties_by_place() -> None:
         Head("v", 1, 0),
         Head("v", 0, 0),
     ]
-
-
-def test_layer_ranges() -> None:
-    assert parse_layers(None, 3) == {0, 1, 2}
-    assert parse_layers("1-2", 4) == {1, 2}
-    assert parse_layers("0, 2-3", 4) == {0, 2, 3}
-    for wrong in ("x", "2-", "-1", "4", "3-9", "0-99999999", "9" * 5000, "²", ""):
-        with pytest.raises(SurgeryError):
-            parse_layers(wrong, 4)

@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from edited import edited
 from safetensors.torch import load_file, save_file
 from tiny_families import ONE_CLASS, Family, thoroughly
-from tiny_members import KEPTS, logits, member, tune
+from tiny_members import tune
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.stages.verify import verify
 
 MAKE = Callable[..., Path]
 
@@ -64,28 +61,6 @@ def test_it_answers_as_stock_models_with_the_mean_in_front(family: Family, tmp_p
     assert (made.manifest.fusion.mlp, made.manifest.fusion.trunk) == ("separate", 2)
 
 
-@pytest.mark.parametrize("family", thoroughly())
-def test_branches_may_be_pruned(family: Family, tmp_path: Path) -> None:
-    """It is the hydra of the members with the mean in front of them, and `verify` makes it again."""
-    source = tmp_path / "source"
-    family.write(source)
-    cut = [
-        member(source, family, rows, tmp_path / f"p{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
-    parts = [tune(path, tmp_path / f"m{i}.safetensors", seed=i) for i, path in enumerate(cut)]
-    made = hs.fuse(parts, mean_trunk=1, out=tmp_path / "hydra.safetensors")
-    front = mean_trunk(open_checkpoint(source), 1, [load_file(path) for path in parts])
-    inputs = family.inputs(dtype=torch.float64)
-    by_hand = [
-        edited(path, tmp_path / f"hand{i}.safetensors", lambda name, t: front.get(name, t))
-        for i, path in enumerate(parts)
-    ]
-    expected = torch.cat([logits(path, inputs, "float64") for path in by_hand], dim=1)
-    torch.testing.assert_close(logits(made.path, inputs, "float64"), expected, rtol=0, atol=1e-10)
-    checks = {check.name: check.holds for check in verify(made.path).checks}
-    assert all(checks[f"member {i}"] for i in range(3))
-
-
 @pytest.fixture
 def tuned(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> list[Path]:
     """Three fine-tunings of one start."""
@@ -95,43 +70,6 @@ def tuned(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> list[Path]:
     for seed, out in enumerate(places):
         hs.finetune(start, data=data, recipe="demo", set=settings, seed=seed, out=out)
     return places
-
-
-@pytest.mark.slow  # seconds of exports
-def test_its_branches_are_distilled_behind_a_fixed_trunk(tuned: list[Path], tmp_path: Path) -> None:
-    """Each from its own teacher, the trunk's outputs computed once; its file is complete and exports."""
-    data = str(tmp_path / "data.npz")
-    parts = [
-        hs.prune(
-            path,
-            method="random",
-            sample="4/8",
-            layers="1-2",
-            seed=i,
-            out=tmp_path / f"m{i}.safetensors",
-        ).path
-        for i, path in enumerate(tuned)
-    ]
-    hydra = hs.fuse(parts, mean_trunk=1, out=tmp_path / "hydra.safetensors").path
-    taught = hs.finetune(
-        hydra,
-        data=data,
-        teacher=tuned,
-        recipe="demo",
-        set={"steps": "3", "lr": "1e-3"},
-        out=tmp_path / "taught.safetensors",
-    )
-    before, after = load_file(hydra), load_file(taught.path)
-    fixed = {name for name in before if name.startswith(("blocks.0.", "pos_embed", "patch_embed"))}
-    assert fixed
-    assert all(torch.equal(before[name], after[name]) for name in fixed)
-    moved = [name for name in before if not torch.equal(before[name], after[name])]
-    assert {name.split(".")[1] for name in moved} == {"0", "1", "2"}  # of every member
-    assert taught.manifest.fusion is not None
-    assert taught.manifest.fusion.trunk == 1
-    assert verify(taught.path).holds
-    run(["export", str(taught.path), "-o", str(tmp_path / "taught.onnx")])
-    assert (tmp_path / "taught.onnx").exists()
 
 
 def test_no_mean_trunk_of_what_has_nothing_in_common(

@@ -190,44 +190,6 @@ def test_lstsq_repairs_heads_and_neurons_in_turn(tiny: MAKE, images: SPEC, tmp_p
     np.testing.assert_allclose(after["blocks.1.mlp.fc2.bias"].numpy(), bias, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_the_whole_way(
-    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Scored, pruned, tuned, exported, and made again to the same bytes."""
-    monkeypatch.chdir(tmp_path)
-    path, data = tiny(), images()
-    score = [
-        "score",
-        str(path),
-        "--part",
-        "neurons",
-        "--method",
-        "taylor",
-        "--data",
-        data,
-        "-o",
-        "scored",
-        "--quiet",
-    ]
-    assert run(score) == 0
-    assert (
-        run(["prune", "scored", "--method", "taylor", "--neurons", "0.5", "-o", "half", "--quiet"])
-        == 0
-    )
-    recipe = ["--recipe", "demo", "--set", "steps=2", "--quiet"]
-    assert run(["finetune", "half", "--data", data, "-o", "tuned", *recipe]) == 0
-    kept = [open_single(name).manifest.kept_neurons for name in ("half", "tuned")]
-    assert kept[0] == kept[1] is not None
-    x = inputs_of(path, data).float()
-    assert run(["export", "tuned", "-o", "tuned.onnx", "--quiet"]) == 0
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession("tuned.onnx")
-    (made, *_) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    assert np.abs(made - logits(Path("tuned"), x).numpy()).max() < 1e-5
-
-
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -20,17 +20,6 @@ def packed(heads: int, blocks: int = 3, embed: int = 5) -> np.ndarray:
     return np.array(rows)[:, None] + np.zeros(embed, dtype=int)
 
 
-def test_rows_by_hand() -> None:
-    cut = take_heads(packed(4), [1, 3], spec=HeadAxis(0, 3), head_dim=HEAD_DIM)
-    assert cut[:, 0].tolist() == [10, 11, 30, 31, 110, 111, 130, 131, 210, 211, 230, 231]
-
-
-def test_columns_by_hand() -> None:
-    cut = take_heads(packed(3, 1).T, [2], spec=HeadAxis(1), head_dim=HEAD_DIM)
-    assert cut.shape == (5, 2)
-    assert cut[0].tolist() == [20, 21]
-
-
 def test_no_heads_leave_an_empty_tensor() -> None:
     assert take_heads(packed(3), [], spec=HeadAxis(0, 3), head_dim=HEAD_DIM).shape == (0, 5)
     assert take_heads(torch.zeros(7, 6), [], spec=HeadAxis(1), head_dim=HEAD_DIM).shape == (7, 0)

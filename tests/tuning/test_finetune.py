@@ -17,7 +17,6 @@ from two_processes import in_two_processes
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
-from hydrasurgeon.stages.fuse import Fused
 from hydrasurgeon.stages.inspect import inspect
 from hydrasurgeon.tuning.loop import epoch_order, learning_rate
 from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
@@ -193,28 +192,6 @@ def test_a_new_classifier_takes_the_datas_classes(tiny: MAKE, images: SPEC, tmp_
     assert tuned.trained.loss == pytest.approx(math.log(3), abs=1e-5)
 
 
-def test_a_pruned_member_stays_pruned(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    pruned = hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m.safetensors")
-    tuned = hs.finetune(
-        pruned.path, data=images(), recipe="demo", set=SHORT, out=tmp_path / "t.safetensors"
-    )
-    assert tuned.manifest.kind == "member"
-    assert tuned.manifest.kept == pruned.manifest.kept
-    assert tuned.manifest.scores == {}
-    assert load_file(tuned.path)["blocks.0.attn.qkv.weight"].shape == (48, 32)
-
-
-def test_bfloat16_after_float32_in_one_process(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    path, spec = tiny(), images()
-    full = hs.finetune(path, data=spec, recipe="demo", set=SHORT, out=tmp_path / "a.safetensors")
-    half = hs.finetune(
-        path, data=spec, recipe="demo", set=SHORT, dtype="bfloat16", out=tmp_path / "b.safetensors"
-    )
-    assert half.trained.loss != full.trained.loss
-    assert half.trained.loss == pytest.approx(full.trained.loss, abs=0.05)
-    assert all(t.dtype == torch.float32 for t in load_file(half.path).values())
-
-
 def test_a_diverging_run_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the loss is"):
         hs.finetune(
@@ -316,14 +293,6 @@ def test_training_that_cannot_learn_says_so(
     assert len(tuned.notes) == 2
 
 
-def test_random_weights_have_no_usual_recipe(images: SPEC, tmp_path: Path) -> None:
-    sizes = "img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=1,num_heads=4,num_classes=5"
-    with pytest.raises(UsageError, match="require --recipe"):
-        hs.finetune(
-            f"init:timm:vit_tiny_patch16_224,{sizes}", data=images(), out=tmp_path / "a.safetensors"
-        )
-
-
 def test_a_hydra_is_tuned_before_it_is_fused(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     members = [tiny(f"{seed}.safetensors", seed=seed) for seed in (0, 1)]
     hydra = tmp_path / "hydra.safetensors"
@@ -333,46 +302,3 @@ def test_a_hydra_is_tuned_before_it_is_fused(tiny: MAKE, images: SPEC, tmp_path:
     with pytest.raises(SurgeryError) as caught:
         hs.finetune(hydra, data=images(), out=tmp_path / "tuned.safetensors")
     assert caught.value.hint == "Tune its members, then fuse them."
-
-
-def test_fuse_names_the_trunk_that_tuning_took(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    source, data = tiny(), images("d.npz")
-    layers = inspect(source).manifest.towers["vision"].layers
-    files = [
-        hs.prune(
-            source,
-            method="random",
-            remove=1,
-            seed=seed,
-            layers=f"{layers - 1}",
-            out=tmp_path / f"m{seed}.safetensors",
-        )
-        for seed in (0, 3)
-    ]
-    masks = [each.manifest.kept["vision"] for each in files]
-    assert masks[0] != masks[1]
-
-    def fused(name: str, **settings: str) -> Fused:
-        tuned = [
-            hs.finetune(
-                each.path,
-                data=data,
-                recipe="demo",
-                seed=seed,
-                set={"steps": "2", **settings},
-                out=tmp_path / f"{name}{seed}.safetensors",
-            )
-            for seed, each in enumerate(files)
-        ]
-        return hs.fuse(
-            [each.path for each in tuned], out=tmp_path / f"{name}.safetensors", mlp="separate"
-        )
-
-    lost = fused("all")
-    assert lost.manifest.fusion.trunk == 0
-    assert lost.notes == (
-        f"the members share 0 leading layers and would share {layers - 1}, had tuning left them alone: finetune each "
-        "with --set last_blocks=1 for a smaller, faster hydra",
-    )
-    kept = fused("last", last_blocks="1")
-    assert (kept.manifest.fusion.trunk, kept.notes) == (layers - 1, ())

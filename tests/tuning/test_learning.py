@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from remade import remade
 from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from torch import Tensor, nn
@@ -130,61 +129,6 @@ def test_a_member_learns_from_its_whole(tiny: MAKE, images: SPEC, tmp_path: Path
     assert entry.args["alpha"] == 0.9
 
 
-def test_teachers_need_no_labelled_data(
-    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """--unlabelled without --data: as the same samples without their labels."""
-    monkeypatch.chdir(tmp_path)
-    path, labelled = tiny("start.safetensors"), images("labelled.npz", rows=24)
-    member = hs.prune(path, method="magnitude", keep=2, out="m.safetensors").path
-    words = ["finetune", str(member), "--teacher", str(path), "--recipe", "teach", "--quiet"]
-    words += ["--set", "epochs=1", "--batch-size", "8", "--device", "cpu"]
-    assert run([*words, "--unlabelled", labelled, "-o", "alone"]) == 0
-    plain = images("plain.npz", rows=24, labels=False)
-    assert run([*words, "--data", plain, "-o", "plain"]) == 0
-    alone, other = (open_single(name).manifest for name in ("alone", "plain"))
-    assert alone.weights_sha256 == other.weights_sha256
-    assert "data" not in alone.history[-1].args
-    assert alone.history[-1].args["unlabelled"] == "labelled.npz"
-    with pytest.raises(UsageError, match=r"finetune requires --data\."):
-        hs.finetune(member, teacher=[path], out="x")
-
-
-def test_taught_again_to_the_same_bits(
-    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the script of its history, with labelled and unlabelled data, mixed."""
-    monkeypatch.chdir(tmp_path)
-    path = tiny("whole.safetensors")
-    data = images("train.npz", rows=24)
-    with np.load(images("more.npz", rows=16, seed=5)) as more:
-        np.savez("plain.npz", images=more["images"])
-    assert (
-        run(["prune", str(path), "--method", "magnitude", "--keep", "2", "-o", "m", "--quiet"]) == 0
-    )
-    words = [
-        "finetune",
-        "m",
-        "--data",
-        data,
-        "--unlabelled",
-        "plain.npz",
-        "--teacher",
-        str(path),
-        "m",
-        "--recipe",
-        "teach",
-    ]
-    words += ["--set", "epochs=2", "--batch-size", "8", "--quiet", "--device", "cpu"]
-    assert run([*words, "-o", "taught"]) == 0
-    args = open_single("taught").manifest.history[-1].args
-    assert args["teacher"] == ["whole.safetensors", "m.safetensors"]
-    assert args["unlabelled"] == "plain.npz"
-    beside = [path, Path("plain.npz"), Path(data)]
-    again = remade(Path("taught.safetensors"), beside, tmp_path / "again")
-    assert again.read_bytes() == Path("taught.safetensors").read_bytes()
-
-
 def test_an_interrupted_taught_run_ends_with_the_same_bits(
     tiny: MAKE, images: SPEC, tmp_path: Path
 ) -> None:
@@ -278,19 +222,3 @@ def test_teachers_of_another_kind(what: str, tiny: MAKE, tmp_path: Path, images:
     ]
     assert run([*words, "-o", str(tmp_path / "t")]) == 4
     assert not (tmp_path / "t.safetensors").exists()
-
-
-def test_a_teacher_without_class_names_is_said(tiny: MAKE, tmp_path: Path) -> None:
-    pixels = np.zeros((10, 28, 28), np.uint8)
-    names = np.array(["ant", "bee", "cat", "dog", "eel"])
-    np.savez(tmp_path / "d.npz", images=pixels, labels=np.arange(10) % 5, classes=names)
-    tuned = hs.finetune(
-        tiny(),
-        data=f"{tmp_path}/d.npz",
-        teacher=[tiny("t.safetensors", seed=1)],
-        set={"epochs": "1"},
-        out=tmp_path / "o.safetensors",
-        device="cpu",
-    )
-    said = "classes of --teacher t.safetensors are taken as the model's, in its order"
-    assert said in tuned.notes

@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import first_batch, open_data
-from hydrasurgeon.errors import UsageError
 from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.tuning.probe import PENALTIES, PENALTY, logistic
 
@@ -131,34 +130,6 @@ def test_the_classifier_learns_as_if_its_features_had_one_length(
         assert changed["10"][name] == pytest.approx(1e-3 * paced, rel=1e-2)
 
 
-def test_an_interrupted_training_goes_on_without_another_probe(
-    tiny: MAKE, images: SPEC, tmp_path: Path
-) -> None:
-    start = tiny()
-    options = {"data": images(), "val": images("val.npz", seed=9, rows=20), "recipe": "demo"}
-    options |= {"device": "cpu", "save_every": 3}
-    options["set"] = {
-        "classifier": "probe",
-        "classifier_lr": "10",
-        "epochs": "2",
-        "batch_size": "8",
-    }
-    whole = hs.finetune(start, out=tmp_path / "whole.safetensors", **options)
-
-    class Killed(Exception):
-        pass
-
-    def kill(what: str, done: int, total: int) -> None:
-        if done == 5:
-            raise Killed
-
-    with pytest.raises(Killed):
-        hs.finetune(start, out=tmp_path / "cut.safetensors", progress=kill, **options)
-    resumed = hs.finetune(start, out=tmp_path / "cut.safetensors", resume=True, **options)
-    assert resumed.path.read_bytes() == whole.path.read_bytes()
-    assert resumed.trained == whole.trained
-
-
 def test_a_model_without_a_classifier_is_fitted_one(tmp_path: Path) -> None:
     """Where there are labels to fit it to."""
     transformers_model("BertModel", TEXT | {"initializer_range": 0.25}).save_pretrained(
@@ -173,19 +144,6 @@ def test_a_model_without_a_classifier_is_fitted_one(tmp_path: Path) -> None:
     assert hs.evaluate([tuned.path], data=data, device="cpu").report.results[
         0
     ].id.nll < 0.7 * math.log(3)
-
-
-def test_a_fit_needs_labels(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is fitted to labels, and the data has none"):
-        hs.finetune(
-            (path := tiny()),
-            data=images(labels=False),
-            teacher=[path],
-            recipe="teach",
-            set={"classifier": "probe"},
-            out=tmp_path / "t",
-        )
-    assert not (tmp_path / "t.safetensors").exists()
 
 
 def test_a_number_is_fitted_and_shown_too(

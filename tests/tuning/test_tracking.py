@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import hydrasurgeon as hs
-from hydrasurgeon.errors import MissingDependency, UsageError
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -35,11 +34,3 @@ def test_tensorboard_has_the_trainings_figures(tiny: MAKE, images: SPEC, tmp_pat
     assert sum(losses[steps // 2 :]) / (steps // 2) == pytest.approx(log[-1]["loss"])
     rates = [event.value for event in curves.Scalars("lr")]
     assert rates == pytest.approx([1e-3] * steps)
-
-
-def test_a_tracker_that_is_not_there(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    out = tmp_path / "m1.safetensors"
-    with pytest.raises(MissingDependency, match="--track clearml needs clearml"):
-        hs.finetune(tiny(), data=images(), track="clearml", out=out)
-    with pytest.raises(UsageError, match="did you mean tensorboard"):
-        hs.finetune(tiny(), data=images(), track="tensorbord", out=out)

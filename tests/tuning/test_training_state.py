@@ -169,13 +169,3 @@ def test_another_training_is_named(
 def test_what_is_no_state_at_all(state: TrainingState, content: bytes) -> None:
     state.path.write_bytes(content)
     refused(state)
-
-
-def test_a_training_without_an_optimizers_state_comes_back(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = TrainingState(tmp_path / "t.training.safetensors", IDENTITY)
-    state.write(model, optimizer, POSITION)
-    other = torch.nn.Linear(2, 2)
-    assert state.read(other, torch.optim.SGD(other.parameters(), lr=0.1)) is not None
-    assert torch.equal(other.weight, model.weight)
