@@ -17,7 +17,6 @@ from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.files.manifest import SingleManifest
-from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Head
 from hydrasurgeon.measuring.sets import in_samples, parse_ood
 from hydrasurgeon.problems import problem_of
@@ -32,6 +31,7 @@ from probing.curvature import (
     means_by_head,
 )
 from probing.options import ProbeOptions
+from probing.plots import figure, save_figure
 from probing.report import (
     Gradient,
     Hessian,
