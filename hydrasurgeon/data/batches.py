@@ -6,7 +6,7 @@ import os
 import random
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,13 @@ class Batch:
     labels: Tensor | None
     index: Tensor
     """Position of each sample in the set."""
+    chances: Tensor | None = None
+    """The probability of each class, where these are the labels."""
+
+    @property
+    def truth(self) -> Tensor | None:
+        """What is learnt: probabilities where they were given, else labels."""
+        return self.labels if self.chances is None else self.chances
 
 
 def moved(inputs: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
@@ -128,13 +135,17 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         self.failed.clear()
+        written = self.samples.written
+        chances = None
+        if written is not None and written.chances is not None:
+            chances = torch.from_numpy(written.chances)
         for batch, failures in self._loader:
             for message, hint, fatal, i in failures:
                 if fatal:
                     raise DataError(message, hint=hint)
                 self.failed[i] = message
             if batch is not None:
-                yield batch
+                yield batch if chances is None else replace(batch, chances=chances[batch.index])
 
 
 def first_batch(

@@ -83,7 +83,7 @@ def _hub_table(spec: str, loaded: Any, columns: Columns) -> Table:
         if isinstance(features[name], Image):
             loaded = loaded.cast_column(name, Image(decode=False))
     plain = loaded.with_format(None)
-    wanted = [name for name in features if name in columns.wanted]
+    wanted = columns.chosen(features)
     return Table(
         spec, tuple(features), {name: plain[name][:] for name in wanted}, classes_of(spec, features)
     )

@@ -2,7 +2,8 @@
 
 A label is the name or number of one class; a number from 0 to 1, how true yes is; or a list of
 names or numbers. A number may be a class's name ("1" to "5" stars) or its position (0 is the
-model's first class): which one, the model's own names decide, or `--labels`.
+model's first class): which one, the model's own names decide, or `--labels`. Where a row has a
+probability for each class, its label is the most probable one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import re
 import string
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 from unicodedata import normalize
@@ -49,6 +50,10 @@ MANY = re.compile(r"\[.*\]|[0-9.]+(\s*[,;|\s]\s*[0-9.]+)+")
 """Several labels as text, or a fraction with a comma."""
 JSON_LIST = re.compile(r"\[.*\]", re.DOTALL)
 """A list as JSON has it, in a cell of a table."""
+JSON_OBJECT = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
+"""An object as JSON has it, in a cell of a table."""
+ROUNDED = 0.01
+"""How far from 1 probabilities may sum to, which are rounded."""
 MAX_CELLS = 1 << 30
 """Samples times labels, where a sample has any number of labels: far beyond any data set there is.
 """
@@ -57,6 +62,10 @@ YES = ("no", "yes")
 ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike."
 FRACTIONS = "Labels of a model with one logit are 1 for yes, 0 for no, or a fraction between."
 NUMBERS = "Labels of a model of numbers are numbers, one for each row."
+CHANCES = (
+    'Probabilities are an object such as {"red": 0.9, "blue": 0.1}, or a list in the order of '
+    "classes, and sum to 1."
+)
 LISTS = 'Labels of a model with many labels are lists of names, such as ["red", "round"]; [] where none holds.'
 TAGS = "Tags are lists of names: O, B-X for the first word of an X, and I-X for its others."
 OTHER_CLASSES = (
@@ -82,6 +91,13 @@ class Column:
     reading: str | None = None
     """What `--labels` says of them: names, positions or sorted."""
     note: str | None = None
+    chances: NDArray[np.float32] | None = None
+    """The probability of each class, where they were given: the labels are the most probable."""
+
+    def at(self, rows: Any) -> Column:
+        """The labels of some rows."""
+        chances = None if self.chances is None else self.chances[rows]
+        return replace(self, labels=self.labels[rows], chances=chances)
 
     @property
     def positions(self) -> Labels:
@@ -92,7 +108,11 @@ class Column:
 
     def named(self, names: Sequence[str]) -> Column:
         """The same labels, where the data says what its numbers are called."""
-        return self if self.numbers is None else Column(self.positions, tuple(names))
+        if self.numbers is None:
+            return self
+        if self.chances is not None and self.numbers != tuple(range(len(names))):
+            return self
+        return Column(self.positions, tuple(names), note=self.note, chances=self.chances)
 
 
 def are_codes(names: Sequence[str]) -> bool:
@@ -105,8 +125,12 @@ def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
     texts = all(isinstance(value, str) for value in values)
     if texts and values and all(map(JSON_LIST.fullmatch, values)):
         values = [_list_in(spec, row, value) for row, value in enumerate(values)]
+    elif texts and values and all(map(JSON_OBJECT.fullmatch, values)):
+        values = [_object_in(spec, row, value) for row, value in enumerate(values)]
+    if any(isinstance(value, Mapping) for value in values):
+        return _of_objects(spec, values)
     if any(isinstance(value, list | tuple) for value in values):
-        return _of_lists(spec, values)
+        return _of_fractions(spec, values) if _are_fractions(values) else _of_lists(spec, values)
     for row, value in enumerate(values):
         if value is None or value == "":
             raise DataError(f"{spec}: row {row} has no label", hint=ONE_EACH)
@@ -152,6 +176,93 @@ def _list_in(spec: str, row: int, text: str) -> list[Any]:
         ) from error
 
 
+def _object_in(spec: str, row: int, text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{spec}: row {row} has the label {_shown(text)}, which is no object", hint=CHANCES
+        ) from error
+
+
+def _of_objects(spec: str, values: Sequence[Any]) -> Column:
+    """Probabilities by the names of classes; what a row does not name has none."""
+    for row, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            what = f"row {row} has the label {_shown(value)} where others have an object"
+            raise DataError(f"{spec}: {what}", hint=CHANCES)
+    names = class_names(spec, list({name for value in values for name in value}))
+    by_name = {name: [value.get(name) for value in values] for name in names}
+    return of_probabilities(spec, by_name)
+
+
+def of_probabilities(spec: str, columns: Mapping[str, Sequence[Any]]) -> Column:
+    """Probabilities by the names of classes: for each a column of numbers, perhaps as texts."""
+    names, numbers = sorted(columns), None
+    if all(map(INTEGER.fullmatch, names)):
+        names.sort(key=int)
+        numbers = tuple(map(int, names))
+    _check_cells(spec, len(next(iter(columns.values()), ())), len(names))
+    each = [[_chance(spec, row, cell) for row, cell in enumerate(columns[n])] for n in names]
+    chances = np.array(each, dtype=np.float64).T
+    return _most_probable(spec, chances, class_names(spec, names), numbers, None)
+
+
+def _are_fractions(values: Sequence[Any]) -> bool:
+    """Whether lists are of probabilities: some number is neither 0 nor 1."""
+    lists = (value for value in values if isinstance(value, list | tuple))
+    return any(type(cell) is float and cell not in (0, 1) for value in lists for cell in value)
+
+
+def _of_fractions(spec: str, values: Sequence[Any]) -> Column:
+    """Probabilities in the order of classes."""
+    first = next(value for value in values if isinstance(value, list | tuple))
+    for row, value in enumerate(values):
+        if not isinstance(value, list | tuple) or len(value) != len(first):
+            what = f"row {row} has the label {_shown(value)} where others have {len(first)} numbers"
+            raise DataError(f"{spec}: {what}", hint=CHANCES)
+    _check_cells(spec, len(values), len(first))
+    each = [[_chance(spec, row, cell) for cell in value] for row, value in enumerate(values)]
+    numbers = tuple(range(len(first)))
+    names = tuple(map(str, numbers))
+    return _most_probable(spec, np.array(each, dtype=np.float64), names, numbers, "positions")
+
+
+def _chance(spec: str, row: int, cell: Any) -> float:
+    """One probability; a name that a row leaves out has none."""
+    if isinstance(cell, str) and NUMBER.fullmatch(cell.strip()):
+        cell = float(cell)
+    chance = 0.0 if cell is None or cell == "" else cell
+    if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance < 2:
+        raise DataError(f"{spec}: row {row} has the probability {_shown(cell)}", hint=CHANCES)
+    return float(chance)
+
+
+def _most_probable(
+    spec: str,
+    chances: NDArray[np.float64],
+    names: tuple[str, ...],
+    numbers: tuple[int, ...] | None,
+    reading: str | None,
+) -> Column:
+    """Probabilities that sum to 1, and by them the labels."""
+    sums = chances.sum(axis=1)
+    wrong = np.abs(sums - 1) > ROUNDED
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{spec}: row {row}: its probabilities sum to {sums[row]:.6g}", hint=CHANCES
+        )
+    shares = (chances / sums[:, None]).astype(np.float32)
+    note = f"labels of {spec} are probabilities: what needs one label takes the most probable"
+    return Column(shares.argmax(axis=1), names, numbers, reading, note, shares)
+
+
+def _check_cells(spec: str, rows: int, names: int) -> None:
+    if rows * names > MAX_CELLS:
+        raise DataError(f"{spec}: {rows:,} samples of {names:,} labels are too many", hint=LISTS)
+
+
 def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
     """A 1 where a label holds, for lists of names or numbers of classes, or of a 0 or 1 for each."""
     lists = [value for value in values if isinstance(value, list | tuple)]
@@ -176,10 +287,7 @@ def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
     if distinct and all(INTEGER.fullmatch(str(label)) for label in distinct):
         distinct.sort(key=int)
         numbers = tuple(map(int, distinct))
-    if len(values) * len(distinct) > MAX_CELLS:
-        raise DataError(
-            f"{spec}: {len(values):,} samples of {len(distinct):,} labels are too many", hint=LISTS
-        )
+    _check_cells(spec, len(values), len(distinct))
     position = {label: at for at, label in enumerate(distinct)}
     holds = np.zeros((len(values), len(distinct)), dtype=np.float32)
     for row, labels in enumerate(lists):
@@ -330,7 +438,8 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     is_float = column.labels.ndim == 1 and column.labels.dtype.kind == "f"
     if column.names is None and not is_float:  # fitted before
         numbers = tuple(range(model.num_classes))
-        column = Column(column.labels, tuple(map(str, numbers)), numbers, "positions", column.note)
+        called = tuple(map(str, numbers))
+        column = replace(column, names=called, numbers=numbers, reading="positions")
     read, wanted, hint = READ[model.problem]
     kind = _kind_of(column.labels)
     # Of CLIP a picture may show one thing, or several.
@@ -339,7 +448,13 @@ def matched(spec: str, column: Column, model: Model) -> Column:
         raise DataError(what, hint=f"{hint} For others, fit a classifier ({PROBE}).")
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]
-    return Column(labels, names, note="; ".join(notes) or None)
+    chances = None
+    if column.chances is not None and model.problem == "single_label":
+        positions = positions_of(spec, column, model)[0]
+        known = positions >= 0
+        chances = np.zeros((len(labels), model.num_classes), dtype=np.float32)
+        chances[:, positions[known]] = column.chances[:, known]
+    return Column(labels, names, note="; ".join(notes) or None, chances=chances)
 
 
 def _of_classes(spec: str, column: Column, model: Model) -> Fit:
@@ -483,7 +598,8 @@ def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
         if wrong is not None:
             what = f"row {_row_of(column, wrong)} has the label {_shown(column.names[wrong])}"
             raise DataError(f"{spec}: {what}", hint=hint)
-        labels = np.array([name == "yes" for name in column.names], np.float64)[column.labels]
+        yes = np.array([name == "yes" for name in column.names], np.float64)
+        labels = yes[column.labels] if column.chances is None else column.chances @ yes
     fits = np.isfinite(labels) & (labels >= least) & (labels <= most)
     if not fits.all():
         row = int(np.argmin(fits))
@@ -616,14 +732,14 @@ def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
 
 def _used(column: Column) -> list[int]:
     """The data's classes that some row has."""
-    labels = column.labels
+    labels = column.labels if column.chances is None else column.chances
     used = np.flatnonzero(labels.any(axis=0)) if labels.ndim == 2 else np.unique(labels)
     return [int(at) for at in used]
 
 
 def _rows_of(column: Column, at: int) -> NDArray[np.bool_]:
     """Whether each row has the data's class at this position."""
-    labels = column.labels
+    labels = column.labels if column.chances is None else column.chances
     if labels.ndim == 1:
         return labels == at
     if labels.dtype.kind == "i":

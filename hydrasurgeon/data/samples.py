@@ -152,6 +152,8 @@ class Samples(ABC):
             labels = self.written.positions
             kind = "<i8" if labels.dtype.kind == "i" else "<f8"
             total.update(np.ascontiguousarray(labels, dtype=kind).tobytes())
+            if self.written.chances is not None:
+                total.update(np.ascontiguousarray(self.written.chances, dtype="<f4").tobytes())
         return {"spec": self.spec, "rows": len(self), "sha256": total.hexdigest()}
 
     def content_hash(self) -> str:
@@ -348,7 +350,11 @@ class Joined(Samples):
         column = first.written or Column(np.full(len(first), UNLABELLED, dtype=np.int64))
         shape = (len(second), *column.labels.shape[1:])
         nothing = np.full(shape, UNLABELLED, dtype=column.labels.dtype)
-        column = replace(column, labels=np.concatenate([column.labels, nothing]))
+        labels, chances = np.concatenate([column.labels, nothing]), column.chances
+        if chances is not None:
+            none = np.full((len(second), chances.shape[1]), UNLABELLED, dtype=chances.dtype)
+            chances = np.concatenate([chances, none])
+        column = replace(column, labels=labels, chances=chances)
         super().__init__(f"{first.spec} and {second.spec}", column)
         self.first, self.second, self.kind, self.inputs = first, second, first.kind, first.inputs
 
@@ -380,7 +386,7 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
     chosen = np.sort(np.random.default_rng(seed).permutation(len(samples))[:limit])
     column = samples.written
     if column is not None:
-        column = replace(column, labels=column.labels[chosen])
+        column = column.at(chosen)
     return Subset(samples, column, chosen)
 
 

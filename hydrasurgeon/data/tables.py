@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
-from hydrasurgeon.data.labels import Column, class_names, labels_of
+from hydrasurgeon.data.labels import Column, class_names, labels_of, of_probabilities
 from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs
@@ -35,6 +35,8 @@ TEXTS = ("text", "sentence")
 """Columns that may hold texts."""
 LABELS = ("label", "labels", "fine_label")
 """Columns that may hold labels."""
+CHANCE = "p."
+"""What the name of a column begins with that holds the probabilities of a class."""
 GROUPS = ("group",)
 """Columns that may say which query a row belongs to."""
 TOKENS = "tokens"
@@ -107,6 +109,11 @@ class Columns:
     def wanted(self) -> set[str]:
         """All that are read, where they are there."""
         return {*COLUMNS, *self.carried, *self.named.values()}
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Those of a table's columns that are read."""
+        wanted, chances = self.wanted, "label" not in self.named
+        return [n for n in names if n in wanted or (chances and n.startswith(CHANCE))]
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -314,14 +321,14 @@ class Source:
         self, records: Iterable[Mapping[str, Any]], names: Iterable[str] = ()
     ) -> Iterator[Table]:
         """Records as tables of so many rows; a record may have columns that no other has."""
-        wanted, known = self.wanted.wanted, dict.fromkeys(names)
-        columns: dict[str, list[Any]] = {name: [] for name in known if name in wanted}
+        known = dict.fromkeys(names)
+        columns: dict[str, list[Any]] = {name: [] for name in self.wanted.chosen(known)}
         rows, begun, at_once = 0, 0, self.wanted.at_once or PIECE
         for record in records:
             for name in record:
                 if name not in known:
                     known[name] = None
-                    if name in wanted:
+                    if self.wanted.chosen([name]):
                         columns[name] = [None] * (rows - begun)
             for name, values in columns.items():
                 values.append(record.get(name))
@@ -388,8 +395,12 @@ def rows(table: Table, columns: Columns) -> Samples:
     group = table.column("group", columns, GROUPS)
     made.found, made.remarks = table.names, remarks
     made.used = tuple(name for name in (first, second, group) if name is not None)
+    chances = [name for name in table.names if name.startswith(CHANCE) and name in table.columns]
     if labels is not None:
         made.written = _labels(table, labels)
+    elif len(chances) > 1:
+        by_name = {name.removeprefix(CHANCE): table.columns[name] for name in chances}
+        made.written = of_probabilities(table.spec, by_name)
     if group is not None:
         made.grouping = table.columns[group]
     made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}
@@ -510,7 +521,7 @@ def _json(source: Source) -> Iterator[Table]:
         raise DataError(f"{spec}: is no list of records, and no record of columns", hint=hint)
     if len({len(values) for values in value.values()}) > 1:
         raise DataError(f"{spec}: its columns are not equally long")
-    wanted = source.wanted.wanted & value.keys()
+    wanted = source.wanted.chosen(value)
     yield source.table(value, {name: value[name] for name in wanted})
 
 
@@ -558,7 +569,7 @@ def _parquet(source: Source) -> Iterator[Table]:
             sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
         )
         names = _once(spec, schema.names)
-        wanted, at_once = [n for n in names if n in source.wanted.wanted], source.wanted.at_once
+        wanted, at_once = source.wanted.chosen(names), source.wanted.at_once
 
         def batches() -> Iterator[Any]:
             read = 0

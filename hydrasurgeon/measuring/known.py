@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,5 +133,5 @@ def _some(samples: Samples, rows: NDArray[np.int64]) -> Samples:
 
     column = samples.written
     if column is not None:
-        column = replace(column, labels=column.labels[rows])
+        column = column.at(rows)
     return Subset(samples, column, rows)

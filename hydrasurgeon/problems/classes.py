@@ -276,6 +276,8 @@ class Classes(Problem):
         smoothing: float = 0.0,
         weight: Tensor | None = None,
     ) -> Scores:
+        if labels.is_floating_point():  # probabilities of classes
+            labels = labels.to(logits)
         return cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
 
     def distilled(

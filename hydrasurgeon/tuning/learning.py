@@ -102,7 +102,7 @@ class Learning:
         return total
 
     def _loss(self, model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
-        labels = batch.labels
+        labels = batch.truth
         if labels is None:
             labels = torch.full((len(batch.index),), UNLABELLED)
         inputs, mixed = self.perturb(moved(batch.inputs, device), labels.to(device))

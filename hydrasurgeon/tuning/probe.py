@@ -106,8 +106,8 @@ def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "r
     features_of = WithFeatures(model, each_word=True)
     features, labels = list[Tensor](), list[Tensor]()
     for batch in fed(batches, run.but(progress=None), module=model):
-        assert batch.labels is not None
-        rows, said = features_of(batch.inputs)[1][:, 0].cpu(), batch.labels
+        assert batch.truth is not None
+        rows, said = features_of(batch.inputs)[1][:, 0].cpu(), batch.truth
         labelled = problem_of(model.manifest.model).known(said)
         if rows.dim() == 3:
             said = said[:, : rows.shape[1]]

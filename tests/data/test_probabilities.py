@@ -1,0 +1,183 @@
+"""Labels that are probabilities: how they are written, and what is learnt of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_families import FAMILIES, WORDS
+
+import hydrasurgeon as hs
+from hydrasurgeon.data import open_data
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.manifest import Model
+
+BERT = FAMILIES["BERT"]
+NAMES = ("bad", "fine", "good")
+SHARES = [[0.1, 0.2, 0.7], [0.9, 0.1, 0.0], [0.0, 0.5, 0.5], [0.3, 0.4, 0.3]]
+TEXTS = [f"{WORDS[at]} {WORDS[-1 - at]}" for at in range(len(SHARES))]
+MODEL = Model(family="timm", arch="x", num_classes=3, labels=NAMES)
+
+
+def table(place: Path, rows: list[dict[str, Any]]) -> str:
+    lines = [{"text": text, **row} for text, row in zip(TEXTS * len(rows), rows, strict=False)]
+    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(place)
+
+
+def named(shares: list[float]) -> dict[str, float]:
+    """What has none is left out, and the order is another one."""
+    return {name: p for name, p in reversed([*zip(NAMES, shares, strict=True)]) if p}
+
+
+def written(home: Path, how: str) -> str:
+    if how == "objects":
+        return table(home / "t.jsonl", [{"said": named(row)} for row in SHARES])
+    if how == "cells":
+        return table(home / "t.jsonl", [{"said": json.dumps(named(row))} for row in SHARES])
+    if how == "lists":
+        return table(home / "t.jsonl", [{"said": row} for row in SHARES])
+    columns = [{f"p.{n}": p for n, p in zip(NAMES, row, strict=True)} for row in SHARES]
+    if how == "columns":
+        return table(home / "t.jsonl", columns)
+    import pandas as pd
+
+    frame = pd.DataFrame({"text": TEXTS, **{k: [row[k] for row in columns] for k in columns[0]}})
+    place = home / f"t{how}"
+    frame.to_csv(place, index=False) if how == ".csv" else frame.to_parquet(place)
+    return str(place)
+
+
+@pytest.mark.parametrize("how", ["objects", "cells", "lists", "columns", ".csv", ".parquet"])
+def test_the_same_however_they_are_written(how: str, tmp_path: Path) -> None:
+    spec = written(tmp_path, how)
+    if how in ("objects", "cells", "lists"):
+        spec += "#label,said"
+    samples = open_data(spec, model=MODEL)
+    assert samples.written is not None
+    assert samples.written.chances == pytest.approx(np.array(SHARES), abs=1e-6)
+    assert samples.labels is not None
+    assert samples.labels.tolist() == [2, 0, 1, 1]
+    assert samples.note is not None
+    assert "are probabilities: what needs one label takes the most probable" in samples.note
+    some = open_data(spec, model=MODEL, limit=2, seed=1)
+    assert some.written is not None
+    assert some.written.chances is not None
+    assert some.written.chances.argmax(axis=1).tolist() == some.labels.tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"bad": 0.5, "good": 0.4}, "row 1: its probabilities sum to 0.9"),
+        ({"bad": 1.5, "good": -0.5}, "row 1 has the probability -0.5"),
+        ({"bad": True}, "row 1 has the probability True"),
+        ({"bad": "often"}, "row 1 has the probability 'often'"),
+        ({}, "row 1: its probabilities sum to 0"),
+        ("good", "row 1 has the label 'good' where others have an object"),
+        ({"awful": 0.1, "good": 0.9}, "row 1: the model has no class awful"),
+    ],
+)
+def test_what_are_no_probabilities(said: Any, says: str, tmp_path: Path) -> None:
+    place = table(tmp_path / "t.jsonl", [{"label": named(SHARES[0])}, {"label": said}])
+    with pytest.raises(DataError, match=says):
+        open_data(place, model=MODEL)
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [([0.5, 0.5], "others have 3 numbers"), ([0.5, 0.2, 0.2], "row 1: its probabilities sum to")],
+)
+def test_lists_that_are_no_probabilities(said: Any, says: str, tmp_path: Path) -> None:
+    place = table(tmp_path / "t.jsonl", [{"label": SHARES[0]}, {"label": said}])
+    with pytest.raises(DataError, match=says):
+        open_data(place, model=MODEL)
+
+
+def test_rounded_ones_sum_to_one(tmp_path: Path) -> None:
+    place = table(tmp_path / "t.jsonl", [{"label": [0.33, 0.33, 0.335]}] * 2)
+    samples = open_data(place, model=MODEL)
+    assert samples.written is not None
+    assert samples.written.chances is not None
+    assert samples.written.chances.sum(axis=1) == pytest.approx([1, 1])
+    other = table(tmp_path / "u.jsonl", [{"label": [0.3, 0.3, 0.4]}] * 2)
+    # Both say the same labels, and are not the same data.
+    assert samples.labels is not None
+    assert samples.fingerprint()["sha256"] != open_data(other, model=MODEL).fingerprint()["sha256"]
+
+
+def test_of_one_logit_they_say_how_true_yes_is(tmp_path: Path) -> None:
+    place = table(
+        tmp_path / "t.jsonl", [{"label": {"no": 0.25, "yes": 0.75}}, {"label": {"no": 1}}]
+    )
+    one = Model(family="timm", arch="x", num_classes=1, problem="one_logit")
+    assert open_data(place, model=one).labels == pytest.approx([0.75, 0])
+
+
+def test_a_probe_and_training_learn_what_as_many_copies_say(tmp_path: Path) -> None:
+    """Ten copies of each text, labelled as often as it is probable, have the same loss."""
+    BERT.write(tmp_path / "bert")
+    soft = table(tmp_path / "soft.jsonl", [{"label": row} for row in SHARES])
+    lines = [
+        {"text": text, "label": label}
+        for text, row in zip(TEXTS, SHARES, strict=True)
+        for label, p in enumerate(row)
+        for _ in range(round(10 * p))
+    ]
+    hard = tmp_path / "hard.jsonl"
+    hard.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = []
+    for data in (soft, str(hard)):
+        how = {"data": data, "device": "cpu", "recipe": "probe", "force": True}
+        out = hs.finetune(tmp_path / "bert", out=tmp_path / "p.safetensors", **how).path
+        made.append({n: t for n, t in load_file(out).items() if n.startswith("classifier")})
+    for name, tensor in made[0].items():
+        torch.testing.assert_close(tensor, made[1][name], atol=2e-3, rtol=1e-2)
+
+    def trained(data: str) -> dict[str, torch.Tensor]:
+        steps = {"epochs": "1", "lr": "1e-3", "dropout": "0", "classifier": "keep"}
+        how = {"data": data, "device": "cpu", "recipe": "text", "set": steps, "force": True}
+        return load_file(hs.finetune(tmp_path / "bert", out=tmp_path / "t.safetensors", **how).path)
+
+    certain = table(
+        tmp_path / "certain.jsonl",
+        [
+            {
+                "label": [
+                    float(at == max(range(3), key=row.__getitem__)) * 0.999999 + 1e-7
+                    for at in range(3)
+                ]
+            }
+            for row in SHARES
+        ],
+    )
+    one_each = table(tmp_path / "one.jsonl", [{"label": int(np.argmax(row))} for row in SHARES])
+    sure, plain, unsure = trained(certain), trained(one_each), trained(soft)
+    for name in plain:
+        torch.testing.assert_close(sure[name], plain[name], atol=1e-4, rtol=1e-3)
+    assert any(not torch.allclose(unsure[name], plain[name], atol=1e-4) for name in plain)
+
+
+def test_calibration_takes_the_most_probable(tmp_path: Path) -> None:
+    from stock_models import labelled, texts
+
+    BERT.write(tmp_path / "bert")
+    hard = labelled(tmp_path / "bert", tmp_path / "val.jsonl", texts(200))
+    rows = [json.loads(line) for line in Path(hard).read_text().splitlines()]
+    for row in rows:
+        row["label"] = [0.8 if at == row["label"] else 0.1 for at in range(3)]
+    soft = tmp_path / "soft.jsonl"
+    soft.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = [
+        hs.calibrate(
+            tmp_path / "bert", data=str(data), ood_score="msp", out=tmp_path / f"{n}.safetensors"
+        )
+        for n, data in enumerate((hard, soft))
+    ]
+    assert made[0].decision.temperature == made[1].decision.temperature
+    assert any("takes the most probable" in note for note in made[1].notes)
