@@ -112,7 +112,7 @@ class Column:
             return self
         if self.chances is not None and self.numbers != tuple(range(len(names))):
             return self
-        return Column(self.positions, tuple(names), note=self.note, chances=self.chances)
+        return Column(self.positions, tuple(names), chances=self.chances)
 
 
 def are_codes(names: Sequence[str]) -> bool:
@@ -254,8 +254,7 @@ def _most_probable(
             f"{spec}: row {row}: its probabilities sum to {sums[row]:.6g}", hint=CHANCES
         )
     shares = (chances / sums[:, None]).astype(np.float32)
-    note = f"labels of {spec} are probabilities: what needs one label takes the most probable"
-    return Column(shares.argmax(axis=1), names, numbers, reading, note, shares)
+    return Column(shares.argmax(axis=1), names, numbers, reading, chances=shares)
 
 
 def _check_cells(spec: str, rows: int, names: int) -> None:
@@ -449,6 +448,9 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]
     chances = None
+    said = f"labels of {spec} are probabilities: what needs one label takes the most probable"
+    if column.chances is not None and said not in (column.note or ""):
+        notes.append(said)
     if column.chances is not None and model.problem == "single_label":
         positions = positions_of(spec, column, model)[0]
         known = positions >= 0

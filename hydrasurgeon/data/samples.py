@@ -58,6 +58,8 @@ class Samples(ABC):
     """Of texts: whether they come one by one, or in pairs."""
     written: Column | None = None
     """Labels as the data holds them, or those of the model that they were fitted to."""
+    refused: DataError | None = None
+    """What is wrong with columns that would hold its labels; of no matter where none are needed."""
     columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
     """What a table holds of each sample beside it, where whoever opened it wanted that."""
     found: tuple[str, ...] = ()
@@ -314,7 +316,7 @@ class Subset(Samples):
         self.parent, self.index = parent, range(len(parent)) if index is None else index
         self.kind, self.inputs = parent.kind, parent.inputs
         self.columns, self.found, self.used = parent.columns, parent.found, parent.used
-        self.remarks = parent.remarks
+        self.remarks, self.refused = parent.remarks, parent.refused
 
     def __len__(self) -> int:
         return len(self.index)
@@ -398,6 +400,8 @@ def fit_classes(samples: Samples, model: Model) -> Samples:
     which order was assumed where names could not be matched.
     """
     column = samples.written
+    if column is None and samples.refused is not None:
+        raise samples.refused
     if column is None:
         found = [name[:40] for name in samples.found]
         columns = f" (columns: {', '.join(found[:20])})" if found else ""

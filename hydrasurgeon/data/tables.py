@@ -400,7 +400,10 @@ def rows(table: Table, columns: Columns) -> Samples:
         made.written = _labels(table, labels)
     elif len(chances) > 1:
         by_name = {name.removeprefix(CHANCE): table.columns[name] for name in chances}
-        made.written = of_probabilities(table.spec, by_name)
+        try:
+            made.written = of_probabilities(table.spec, by_name)
+        except DataError as error:
+            made.refused = error
     if group is not None:
         made.grouping = table.columns[group]
     made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}

@@ -89,6 +89,8 @@ def fit_reading(
     see = seer(transform)
     fitting, certifying = (half.numpy() for half in halves)
     known, targets = targets_of(train, kind, model.num_classes)
+    if kind == "softmax" and train.written is not None and train.written.chances is not None:
+        targets = train.written.chances.astype(np.float64)
     seen = see(train)
     train_seen = [seen[row] for row in known] if isinstance(seen, list) else seen[known]
     labelled, truth = targets_of(val, kind, model.num_classes)

@@ -181,3 +181,44 @@ def test_calibration_takes_the_most_probable(tmp_path: Path) -> None:
     ]
     assert made[0].decision.temperature == made[1].decision.temperature
     assert any("takes the most probable" in note for note in made[1].notes)
+
+
+def test_columns_that_are_none_matter_where_labels_do(tmp_path: Path) -> None:
+    """P-values are called so, too."""
+    BERT.write(tmp_path / "bert")
+    place = table(tmp_path / "t.jsonl", [{"p.raw": 0.2, "p.adjusted": 0.3}] * 4)
+    assert len(hs.predict(tmp_path / "bert", data=place, device="cpu")) == 4
+    for limit in (None, 2):
+        with pytest.raises(DataError, match=r"row 0: its probabilities sum to 0\.5"):
+            open_data(place, model=MODEL, limit=limit)
+
+
+def test_the_reader_of_words_learns_them(tmp_path: Path) -> None:
+    from stock_models import labelled, texts
+
+    BERT.write(tmp_path / "bert")
+    val = labelled(tmp_path / "bert", tmp_path / "val.jsonl", texts(200))
+    hard = labelled(tmp_path / "bert", tmp_path / "hard.jsonl", texts(120, seed=3))
+    rows = [json.loads(line) for line in Path(hard).read_text().splitlines()]
+
+    def fitted(share: float) -> dict[str, torch.Tensor]:
+        rest = (1 - share) / 2
+        said = [
+            {**row, "label": [share if at == row["label"] else rest for at in range(3)]}
+            for row in rows
+        ]
+        place = tmp_path / "soft.jsonl"
+        place.write_text("".join(json.dumps(row) + "\n" for row in said))
+        return read(str(place))
+
+    def read(data: str) -> dict[str, torch.Tensor]:
+        options = {"fit_data": data, "ood_score": "msp", "device": "cpu", "force": True}
+        made = hs.calibrate(tmp_path / "bert", data=val, out=tmp_path / "c.safetensors", **options)
+        return {n: t for n, t in load_file(made.path).items() if "words" in n}
+
+    plain, sure, unsure = read(hard), fitted(1 - 1e-9), fitted(0.5)
+    assert plain
+    for name, tensor in plain.items():
+        torch.testing.assert_close(sure[name], tensor, atol=1e-4, rtol=1e-3)
+    # Words that are half sure add less, or nothing, which leaves them out.
+    assert not unsure or any(not torch.equal(unsure[name], plain[name]) for name in plain)
