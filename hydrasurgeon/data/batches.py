@@ -1,39 +1,49 @@
-"""Samples → batches: decoded and transformed once per pass, in worker processes beside the model."""
+"""Samples → batches: decoded and transformed once per pass, for torch in worker processes beside the
+model.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hydrasurgeon.data.samples import MEND, READS, Samples
 from hydrasurgeon.errors import DataError
 
+if TYPE_CHECKING:
+    import torch
+
 # Starting worker processes costs more than it gains below this many samples.
 FEW = 512
+DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Where Linux has GPUs of NVIDIA and AMD, and those of a Windows around it."""
 
 
 @dataclass(frozen=True)
 class Batch:
+    """Samples that are answered together: tensors, or numpy's arrays."""
+
     inputs: Any
-    labels: Tensor | None
-    index: Tensor
+    labels: Any
+    """None where there are none."""
+    index: Any
     """Position of each sample in the set."""
-    chances: Tensor | None = None
+    chances: Any = None
     """The probability of each class, where these are the labels."""
 
     @property
-    def truth(self) -> Tensor | None:
+    def truth(self) -> Any:
         """What is learnt: probabilities where they were given, else labels."""
         return self.labels if self.chances is None else self.chances
 
@@ -49,6 +59,8 @@ def moved(inputs: Any, device: torch.device, dtype: torch.dtype | None = None) -
 
 def is_prepared(inputs: Any) -> bool:
     """Whether inputs are what a transform makes of samples: a tensor, or a mapping of tensors."""
+    from torch import Tensor
+
     if isinstance(inputs, Mapping):
         return bool(inputs) and all(isinstance(value, Tensor) for value in inputs.values())
     return isinstance(inputs, Tensor)
@@ -66,7 +78,18 @@ def batch_size_of(count: int | None) -> int:
     """Samples in one pass: as many as were asked for, or as suit the device."""
     if count is not None:
         return count
-    return 256 if torch.cuda.is_available() else 64
+    return 256 if has_gpu() else 64
+
+
+def has_gpu() -> bool:
+    """Whether torch has a GPU, which it is asked only where the system has one."""
+    if sys.platform == "linux" and not any(Path(device).exists() for device in DEVICES):
+        return False
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 class Batches:
@@ -81,6 +104,7 @@ class Batches:
         order: Sequence[int] | NDArray[np.int64] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int | None = None,
+        arrays: bool = False,
         skip_bad: bool = False,
         augment_seed: int | None = None,
         drop_last: bool = False,
@@ -100,30 +124,25 @@ class Batches:
                 f"{samples.spec}: holds {samples.contents}, the model was tuned on {READS[wanted]}",
                 hint=MEND[wanted],
             )
-        collate = collate or getattr(transform, "collate", None)
-        order = range(len(samples)) if order is None else order
+        self._order: Sequence[int] = range(len(samples)) if order is None else order
         if samples.kind == "text" and not skip_bad:
             # A missing text is reported before anything runs, not hours later.
-            for i in np.sort(order):
+            for i in np.sort(self._order):
                 samples.read(int(i))
+        self._size, self._drop_last = batch_size_of(batch_size), drop_last
+        self._prepared = _Prepared(samples, transform, skip_bad, augment_seed)
+        self._collated = partial(
+            _collated,
+            collate=collate or (_stacked if arrays else getattr(transform, "collate", None)),
+            labelled=samples.labels is not None,
+            arrays=arrays,
+        )
         if workers is None:
             workers = max(1, min(os.cpu_count() or 1, 8) - 1)
             # A tokenizer is faster than the way to another process.
-            if samples.kind == "text" or len(order) < FEW:
+            if samples.kind == "text" or len(self._order) < FEW:
                 workers = 0
-        self._loader: DataLoader[Any] = DataLoader(
-            _Prepared(samples, transform, skip_bad, augment_seed),
-            batch_size=batch_size_of(batch_size),
-            sampler=array("q", order),
-            num_workers=workers,
-            collate_fn=partial(
-                _collated, collate=collate or default_collate, labelled=samples.labels is not None
-            ),
-            drop_last=drop_last,
-            # The loader draws a seed for its workers, which must not move the caller's random
-            # numbers.
-            generator=torch.Generator().manual_seed(0),
-        )
+        self._workers, self._arrays = workers, arrays
 
     @property
     def skipped(self) -> list[str]:
@@ -131,21 +150,50 @@ class Batches:
         return list(self.failed.values())
 
     def __len__(self) -> int:
-        return len(self._loader)
+        whole, rest = divmod(len(self._order), self._size)
+        return whole + (rest > 0 and not self._drop_last)
+
+    def _loaded(self) -> Iterator[tuple[Batch | None, list[Failure]]]:
+        if self._workers == 0 or self._arrays:
+            for at in range(len(self)):
+                places = self._order[at * self._size : (at + 1) * self._size]
+                yield self._collated([self._prepared[int(i)] for i in places])
+            return
+        import torch
+        from torch.utils.data import DataLoader
+
+        yield from DataLoader[Any](
+            self._prepared,  # type: ignore[arg-type]
+            batch_size=self._size,
+            sampler=array("q", self._order),
+            num_workers=self._workers,
+            collate_fn=self._collated,
+            drop_last=self._drop_last,
+            # The loader draws a seed for its workers, which must not move the caller's random
+            # numbers.
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def _with(self, chances: NDArray[np.float64], batch: Batch) -> Batch:
+        """A batch with the probabilities that are its labels."""
+        some = chances[np.asarray(batch.index)]
+        if self._arrays:
+            return replace(batch, chances=some)
+        import torch
+
+        return replace(batch, chances=torch.from_numpy(some))
 
     def __iter__(self) -> Iterator[Batch]:
         self.failed.clear()
         written = self.samples.written
-        chances = None
-        if written is not None and written.chances is not None:
-            chances = torch.from_numpy(written.chances)
-        for batch, failures in self._loader:
+        chances = None if written is None else written.chances
+        for batch, failures in self._loaded():
             for message, hint, fatal, i in failures:
                 if fatal:
                     raise DataError(message, hint=hint)
                 self.failed[i] = message
             if batch is not None:
-                yield batch if chances is None else replace(batch, chances=chances[batch.index])
+                yield batch if chances is None else self._with(chances, batch)
 
 
 def first_batch(
@@ -169,7 +217,7 @@ def unreadable(samples: Samples) -> DataError:
 
 
 @dataclass
-class _Prepared(Dataset[Any]):
+class _Prepared:
     samples: Samples
     transform: Callable[[Any], Any]
     skip_bad: bool
@@ -189,6 +237,8 @@ class _Prepared(Dataset[Any]):
     def _prepare(self, raw: Any, i: int) -> Any:
         if self.augment_seed is None:
             return self.transform(raw)
+        import torch
+
         # In the caller's own process its random numbers must not notice.
         saved = torch.get_rng_state(), random.getstate(), np.random.get_state()
         self._seed(i)
@@ -201,22 +251,42 @@ class _Prepared(Dataset[Any]):
 
     def _seed(self, i: int) -> None:
         seed = int(np.random.SeedSequence((self.augment_seed or 0, i)).generate_state(1)[0])
+        import torch
+
         # torch.manual_seed would seed every device, and formats a stack trace to do so.
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
 
 
+Failure = tuple[str, str | None, bool, int]
+"""What is wrong with a sample, the hint, whether that ends the pass, and its place."""
+
+
+def _stacked(inputs: list[Any]) -> Any:
+    return np.stack(inputs)
+
+
 def _collated(
-    items: list[Any], *, collate: Callable[[list[Any]], Any], labelled: bool
-) -> tuple[Batch | None, list[tuple[str, str | None, bool, int]]]:
+    items: list[Any],
+    *,
+    collate: Callable[[list[Any]], Any] | None,
+    labelled: bool,
+    arrays: bool,
+) -> tuple[Batch | None, list[Failure]]:
     """The samples that could be read as a batch, and why others could not."""
     failures = [item for item in items if isinstance(item[0], str)]
     good = [item for item in items if not isinstance(item[0], str)]
     if not good:
         return None, failures
-    index = torch.tensor([i for i, _, _ in good])
-    labels = None
-    if labelled:
-        labels = torch.from_numpy(np.stack([label for _, label, _ in good]))
-    return Batch(collate([inputs for _, _, inputs in good]), labels, index), failures
+    index = np.array([i for i, _, _ in good])
+    labels = np.stack([label for _, label, _ in good]) if labelled else None
+    inputs = [inputs for _, _, inputs in good]
+    if arrays:
+        assert collate is not None
+        return Batch(collate(inputs), labels, index), failures
+    import torch
+    from torch.utils.data import default_collate
+
+    truth = None if labels is None else torch.from_numpy(labels)
+    return Batch((collate or default_collate)(inputs), truth, torch.from_numpy(index)), failures

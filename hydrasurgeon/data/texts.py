@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hydrasurgeon.errors import CheckpointError, DataError
+from hydrasurgeon.run.texts import TYPES, encoded, settled
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import Tensor
 
     from hydrasurgeon.files.manifest import Inputs
@@ -19,8 +24,6 @@ if TYPE_CHECKING:
 
 IDS = ("input_ids", "attention_mask")
 """Inputs of every model of texts."""
-TYPES = "token_type_ids"
-"""The input that says which of two texts a token is of."""
 
 
 class Tokenize:
@@ -59,31 +62,39 @@ class Tokenize:
         """Whether the tokenizer gives them, as transformers calls it, and the model reads them."""
         return self.typed and TYPES in self.tokenizer.model_input_names
 
-    def collate(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, Tensor]:
-        tokenizer, typed = (
-            self.tokenizer,
-            any(isinstance(text, tuple) for text in texts) and self.types,
-        )
+    def arrays(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, NDArray[np.int64]]:
+        """A batch of texts, or of pairs."""
+        typed = any(isinstance(text, tuple) for text in texts) and self.types
         with blamed("the checkpoint's tokenizer cannot read these texts"):
-            made = tokenizer(
-                list(texts),
-                padding=True,
-                truncation=True,
-                max_length=self.max_length,
-                return_attention_mask=True,
-                return_token_type_ids=typed,
-                return_tensors="pt",
+            made = encoded(self.backend, texts)
+        empty = np.flatnonzero(~made["attention_mask"].any(axis=1))
+        if len(empty):
+            raise DataError(
+                f"the text {texts[empty[0]]!r} has no tokens",
+                hint="Leave it out, or give it words.",
             )
-        for text, mask in zip(texts, made["attention_mask"], strict=True):
-            if not mask.any():
-                raise DataError(
-                    f"the text {text!r} has no tokens", hint="Leave it out, or give it words."
-                )
         return {name: made[name] for name in (*IDS, *((TYPES,) if typed else ()))}
+
+    def collate(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, Tensor]:
+        """The same as tensors."""
+        import torch
+
+        return {name: torch.from_numpy(values) for name, values in self.arrays(texts).items()}
 
     @cached_property
     def tokenizer(self) -> Any:
+        """transformers' own, or the one that a graph's file holds."""
         return self.load()
+
+    @cached_property
+    def backend(self) -> Tokenizer:
+        """What it calls."""
+        if not getattr(self.tokenizer, "is_fast", False):
+            raise CheckpointError(
+                "the checkpoint's tokenizer does not say where its tokens stand in a text",
+                hint="Bring its tokenizer.json, as transformers' fast tokenizers write it.",
+            )
+        return settled(self.tokenizer, self.max_length)
 
 
 @contextlib.contextmanager

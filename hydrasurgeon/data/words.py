@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from hydrasurgeon.data.labels import Column
 from hydrasurgeon.data.samples import MAX_TEXT, Decoded, Samples
 from hydrasurgeon.data.texts import IDS, Tokenize, blamed
-from hydrasurgeon.errors import CheckpointError, DataError
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.run.texts import overlapping
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from tokenizers import Tokenizer
 
 Span = tuple[int, int]
 """First character, and the one behind the last."""
@@ -109,48 +110,36 @@ class TokenizeWords(Tokenize):
     the text on both sides of it.
     """
 
-    def collate(self, texts: Sequence[Any]) -> dict[str, Tensor]:
-        import torch
+    @cached_property
+    def windows(self) -> Tokenizer:
+        """What cuts texts into windows."""
+        return overlapping(self.backend, self.max_length // OVERLAP)
 
-        tokenizer = self.tokenizer
-        if not getattr(tokenizer, "is_fast", False):
-            raise CheckpointError(
-                "the checkpoint's tokenizer does not say where its tokens stand in a text",
-                hint="Bring its tokenizer.json, as transformers' fast tokenizers write it.",
-            )
+    def arrays(self, texts: Sequence[Any]) -> dict[str, NDArray[np.int64]]:
+        windows = self.windows
         with blamed("the checkpoint's tokenizer cannot read these texts"):
-            made = tokenizer(
-                [str(text) or " " for text in texts],
-                padding=True,
-                truncation=True,
-                max_length=self.max_length,
-                stride=self.max_length // OVERLAP,
-                return_overflowing_tokens=True,
-                return_offsets_mapping=True,
-                return_special_tokens_mask=True,
-                return_attention_mask=True,
-                return_tensors="np",
-            )
-        text_of = made["overflow_to_sample_mapping"]
+            made = windows.encode_batch([str(text) or " " for text in texts])
         spans = [np.array(words_of(text), dtype=np.int64).reshape(-1, 2) for text in texts]
         places = np.full((len(texts), max(1, *map(len, spans))), -1, dtype=np.int64)
         around = np.full(places.shape, -1.0)
-        length = made["input_ids"].shape[1]
-        for window, text in enumerate(text_of):
-            real = np.flatnonzero(made["special_tokens_mask"][window] == 0)
-            offsets = made["offset_mapping"][window][real]
-            goes_on = window > 0 and text_of[window - 1] == text
-            found, tokens = _first_tokens(spans[text], offsets, goes_on=goes_on)
-            before = tokens if goes_on else np.inf
-            cut = window + 1 < len(text_of) and text_of[window + 1] == text
-            behind = len(real) - 1 - tokens if cut else np.inf
-            context = np.minimum(before, behind) + np.zeros(len(tokens))
-            more = context > around[text, found]
-            at = found[more]
-            around[text, at] = context[more]
-            places[text, at] = window * length + real[tokens[more]]
-        batch = {name: torch.from_numpy(np.asarray(made[name])) for name in IDS}
-        return {**batch, "words": torch.from_numpy(places)}
+        ids, masks = [], []
+        for text, whole in enumerate(made):
+            parts = [whole, *whole.overflowing]
+            for number, part in enumerate(parts):
+                real = np.flatnonzero(np.array(part.special_tokens_mask) == 0)
+                offsets = np.array(part.offsets, dtype=np.int64).reshape(-1, 2)[real]
+                found, tokens = _first_tokens(spans[text], offsets, goes_on=number > 0)
+                before = tokens if number > 0 else np.inf
+                behind = len(real) - 1 - tokens if number + 1 < len(parts) else np.inf
+                context = np.minimum(before, behind) + np.zeros(len(tokens))
+                more = context > around[text, found]
+                at = found[more]
+                around[text, at] = context[more]
+                places[text, at] = len(ids) * len(part.ids) + real[tokens[more]]
+                ids.append(part.ids)
+                masks.append(part.attention_mask)
+        batch = (np.array(each, dtype=np.int64) for each in (ids, masks))
+        return {**dict(zip(IDS, batch, strict=True)), "words": places}
 
 
 def _first_tokens(

@@ -1,0 +1,74 @@
+"""Texts → token ids by the tokenizers library, as transformers calls it.
+
+What pads and cuts is part of a tokenizer's JSON: one text holds all that reading needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TYPES = "token_type_ids"
+"""The input that says which of two texts a token is of."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tokenizer that a graph's file holds, in place of transformers' own."""
+
+    backend_tokenizer: Tokenizer
+    model_input_names: Sequence[str]
+    is_fast = True
+
+
+def stored(text: str, *, names: Sequence[str]) -> Stored:
+    """The tokenizer that `settled` was written as; `names` are the model's inputs."""
+    from tokenizers import Tokenizer
+
+    return Stored(Tokenizer.from_str(text), names)
+
+
+def settled(tokenizer: Any, max_length: int) -> Tokenizer:
+    """What transformers' tokenizer calls, which pads to the longest text of a batch and cuts the
+    longer of two texts.
+    """
+    if isinstance(tokenizer, Stored):
+        return tokenizer.backend_tokenizer
+    from tokenizers import Tokenizer
+
+    inner = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    inner.enable_truncation(max_length, direction=tokenizer.truncation_side)
+    inner.enable_padding(
+        direction=tokenizer.padding_side,
+        pad_id=tokenizer.pad_token_id,
+        pad_type_id=tokenizer.pad_token_type_id,
+        pad_token=tokenizer.pad_token,
+    )
+    return inner
+
+
+def overlapping(tokenizer: Tokenizer, stride: int) -> Tokenizer:
+    """The same, which cuts long texts into windows that share so many tokens."""
+    from tokenizers import Tokenizer
+
+    inner = Tokenizer.from_str(tokenizer.to_str())
+    cut = dict(tokenizer.truncation or {})
+    inner.enable_truncation(cut["max_length"], stride=stride, direction=cut["direction"])
+    return inner
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[Any]) -> dict[str, NDArray[np.int64]]:
+    """Ids, mask and types of texts, or of pairs of them."""
+    made = tokenizer.encode_batch_fast(list(texts))
+    return {
+        "input_ids": np.array([each.ids for each in made], dtype=np.int64),
+        "attention_mask": np.array([each.attention_mask for each in made], dtype=np.int64),
+        TYPES: np.array([each.type_ids for each in made], dtype=np.int64),
+    }
