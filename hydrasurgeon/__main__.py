@@ -1,6 +1,10 @@
 """`hydrasurgeon` and `python -m hydrasurgeon`, also under torchrun and accelerate launch."""
 
+import os
 import sys
+
+# pydantic looks for plugins in the metadata of every installed package; a command needs none.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from hydrasurgeon.cli.signals import ended
 

@@ -6,6 +6,7 @@ import errno
 import shlex
 import sys
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,22 +17,30 @@ from hydrasurgeon.cli.commands import add, regrouped
 from hydrasurgeon.cli.gone import instead
 from hydrasurgeon.cli.help import WIDEST, Pages, Plain
 from hydrasurgeon.cli.signals import speaking
-from hydrasurgeon.commands import NAMED, Command
+from hydrasurgeon.commands import COMMANDS, NAMED, Command
 from hydrasurgeon.errors import HydraError, OutputError, UsageError
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.options.base import about
 
-app = typer.Typer(
-    name="hydrasurgeon",
-    cls=Pages,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
-)
 
-
-add(app)
+@cache
+def application(command: Command | None) -> typer.Typer:
+    """The command line; of one command where it is known, for the options of all take longer to
+    import than an answer.
+    """
+    app = typer.Typer(
+        name="hydrasurgeon",
+        cls=Pages,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
+    )
+    add(app, COMMANDS if command is None else (command,))
+    app.callback()(start)
+    app.command("demo", cls=Plain)(demo)
+    app.command("help", cls=Plain)(help_of)
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -49,12 +58,10 @@ VERSION = typer.Option(
 """The one option that stands before a command."""
 
 
-@app.callback()
 def start(version: Annotated[bool, VERSION] = False) -> None:
     """Prune attention heads and fuse the pruned members into one calibrated hydra."""
 
 
-@app.command("demo", cls=Plain)
 def demo(
     folder: Annotated[
         Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")
@@ -71,7 +78,6 @@ def demo(
         stage(folder, run=run, force=force)
 
 
-@app.command("help", cls=Plain)
 def help_of(
     command: Annotated[str | None, typer.Argument(metavar="[COMMAND]", help="Of which.")] = None,
 ) -> None:
@@ -89,6 +95,7 @@ def run(arguments: list[str]) -> int:
             arguments = regrouped(arguments, command.options)
         # Help is the one text that typer prints itself.
         with render.writing(sys.stdout) if {"-h", "--help"} & {*arguments} else nullcontext():
+            app = application(command)
             code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
     except HydraError as error:
         render.failed(error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from hydrasurgeon.cli.help import Page
 from hydrasurgeon.cli.signals import go_on, speaking
-from hydrasurgeon.commands import COMMANDS, Command
+from hydrasurgeon.commands import Command
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
@@ -36,9 +36,9 @@ MODEL = re.compile(r"^[\w-]+=")
 """What a checkpoint is called, in front of it."""
 
 
-def add(app: typer.Typer) -> None:
+def add(app: typer.Typer, commands: Iterable[Command]) -> None:
     """Give the application its commands."""
-    for command in COMMANDS:
+    for command in commands:
         if command.record:
             page = type("Page", (Page,), {"about": command})
             app.command(command.name, cls=page)(_function(command))
@@ -88,15 +88,17 @@ def _look(options: Options) -> None:
     """
     from hydrasurgeon.checkpoints.folder import find, present
     from hydrasurgeon.checkpoints.hub import is_hub_id
-    from hydrasurgeon.criteria import criterion
     from hydrasurgeon.data.places import is_there, located
     from hydrasurgeon.options.columns import DataSpec
-    from hydrasurgeon.tuning.recipes import load_recipe
 
     for flag, names in options.named(CRITERIA):
+        from hydrasurgeon.criteria import criterion
+
         for name in filter(None, names.split(",")):
             criterion(name.strip(), option=flag)
     for _, recipe in options.named(RECIPES):
+        from hydrasurgeon.tuning.recipes import load_recipe
+
         if recipe != "auto":
             load_recipe(recipe, {})
     for given in options.reading(CHECKPOINTS):

@@ -116,7 +116,7 @@ class Record(BaseModel):
     """A part of a manifest."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False, defer_build=True
     )
 
 

@@ -2,6 +2,9 @@
 knows rich.
 """
 
+from typing import Any
+
+from hydrasurgeon.lookup import imported
 from hydrasurgeon.render.console import (
     as_json,
     failed,
@@ -13,21 +16,14 @@ from hydrasurgeon.render.console import (
     show,
     writing,
 )
-from hydrasurgeon.render.described import (
-    benched,
-    evaluated,
-    inspected,
-    monitored,
-    verified,
-)
-from hydrasurgeon.render.made import (
-    built,
-    calibrated,
-    exported,
-    finetuned,
-    fused,
-    predicted,
-    pruned,
-    scored,
-    served,
-)
+
+DESCRIBED = ("benched", "evaluated", "inspected", "monitored", "verified")
+"""Views of what measures."""
+
+
+def __getattr__(name: str) -> Any:
+    """A view, which is imported when its command has something to show."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    module = "described" if name in DESCRIBED else "made"
+    return imported(f"hydrasurgeon.render.{module}:{name}")

@@ -12,15 +12,19 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from hydrasurgeon.cli import help as pages
-from hydrasurgeon.cli.app import app, run
+from hydrasurgeon.cli.app import application, run
 from hydrasurgeon.commands import COMMANDS, GROUPS, NAMED
 
 WITH_OPTIONS = [command for command in COMMANDS if command.record]
-NAMES = [command.name for command in app.registered_commands if command.name]
+NAMES = [command.name for command in application(None).registered_commands if command.name]
 
 
 def page(*words: str, width: int = 120) -> str:
-    return CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": str(width)}).output
+    return (
+        CliRunner()
+        .invoke(application(None), [*words, "--help"], env={"COLUMNS": str(width)})
+        .output
+    )
 
 
 def test_every_command_is_in_a_group_by_a_whole_sentence() -> None:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import app
+from hydrasurgeon.cli.app import application
 from hydrasurgeon.commands import COMMANDS, Command
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import imported
@@ -22,7 +22,11 @@ WITH_OPTIONS = [command for command in COMMANDS if command.record]
 
 @pytest.mark.parametrize("command", WITH_OPTIONS, ids=lambda command: command.name)
 def test_help_is_made_of_the_record(command: Command) -> None:
-    printed = CliRunner().invoke(app, [command.name, "--help"], env={"COLUMNS": "400"}).output
+    printed = (
+        CliRunner()
+        .invoke(application(None), [command.name, "--help"], env={"COLUMNS": "400"})
+        .output
+    )
     text = " ".join(printed.split())
     for name, field in command.options.model_fields.items():
         said = about(field)

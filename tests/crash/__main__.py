@@ -89,7 +89,8 @@ def _import_all(*, light: bool) -> None:
     for name in ["timm", *([] if light else heavy)]:
         import_module(name)
     gc.freeze()  # what is never collected is not copied by the forked ones
-    app.app = typer.main.get_command(app.app)  # type: ignore[assignment]
+    made = typer.main.get_command(app.application(None))
+    app.application = lambda command: made  # type: ignore[assignment]
 
 
 def _memory() -> Path | None:

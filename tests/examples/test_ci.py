@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from typer.main import get_command
 
-from hydrasurgeon.cli.app import app
+from hydrasurgeon.cli.app import application
 from hydrasurgeon.measuring.asserts import parse_assertion
 
 CI = Path(__file__).parents[2] / "examples" / "ci"
@@ -22,7 +22,7 @@ def parsed(line: str) -> str:
     """Read by our own parser, without running anything; returns the command."""
     words = shlex.split(line.split("|")[0].split(" >")[0])
     assert words[0] == "hydrasurgeon", line
-    command = get_command(app).commands[words[1]]  # type: ignore[attr-defined]
+    command = get_command(application(None)).commands[words[1]]  # type: ignore[attr-defined]
     context = command.make_context(words[1], words[2:])
     for text in context.params.get("asserts") or ():
         parse_assertion(text)

@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import app
+from hydrasurgeon.cli.app import application
 from hydrasurgeon.stages.inspect import inspect
 
 PAPER = Path(__file__).parents[2] / "examples" / "paper"
@@ -40,7 +40,7 @@ def test_every_command_of_a_pipeline_is_one_of_ours(name: str, tmp_path: Path) -
     while words and words[0]:
         count, words = int(words[0]), words[1:]
         line, words = words[:count], words[count:]
-        command = get_command(app).commands[line[0]]  # type: ignore[attr-defined]
+        command = get_command(application(None)).commands[line[0]]  # type: ignore[attr-defined]
         command.make_context(line[0], line[1:])
         counts[line[0]] = counts.get(line[0], 0) + 1
     assert counts == COMMANDS[name]
