@@ -288,6 +288,12 @@ class Family(ABC):
             return train_transform(model.preprocess, augment)
         return eval_transform(model.preprocess)
 
+    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Callable[[Any], Any]:
+        """The same for a graph, which reads arrays: without the library."""
+        from hydrasurgeon.data.pictures import in_timm
+
+        return in_timm(model.preprocess)
+
     def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
         """Random inputs of the right shape, for measuring cost."""
         from torch import randn

@@ -168,6 +168,12 @@ class HFZeroShot(NamedClasses):
         white = white_behind(towers_of(model).vision_config, files or {})
         return pictures.transform(model.preprocess, augment, white=white)
 
+    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Callable[[Any], Any]:
+        from hydrasurgeon.data.pictures import in_transformers
+
+        white = white_behind(towers_of(model).vision_config, files)
+        return in_transformers(model.preprocess, white=white)
+
     def anatomy(self, module: nn.Module) -> Anatomy:
         from hydrasurgeon.families.hf_clip.zero_shot_modules import BothTowers, anatomy
 

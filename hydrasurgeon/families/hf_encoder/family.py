@@ -517,6 +517,11 @@ class HFEncoder(Family):
         white = white_behind(config, files or {})
         return pictures.transform(model.preprocess, augment, white=white)
 
+    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Callable[[Any], Any]:
+        from hydrasurgeon.data.pictures import in_transformers
+
+        return in_transformers(model.preprocess, white=white_behind(self.config(model), files))
+
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
         from torch import nn
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as vision
 
-from hydrasurgeon.data.images import turned
-from hydrasurgeon.families.transforms import converted, train_transform
+from hydrasurgeon.data.pictures import upright
+from hydrasurgeon.families.transforms import train_transform
 
 ON_TENSORS = {
     "nearest": InterpolationMode.NEAREST_EXACT,
@@ -29,11 +29,11 @@ def transform(
     preprocess: Mapping[str, Any], augment: Mapping[str, Any] | None, *, white: bool
 ) -> Callable[[Image.Image], Tensor]:
     """Picture → model input; `white` lies behind pixels of the transparent colour."""
-    upright = partial(_upright, channels=preprocess["input_size"][0], white=white)
+    turned = partial(upright, channels=preprocess["input_size"][0], white=white)
     sized = partial(_sized, preprocess)
     if augment is None:
-        return partial(_prepared, upright, sized, preprocess)
-    return train_transform(preprocess, augment, convert=upright, sizing=partial(_picture, sized))
+        return partial(_prepared, turned, sized, preprocess)
+    return train_transform(preprocess, augment, convert=turned, sizing=partial(_picture, sized))
 
 
 def _prepared(
@@ -45,17 +45,6 @@ def _prepared(
     pixels = sized(upright(image)).float() / 255
     normalised: Tensor = vision.normalize(pixels, list(preprocess["mean"]), list(preprocess["std"]))
     return normalised
-
-
-def _upright(image: Image.Image, *, channels: int, white: bool) -> Image.Image:
-    image = turned(image)
-    if channels == 1:
-        return converted(image, mode="L")
-    image = converted(image, mode="RGB")
-    if not (white and isinstance(image.info.get("transparency"), tuple)):
-        return image
-    behind = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
 
 
 def _sized(preprocess: Mapping[str, Any], image: Image.Image) -> Tensor:
