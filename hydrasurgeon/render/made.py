@@ -247,7 +247,7 @@ def served(result: Served) -> None:
 
 
 def _exported(done: Export) -> dict[str, Any]:
-    names = ("beside", "format", "inputs", "outputs", "max_difference", "opset")
+    names = ("format", "inputs", "outputs", "max_difference", "opset")
     changes = {"int8": _both(done.quantised), "check": _both(done.checked)}
     return fields(*names, "notes")(done) | {"bytes": done.nbytes} | changes
 
