@@ -158,6 +158,15 @@ class Counts:
             Counter, "predicted", "Most probable classes, or labels that hold.", "label"
         )
 
+    @contextlib.contextmanager
+    def held(self, count: int) -> Iterator[None]:
+        """So many inputs wait meanwhile, whichever model's they are."""
+        self.waiting.inc(count)
+        try:
+            yield
+        finally:
+            self.waiting.dec(count)
+
     def add(self, rows: Sequence[dict[str, Any]], members: int, problem: Problem) -> None:
         """Count the answers of one pass of a model with so many members."""
         self.batches.observe(len(rows))
@@ -228,8 +237,7 @@ class Service:
 
     async def rows(self, asked: Asked) -> list[Row]:
         """The answers to all that is asked, in order."""
-        with self.batcher.places(len(asked.inputs)):
-            self.counts.waiting.set(self.batcher.taken)
+        with self.batcher.places(len(asked.inputs)), self.counts.held(len(asked.inputs)):
             prepared = asyncio.to_thread(
                 lambda: [
                     (each.id, each.prepared(self.transform), asked.top) for each in asked.inputs
@@ -270,7 +278,6 @@ class Service:
             logging.getLogger("uvicorn.error").exception("the model failed")
             raise HTTPException(500, f"the model failed: {error}") from error
         finally:
-            self.counts.waiting.set(self.batcher.taken)
             self.counts.requests.labels(status).inc()
 
     async def health(self) -> dict[str, str]:
