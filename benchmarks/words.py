@@ -3,7 +3,7 @@
 MiniLM tuned from its probe, three seeds a task; means, and the Deep Ensemble of the three. All is
 done by the stages themselves: finetune, calibrate --words off|beside|first, decide. TEST and OOD
 data chose nothing; the OOD score is chosen on data of another kind. Writes
-benchmarks/results/words.json, one line, from which tools/render_docs.py makes docs/reference/words.md.
+benchmarks/results/words.json, one line, which docs/reference/benchmarks.md shows.
 
     python benchmarks/words.py --data ../shared/data --cache DIR [--start MINILM] [--tasks clinc,movies,topics]
 """

@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,25 @@ def demo(folder: Path) -> None:
 
 
 def outputs() -> None:
-    """What README's commands print, in the folder that the tests run them in."""
-    page = ROOT / "README.md"
+    """What the commands of README and of the first guide print, in the folders that the tests run them in."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     models = importlib.import_module("own_models")
+    guide = DOCS / "guide" / "your-model.md"
+    pasted(ROOT / "README.md", "", models.readme_folder)
+    pasted(guide, "## A folder", models.text_folder)
+    pasted(guide, "## A file", models.pictures)
+
+
+def pasted(page: Path, heading: str, make: Callable[[Path], None]) -> None:
+    """Run the commands of a page, or below one of its headings, in a folder that is made for them; paste what they print."""
+    text = page.read_text(encoding="utf-8")
+    section = text
+    if heading:
+        section = heading + text.split(heading)[1].split("\n## ")[0]
     with tempfile.TemporaryDirectory() as folder:
-        models.readme_folder(Path(folder))
-        printed = readme.with_outputs(page.read_text(encoding="utf-8"), Path(folder))
-    page.write_text(printed, encoding="utf-8")
+        make(Path(folder))
+        printed = readme.with_outputs(section, Path(folder))
+    page.write_text(text.replace(section, printed), encoding="utf-8")
 
 
 def write_pages() -> None:
@@ -73,7 +85,9 @@ def main() -> None:
         help="also write what the demo gave: the guide's table and docs/hydra.svg",
     )
     parser.add_argument(
-        "--readme", action="store_true", help="also run README's commands and paste what they print"
+        "--readme",
+        action="store_true",
+        help="also run the commands of README and the first guide, and paste what they print",
     )
     arguments = parser.parse_args()
     if arguments.demo is not None:

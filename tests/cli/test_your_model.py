@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from own_models import notes_folder, pair_folder, pictures, text_folder
+from own_models import notes_folder, pair_folder, pictures, readme_folder, text_folder
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
 sys.path.insert(0, str(ROOT / "tools"))
 
+from pages.readme import with_outputs  # noqa: E402
 
 SECTIONS = [
     ("your-model", "## A folder", text_folder),
@@ -45,3 +46,16 @@ def test_the_commands_of_a_section_run(
         assert done.returncode == 0, f"{block}\n{done.stderr}"
     (answers,) = (*tmp_path.glob("answers.csv"), *tmp_path.glob("redacted.jsonl"))
     assert len(answers.read_text().splitlines()) > 200
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_its_commands_print(tmp_path: Path) -> None:
+    """Figures aside, which differ a little between machines; OOD scores that tie stand in any order."""
+    readme_folder(tmp_path)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    printed = with_outputs(text, tmp_path)
+
+    def words(page: str) -> list[str]:
+        return sorted(re.sub(r"[\d.,]+", "0", page).split())
+
+    assert words(printed) == words(text), "run tools/render_docs.py --readme"

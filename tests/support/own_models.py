@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from tiny_families import CLASSES, FAMILIES, WORDS
+from tiny_families import CLASSES, FAMILIES, TEXT, WORDS, tokenizer, transformers_model
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import open_data
+from hydrasurgeon.tuning.start import fresh
 
 LABELS = ("praise", "blame", "shrug")
 """Classes of the texts; the first words of all are theirs."""
@@ -22,23 +23,27 @@ PICTURES = {"train": 400, "val": 400, "test": 200}
 """How many of the demo's pictures lie in each folder."""
 
 
-def texts(path: Path, rows: int, seed: int) -> None:
-    """A table of sentences in which a word of its class stands, mostly."""
-    rng = np.random.default_rng(seed)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        for _ in range(rows):
+def texts(place: Path) -> None:
+    """Tables of sentences in which a word of its class stands, mostly; no sentence is there twice."""
+    seen: set[str] = set()
+    for name, rows, seed in (("train", 1200, 0), ("val", 600, 1), ("test", 400, 2)):
+        rng = np.random.default_rng(seed)
+        lines = []
+        while len(lines) < rows:
             label = int(rng.integers(CLASSES))
             word = WORDS[label if rng.random() < 0.9 else int(rng.integers(CLASSES))]
-            words = [word, *rng.choice(WORDS[4:], size=rng.integers(2, 7))]
-            writer.writerow([" ".join(rng.permutation(words)), LABELS[label]])
+            words = [word, *rng.choice(WORDS[4:], size=rng.integers(3, 8))]
+            text = " ".join(rng.permutation(words))
+            if text not in seen:
+                seen.add(text)
+                lines.append([text, LABELS[label]])
+        with (place / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["text", "label"], *lines])
 
 
 def text_folder(place: Path, family: str = "BERT") -> None:
     """reviews/, a trained model, and train.csv, val.csv, test.csv."""
-    for name, rows, seed in (("train", 1200, 0), ("val", 600, 1), ("test", 400, 2)):
-        texts(place / f"{name}.csv", rows, seed)
+    texts(place)
     FAMILIES[family].write(place / "random")
     _tuned(place, "reviews", seed=0)
 
@@ -57,6 +62,53 @@ def _tuned(place: Path, name: str, seed: int) -> None:
     (place / name).mkdir()
     for file in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tuned / file, place / name)
+
+
+def embedder_folder(place: Path) -> None:
+    """embedder/, a body as sentence-transformers writes it: without a classifier, pooled by the mean."""
+    folder = place / "embedder"
+    model = transformers_model("BertModel", TEXT)
+    with torch.no_grad():
+        for parameter in model.encoder.parameters():
+            parameter.mul_(0.3)  # so that what comes out is mostly the words that went in
+    model.save_pretrained(folder)
+    tokenizer(folder)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.models.Pooling",
+        },
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20}))
+
+
+VIT = "vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=96,depth=6,num_heads=12,num_classes=8"
+
+
+def readme_folder(place: Path) -> None:
+    """What README's commands run on: `text_folder`, an embedder, two more fine-tunings, a ViT with its scores, and three members."""
+    text_folder(place)
+    embedder_folder(place)
+    for number in (2, 3):
+        _tuned(place, f"reviews-{number}", seed=number)
+    vit = place / "vit.safetensors"
+    fresh(f"init:timm:{VIT}", vit, seed=0)
+    hs.score(vit, method="taylor", data="demo:val", limit=64, layers="3-5", device="cpu")
+    for seed in (1, 2, 3):
+        hs.prune(
+            vit,
+            method="taylor",
+            sample="18/30",
+            layers="3-5",
+            seed=seed,
+            out=place / f"m{seed}.safetensors",
+        )
 
 
 PRAISED = ("first", "second", "neither")

@@ -23,8 +23,15 @@ def page(result: Callable[[str], Any]) -> str:
         single_ms=single_ms,
         decision_settings=decision_settings,
         share=share,
+        by_way=by_way,
         mean=lambda runs, name: f"{mean(run[name] for run in runs):.3f}",
     )
+
+
+def by_way(rows: Points) -> list[tuple[str, str, Points]]:
+    """Model, use of words, and the runs of each."""
+    ways = dict.fromkeys((row["model"], row["words"]) for row in rows)
+    return [(*way, [row for row in rows if (row["model"], row["words"]) == way]) for way in ways]
 
 
 def share(runs: Points) -> str:

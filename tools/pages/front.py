@@ -227,10 +227,11 @@ COLOURS = ("#1b6ca8", "#0b8a5c", "#5c5c5c", "#c7762b", "#a3338b")
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Milliseconds of one answer against NLL: a panel for each task."""
-    from hydrasurgeon.files.plots import figure, save_figure
+    import matplotlib
+    from matplotlib.figure import Figure
 
     measured = [task for task in tasks(results) if task.milliseconds("single", "float32", 1)]
-    drawn = figure(max(6.5, 3.4 * len(measured)), 3.6)
+    drawn = Figure(figsize=(max(6.5, 3.4 * len(measured)), 3.6), layout="constrained")
     panels = drawn.subplots(1, max(1, len(measured)), squeeze=False)[0]
     for task, panel in zip(measured, panels, strict=True):
         for (label, rows), colour in zip(DRAWN.items(), COLOURS, strict=True):
@@ -247,7 +248,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
         frameon=False,
         fontsize=8,
     )
-    save_figure(drawn, path)
+    # An SVG otherwise carries random identifiers and the time.
+    with matplotlib.rc_context({"svg.hashsalt": "hydrasurgeon"}):
+        drawn.savefig(path, format="svg", metadata={"Date": None})
 
 
 def _line(panel: Any, task: Task, rows: Sequence[str], label: str, colour: str) -> None:
