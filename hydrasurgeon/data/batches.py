@@ -174,7 +174,7 @@ class Batches:
             generator=torch.Generator().manual_seed(0),
         )
 
-    def _with(self, chances: NDArray[np.float64], batch: Batch) -> Batch:
+    def _with(self, chances: NDArray[np.float32], batch: Batch) -> Batch:
         """A batch with the probabilities that are its labels."""
         some = chances[np.asarray(batch.index)]
         if self._arrays:
