@@ -29,7 +29,7 @@ from hydrasurgeon.anatomy.layers import (
 )
 from hydrasurgeon.anatomy.parts import Attention, Block
 from hydrasurgeon.anatomy.projections import Biased
-from hydrasurgeon.runtime.shared_heads import Place, Watch
+from hydrasurgeon.runtime.parameters import Place, Watch
 
 MemberRows = Float[Tensor, "member row embed"]
 """Tokens of all samples, one behind the other, for each member."""
@@ -61,18 +61,14 @@ class Grouped:
         self,
         x: Float[Tensor, "member batch token embed"],
         bias: Tensor | None,
-        attended: Float[Tensor, "member batch token embed"] | None = None,
     ) -> Float[Tensor, "member batch token embed"]:
-        """`bias` is alike for all members and heads; `attended` is the first attention's output
-        where known.
-        """
+        """`bias` is alike for all members and heads."""
         batch = x.shape[1]
         if bias is not None and bias.shape[0] > 1:
             bias = bias.repeat(len(x), 1, 1, 1)
         x = x.flatten(1, 2)
-        first = None if attended is None else attended.flatten(1, 2)
         for layer in self._layers:
-            x, first = layer(x, batch, bias, first), None
+            x = layer(x, batch, bias)
         return x.unflatten(1, (batch, -1))
 
 
@@ -158,11 +154,8 @@ class _Layer:
         )
         self.attention = _Attention([block.attention for block in blocks], tokens, beside)
 
-    def __call__(
-        self, x: MemberRows, batch: int, bias: Tensor | None, attended: MemberRows | None
-    ) -> MemberRows:
-        if attended is None:
-            attended = self.attention(attention_input(self, x), batch, bias)
+    def __call__(self, x: MemberRows, batch: int, bias: Tensor | None) -> MemberRows:
+        attended = self.attention(attention_input(self, x), batch, bias)
         if attended.shape[1] != x.shape[1]:
             x = _first_tokens(x, batch, attended.shape[1] // batch)
         return after_attention(self, x, attended)

@@ -1,7 +1,6 @@
 """The fused runtime: M members in one forward pass (paper section 4.2).
 
-The trunk runs once on the plain batch, and in the first layer where only the kept heads differ,
-queries, keys and values are computed for their union. From there members go on stacked (`batched`,
+The trunk runs once on the plain batch. From there members go on stacked (`batched`,
 best where one leaves the device idle) or apart (one after the other; training and compilation too),
 and compute the same. Where the classifier looks at the first tokens only, the last layer computes
 keys and values for all tokens and everything else for those few.
@@ -19,11 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydrasurgeon.anatomy.layers import Hidden, after_attention, run_block
+from hydrasurgeon.anatomy.layers import Hidden, run_block
 from hydrasurgeon.anatomy.parts import Anatomy, Stack
 from hydrasurgeon.anatomy.words import WORDS, of_words
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
-from hydrasurgeon.runtime.shared_heads import SharedHeads, captured, same
+from hydrasurgeon.runtime.parameters import captured, same
 
 Mode = Literal["auto", "stacked", "apart"]
 Biases = Sequence[Tensor | None]
@@ -81,9 +80,6 @@ class Hydra(nn.Module):
         # How many leading tokens each layer must hand on; None: all of them.
         self._tokens: list[int | None] = [None] * len(self._parting)
         self._tokens[-1:] = [anatomies[0].reads] * len(self._tokens[-1:])
-        self._union = (
-            SharedHeads.where(stacks[trunk]) if self._one_embed and self._parting else None
-        )
         self._grouped: Grouped | None = None
         self.why_apart = ""
         """Why members cannot run as one batched product, once that was tried."""
@@ -97,10 +93,9 @@ class Hydra(nn.Module):
 
     @property
     def copies(self) -> list[Tensor]:
-        """What is held besides the parameters: rows gathered or filled up from them."""
-        union = [] if self._union is None else self._union.copies
+        """What is held besides the parameters: rows filled up from them."""
         parts = [copy for part in self._parts.values() for copy in part.copies]
-        return [*union, *parts, *([] if self._grouped is None else self._grouped.copies)]
+        return [*parts, *([] if self._grouped is None else self._grouped.copies)]
 
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
         logits = self.finish(self.start(inputs))
@@ -143,14 +138,9 @@ class Hydra(nn.Module):
             stacks = [anatomy.embed(started.inputs) for anatomy in self.anatomies]
             parted, biases = [s.hidden for s in stacks], [s.bias for s in stacks]
         grouped = self._in_groups(biases) if self._stacks(parted[0]) else None
-        # The gathered rows of the union are no parameters: training and what records it go the
-        # plain way.
-        union = None if torch.is_grad_enabled() or captured() else self._union
-        first = None if union is None else union(parted[0], biases[0], self._tokens[0])
         if grouped is None:
-            return torch.stack(self._apart(parted, biases, first), dim=1)
-        attended = None if first is None else torch.stack(first)
-        return self._read(grouped(torch.stack(parted), biases[0], attended), biases)
+            return torch.stack(self._apart(parted, biases), dim=1)
+        return self._read(grouped(torch.stack(parted), biases[0]), biases)
 
     def _forget_where_recorded(self) -> None:
         """Keep nothing that was made of parameters that a step may move: fused AdamW leaves no
@@ -159,8 +149,6 @@ class Hydra(nn.Module):
         if torch.is_grad_enabled() and not captured():
             for hydra in (self, *self._parts.values()):
                 hydra._grouped = None
-                if hydra._union is not None:
-                    hydra._union.forget()
 
     def _stacks(self, hidden: Hidden) -> bool:
         if self.mode != "auto":
@@ -168,17 +156,13 @@ class Hydra(nn.Module):
         return hidden.numel() < FULL.get(hidden.device.type, FULL["cuda"])
 
     def _apart(
-        self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
+        self, parted: Sequence[Hidden], biases: Biases
     ) -> list[Float[Tensor, "batch klass"]]:
-        """Member after member; `first` are the attention outputs of the first layer where already
-        known.
-        """
+        """Member after member."""
         logits = []
         for i, anatomy in enumerate(self.anatomies):
-            hidden, layers = parted[i], list(zip(self._own[i], self._tokens, strict=True))
-            if first is not None:
-                hidden, layers = after_attention(layers[0][0], hidden, first[i]), layers[1:]
-            for block, tokens in layers:
+            hidden = parted[i]
+            for block, tokens in zip(self._own[i], self._tokens, strict=True):
                 hidden = run_block(block, hidden, biases[i], tokens)
             logits.append(anatomy.readout(Stack(hidden, biases[i])))
         return logits
