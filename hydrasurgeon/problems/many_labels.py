@@ -185,7 +185,6 @@ class ManyLabels(YesNo):
         super().check(promise, name)
         flags = (
             ("--risk", promise.risk is not None),
-            ("--fit-data", promise.fit_data is not None),
             (f"--ood-score {promise.ood_score}", promise.ood_score not in ("auto", *OF_LABELS)),
         )
         hint = f"Its sets miss few labels by --coverage; OOD scores are {', '.join(OF_LABELS)}."

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from hydrasurgeon.decision.beside import fit_beside, losses
 from hydrasurgeon.decision.words import Kind, fit_words, path
 from hydrasurgeon.run.pixels import WIDTH, features_of
 from hydrasurgeon.run.words import BUCKETS, FACTOR, Words, flattened
@@ -123,3 +124,26 @@ def test_pixels_of_any_shape(shape: tuple[int, int]) -> None:
     features = features_of(random.integers(0, 256, (*shape, 3), dtype=np.uint8))
     assert features.shape == (WIDTH,)
     assert np.isfinite(features).all()
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "square"])
+def test_weights_are_those_of_least_loss(kind: Kind) -> None:
+    random = np.random.default_rng(0)
+    truth = random.integers(0, 2, (200, 3)).astype(float)
+    if kind == "softmax":
+        truth = np.eye(3)[random.integers(0, 3, 200)]
+    model = truth[:, None] + random.normal(0, 1, (200, 2, 3))
+    reader = truth + random.normal(0, 1, (200, 3))
+    fitting, certifying = np.arange(100), np.arange(100, 200)
+    found = fit_beside(kind, model, reader, truth, fitting, certifying)
+
+    def loss(weights: tuple[float, float], rows: np.ndarray) -> float:
+        mixed = weights[0] * model[rows] + weights[1] * reader[rows][:, None]
+        return float(losses(kind, mixed, truth[rows]).mean())
+
+    best = loss(found.weights, fitting)
+    for step in ((0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05)):
+        moved = (found.weights[0] + step[0], found.weights[1] + step[1])
+        assert loss(moved, fitting) > best - 1e-6
+    assert found.together == pytest.approx(loss(found.weights, certifying))
+    assert found.pays

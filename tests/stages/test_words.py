@@ -1,0 +1,261 @@
+"""Words beside a model and before it, through the commands, against sums by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from own_models import texts
+from safetensors.torch import load_file
+from tiny_families import FAMILIES
+from tokenizers import Tokenizer
+
+import hydrasurgeon as hs
+from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
+from hydrasurgeon.run.words import BUCKETS, FACTOR
+
+PREFIX = "hydrasurgeon.decision.words."
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A probe on a random BERT, its tables, and what calibrates it with words and without."""
+    place = tmp_path_factory.mktemp("words")
+    for name, rows, seed in (("train", 400, 0), ("val", 200, 1), ("test", 60, 2)):
+        texts(place / f"{name}.csv", rows, seed)
+    FAMILIES["BERT"].write(place / "random")
+    hs.finetune(
+        place / "random", recipe="probe", data=str(place / "train.csv"), out=place / "probe"
+    )
+    for words in ("off", "beside", "first"):
+        calibrated(place, place / "probe", place / words, words=words)
+    return place
+
+
+def calibrated(place: Path, source: Path, out: Path, **options: Any) -> Any:
+    about = {"data": str(place / "val.csv"), "fit_data": str(place / "train.csv")}
+    more = {"ood_score": "msp", "device": "cpu"}
+    return hs.calibrate(source, out=out, **{**about, **more, **options})
+
+
+def decision(path: Path) -> dict[str, Any]:
+    return json.loads(path.with_suffix(".heads.json").read_text())["decision"]
+
+
+def outputs(path: Path, sentences: list[str]) -> np.ndarray:
+    """What the stored reader says, token by token."""
+    parts = {
+        name.removeprefix(PREFIX): tensor.double().numpy()
+        for name, tensor in load_file(path.with_suffix(".safetensors")).items()
+        if name.startswith(PREFIX)
+    }
+    tokenizer = Tokenizer.from_file(str(path.parent / "random" / "tokenizer.json"))
+    tokenizer.no_truncation()
+    ids, rows = parts["ids"].astype(int).tolist(), []
+    for sentence in sentences:
+        tokens = tokenizer.encode(sentence, add_special_tokens=False).ids
+        counts = np.zeros(len(parts["idf"]))
+        for token in tokens:
+            if token in ids:
+                counts[ids.index(token)] += 1
+        if len(parts["idf"]) > len(ids):
+            for one, other in pairwise(tokens):
+                counts[len(ids) + (one * FACTOR + other) % BUCKETS] += 1
+        values = counts * parts["idf"]
+        rows.append(values / max(np.linalg.norm(values), 1e-12) @ parts["weight"] + parts["bias"])
+    return np.array(rows)
+
+
+def sentences(place: Path) -> list[str]:
+    return [line.split(",")[0] for line in (place / "test.csv").read_text().splitlines()[1:]]
+
+
+def logits(path: Path, rows: list[str]) -> np.ndarray:
+    """What the model itself says."""
+    model = hs.load(path, device="cpu")
+    with torch.inference_mode():
+        return model(model.transform.collate(rows))[:, 0].double().numpy()
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    values = np.exp(values - values.max(axis=1, keepdims=True))
+    return values / values.sum(axis=1, keepdims=True)
+
+
+def test_words_beside_are_a_sum(place: Path) -> None:
+    rows, record = sentences(place), decision(place / "beside")
+    words = record["words"]
+    assert words["mode"] == "beside"
+    model, reader = words["weights"]
+    mixed = model * logits(place / "off", rows) + reader * outputs(place / "beside", rows)
+    expected = softmax(mixed / record["temperature"])
+    answers = hs.load(place / "beside", device="cpu").decide(rows)
+    assert np.asarray(answers.probabilities) == pytest.approx(expected, abs=1e-5)
+    without, together = words["worth"]["nll"]
+    assert together < without
+
+
+@pytest.mark.slow
+def test_graphs_and_tables_answer_alike(place: Path, tmp_path: Path) -> None:
+    table = str(place / "test.csv")
+    for name in ("beside", "first"):
+        torch_rows = hs.predict(place / name, data=table, device="cpu", engine="torch")
+        for row, other in zip(
+            torch_rows, hs.predict(place / name, data=table, engine="onnx"), strict=True
+        ):
+            assert other["label"] == row["label"]
+            assert other["probability"] == pytest.approx(row["probability"], abs=1e-4)
+            assert other["members_run"] == row["members_run"]
+
+
+def test_words_first_answer_what_they_are_sure_of(place: Path) -> None:
+    rows, record = sentences(place), decision(place / "first")
+    words, cascade = record["words"], record["cascade"]
+    assert words["mode"] == "first"
+    assert words["threshold"] == cascade["threshold"]
+    early = softmax(outputs(place / "first", rows) / cascade["temperature"])
+    model, reader = words["weights"]
+    mixed = model * logits(place / "off", rows) + reader * outputs(place / "first", rows)
+    late = softmax(mixed / record["temperature"])
+    sure = early.max(axis=1) >= cascade["threshold"]
+    assert sure.any()
+    answers = hs.load(place / "first", device="cpu").decide(rows)
+    assert np.asarray(answers.members_run).tolist() == [int(not each) for each in sure]
+    expected = np.where(sure[:, None], early, late)
+    assert np.asarray(answers.probabilities) == pytest.approx(expected, abs=1e-5)
+    alone = hs.load(place / "first", device="cpu").decide([rows[0]])
+    assert np.asarray(alone.probabilities)[0] == pytest.approx(expected[0], abs=1e-5)
+    whole = hs.load(place / "first", device="cpu").decide(rows, cascade=False)
+    assert np.asarray(whole.probabilities) == pytest.approx(late, abs=1e-5)
+
+
+def test_new_words_go_on(place: Path) -> None:
+    model = hs.load(place / "first", device="cpu")
+    assert np.asarray(model.decide(["[UNK] [UNK] [UNK]"]).members_run).tolist() == [1]
+
+
+def test_a_text_is_read_to_its_end(place: Path) -> None:
+    model = hs.load(place / "beside", device="cpu")
+    longest = model.transform.max_length
+    start = " ".join(["film"] * longest)
+    one, other = (
+        np.asarray(model.decide([f"{start} {end}"]).probabilities) for end in ("", "good")
+    )
+    assert np.abs(one - other).max() > 1e-4
+
+
+def test_auto_keeps_what_pays(place: Path, tmp_path: Path) -> None:
+    auto = calibrated(place, place / "probe", tmp_path / "auto")
+    worth = decision(place / "beside")["words"]["worth"]
+    pays = worth["nll"][0] - worth["nll"][1] > worth["se"]
+    assert (auto.decision.words is not None) == pays
+    few = tmp_path / "few.csv"
+    few.write_text("\n".join((place / "train.csv").read_text().splitlines()[:21]) + "\n")
+    made = calibrated(place, place / "probe", tmp_path / "few", fit_data=str(few))
+    assert made.decision.words is None
+    assert any("words: left out, for 20 samples" in note for note in made.notes)
+
+
+def test_refusals(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="words: are fitted on --fit-data"):
+        calibrated(place, place / "probe", tmp_path / "x", words="beside", fit_data=None)
+    one = tmp_path / "one.csv"
+    lines = (place / "train.csv").read_text().splitlines()
+    one.write_text("\n".join([lines[0], *(line for line in lines if "praise" in line)]) + "\n")
+    made = calibrated(place, place / "probe", tmp_path / "y", words="beside", fit_data=str(one))
+    assert made.decision.words is not None  # the other classes have their bias alone
+
+
+def edited(path: Path, out: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(path.with_suffix(".safetensors"), "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path.with_suffix(".safetensors"))
+    change(tensors)
+    save_file(tensors, out, metadata=metadata)
+    return out
+
+
+def test_a_changed_reader_is_noticed(place: Path, tmp_path: Path) -> None:
+    def turn(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{PREFIX}weight"] = -tensors[f"{PREFIX}weight"]
+
+    def cut(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{PREFIX}weight"] = tensors[f"{PREFIX}weight"][:-1].contiguous()
+
+    for number, change in enumerate((turn, cut)):
+        path = edited(place / "beside", tmp_path / f"{number}.safetensors", change)
+        with pytest.raises(CheckpointError):
+            hs.load(path)
+
+
+def test_surgery_drops_words(place: Path, tmp_path: Path) -> None:
+    hs.prune(place / "beside", method="random", keep=2, out=tmp_path / "cut")
+    names = load_file(tmp_path / "cut.safetensors")
+    assert not [name for name in names if name.startswith("hydrasurgeon.decision")]
+
+
+@pytest.mark.parametrize("problem", ["one_logit", "multi_label"])
+def test_other_kinds(problem: str, place: Path, tmp_path: Path) -> None:
+    labels: dict[str, Callable[[str], Any]] = {
+        "one_logit": lambda label: int(label == "praise"),
+        "multi_label": lambda label: {"praise": ["a", "b"], "blame": ["b"], "shrug": ["c"]}[label],
+    }
+    role = "labels" if problem == "multi_label" else "label"
+    for name in ("train", "val"):
+        rows = [line.split(",") for line in (place / f"{name}.csv").read_text().splitlines()[1:]]
+        made = [{"text": text, role: labels[problem](label)} for text, label in rows]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    about = {"data": str(tmp_path / "train.jsonl"), "device": "cpu"}
+    hs.finetune(
+        place / "random",
+        recipe="probe",
+        set={"problem": problem},
+        out=tmp_path / "probe",
+        val=str(tmp_path / "val.jsonl"),
+        **about,
+    )
+    done = hs.calibrate(
+        tmp_path / "probe",
+        data=str(tmp_path / "val.jsonl"),
+        fit_data=str(tmp_path / "train.jsonl"),
+        words="beside",
+        out=tmp_path / "beside",
+        device="cpu",
+        ood_score="msp",
+    )
+    assert done.decision.words is not None
+    before, after = done.decision.words.worth.nll
+    assert after <= before + 0.02
+    rows = sentences(place)
+    model, reader = done.decision.words.weights
+    read = outputs_of(place, tmp_path / "beside", rows)
+    mixed = model * logits(tmp_path / "beside", rows) + reader * read
+    loaded = hs.load(tmp_path / "beside", device="cpu")
+    (said,) = loaded.ask(loaded.transform.collate(rows))
+    assert np.asarray(said.logits)[:, 0] == pytest.approx(mixed, abs=1e-4)
+
+
+def outputs_of(place: Path, path: Path, rows: list[str]) -> np.ndarray:
+    (path.parent / "random").mkdir(exist_ok=True)
+    source = place / "random" / "tokenizer.json"
+    (path.parent / "random" / "tokenizer.json").write_bytes(source.read_bytes())
+    return outputs(path, rows)
+
+
+def test_entities_have_none(place: Path) -> None:
+    from hydrasurgeon.decision.reading import lacks
+    from hydrasurgeon.problems import PROBLEMS
+
+    why = lacks(PROBLEMS["tokens"], None, None, first=False)  # type: ignore[arg-type]
+    assert why is not None
+    assert "every word has an answer of its own" in why
+    assert issubclass(UsageError, HydraError)
