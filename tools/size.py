@@ -1,7 +1,8 @@
 """How large the package is, and whether it keeps to tools/size.json: `python tools/size.py`.
 
 Tokens are counted, not lines: names, operators, numbers and strings (an f-string is one), without
-comments. Whoever raises the budget says in the commit's body what was deleted for it.
+comments. Tokens may lie at most 1 % below it, so that it falls with the package. Whoever raises it names an issue in the
+commit's body, and what was deleted for it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 TOOLS = Path(__file__).parent
 PACKAGE = TOOLS.parent / "hydrasurgeon"
 LONGEST = 80
+SLACK = 0.01
+"""By how much of the budget the tokens may lie below it."""
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # From Python 3.12 on, f-strings come in pieces.
 FSTRING_START = getattr(tokenize, "FSTRING_START", -1)
@@ -66,8 +69,12 @@ def main() -> int:
     too_long = list(long_functions(PACKAGE))
     for name, most in budget.items():
         print(f"{name}: {measured[name]} of {most}{' TOO MANY' * (measured[name] > most)}")
+    fallen = measured["tokens"] < (1 - SLACK) * budget["tokens"]
+    if fallen:
+        print("tokens: lower tools/size.json to what is there")
     print(*too_long, sep="\n", end="\n" * bool(too_long))
-    return int(bool(too_long) or any(measured[name] > most for name, most in budget.items()))
+    over = any(measured[name] > most for name, most in budget.items())
+    return int(over or fallen or bool(too_long))
 
 
 if __name__ == "__main__":

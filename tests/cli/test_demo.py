@@ -16,7 +16,6 @@ import pytest
 
 from hydrasurgeon.cli.demo import commands
 from hydrasurgeon.data import open_data
-from hydrasurgeon.stages.inspect import inspect
 
 ROOT = Path(__file__).parents[2]
 DEMO = files("hydrasurgeon") / "demo"
@@ -117,29 +116,11 @@ def test_the_commands_of_a_page_run(page: str, folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_examples_run(folder: Path) -> None:
+def test_the_pipeline_runs(folder: Path) -> None:
     line = f"{ROOT}/examples/pipeline.sh backbone.safetensors demo:val demo:val demo:test out"
     done = shell(line, folder)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "out" / "report.json").read_text())["results"][1]["kind"] == "hydra"
-    circuits = "METHOD=circuit OBJECTIVE=avg OOD=demo:textures SAMPLE=4/6 RECIPE= "
-    done = shell(circuits + line.replace(" out", " out3"), folder)
-    assert done.returncode == 0, done.stderr
-    about = inspect(folder / "out3" / "hydra").manifest
-    assert [step.command for step in about.history[-5:]] == [
-        "score",
-        "prune",
-        "prune",
-        "prune",
-        "fuse",
-    ]
-    assert about.history[-2].args["method"] == "circuit-avg"
-    done = shell(
-        f"{sys.executable} {ROOT}/examples/pipeline.py backbone.safetensors demo:val demo:test out2",
-        folder,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "hydra: accuracy 0." in done.stdout
 
 
 def test_figures_in_the_guide_come_from_the_demo() -> None:

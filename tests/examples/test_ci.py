@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import yaml
 from typer.main import get_command
@@ -41,32 +40,3 @@ def test_every_command_of_the_workflow_is_one_of_ours() -> None:
     assert parsed(inspect) == "inspect"
     assert workflow[True] == ["push", "pull_request"]  # YAML 1.1 reads `on` as true
     assert all("uses" in step or "run" in step for step in job["steps"])
-
-
-def substituted(text: str, values: dict[str, Any]) -> str:
-    def value(match: re.Match[str]) -> str:
-        found: Any = values
-        for key in match[1].split("."):
-            found = found[key]
-        return str(found)
-
-    return re.sub(r"\$\{([\w.]+)\}", value, text)
-
-
-def test_every_command_of_the_pipeline_is_one_of_ours() -> None:
-    params = yaml.safe_load((CI / "params.yaml").read_text(encoding="utf-8"))
-    stages = yaml.safe_load((CI / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    names, made = [], {params["backbone"]}
-    for stage in stages.values():
-        for item in stage.get("foreach", [None]):
-            body = stage.get("do", stage)
-            for command in [body["cmd"]] if isinstance(body["cmd"], str) else body["cmd"]:
-                if command.startswith("hydrasurgeon"):
-                    names.append(parsed(substituted(command, {**params, "item": item})))
-            needed = {substituted(d, {**params, "item": item}) for d in body["deps"]}
-            assert needed <= made
-            for out in body.get("outs", []):
-                made.add(
-                    substituted(out if isinstance(out, str) else next(iter(out)), {"item": item})
-                )
-    assert names == ["score", "prune", "prune", "prune", "fuse", "eval", "eval", "verify"]
