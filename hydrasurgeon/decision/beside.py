@@ -7,7 +7,7 @@ The reader is kept where the loss of the other half falls by more than its stand
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,9 +60,9 @@ def scaled(kind: Kind, outputs: Floats, targets: Floats) -> float:
         return 1.0
 
     def loss(at: Floats) -> float:
-        return float(losses(kind, np.exp(at[0]) * outputs, targets).mean())
+        return float(losses(kind, at[0] * outputs, targets).mean())
 
-    return float(np.exp(_least(loss, [0.0])[0]))
+    return float(_least(loss, [1.0])[0])
 
 
 def fit_beside(
@@ -84,11 +84,9 @@ def fit_beside(
     alone = scaled(kind, model[fitting], targets[fitting])
 
     def loss(at: Floats) -> float:
-        weights = np.exp(at.clip(-20, np.log(LARGEST)))
-        return float(losses(kind, mixed(weights, fitting), targets[fitting]).mean())
+        return float(losses(kind, mixed(at, fitting), targets[fitting]).mean())
 
-    start = np.log([max(alone, 1e-3), max(0.3 * alone, 1e-3)])
-    fitted = np.exp(_least(loss, start).clip(-20, np.log(LARGEST)))
+    fitted = _least(loss, [alone, 0.3 * alone])
     without = losses(kind, alone * model[certifying], targets[certifying])
     together = losses(kind, mixed(fitted, certifying), targets[certifying])
     apart = without - together
@@ -100,12 +98,9 @@ def fit_beside(
     )
 
 
-def _least(loss: Callable[[Floats], float], start: object) -> Floats:
-    """Where a smooth function of one or two numbers is least."""
-    found = minimize(loss, np.asarray(start, dtype=float), method="Nelder-Mead", options=PRECISE)
+def _least(loss: Callable[[Floats], float], start: Sequence[float]) -> Floats:
+    """Where a smooth function of one or two weights is least."""
+    bounds = [(0.0, LARGEST)] * len(start)
+    found = minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds)
     result: Floats = found.x
     return result
-
-
-PRECISE = {"xatol": 1e-4, "fatol": 1e-8}
-"""When the search ends."""

@@ -27,8 +27,10 @@ PREFIX = "hydrasurgeon.decision.words."
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A probe on a random BERT, its tables, and what calibrates it with words and without."""
     place = tmp_path_factory.mktemp("words")
-    for name, rows, seed in (("train", 400, 0), ("val", 200, 1), ("test", 60, 2)):
-        texts(place / f"{name}.csv", rows, seed)
+    texts(place)
+    for name, rows in (("train", 400), ("val", 200), ("test", 60)):
+        lines = (place / f"{name}.csv").read_text().splitlines()[: rows + 1]
+        (place / f"{name}.csv").write_text("\n".join(lines) + "\n")
     FAMILIES["BERT"].write(place / "random")
     hs.finetune(
         place / "random", recipe="probe", data=str(place / "train.csv"), out=place / "probe"
