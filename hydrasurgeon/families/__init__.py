@@ -51,8 +51,7 @@ def register(family: Family) -> None:
 
 @cache
 def _plugged(name: str) -> Family:
-    family: Family = plugins("families")[name]()
-    return family
+    return plugins("families")[name]()
 
 
 def _outside() -> dict[str, Family]:
@@ -62,8 +61,7 @@ def _outside() -> dict[str, Family]:
 
 @cache
 def _made(place: str) -> Family:
-    made: Family = imported(place)()
-    return made
+    return imported(place)()
 
 
 def _sharing(name: str) -> list[Family]:

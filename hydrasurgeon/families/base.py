@@ -20,6 +20,7 @@ from hydrasurgeon.errors import (
     SurgeryError,
     UsageError,
 )
+from hydrasurgeon.lookup import imported
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +104,8 @@ class Family(ABC):
     """What `init:` specs look like, where `fresh_model` reads them."""
     graph_clients: ClassVar[bool] = False
     """Whether optimum and the like read its config beside a graph."""
+    modules: ClassVar[str]
+    """The module that has `build` and `anatomy`, which import torch."""
     named_classes: ClassVar[bool] = False
     """Whether the classifier is made of class names and prompts, by a tower of the model."""
 
@@ -124,16 +127,13 @@ class Family(ABC):
 
     # --- a family's own: torch ---
 
-    @abstractmethod
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, kept: Kept, *, fresh: bool = False) -> nn.Module:
         """The family's own module with these heads; parameters on the meta device unless `fresh`."""
+        return imported(f"{self.modules}:build")(self, model, kept, fresh=fresh)
 
     def module(
         self,
         model: Model,
-        towers: Mapping[str, Tower],
         kept: Kept,
         *,
         fresh: bool = False,
@@ -142,7 +142,7 @@ class Family(ABC):
         """The family's own module with these heads and neurons; `files` are the companions."""
         from hydrasurgeon.anatomy.projections import resize
 
-        built: Any = self.build(model, towers, kept, fresh=fresh)
+        built: Any = self.build(model, kept, fresh=fresh)
         table = {
             w.name: w
             for w in self.weights(model)
@@ -160,9 +160,9 @@ class Family(ABC):
     def name_classes(self, module: nn.Module, model: Model, files: Mapping[str, str]) -> None:  # noqa: B027
         """Tell a module that makes its classifier of class names which there are."""
 
-    @abstractmethod
     def anatomy(self, module: nn.Module) -> Anatomy:
         """The module taken apart."""
+        return imported(f"{self.modules}:anatomy")(module)
 
     # --- which checkpoints are its own ---
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +63,10 @@ class NamedClasses(Family):
             what = f"zero-shot classification needs the names of the {count} classes"
             raise UsageError(what, hint="Give --classes, or data with class names.")
         return zero_shot(model, names)
+
+    def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
+        ours = {weight.name for weight in self.weights(model)}
+        return {name: name for name in stored if name in ours}
 
     def name_classes(self, module: nn.Module, model: Model, files: Mapping[str, str]) -> None:
         from hydrasurgeon.families.zero_shot import ZeroShot

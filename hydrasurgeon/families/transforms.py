@@ -24,8 +24,7 @@ def converted(image: Image.Image, *, mode: str) -> Image.Image:
 
 def eval_transform(preprocess: Mapping[str, Any]) -> Callable[[Image.Image], Tensor]:
     """Resize, centre crop, to tensor, normalise."""
-    made: Callable[[Image.Image], Tensor] = _transform(preprocess, is_training=False)
-    return made
+    return _transform(preprocess, is_training=False)
 
 
 def train_transform(
@@ -60,8 +59,7 @@ def train_transform(
         others = [step for step in others if not type(step).__name__.startswith("RandomResized")]
     if augment.get("pad_crop"):
         steps.append(RandomCrop(preprocess["input_size"][1:], padding=augment["pad_crop"]))
-    made: Callable[[Image.Image], Tensor] = Compose([*steps, *others])
-    return made
+    return Compose([*steps, *others])
 
 
 def _transform(preprocess: Mapping[str, Any], **options: Any) -> Any:

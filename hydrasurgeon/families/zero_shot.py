@@ -57,14 +57,12 @@ class ZeroShot(DiskNamed):
     @property
     def log_scale(self) -> nn.Parameter:
         """The logarithm of what the products of features are multiplied by."""
-        scale: nn.Parameter = self.model.logit_scale
-        return scale
+        return self.model.logit_scale
 
     @property
     def shift(self) -> nn.Parameter | None:
         """What is added to them."""
-        bias: nn.Parameter | None = getattr(self.model, "logit_bias", None)
-        return bias
+        return getattr(self.model, "logit_bias", None)
 
     def disk_name(self, name: str) -> str:
         return name.removeprefix("model.")
@@ -145,8 +143,7 @@ def _mean(features: Tensor) -> Tensor:
 
 
 def images_in(inputs: Any) -> Tensor:
-    images: Tensor = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
-    return images
+    return inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
 
 
 def read_first(hidden: Tensor, at: Tensor, causal: Tensor | None) -> Stack:

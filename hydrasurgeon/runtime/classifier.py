@@ -275,9 +275,7 @@ def as_classifier(
 def live_module(checkpoint: Single, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The family's own module of a backbone or member, with its weights on the CPU."""
     manifest = checkpoint.manifest
-    module = checkpoint.family.module(
-        manifest.model, manifest.towers, checkpoint.kept, files=checkpoint.files
-    )
+    module = checkpoint.family.module(manifest.model, checkpoint.kept, files=checkpoint.files)
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
     state = {
@@ -317,7 +315,7 @@ def members_of(
         strict=True,
     ):
         kept = selection(member, checkpoint.weights)
-        module = family.module(manifest.model, manifest.towers, kept, files=checkpoint.files)
+        module = family.module(manifest.model, kept, files=checkpoint.files)
         state = {}
         for name, source in sources.items():
             if source not in shared:

@@ -78,7 +78,6 @@ class LoadedBackbone:
         manifest = self.manifest
         return self.checkpoint.family.module(
             manifest.model,
-            manifest.towers,
             {**self.checkpoint.kept, **kept},
             files=self.checkpoint.files,
         )

@@ -34,8 +34,7 @@ class TimmHydra(nn.Module):
 
     def member_logits(self, x: Tensor) -> Tensor:
         """[batch, member, class]"""
-        logits: Tensor = self.hydra(x)
-        return logits
+        return self.hydra(x)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """[batch, member, token, embed]: what every member's own `forward_features` gives."""
@@ -95,8 +94,7 @@ def hydrasurgeon_vit(
     if num_classes != model.num_classes:
         module.reset_classifier(num_classes)
     module.pretrained_cfg = module.default_cfg = pretrained_cfg
-    built: nn.Module = module.requires_grad_(True)
-    return built
+    return module.requires_grad_(True)
 
 
 def _value(config: Any, key: str) -> Any:

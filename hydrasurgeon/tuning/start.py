@@ -177,9 +177,7 @@ def starting_module(source: Start, model: Model, classifier: str, seed: int) -> 
 
     family, weights = source.family, by_name(source.family.weights(model))
     torch.manual_seed(seed)
-    module = family.module(
-        model, source.manifest.towers, source.kept, fresh=True, files=source.files
-    )
+    module = family.module(model, source.kept, fresh=True, files=source.files)
     if source.checkpoint is not None:
         tensors = source.checkpoint.tensors
         state = module.state_dict()

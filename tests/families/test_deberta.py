@@ -107,7 +107,7 @@ def test_the_hubs_config_makes_the_librarys_tensors(eps: float) -> None:
     assert isinstance(family_of(model), DebertaV2)
     family.check(model, family.towers(model), "here")
     named = family.with_classes(model, 3, None)
-    module = family.build(named, family.towers(named), {"text": (tuple(range(12)),) * 2})
+    module = family.build(named, {"text": (tuple(range(12)),) * 2})
     assert {n: tuple(p.shape) for n, p in module.named_parameters()} == shapes_of(
         family.weights(named)
     )

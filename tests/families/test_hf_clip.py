@@ -77,7 +77,7 @@ def test_the_hubs_config_makes_the_librarys_tensors(raw: dict[str, Any]) -> None
     assert model.preprocess["input_size"] == [3, 224, 224]
     family.check(model, family.towers(model), "here")
     named = family.with_classes(model, 3, None)
-    module = family.build(named, family.towers(named), {"vision": (tuple(range(12)),) * 2})
+    module = family.build(named, {"vision": (tuple(range(12)),) * 2})
     assert {n: tuple(p.shape) for n, p in module.named_parameters()} == shapes_of(
         family.weights(named)
     )

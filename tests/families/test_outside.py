@@ -87,9 +87,7 @@ class RowsFamily(Family):
             yield from (part.within(f"layers.{layer}", "vision", layer) for part in parts)
         yield from linear("head", model.num_classes, DIM, "classifier")
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, kept: Kept, *, fresh: bool = False) -> nn.Module:
         with torch.device("cpu" if fresh else "meta"):
             return Rows(model.num_classes, kept)
 

@@ -150,7 +150,7 @@ def test_transformers(name: str) -> None:
     family.check(model, towers, name)
     ((tower, size),) = towers.items()
     kept = {tower: (tuple(range(size.heads)),) * size.layers}
-    module = family.build(model, towers, kept)
+    module = family.build(model, kept)
     built = {n: tuple(parameter.shape) for n, parameter in module.named_parameters()}
     assert built == shapes_of(family.weights(model))
 

@@ -16,6 +16,7 @@ from hydrasurgeon.anatomy.layers import split_heads
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.families.deberta.architectures import KIND
 from hydrasurgeon.families.hf_encoder.modules import Encoder, attention_of, padding
+from hydrasurgeon.families.hf_encoder.modules import build as build
 from hydrasurgeon.heads import positions
 
 
@@ -35,8 +36,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
 
     def readout(stack: Stack) -> Tensor:
         vector = stack.hidden if by_words else inner.pooler(stack.hidden)
-        logits: Tensor = inner.classifier(inner.dropout(vector))
-        return logits
+        return inner.classifier(inner.dropout(vector))
 
     shared = [getattr(base.encoder, name, None) for name in ("rel_embeddings", "LayerNorm")]
     return Anatomy(

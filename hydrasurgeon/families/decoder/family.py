@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.decoder.architectures import (
@@ -19,11 +19,6 @@ from hydrasurgeon.families.hf_encoder.architectures import Encoder, Kind
 from hydrasurgeon.families.hf_encoder.companions import GENERIC
 from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
 from hydrasurgeon.files.manifest import Model, Tower
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from hydrasurgeon.heads import Kept
 
 GENERATES = "ForCausalLM"
 """How the name of a class ends whose model has no classifier yet."""
@@ -58,7 +53,7 @@ class Decoder(HFVariant):
             )
 
     def towers(self, model: Model) -> dict[str, Tower]:
-        config = self._config(model)
+        config: Any = self.config(model)
         layers, dim = config.num_hidden_layers, config.hidden_size
         return {"text": Tower(layers=layers, heads=config.groups, head_dim=config.width, dim=dim)}
 
@@ -73,15 +68,3 @@ class Decoder(HFVariant):
             "head_dim": config.width,
             "intermediate_size": width or config.intermediate_size,
         }
-
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
-        from hydrasurgeon.families.decoder.modules import build
-
-        return build(model, self._config(model), kept["text"], fresh=fresh)
-
-    def _config(self, model: Model) -> DecoderConfig:
-        config = self.config(model)
-        assert isinstance(config, DecoderConfig)
-        return config

@@ -6,9 +6,9 @@ are seen by none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,21 +21,23 @@ from hydrasurgeon.families.decoder.architectures import (
     LOCAL,
     NORMED,
     SANDWICHED,
-    DecoderConfig,
 )
-from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import classify_pooled
 from hydrasurgeon.families.hf_encoder.modules import (
     Encoder,
     Features,
     attention_of,
+    encoder_of,
     library_config,
-    pooled_classifier,
     pooled_logits,
-    shrink_layers,
+    reads_pooled,
     stock_model,
 )
 from hydrasurgeon.families.modernbert.modules import counted, window
 from hydrasurgeon.files.manifest import Model
+
+if TYPE_CHECKING:
+    from hydrasurgeon.families.hf_encoder.family import HFVariant
+    from hydrasurgeon.heads import Kept
 
 
 class Decoder(Encoder):
@@ -44,13 +46,11 @@ class Decoder(Encoder):
     """
 
     def forward(self, inputs: Any) -> Tensor:
-        logits: Tensor = run(anatomy(self), inputs)
-        return logits
+        return run(anatomy(self), inputs)
 
 
-def build(
-    model: Model, config: DecoderConfig, kept: Sequence[Sequence[int]], *, fresh: bool
-) -> Decoder:
+def build(family: HFVariant, model: Model, kept: Kept, *, fresh: bool) -> Encoder:
+    config = family.config(model)
     stock = library_config(model, config)
     stock.attention_dropout = 0.0  # blocks run without: nothing may promise it
     inner = stock_model(model, KINDS[config.model_type], stock, fresh=fresh)
@@ -60,12 +60,9 @@ def build(
         base.embed_tokens.register_buffer(
             "embed_scale", torch.tensor(config.hidden_size**0.5), persistent=False
         )
-    if model.pooling is not None:
-        classify_pooled(inner, pooled_classifier(model, config, fresh=fresh))
-    elif not model.num_classes:
+    if not reads_pooled(inner, model, config, fresh=fresh) and not model.num_classes:
         inner.score = Features()
-    shrink_layers(inner, kept)
-    return Decoder(inner, config.model_type, kept, model.pooling)
+    return encoder_of(inner, model, config, kept, made=Decoder)
 
 
 class Angles(nn.Module):
@@ -129,8 +126,7 @@ def anatomy(decoder: Decoder) -> Anatomy:
         real = real_tokens(stack)
         last = (counted(stack.hidden[0, :, 0]) * real).argmax(dim=1)
         place = last[:, None, None].expand(-1, 1, stack.hidden.shape[-1])
-        logits: Tensor = inner.score(base.norm(stack.hidden.gather(1, place)[:, 0]))
-        return logits
+        return inner.score(base.norm(stack.hidden.gather(1, place)[:, 0]))
 
     return Anatomy(
         embed=embed,
@@ -199,9 +195,8 @@ def _rotation(base: Any, layer_type: str | None) -> Callable[[Tensor], Tensor]:
     def rotate(heads: Tensor) -> Tensor:
         positions = counted(heads[0, 0, :, 0])[None]
         # It turns two at once: the second has no heads here.
-        turned: Tensor = apply_rotary_pos_emb(
+        return apply_rotary_pos_emb(
             heads, heads[:, :0], *base.rotary_emb(heads, positions, layer_type)
         )[0]
-        return turned
 
     return rotate

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.families.hf_clip.architectures import CLIP
 from hydrasurgeon.families.hf_encoder.modules import Encoder, attention_of
+from hydrasurgeon.families.hf_encoder.modules import build as build
 
 
 def anatomy(encoder: Encoder) -> Anatomy:
@@ -32,8 +33,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
         # CLIP's has a class token in front of the patches, and its norm is the pooled token's
         # alone.
         patches = stack.hidden[:, 1:] if clip else base.post_layernorm(stack.hidden)
-        logits: Tensor = inner.classifier(patches.mean(dim=1))
-        return logits
+        return inner.classifier(patches.mean(dim=1))
 
     return Anatomy(
         embed=embed,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.families.base import Bare, Usage
 from hydrasurgeon.families.hf_clip.both_towers import ARCHS, read_towers, towers_of, weights
@@ -30,10 +29,9 @@ from hydrasurgeon.families.settings import Images, parse
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from hydrasurgeon.families.weights import Weight
-    from hydrasurgeon.heads import Kept
 
 USAGE = """
 import hydrasurgeon as hs
@@ -50,6 +48,7 @@ class HFZeroShot(NamedClasses):
     needs_config = True
     refuses_by_config = True
     companions = staticmethod(companions)
+    modules = "hydrasurgeon.families.hf_clip.zero_shot_modules"
 
     def recognises(self, bare: Bare) -> bool:
         """Both towers; `--arch transformers:CLIPForImageClassification` reads that of images alone."""
@@ -103,10 +102,6 @@ class HFZeroShot(NamedClasses):
     def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
         check_recorded(model, _of_texts(files), where)
 
-    def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
-        ours = {weight.name for weight in self.weights(model)}
-        return {name: name for name in stored if name in ours}
-
     def towers(self, model: Model) -> dict[str, Tower]:
         config = towers_of(model)
         return {
@@ -149,13 +144,6 @@ class HFZeroShot(NamedClasses):
         facts = (text.model_type, text.max_position_embeddings, text.vocab_size, called)
         return partial(tokens, files=dict(files), facts=facts)
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
-        from hydrasurgeon.families.hf_clip.zero_shot_modules import build
-
-        return build(model, towers_of(model), kept, fresh=fresh)
-
     def transform(
         self,
         model: Model,
@@ -173,12 +161,6 @@ class HFZeroShot(NamedClasses):
 
         white = white_behind(towers_of(model).vision_config, files)
         return in_transformers(model.preprocess, white=white)
-
-    def anatomy(self, module: nn.Module) -> Anatomy:
-        from hydrasurgeon.families.hf_clip.zero_shot_modules import BothTowers, anatomy
-
-        assert isinstance(module, BothTowers)
-        return anatomy(module)
 
 
 def _of_texts(files: Mapping[str, str]) -> dict[str, str]:

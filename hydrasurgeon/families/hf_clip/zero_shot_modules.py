@@ -8,20 +8,23 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.construction import construction
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
-from hydrasurgeon.families.hf_clip.both_towers import ARCHS, Towers
+from hydrasurgeon.families.hf_clip.both_towers import ARCHS, Towers, towers_of
 from hydrasurgeon.families.hf_encoder.companions import load_tokenizer, quietly
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
 from hydrasurgeon.families.hf_encoder.modules import attention_of, real_buffers
 from hydrasurgeon.families.zero_shot import ZeroShot, images_in, read_first
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept
+
+if TYPE_CHECKING:
+    from hydrasurgeon.families.hf_clip.zero_shot import HFZeroShot
 
 HIGHEST = 2
 """What old CLIPs call the token that a text is read at: it is the one of the highest number."""
@@ -49,8 +52,7 @@ class BothTowers(ZeroShot):
         """CLIP's features, by the projection of this name; SigLIP's end where images and texts
         meet.
         """
-        features: Tensor = getattr(self.model, name)(pooled) if self.clip else pooled
-        return features
+        return getattr(self.model, name)(pooled) if self.clip else pooled
 
     def text_anatomy(self) -> Anatomy:
         text = self.model.text_model
@@ -97,10 +99,11 @@ class BothTowers(ZeroShot):
         return [self.model.text_model, getattr(self.model, "text_projection", None)]
 
 
-def build(model: Model, config: Towers, kept: Kept, *, fresh: bool) -> BothTowers:
+def build(_: HFZeroShot, model: Model, kept: Kept, *, fresh: bool) -> BothTowers:
     """A model of the library with so many heads in each layer."""
     import transformers
 
+    config = towers_of(model)
     said = {key: value for key, value in config.library().items() if key != "model_type"}
     cls = getattr(transformers, ARCHS[config.model_type])
     with quietly(), construction(fresh=fresh):
@@ -114,8 +117,7 @@ def build(model: Model, config: Towers, kept: Kept, *, fresh: bool) -> BothTower
 
 def layers_of(inner: Any, tower: str) -> Sequence[Any]:
     """A tower's layers, as the library has them."""
-    layers: Sequence[Any] = getattr(inner, f"{tower}_model").encoder.layers
-    return layers
+    return getattr(inner, f"{tower}_model").encoder.layers
 
 
 def anatomy(module: BothTowers) -> Anatomy:
@@ -159,8 +161,7 @@ def tokens(
     made = read(
         list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
     )
-    ids: Tensor = made["input_ids"]
-    return ids
+    return made["input_ids"]
 
 
 def canonical(text: str, *, bare: bool) -> str:

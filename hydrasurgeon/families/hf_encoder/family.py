@@ -13,7 +13,6 @@ from functools import partial
 from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError
 from hydrasurgeon.families import families
 from hydrasurgeon.families.base import Bare, Family, Usage
@@ -55,7 +54,7 @@ from hydrasurgeon.families.settings import Images, Texts, known, parse
 from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import OF_WORDS, Manifest, Model, ProblemName, Tower
 from hydrasurgeon.heads import NEURONS, Layers, even
-from hydrasurgeon.lookup import imported, nearest
+from hydrasurgeon.lookup import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.files.tensors import TensorInfo
-    from hydrasurgeon.heads import Kept
 
 TASK = re.compile(
     r"For(?!MaskedLM|PreTraining|MaskedImageModeling|(?:Sequence|Image|Token)Classification)([A-Z]\w*)$"
@@ -149,8 +147,7 @@ class HFEncoder(Family):
     """What config.json says and what tensors are called, by model type."""
     reader: ClassVar[str] = "AutoTokenizer"
     """The class of transformers that reads tokenizers."""
-    modules: ClassVar[str] = "hydrasurgeon.families.hf_encoder.modules"
-    """Where live models are taken apart."""
+    modules = "hydrasurgeon.families.hf_encoder.modules"
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
         tensors, files, where = bare.tensors, bare.files, bare.where
@@ -480,18 +477,6 @@ class HFEncoder(Family):
 
     def _cut(self, manifest: Manifest) -> bool:
         return is_cut(manifest) and self.stock_sizes(manifest) is None
-
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
-        from hydrasurgeon.families.hf_encoder.modules import build
-
-        kind = self.kind(model)
-        return build(model, self.config(model), kind, kept[kind.tower], fresh=fresh)
-
-    def anatomy(self, module: nn.Module) -> Anatomy:
-        taken_apart: Anatomy = imported(f"{self.modules}:anatomy")(module)
-        return taken_apart
 
     def transform(
         self,

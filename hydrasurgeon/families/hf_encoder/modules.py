@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,10 @@ from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
     shrink,
 )
 from hydrasurgeon.files.manifest import OF_WORDS, Model, Pooling
+
+if TYPE_CHECKING:
+    from hydrasurgeon.families.hf_encoder.family import HFEncoder
+    from hydrasurgeon.heads import Kept
 
 # Memory → disk, where version 5 renamed modules; names that already are the disk's pass unchanged.
 RENAMES = {
@@ -92,30 +96,39 @@ class Encoder(DiskNamed):
         return name
 
 
-def build(
-    model: Model, config: Config, kind: Kind, kept: Sequence[Sequence[int]], *, fresh: bool
-) -> Encoder:
+def build(family: HFEncoder, model: Model, kept: Kept, *, fresh: bool) -> Encoder:
     """A model of the library with so many heads in each layer."""
+    config, kind = family.config(model), family.kind(model)
     inner = stock_model(model, kind, library_config(model, config), fresh=fresh)
-    if model.pooling is not None and model.pooling != OF_WORDS:
-        classify_pooled(inner, pooled_classifier(model, config, fresh=fresh))
-    elif not model.num_classes:
+    if not reads_pooled(inner, model, config, fresh=fresh) and not model.num_classes:
         _behead(inner, config, kind)
-    shrink_layers(inner, kept)
     real_buffers(inner)
-    return Encoder(inner, config.model_type, kept, model.pooling)
+    return encoder_of(inner, model, config, kept)
 
 
-def pooled_classifier(model: Model, config: Config, *, fresh: bool) -> nn.Module:
-    """What reads pooled tokens; nothing where there are no classes."""
-    if not model.num_classes:
-        return Features()
-    with torch.device("cpu" if fresh else "meta"):
-        classifier = nn.Linear(config.hidden_size, model.num_classes)
-    if fresh:
-        nn.init.normal_(classifier.weight, std=config.initializer_range)
-        nn.init.zeros_(classifier.bias)
-    return classifier
+def encoder_of(
+    inner: Any, model: Model, config: Config, kept: Kept, made: type[Encoder] = Encoder
+) -> Encoder:
+    """The library's model with room for the kept heads of each layer."""
+    rows = kept["vision" if "vision" in kept else "text"]
+    for layer, row in zip(encoder_layers(inner), rows, strict=True):
+        shrink(attention_site(layer), row)
+    return made(inner, config.model_type, rows, model.pooling)
+
+
+def reads_pooled(inner: Any, model: Model, config: Config, *, fresh: bool) -> bool:
+    """Whether pooled tokens are read: then by one layer, or none where there are no classes."""
+    if model.pooling in (None, OF_WORDS):
+        return False
+    classifier: nn.Module = Features()
+    if model.num_classes:
+        with torch.device("cpu" if fresh else "meta"):
+            classifier = nn.Linear(config.hidden_size, model.num_classes)
+        if fresh:
+            nn.init.normal_(classifier.weight, std=config.initializer_range)
+            nn.init.zeros_(classifier.bias)
+    classify_pooled(inner, classifier)
+    return True
 
 
 def stock_model(model: Model, kind: Kind, config: Any, *, fresh: bool) -> Any:
@@ -124,12 +137,6 @@ def stock_model(model: Model, kind: Kind, config: Any, *, fresh: bool) -> Any:
 
     with construction(fresh=fresh):
         return getattr(transformers, class_name(kind, model))(config)
-
-
-def shrink_layers(inner: Any, kept: Sequence[Sequence[int]]) -> None:
-    """Room for the kept heads of each layer."""
-    for layer, row in zip(encoder_layers(inner), kept, strict=True):
-        shrink(attention_site(layer), row)
 
 
 def library_config(model: Model, config: Config) -> Any:
@@ -216,8 +223,7 @@ def pooled_logits(inner: Any, pooling: Mapping[str, Any], stack: Stack) -> Tenso
     vector = stack.hidden
     if pooling["mode"] != WORDS:
         vector = pool(vector, real_tokens(stack), pooling["mode"], pooling["normalize"])
-    logits: Tensor = inner.classifier(vector)
-    return logits
+    return inner.classifier(vector)
 
 
 def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.Module, ...]]:
@@ -280,10 +286,7 @@ def _reader(
 
         def both(hidden: Tensor) -> Tensor:
             tokens = base.layernorm(hidden)
-            logits: Tensor = inner.classifier(
-                torch.cat([tokens[:, 0], tokens[:, first:].mean(dim=1)], dim=1)
-            )
-            return logits
+            return inner.classifier(torch.cat([tokens[:, 0], tokens[:, first:].mean(dim=1)], dim=1))
 
         return both, (base.layernorm, inner.classifier)
     if hasattr(inner, "cls_classifier"):

@@ -43,8 +43,7 @@ def _prepared(
     image: Image.Image,
 ) -> Tensor:
     pixels = sized(upright(image)).float() / 255
-    normalised: Tensor = vision.normalize(pixels, list(preprocess["mean"]), list(preprocess["std"]))
-    return normalised
+    return vision.normalize(pixels, list(preprocess["mean"]), list(preprocess["std"]))
 
 
 def _sized(preprocess: Mapping[str, Any], image: Image.Image) -> Tensor:
@@ -72,10 +71,8 @@ def _cut(pixels: Tensor, crop: tuple[int, int]) -> Tensor:
         padding = [wide // 2, high // 2, (wide + 1) // 2, (high + 1) // 2]
         pixels = vision.pad(pixels, padding)
     top, left = (int((side - edge) / 2) for edge, side in zip(crop, pixels.shape[1:], strict=True))
-    cut: Tensor = vision.crop(pixels, top, left, *crop)
-    return cut
+    return vision.crop(pixels, top, left, *crop)
 
 
 def _picture(sized: Callable[[Image.Image], Tensor], image: Image.Image) -> Image.Image:
-    picture: Image.Image = vision.to_pil_image(sized(image))
-    return picture
+    return vision.to_pil_image(sized(image))

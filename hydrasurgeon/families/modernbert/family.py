@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hydrasurgeon.families.hf_encoder.architectures import Encoder, Kind
 from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
-from hydrasurgeon.families.modernbert.architectures import KIND, ModernBertConfig, weights
-from hydrasurgeon.files.manifest import Model, Tower
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from hydrasurgeon.heads import Kept
+from hydrasurgeon.families.modernbert.architectures import KIND, weights
 
 
 class ModernBert(HFVariant):
@@ -32,12 +26,3 @@ class ModernBert(HFVariant):
         if "head.dense.weight" in names and "head.norm.weight" in names:
             return config.model_copy(update={"prediction_head": True})
         return config
-
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
-        from hydrasurgeon.families.modernbert.modules import build
-
-        config = self.config(model)
-        assert isinstance(config, ModernBertConfig)
-        return build(model, config, kept[KIND.tower], fresh=fresh)

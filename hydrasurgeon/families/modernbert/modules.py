@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,37 +12,37 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.anatomy.words import WORDS
-from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import classify_pooled, pool
+from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import pool
 from hydrasurgeon.families.hf_encoder.modules import (
     Encoder,
     Features,
     attention_of,
+    encoder_of,
     library_config,
     padding,
-    pooled_classifier,
     pooled_logits,
-    shrink_layers,
+    reads_pooled,
     stock_model,
 )
 from hydrasurgeon.families.modernbert.architectures import KIND, LOCAL, ModernBertConfig
-from hydrasurgeon.files.manifest import OF_WORDS, Model
+from hydrasurgeon.files.manifest import Model
+
+if TYPE_CHECKING:
+    from hydrasurgeon.families.modernbert.family import ModernBert
+    from hydrasurgeon.heads import Kept
 
 
-def build(
-    model: Model, config: ModernBertConfig, kept: Sequence[Sequence[int]], *, fresh: bool
-) -> Encoder:
+def build(family: ModernBert, model: Model, kept: Kept, *, fresh: bool) -> Encoder:
+    config: Any = family.config(model)
     stock = library_config(model, config)
     stock.reference_compile = False  # transformers before 5.2 compiles parts on its own
     inner = stock_model(model, KIND, stock, fresh=fresh)
     inner.model.rotary_emb = Angles(config)
-    if model.pooling is not None and model.pooling != OF_WORDS:
-        classify_pooled(inner, pooled_classifier(model, config, fresh=fresh))
-    elif not model.num_classes:
+    if not reads_pooled(inner, model, config, fresh=fresh) and not model.num_classes:
         inner.classifier = Features()
         if not config.prediction_head:
             inner.head = nn.Identity()
-    shrink_layers(inner, kept)
-    return Encoder(inner, config.model_type, kept, model.pooling)
+    return encoder_of(inner, model, config, kept)
 
 
 class Angles(nn.Module):
@@ -80,8 +80,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
             vector = pool(tokens, real_tokens(stack), pooling, normalize=False)
         elif encoder.pooling["mode"] != WORDS:
             return pooled_logits(inner, encoder.pooling, replace(stack, hidden=tokens))
-        logits: Tensor = inner.classifier(inner.drop(inner.head(vector)))
-        return logits
+        return inner.classifier(inner.drop(inner.head(vector)))
 
     parts: tuple[nn.Module, ...] = (base.final_norm, inner.head, inner.classifier)
     if encoder.pooling is not None:
@@ -118,8 +117,7 @@ def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
         positions = counted(heads[0, 0, :, 0])[None]
         cos, sin = base.rotary_emb(heads, positions, layer_type)
         # It turns two at once: the second has no heads here.
-        turned: Tensor = apply_rotary_pos_emb(heads, heads[:, :0], cos, sin)[0]
-        return turned
+        return apply_rotary_pos_emb(heads, heads[:, :0], cos, sin)[0]
 
     return rotate
 

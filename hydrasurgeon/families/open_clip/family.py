@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.families.base import WEIGHTS, Bare, Usage
 from hydrasurgeon.families.open_clip.configs import (
@@ -31,9 +30,7 @@ from hydrasurgeon.files.decided import BESIDE
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from hydrasurgeon.heads import Kept
+    from torch import Tensor
 
 # What OpenCLIP's own configurations of ViTs are called; only shown, never looked up.
 NAME = re.compile(r"CLIP|ViT-[A-Za-z0-9._-]{1,60}")
@@ -59,6 +56,7 @@ class OpenCLIP(NamedClasses):
     config_file = "open_clip_config.json"
     layout = ("open_clip_config.json",)
     needs_config = True
+    modules = "hydrasurgeon.families.open_clip.modules"
     # Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
     downloads = ("open_clip_model.safetensors", BESIDE, "open_clip_config.json", "heads.json")
 
@@ -92,10 +90,6 @@ class OpenCLIP(NamedClasses):
         model, _, tag = name.partition("/")
         listed = str(get_pretrained_cfg(model, tag).get("hf_hub") or name)
         return "/".join(listed.split("/")[:2])  # a file's name may follow
-
-    def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
-        ours = {weight.name for weight in self.weights(model)}
-        return {name: name for name in stored if name in ours}
 
     def towers(self, model: Model) -> dict[str, Tower]:
         config = config_of(model)
@@ -139,19 +133,6 @@ class OpenCLIP(NamedClasses):
 
     def usage(self, manifest: Manifest) -> Usage:
         return "open_clip", "zero-shot-image-classification", USAGE
-
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
-        from hydrasurgeon.families.open_clip.modules import OpenCLIPModule
-
-        return OpenCLIPModule.build(model, kept, fresh=fresh)
-
-    def anatomy(self, module: nn.Module) -> Anatomy:
-        from hydrasurgeon.families.open_clip.modules import OpenCLIPModule, anatomy
-
-        assert isinstance(module, OpenCLIPModule)
-        return anatomy(module)
 
 
 def _name(config: Config) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from hydrasurgeon.families.open_clip.configs import config_of
 from hydrasurgeon.families.zero_shot import ZeroShot, images_in, read_first
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept
+
+if TYPE_CHECKING:
+    from hydrasurgeon.families.open_clip.family import OpenCLIP
 
 
 class HeadAttention(nn.Module):
@@ -63,29 +66,14 @@ class HeadAttention(nn.Module):
 class OpenCLIPModule(ZeroShot):
     """OpenCLIP's own model, called as files call it."""
 
-    @classmethod
-    def build(cls, model: Model, kept: Kept, *, fresh: bool) -> OpenCLIPModule:
-        import open_clip
-
-        with construction(fresh=fresh):
-            inner: Any = open_clip.CLIP(**config_of(model).library())
-        for tower, stack in (("vision", inner.visual.transformer), ("text", inner.transformer)):
-            for layer, (block, row) in enumerate(zip(stack.resblocks, kept[tower], strict=True)):
-                block.attn = HeadAttention(block.attn, tower, layer, row)
-        if inner.attn_mask is not None:  # a buffer that no file brings
-            inner.attn_mask = torch.full((inner.context_length,) * 2, float("-inf")).triu_(1)
-        return cls(inner, model.num_classes)
-
     def disk_name(self, name: str) -> str:
         return super().disk_name(name).replace(".attn.in_proj.", ".attn.in_proj_")
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        features: Tensor = self.model.encode_image(pixels)
-        return features
+        return self.model.encode_image(pixels)
 
     def encode_texts(self, tokens: Tensor) -> Tensor:
-        features: Tensor = self.model.encode_text(tokens)
-        return features
+        return self.model.encode_text(tokens)
 
     def text_anatomy(self) -> Anatomy:
         return _text_anatomy(self.model)
@@ -100,6 +88,19 @@ class OpenCLIPModule(ZeroShot):
             "text_projection",
         )
         return [getattr(self.model, name) for name in names]
+
+
+def build(_: OpenCLIP, model: Model, kept: Kept, *, fresh: bool) -> OpenCLIPModule:
+    import open_clip
+
+    with construction(fresh=fresh):
+        inner: Any = open_clip.CLIP(**config_of(model).library())
+    for tower, stack in (("vision", inner.visual.transformer), ("text", inner.transformer)):
+        for layer, (block, row) in enumerate(zip(stack.resblocks, kept[tower], strict=True)):
+            block.attn = HeadAttention(block.attn, tower, layer, row)
+    if inner.attn_mask is not None:  # a buffer that no file brings
+        inner.attn_mask = torch.full((inner.context_length,) * 2, float("-inf")).triu_(1)
+    return OpenCLIPModule(inner, model.num_classes)
 
 
 @cache
@@ -125,8 +126,7 @@ def anatomy(module: OpenCLIPModule) -> Anatomy:
 
     def features(stack: Stack) -> Tensor:
         pooled, _ = visual._pool(stack.hidden)
-        projected: Tensor = pooled @ visual.proj
-        return projected
+        return pooled @ visual.proj
 
     return Anatomy(
         embed=lambda inputs: Stack(visual._embeds(images_in(inputs))),

@@ -113,9 +113,7 @@ class TimmEva(TimmViT):
             raise CheckpointError(what, hint="Say which: --arch timm:NAME[,key=value…].")
         return only(matches, where)
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.timm_eva.modules import build
 
         name = self.named(model.arch, "the manifest").name

@@ -35,8 +35,7 @@ def build(
         module.rope = Angles(small.rope.get_embed())
     for layer, (block, row) in enumerate(zip(module.blocks, kept, strict=True)):
         block.attn = Heads(block.attn, layer, tuple(row), module.rope)
-    whole: nn.Module = module
-    return whole
+    return module
 
 
 class Angles(nn.Module):
@@ -81,8 +80,7 @@ class Heads(nn.Module):
         self.proj, self.proj_drop = resize(stock.proj, columns=width), stock.proj_drop
 
     def forward(self, x: Tensor, **_: Any) -> Tensor:
-        attended: Tensor = self.proj_drop(attend(self.site(), x, None))
-        return attended
+        return self.proj_drop(attend(self.site(), x, None))
 
     def site(self) -> Attention:
         project: Any = (self.q_proj, self.k_proj, self.v_proj)

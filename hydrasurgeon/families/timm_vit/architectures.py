@@ -328,8 +328,7 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
 
 def _prefix(args: Mapping[str, Any]) -> int:
     """How many tokens stand before those of the patches."""
-    prefix: int = args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
-    return prefix
+    return args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
 
 
 def _unknown(shapes: Shapes, where: str) -> CheckpointError:

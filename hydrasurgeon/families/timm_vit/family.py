@@ -245,9 +245,7 @@ class TimmViT(Family):
             code = USAGE.replace("import ", "import hydrasurgeon, ")
         return "timm", "image-classification", code
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, kept: Kept, *, fresh: bool = False) -> nn.Module:
         import timm
 
         from hydrasurgeon.anatomy.construction import construction
@@ -296,8 +294,7 @@ def taken_apart(m: Any, embed: Callable[[Any], Stack], blocks: tuple[Block, ...]
     """
 
     def readout(stack: Stack) -> Tensor:
-        logits: Tensor = m.forward_head(m.norm(stack.hidden))
-        return logits
+        return m.forward_head(m.norm(stack.hidden))
 
     token = m.global_pool == "token" and m.attn_pool is None
     distillation = getattr(m, "dist_token", None)

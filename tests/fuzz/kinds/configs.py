@@ -82,7 +82,7 @@ def use(path: Path, runs: float) -> None:
 
         transform(Image.new("RGB", (30, 20)))
     if runs < 0.05 and (model.family != "open_clip" or model.labels):
-        family.build(model, opened.manifest.towers, opened.manifest.kept or {})
+        family.build(model, opened.manifest.kept or {})
 
 
 def _json(content: Any) -> Any:
