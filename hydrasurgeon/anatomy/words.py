@@ -15,12 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hydrasurgeon.statistics.words import NOTHING
+
 WORDS = "words"
 """The input that says where words stand."""
-NOTHING = -16384.0
-"""The logit of every class where there is no word: exact in any floating-point type, and no softmax of
-it is NaN.
-"""
 
 
 def of_words(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
+from safetensors.numpy import load_file, save
 
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.members import Member
@@ -33,7 +33,7 @@ from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.statistics.scores.evidence import Evidence
 
-Linear = list[tuple[Tensor, Tensor]]
+Linear = list[tuple[ndarray, ndarray]]
 """Weight and bias of each member's classifier."""
 
 
@@ -45,7 +45,7 @@ class Answers:
     ood: tuple[Outputs, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     """What OOD scores are fitted on, a member each; empty where nothing is OOD."""
-    linear: tuple[tuple[Tensor, Tensor], ...] = ()
+    linear: tuple[tuple[ndarray, ndarray], ...] = ()
 
     def beside(self, other: Answers) -> Answers:
         """The same samples, answered by the members of both."""
@@ -57,8 +57,8 @@ class Answers:
 def _beside(one: Outputs, other: Outputs) -> Outputs:
     features = None
     if one.features is not None and other.features is not None:
-        features = torch.cat([one.features, other.features], dim=1)
-    return Outputs(torch.cat([one.logits, other.logits], dim=1), features, one.labels)
+        features = np.concatenate([one.features, other.features], axis=1)
+    return Outputs(np.concatenate([one.logits, other.logits], axis=1), features, one.labels)
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,7 @@ class Asked:
         for number, each in enumerate(classifiers(live)):
             tensors |= {f"weight.{number}": each.weight, f"bias.{number}": each.bias}
         held = {
-            name: each.detach().cpu().contiguous()
-            for name, each in tensors.items()
-            if each is not None
+            name: np.ascontiguousarray(each) for name, each in tensors.items() if each is not None
         }
         write_bytes(place, save(held))
 

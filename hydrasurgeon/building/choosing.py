@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.building.table import Choice, Entry, Table
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.statistics.metrics import auroc
+from hydrasurgeon.statistics.probabilities import of_labels, softmax
 from hydrasurgeon.statistics.temperature import temperature_of
 
 TINY = 1e-30
@@ -41,7 +42,7 @@ class Pool:
         """Of all samples, or of one half."""
         self.objective, problem = table.objective, table.problem
         self.numbers = {member.file: number for number, member in enumerate(members)}
-        each: list[list[Tensor]] = []
+        each: list[list[ndarray]] = []
         for member in members:
             answers = table.read(member, "torch")
             sets = [answers.val, *answers.ood]
@@ -54,14 +55,14 @@ class Pool:
             rows, self.labels = problem.labelled(sets[0].logits, sets[0].truth)
             at = temperature_of(rows, self.labels)
             foreign = [problem.rows(s.logits) for s in sets[1:]]
-            each.append([(logits[:, 0] / at).softmax(dim=-1) for logits in (rows, *foreign)])
-        self.terms = [torch.stack(terms) for terms in zip(*each, strict=True)]
+            each.append([softmax(logits[:, 0] / at) for logits in (rows, *foreign)])
+        self.terms = [np.stack(terms) for terms in zip(*each, strict=True)]
         """Probabilities [member, row, class] of the validation set and of each OOD set."""
 
     def worth_with(self, members: Sequence[Member], options: Sequence[Member]) -> list[float]:
         """Worth of these members and one more, for each option."""
         numbers = [self.numbers[member.file] for member in members]
-        base = [term[numbers].sum(dim=0) for term in self.terms]
+        base = [term[numbers].sum(axis=0) for term in self.terms]
 
         def one(option: Member) -> float:
             number = self.numbers[option.file]
@@ -70,18 +71,21 @@ class Pool:
 
         return [one(option) for option in options]
 
-    def _worth(self, sums: Sequence[Tensor], count: int) -> float:
+    def _worth(self, sums: Sequence[ndarray], count: int) -> float:
         probs = sums[0]
         if self.objective.name == "rmse":
-            errors = probs[:, 0].double() / count - self.labels
-            return -float(errors.square().mean().sqrt())
-        right = (probs.argmax(dim=-1) == self.labels).double().mean()
-        of_truth = probs.gather(-1, self.labels[:, None])[:, 0] / count
-        figures = {"accuracy": right, "nll": -of_truth.clamp_min(TINY).log().double().mean()}
+            errors = probs[:, 0].astype(np.float64) / count - self.labels
+            return -float(np.sqrt(np.square(errors).mean()))
+        right = (probs.argmax(axis=-1) == self.labels).astype(np.float64).mean()
+        of_truth = of_labels(probs, self.labels) / count
+        figures = {
+            "accuracy": right,
+            "nll": -np.log(np.maximum(of_truth, TINY)).mean(dtype=np.float64),
+        }
         if self.objective.sees_ood and len(sums) > 1:
-            inside, *outside = (-values.amax(dim=-1) for values in sums)
+            inside, *outside = (-values.max(axis=-1) for values in sums)
             areas = [auroc(inside, values) or 0.0 for values in outside]
-            figures["auroc"] = torch.tensor(sum(areas) / len(areas), dtype=torch.float64)
+            figures["auroc"] = np.array(sum(areas) / len(areas), dtype=np.float64)
         return float(self.objective.value(figures))
 
 
@@ -156,9 +160,7 @@ def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> E
     if below is not None:
         everyone.append(below)
     best = max(everyone, key=lambda entry: entry.value)
-    least = max(
-        (entry.value - ROUNDING for entry in everyone if entry.is_plain), default=-torch.inf
-    )
+    least = max((entry.value - ROUNDING for entry in everyone if entry.is_plain), default=-np.inf)
     if below is not None:
         least = max(least, below.value)
     tied = [entry for entry in everyone if entry.value >= least and _is_tied(entry, best)]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.building.answers import Answers
 from hydrasurgeon.building.cost import UNITS
@@ -40,10 +40,10 @@ PENALTY = 10.0
 """What a point of accuracy below the floor costs, in points of the objective."""
 ONE_SIDE = 0.6827
 """Level of an interval of one standard error to each side."""
-Figures = Mapping[str, Tensor]
+Figures = Mapping[str, ndarray]
 
 
-def right_of(figures: Figures) -> Tensor:
+def right_of(figures: Figures) -> ndarray:
     """The share of answers that are right, of tags those of words."""
     return next(figures[name] for name in ("accuracy", "token_accuracy") if name in figures)
 
@@ -67,13 +67,13 @@ class Objective:
     def sees_ood(self) -> bool:
         return self.name not in ("acc", "nll", "rmse")
 
-    def value(self, figures: Figures) -> Tensor:
+    def value(self, figures: Figures) -> ndarray:
         """`avg` is the mean of accuracy, of the typical probability of the true class e^-NLL, and of
         AUROC where there are OOD data.
         """
         if self.name == "rmse":
             return -figures["rmse"]
-        accuracy, typical = right_of(figures), (-figures["nll"]).exp()
+        accuracy, typical = right_of(figures), np.exp(-figures["nll"])
         if self.name == "nll":
             return -figures["nll"]
         if self.name == "acc":
@@ -82,10 +82,10 @@ class Objective:
             parts = [accuracy, typical]
             if "auroc" in figures:
                 parts.append(figures["auroc"])
-            value = torch.stack(parts).mean(dim=0)
+            value = np.stack(parts).mean(axis=0)
         else:
             value = figures["auroc"]
-        return value - PENALTY * (self.floor - accuracy).clamp_min(0)
+        return value - PENALTY * np.maximum(self.floor - accuracy, 0)
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ class Entry:
     @cached_property
     def value(self) -> float:
         """By what is reported."""
-        return float(self.objective.value(self.figures()))
+        return self.objective.value(self.figures()).item()
 
     def figures(self, *rows: Rows) -> dict[str, Values]:
         """What a row holds, of all samples or of those drawn."""
-        chosen = rows or [torch.arange(count)[None] for count in self.counts]
+        chosen = rows or [np.arange(count)[None] for count in self.counts]
         figures = self.answers.inside.quality(chosen[0])
         # Of numbers no deviation is calibrated.
         figures.pop("nll" if self.objective.name == "rmse" else "brier", None)
@@ -162,7 +162,7 @@ class Entry:
         sets = [ranked.metrics(chosen[0], drawn) for ranked, drawn in pairs]
         for name in ("auroc", "fpr95"):
             if sets:
-                figures[name] = torch.stack([each[name] for each in sets]).mean(dim=0)
+                figures[name] = np.stack([each[name] for each in sets]).mean(axis=0)
         return figures
 
     @property
@@ -191,7 +191,7 @@ class Entry:
 
     def row(self, name: str) -> Row:
         """As the table shows it."""
-        worth = {key: float(values) for key, values in self.figures().items()}
+        worth = {key: values.item() for key, values in self.figures().items()}
         return Row(name, self.choice.count, self.cost, worth, self.errors)
 
     @cached_property
@@ -276,9 +276,11 @@ class Table:
         record = Decision.model_construct(**fields)
         state = State(record, fitted, problem)
         logits = [problem.said(state.answers(each.logits)) for each in judging]
-        ranks: list[Tensor] = []
+        ranks: list[ndarray] = []
         if foreign:
-            scores = [state.ood_score(each.logits, each.features).double() for each in judging]
+            scores = [
+                state.ood_score(each.logits, each.features).astype(np.float64) for each in judging
+            ]
             ranks = _ranks(scores)
         return _Half(truth, logits, ranks, kind if foreign else self.objective.score)
 
@@ -287,10 +289,10 @@ class Table:
 class _Half:
     """Calibrated answers on one half of the samples."""
 
-    labels: Tensor
-    logits: Sequence[Float[Tensor, "sample *any klass"]]
+    labels: ndarray
+    logits: Sequence[Float[ndarray, "sample *any klass"]]
     """Of a single model that would answer so, of the validation set and of each OOD set."""
-    ranks: Sequence[Float[Tensor, " sample"]]
+    ranks: Sequence[Float[ndarray, " sample"]]
     """Where each sample stands by the OOD score among all samples of this half."""
     score: str = AUTO
     """The OOD score."""
@@ -299,9 +301,9 @@ class _Half:
 def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
     """Both halves, as one model's answers."""
     logits, *outside = (
-        torch.cat(rows)[:, None] for rows in zip(*(part.logits for part in parts), strict=True)
+        np.concatenate(rows)[:, None] for rows in zip(*(part.logits for part in parts), strict=True)
     )
-    scores = [torch.cat(ranks) for ranks in zip(*(part.ranks for part in parts), strict=True)]
+    scores = [np.concatenate(ranks) for ranks in zip(*(part.ranks for part in parts), strict=True)]
     pairs = zip(outside, scores[1:], strict=True)
     ood = tuple(
         OodSet(str(number), "near", rows, {STATE: ranks})
@@ -310,15 +312,16 @@ def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
     inside = {}
     if scores:
         inside = {STATE: scores[0]}
-    labels = torch.cat([part.labels for part in parts])
+    labels = np.concatenate([part.labels for part in parts])
     predictions = Predictions("calibrated", "hydra", logits, labels, ood, scores=inside)
     return answered(predictions, Reading(ood_scores=(STATE,), problem=problem))
 
 
-def _ranks(sets: Sequence[Tensor]) -> list[Tensor]:
+def _ranks(sets: Sequence[ndarray]) -> list[ndarray]:
     """The place of each value among all of them, equal ones sharing theirs, between 0 and 1."""
     if not sets:
         return []
-    everything = torch.cat([*sets])
-    distinct, places = everything.unique(return_inverse=True)
-    return list((places.double() / max(1, len(distinct) - 1)).split([len(each) for each in sets]))
+    everything = np.concatenate([*sets])
+    distinct, places = np.unique(everything, return_inverse=True)
+    ends = np.cumsum([len(each) for each in sets])[:-1]
+    return np.split(places / max(1, len(distinct) - 1), ends)

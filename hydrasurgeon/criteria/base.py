@@ -121,7 +121,9 @@ class Subject:
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Each sample's, by the model's kind of problem."""
-        return self.problem.losses(logits.float(), labels)
+        from hydrasurgeon.tuning.losses import losses_of
+
+        return losses_of(self.problem).losses(logits.float(), labels)
 
     def batches(self, name: str) -> Iterator[tuple[Any, Tensor]]:
         """One pass over (inputs, labels), on the model's device; the argument names the pass for

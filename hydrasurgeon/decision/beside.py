@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from hydrasurgeon.decision.words import Kind
 from hydrasurgeon.run.words import Floats
@@ -100,6 +99,8 @@ def fit_beside(
 
 def _least(loss: Callable[[Floats], float], start: Sequence[float]) -> Floats:
     """Where a smooth function of one or two weights is least."""
+    from scipy.optimize import minimize
+
     bounds = [(0.0, LARGEST)] * len(start)
     found = minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds)
     result: Floats = found.x

@@ -8,8 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from hydrasurgeon.decision.cascaded import answers_in_stages, going_on, in_stages, stage_state
 from hydrasurgeon.decision.fitting import halves
@@ -17,7 +16,7 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.statistics.probabilities import TINY, Scores
+from hydrasurgeon.statistics.probabilities import TINY, Scores, falling, of_labels
 
 MAX_LOSS = 0.01
 """Nats by which the calibrated NLL may rise on the half that fits, unless --max-loss says more."""
@@ -55,7 +54,7 @@ def fit_cascade(
 
     novelty = None
     if words and first.features is not None:
-        novelty = float(first.features[fitting, 0, 0].double().quantile(FAMILIAR))
+        novelty = float(np.quantile(first.features[fitting, 0, 0].astype(np.float64), FAMILIAR))
     draft = Cascade(
         threshold=1.0,
         share_on=1.0,
@@ -77,12 +76,12 @@ def fit_cascade(
     state = with_cascade(state, draft)
     parts = in_stages(state, first.at(certifying), whole.at(certifying))
     answers = answers_in_stages(state, parts)
-    familiar = torch.ones(len(certifying), dtype=torch.bool)  # to the first all that it answers
+    familiar = np.ones(len(certifying), dtype=bool)  # to the first all that it answers
     _, late = parts
     familiar[late.rows] = state.ood_score(late.logits, late.features) <= record.ood.threshold
     kept = problem.promised(answers, whole.at(certifying), promise, None, familiar)
     going = going_on(stage_state(state, first=True), threshold, first)
-    share = float(going.double().mean())
+    share = float(going.astype(np.float64).mean())
     return with_cascade(state, draft.model_copy(update={**kept, "share_on": share}))
 
 
@@ -95,7 +94,7 @@ def _flagging(state: State, first: Outputs, whole: Outputs) -> float:
     most = int(LOST * len(flagged))
     if len(certainty) <= most:
         return 0.0
-    least = float(certainty.sort(descending=True).values[most])
+    least = float(-np.sort(-certainty)[most])
     return min(1.0, math.nextafter(least, 2))
 
 
@@ -104,10 +103,12 @@ def _threshold(state: State, first: Outputs, whole: Outputs, most: float) -> flo
     rule = stage_state(state, first=True)
     rises = _losses(rule, first) - _losses(state, whole)
     rises[going_on(rule, 0.0, first)] = 0.0  # they go on, however sure the first is of them
-    certainty, order = rule.problem.certainty(rule.answers(first.logits)).sort(descending=True)
-    following = torch.cat([certainty[1:], torch.zeros(1)])
+    certainty = rule.problem.certainty(rule.answers(first.logits))
+    order = falling(certainty)
+    certainty = certainty[order]
+    following = np.append(certainty[1:], 0.0)
     kept = (rises[order].cumsum(0) / len(rises) <= most) & (certainty > following)
-    places = kept.nonzero()[:, 0]
+    places = np.flatnonzero(kept)
     if not len(places):
         return 1.0
     last = int(places[-1])
@@ -117,6 +118,6 @@ def _threshold(state: State, first: Outputs, whole: Outputs, most: float) -> flo
 def _losses(rule: State, outputs: Outputs) -> Scores:
     """The NLL of each sample, of many labels their mean."""
     chances = rule.problem.chances(rule.answers(outputs.logits))
-    truth: Tensor = outputs.truth.flatten().long()
-    each = -chances.gather(1, truth[:, None]).clamp_min(TINY).log()
-    return each.reshape(len(outputs.logits), -1).mean(dim=1)
+    truth = outputs.truth.reshape(-1).astype(np.int64)
+    each = -np.log(np.maximum(of_labels(chances, truth), TINY))
+    return each.reshape(len(outputs.logits), -1).mean(axis=1)

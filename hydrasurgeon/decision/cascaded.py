@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray
 
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.files.decided import Cascade, Seen
@@ -29,18 +29,41 @@ GIVEN = Given("novelty", (), ())
 
 @dataclass(frozen=True)
 class Said:
-    """What was said of the rows that one stage answers."""
+    """What was said of the rows that one stage answers: arrays, or tensors where a model runs."""
 
-    rows: Int[Tensor, " row"]
-    logits: Float[Tensor, "row member *klass"]
-    features: Float[Tensor, "row member width"] | None
+    rows: Any
+    """[row], whole numbers."""
+    logits: Any
+    """[row, member, class], of tokens [row, member, word, class]."""
+    features: Any = None
+    """[row, member, width], or None."""
     first: bool = False
     """Whether the first reader said it."""
 
-    def on_cpu(self) -> Said:
-        """In float32 on the CPU, as decisions are taken."""
-        features = None if self.features is None else self.features.float().cpu()
-        return replace(self, logits=self.logits.float().cpu(), features=features)
+    def at(self, places: Any) -> Said:
+        """Of some of the rows."""
+        features = None if self.features is None else self.features[places]
+        return replace(self, rows=self.rows[places], logits=self.logits[places], features=features)
+
+    def beside(self, state: State, read: Any) -> Said:
+        """With what a reader says of these rows, added to every member's logits: tensors both."""
+        assert state.record.words is not None
+        model, reader = state.record.words.weights
+        logits, other = self.logits, read.to(self.logits.device).double()
+        mixed = model * logits.double() + reader * other[:, None]
+        return replace(self, logits=mixed.to(logits.dtype))
+
+    def arrays(self) -> Said:
+        """As decisions are taken: in float32 on the CPU."""
+        features = None if self.features is None else single(self.features)
+        return Said(np.asarray(self.rows), single(self.logits), features, self.first)
+
+
+def single(values: Any) -> Float[ndarray, "*any"]:
+    """A tensor or an array as an array in float32."""
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()
+    return np.asarray(values, dtype=np.float32)
 
 
 def cascade_of(state: State) -> Cascade:
@@ -66,7 +89,7 @@ def stage_state(state: State, *, first: bool) -> State:
     return State(state.record.model_copy(update=changes), fitted, state.problem)
 
 
-def going_on(rule: State, threshold: float, first: Outputs) -> Bool[Tensor, " sample"]:
+def going_on(rule: State, threshold: float, first: Outputs) -> Bool[ndarray, " sample"]:
     """Which rows go on, by the decision state for what the first reader answers."""
     certainty = rule.problem.certainty(rule.answers(first.logits))
     unfamiliar = rule.ood_score(first.logits, first.features) > rule.record.ood.threshold
@@ -78,16 +101,16 @@ def in_stages(state: State, first: Outputs, whole: Outputs) -> list[Said]:
     going = going_on(stage_state(state, first=True), cascade_of(state).threshold, first)
     parts = []
     for which, said, early in ((~going, first, True), (going, whole, False)):
-        rows = which.nonzero()[:, 0]
+        rows = np.flatnonzero(which)
         some = said.at(rows)
         parts.append(Said(rows, some.logits, some.features, early))
     return parts
 
 
-def answers_in_stages(state: State, parts: Sequence[Said]) -> Tensor:
+def answers_in_stages(state: State, parts: Sequence[Said]) -> ndarray:
     """Calibrated probabilities of all rows, in their order."""
     each = [stage_state(state, first=part.first).answers(part.logits) for part in parts]
-    return torch.cat(each)[torch.cat([part.rows for part in parts]).argsort()]
+    return np.concatenate(each)[np.concatenate([part.rows for part in parts]).argsort()]
 
 
 def decided_in_stages(state: State, parts: Sequence[Said]) -> Prediction:
@@ -99,11 +122,11 @@ def decided_in_stages(state: State, parts: Sequence[Said]) -> Prediction:
         if part.first and cascade_of(state).novelty is not None:  # words are no member
             answers = replace(answers, members_run=0 * answers.members_run)
         each.append(answers)
-    return joined(each, torch.cat([part.rows for part in some]).argsort())
+    return joined(each, np.concatenate([part.rows for part in some]).argsort())
 
 
 def with_seen(
-    state: State, logits: Tensor, features: Tensor | None, first: Outputs | None = None
+    state: State, logits: ndarray, features: ndarray | None, first: Outputs | None = None
 ) -> State:
     """The state, and in its record what it makes of these samples; with a cascade also of what
     `first` says of them.
@@ -118,13 +141,13 @@ def with_seen(
             decided = decided_in_stages(state, in_stages(state, first.at(rows), whole))
         unfamiliar += int(decided.unfamiliar.sum())
         abstain += int((decided.abstain & ~decided.unfamiliar).sum())
-        uncertainty += float(decided.uncertainty.double().sum())
+        uncertainty += float(decided.uncertainty.astype(np.float64).sum())
         predicted.append(decided.tally)
     seen = Seen(
         rows=len(logits),
         unfamiliar=unfamiliar,
         abstain=abstain,
         uncertainty=round(uncertainty / len(logits), 9),
-        predicted=tuple(torch.stack(predicted).sum(dim=0).tolist()),
+        predicted=tuple(np.stack(predicted).sum(axis=0).tolist()),
     )
     return replace(state, record=state.record.model_copy(update={"seen": seen}))

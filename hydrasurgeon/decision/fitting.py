@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 from hydrasurgeon.decision.cascaded import with_seen
 from hydrasurgeon.decision.state import State
@@ -32,7 +32,9 @@ from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics.abstain import fit_abstention, rows_needed, told
 from hydrasurgeon.statistics.conformal import quantile
-from hydrasurgeon.statistics.metrics import areas
+from hydrasurgeon.statistics.drawing import Drawing
+from hydrasurgeon.statistics.metrics import auroc
+from hydrasurgeon.statistics.probabilities import Scores
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score, fit
 
@@ -61,7 +63,7 @@ SUREST = 1e-3
 """How near to 0 and 1 an AUROC counts: 1,000 samples tell no more."""
 
 
-def halves(count: int, seed: int, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def halves(count: int, seed: int, groups: ndarray | None = None) -> tuple[ndarray, ndarray]:
     """Two disjoint halves of the rows, drawn at random and in no order: a part of one is as random.
     Where there are groups enough, each is half of the groups.
     """
@@ -71,13 +73,13 @@ def halves(count: int, seed: int, groups: Tensor | None = None) -> tuple[Tensor,
             f"least {FEWEST}"
         )
         raise DataError(what, hint="Give more --data.")
-    random = torch.Generator().manual_seed(seed)
-    if groups is not None and len(numbers := groups.unique()) >= FEWEST:
-        first = numbers[torch.randperm(len(numbers), generator=random)[: len(numbers) // 2]]
-        order = torch.randperm(count, generator=random)
-        fits = torch.isin(groups[order], first)
+    random = Drawing(seed)
+    if groups is not None and len(numbers := np.unique(groups)) >= FEWEST:
+        first = numbers[random.order(len(numbers))[: len(numbers) // 2]]
+        order = random.order(count)
+        fits = np.isin(groups[order], first)
         return order[fits], order[~fits]
-    order = torch.randperm(count, generator=random)
+    order = random.order(count)
     return order[: count // 2], order[count // 2 :]
 
 
@@ -85,12 +87,12 @@ def check_count(count: int, promise: CalibrateOptions, problem: Problem = SINGLE
     """Refuse what so few cannot promise even of a model that is never wrong; a note where more
     would be of use.
     """
-    certifying = torch.ones(len(halves(count, 0)[1]))
+    certifying = np.ones(len(halves(count, 0)[1]))
     quantile(certifying, promise.coverage)
     flag_threshold(certifying, promise.id_flagged)
     if promise.risk is not None and not problem.by_word:
         familiar = certifying[: round(len(certifying) * (1 - promise.id_flagged))]
-        fit_abstention(familiar, familiar.bool(), risk=promise.risk)
+        fit_abstention(familiar, familiar.astype(bool), risk=promise.risk)
     if count >= ENOUGH:
         return None
     spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))
@@ -114,7 +116,7 @@ def fit_state(
     *,
     promise: CalibrateOptions,
     score: str = "auto",
-    classifiers: Sequence[tuple[Tensor, Tensor]] = (),
+    classifiers: Sequence[tuple[ndarray, ndarray]] = (),
     evidence: Sequence[Evidence] | None = None,
     foreign: Sequence[Outputs] = (),
     leaves_out: Sequence[str] = ZERO_SHOT,
@@ -180,7 +182,7 @@ def fit_state(
         **_sizes(fitted),
     )
     if "group" in promised and val.groups is not None and promised["group"] is None:
-        count = len(val.groups.unique())
+        count = len(np.unique(val.groups))
         notes = [
             *notes,
             f"nothing is promised of groups: half of these {count} certify no risk of "
@@ -216,7 +218,7 @@ def _with_rows(hint: str | None, promise: CalibrateOptions, accuracy: float | No
 
 
 def evidence_of(
-    outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int
+    outputs: Outputs, classifiers: Sequence[tuple[ndarray, ndarray]], seed: int
 ) -> list[Evidence]:
     """What OOD scores are fitted on, a member each."""
     assert outputs.features is not None
@@ -242,7 +244,7 @@ def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
     return made | ({"neighbours": fitted.neighbours} if fitted.kind == "knn" else {})
 
 
-def flag_threshold(scores: Tensor, flagged: float) -> float:
+def flag_threshold(scores: ndarray, flagged: float) -> float:
     """Above it lies, of samples like these, a share of at most `flagged`, on average over
     calibrations.
     """
@@ -327,7 +329,7 @@ def without_ood(
         kind: [_auroc(kind, fitted, held, other) for other in dealt]
         for kind, fitted in candidates.items()
     }
-    if evidence is not None and held.logits.dim() == 3 and held.logits.shape[-1] >= PARTS:
+    if evidence is not None and held.logits.ndim == 3 and held.logits.shape[-1] >= PARTS:
         for kind, value in left_out([*candidates], evidence, held).items():
             worth[kind].append(value)
     return worth
@@ -350,18 +352,18 @@ def _clipped(aurocs: Sequence[float]) -> list[float]:
 
 
 def dealt_out(
-    outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int
+    outputs: Outputs, classifiers: Sequence[tuple[ndarray, ndarray]], seed: int
 ) -> list[Outputs]:
     """Samples that never were: each feature is that of another sample, so that far from all data
     what goes together does not. None where no linear classifier gives the logits.
     """
     assert outputs.features is not None
-    random = torch.rand(outputs.features.shape, generator=torch.Generator().manual_seed(seed))
-    dealt = outputs.features.gather(0, random.argsort(dim=0))
+    random = Drawing(seed).singles(outputs.features.shape)
+    dealt = np.take_along_axis(outputs.features, random.argsort(axis=0, kind="stable"), axis=0)
     logits, others = (_linear(features, classifiers) for features in (outputs.features, dealt))
-    if (logits - outputs.logits).abs().max() > LINEAR * logits.abs().max():
+    if np.abs(logits - outputs.logits).max() > LINEAR * np.abs(logits).max():
         return []
-    return [Outputs(others.float(), dealt)]
+    return [Outputs(others.astype(np.float32), dealt)]
 
 
 def left_out(kinds: Sequence[str], evidence: Sequence[Evidence], held: Outputs) -> dict[str, float]:
@@ -371,9 +373,9 @@ def left_out(kinds: Sequence[str], evidence: Sequence[Evidence], held: Outputs) 
     classes = held.logits.shape[-1]
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     for first in range(PARTS):
-        kept = (torch.arange(classes) % PARTS != first).nonzero()[:, 0]
-        places = torch.full((classes,), -1)
-        places[kept] = torch.arange(len(kept))
+        kept = np.flatnonzero(np.arange(classes) % PARTS != first)
+        places = np.full((classes,), -1)
+        places[kept] = np.arange(len(kept))
         others = replace(held, logits=held.logits[..., kept])
         is_known = places[held.truth] >= 0
         if is_known.all() or not is_known.any():
@@ -383,11 +385,11 @@ def left_out(kinds: Sequence[str], evidence: Sequence[Evidence], held: Outputs) 
             with contextlib.suppress(DataError):
                 score = None if kind in LOGITS else _fit(kind, rest, others.at(is_known))
                 values = others.scores(kind, score)
-                found[kind].append(float(areas(values[is_known], values[~is_known])))
+                found[kind].append(_area(values[is_known], values[~is_known]))
     return {kind: sum(values) / len(values) if values else 0.5 for kind, values in found.items()}
 
 
-def _among(evidence: Evidence, kept: Tensor, places: Tensor) -> Evidence:
+def _among(evidence: Evidence, kept: ndarray, places: ndarray) -> Evidence:
     """Evidence of the classes that are kept, which have other places then."""
     labels = places[evidence.labels]
     rows = labels >= 0
@@ -396,13 +398,14 @@ def _among(evidence: Evidence, kept: Tensor, places: Tensor) -> Evidence:
     return gathering.evidence()
 
 
-def _linear(features: Tensor, classifiers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _linear(features: ndarray, classifiers: Sequence[tuple[ndarray, ndarray]]) -> ndarray:
     """Every member's logits."""
     each = [
-        features[:, member].double() @ weight.double().T + bias.double()
+        features[:, member].astype(np.float64) @ weight.astype(np.float64).T
+        + bias.astype(np.float64)
         for member, (weight, bias) in enumerate(classifiers)
     ]
-    return torch.stack(each, dim=1)
+    return np.stack(each, axis=1)
 
 
 def _fit(kind: str, evidence: Sequence[Evidence] | None, held: Outputs) -> EnsembleScore:
@@ -413,7 +416,13 @@ def _fit(kind: str, evidence: Sequence[Evidence] | None, held: Outputs) -> Ensem
 
 def _auroc(kind: str, fitted: EnsembleScore | None, held: Outputs, other: Outputs) -> float:
     """P(an OOD sample scores above one held back), ties counting half."""
-    return float(areas(held.scores(kind, fitted), other.scores(kind, fitted)))
+    return _area(held.scores(kind, fitted), other.scores(kind, fitted))
+
+
+def _area(inside: Scores, outside: Scores) -> float:
+    area = auroc(inside, outside)
+    assert area is not None
+    return area
 
 
 def fit_alone(
@@ -457,7 +466,7 @@ def fit_alone(
     if linear is None and val.features is not None:
         _, members, width = val.features.shape
         classes = 1 if problem.by_word else val.logits.shape[-1]
-        linear = [(torch.zeros(classes, width), torch.zeros(classes))] * members
+        linear = [(np.zeros((classes, width)), np.zeros(classes))] * members
     state, more = fit_state(
         val,
         promise=promise,
@@ -473,17 +482,20 @@ def fit_alone(
     return state, (*notes, *more)
 
 
-def classifiers_of(outputs: Outputs) -> list[tuple[Tensor, Tensor]] | None:
+def classifiers_of(outputs: Outputs) -> list[tuple[ndarray, ndarray]] | None:
     """Each member's weight and bias by least squares; None where they do not give the logits of
     rows left aside.
     """
     assert outputs.features is not None
     cut, made = int(SHARE * len(outputs.logits)), []
     for member in range(outputs.logits.shape[1]):
-        x, z = outputs.features[:, member].double(), outputs.logits[:, member].double()
-        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-        solution = torch.linalg.lstsq(x[:cut], z[:cut], driver="gelsd").solution
-        if (x[cut:] @ solution - z[cut:]).abs().max() > LINEAR * z.abs().max():
+        x, z = (
+            outputs.features[:, member].astype(np.float64),
+            outputs.logits[:, member].astype(np.float64),
+        )
+        x = np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
+        solution = np.linalg.lstsq(x[:cut], z[:cut])[0]
+        if np.abs(x[cut:] @ solution - z[cut:]).max() > LINEAR * np.abs(z).max():
             return None
         made.append((solution[:-1].T, solution[-1]))
     return made

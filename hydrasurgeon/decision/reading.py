@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
+from numpy import ndarray
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import Tokens, pixels_of, reader_of
@@ -39,23 +38,23 @@ class Reading:
     reader: Words | Pixels
     see: Callable[[Samples], Any]
 
-    def read(self, samples: Samples) -> Tensor:
+    def read(self, samples: Samples) -> ndarray:
         """[sample, output], and in the last column how novel each sample is."""
         seen = self.see(samples)
         columns = [self.reader.outputs(seen), self.reader.novelty(seen)[:, None]]
-        return torch.from_numpy(np.concatenate(columns, axis=1))
+        return np.concatenate(columns, axis=1)
 
     def first(self, samples: Samples, said: Outputs, problem: Problem) -> Outputs:
         """What it says of samples before the model has `said` anything."""
-        read = self.read(samples).float()[:, None]
+        read = self.read(samples).astype(np.float32)[:, None]
         return problem.outputs(replace(said, logits=read[..., :-1], features=read[..., -1:]))
 
     def beside(self, outputs: Outputs, samples: Samples) -> Outputs:
         """What a model said, with what the reader adds."""
         model, reader = self.record.weights
         read = self.read(samples)[:, None, :-1]
-        mixed = model * outputs.logits.double() + reader * read
-        return replace(outputs, logits=mixed.to(outputs.logits.dtype))
+        mixed = model * outputs.logits.astype(np.float64) + reader * read
+        return replace(outputs, logits=mixed.astype(outputs.logits.dtype))
 
 
 def lacks(problem: Problem, model: Model, train: Samples | None, *, first: bool) -> str | None:
@@ -80,14 +79,14 @@ def fit_reading(
     train: Samples,
     val: Samples,
     outputs: Outputs,
-    halves: tuple[Tensor, Tensor],
+    halves: tuple[ndarray, ndarray],
 ) -> tuple[Reading, Beside]:
     """The reader with the least loss on the half of VAL that fits, and its weight beside what the
     model said of VAL.
     """
     kind = KINDS[problem.name]
     see = seer(transform)
-    fitting, certifying = (half.numpy() for half in halves)
+    fitting, certifying = halves
     known, targets = targets_of(train, kind, model.num_classes)
     if kind == "softmax" and train.written is not None and train.written.chances is not None:
         targets = train.written.chances.astype(np.float64)
@@ -111,7 +110,7 @@ def fit_reading(
     parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
     text = isinstance(fitted.reader, Words)
     reader = reader_of("words" if text else "pixels", parts)
-    logits = outputs.logits.double().numpy()
+    logits = outputs.logits.astype(np.float64)
     worth = fit_beside(kind, logits, reader.outputs(val_seen), truth, fitting, certifying)
     record = decided.Words(
         reader="words" if text else "pixels",

@@ -5,17 +5,21 @@ whether to trust them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
-from hydrasurgeon.files.decided import Decision, stored_name, words_name
+from hydrasurgeon.data.readers import reader_of
+from hydrasurgeon.files.decided import FITTED, Decision, stored_name, words_name
+from hydrasurgeon.files.tensors import Tensors, as_float, spoiled
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Prediction, Problem
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Words
 from hydrasurgeon.statistics.probabilities import Logits, Scores
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, scores_of
+from hydrasurgeon.statistics.scores.on_features import K
 
 
 @dataclass(frozen=True)
@@ -29,41 +33,55 @@ class State:
     words: Words | Pixels | None = None
     """What reads words or pixels beside the model."""
 
-    def beside(self, logits: Tensor, read: Tensor) -> Tensor:
-        """A model's outputs, and a reader's added to those of every member."""
-        assert self.record.words is not None
-        model, reader = self.record.words.weights
-        return (model * logits.double() + reader * read.double()[:, None]).to(logits.dtype)
-
-    def answers(self, logits: Tensor) -> Tensor:
+    def answers(self, logits: ndarray) -> ndarray:
         """Calibrated probabilities of classes or labels; numbers with their deviations."""
         return self.problem.answers(logits, self.problem.constants(self.record))
 
-    def ood_score(self, logits: Tensor, features: Tensor | None) -> Scores:
+    def ood_score(self, logits: ndarray, features: ndarray | None) -> Scores:
         """How likely samples are OOD: of the logits that the model gives, for temperature is about
         probabilities.
         """
         logits = self.problem.read(logits)
         return scores_of(self.record.ood.score, logits, features, self.fitted)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, ndarray]:
         """What a file stores of it, by name."""
         fits = () if self.fitted is None else self.fitted.fits
         fitted = {
-            stored_name(member, part): tensor.float().contiguous()
+            stored_name(member, part): np.asarray(values, np.float32, order="C")
             for member, fit in enumerate(fits)
-            for part, tensor in fit.items()
+            for part, values in fit.items()
         }
         parts = {} if self.words is None else vars(self.words)
-        read = {
-            words_name(part): torch.from_numpy(values).float().contiguous()
-            for part, values in parts.items()
-        }
+        read = {words_name(part): values.astype(np.float32) for part, values in parts.items()}
         return fitted | read
 
 
-def decide(state: State, logits: Logits, features: Tensor | None) -> Prediction:
+def decide(state: State, logits: Logits, features: ndarray | None) -> Prediction:
     """What a state makes of logits and features."""
     problem, record = state.problem, state.record
     plain = problem.predicted(logits, problem.constants(record))
     return problem.decided(plain, record, state.ood_score(logits, features))
+
+
+def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = SINGLE) -> State:
+    """The state that a record and its tensors in a file are; they are finite."""
+    ood, words = record.ood, record.words
+
+    def read(name: str) -> ndarray:
+        values = as_float(tensors.read(name), "F32")
+        if not np.isfinite(values).all():
+            raise spoiled(name, path)
+        return values
+
+    reader = None
+    if words is not None:
+        reader = reader_of(words.reader, {part: read(words_name(part)) for part in words.shapes})
+    if ood.score not in FITTED:
+        return State(record, problem=problem, words=reader)
+    fits = tuple(
+        {part: read(stored_name(member, part)) for part in FITTED[ood.score][1]}
+        for member in range(len(ood.members))
+    )
+    fitted = EnsembleScore(ood.score, fits, ood.members, neighbours=ood.neighbours or K)
+    return State(record, fitted, problem, reader)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.sparse import csr_matrix, issparse
 
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import BUCKETS, Floats, Ids, Words, counted, flattened, unit
@@ -82,6 +80,8 @@ def path(
     pairs: bool = False,
 ) -> dict[float, Words]:
     """Readers of all strengths, each started from the one before."""
+    from scipy.sparse import csr_matrix
+
     found = counted(texts, ids, pairs=pairs)
     width = len(ids) + BUCKETS * pairs
     seen = np.bincount(found.columns, minlength=width)
@@ -98,10 +98,11 @@ def path(
     return readers
 
 
-def solved(
-    table: csr_matrix | Floats, targets: Floats, kind: Kind, strength: float, at: Floats
-) -> Floats:
+def solved(table: Any, targets: Floats, kind: Kind, strength: float, at: Floats) -> Floats:
     """Weights, and in the last row the bias, of least loss."""
+    from scipy.optimize import minimize
+    from scipy.sparse import csr_matrix, issparse
+
     outputs = targets.shape[1]
     transposed = csr_matrix(table.T) if issparse(table) else table.T
 

@@ -1,8 +1,8 @@
 """A classifier as one graph of torch.export: batch and text length stay free, and what `decide`
 computes is in it.
 
-With a decision state the graph goes on where `decide` does, in float64 as there: the same functions
-are captured. A file made of the graph must give torch's outputs before it is kept.
+With a decision state the graph goes on where `decide` does, in float64 as there: `deciding` and
+`runtime.kinds` say in torch what is captured. A file made of the graph must give torch's outputs before it is kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from torch.overrides import TorchFunctionMode
 from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.data.texts import IDS
 from hydrasurgeon.decision.state import State
+from hydrasurgeon.engines.deciding import ood_score
 from hydrasurgeon.errors import CheckFailed, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
+from hydrasurgeon.runtime.kinds import kind_of
 
 OUTPUTS = ("logits", "probs")
 """Names of what an exported model gives."""
@@ -91,9 +93,9 @@ class _Graph(nn.Module):
             return (logits,) if features is None else (logits, features)
         state = self.model.state
         if self._stock and state is None:
-            return (self.model.problem.merged(logits),)
+            return (kind_of(self.model.problem).merged(logits),)
         if state is None:
-            return logits, self.model.problem.probs(logits).mean(dim=1)
+            return logits, kind_of(self.model.problem).probs(logits).mean(dim=1)
         if self._stock:
             return calibrated(state, logits), *decided(state, logits, features)[2:]
         return logits, *decided(state, logits, features)
@@ -124,16 +126,18 @@ def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tens
     float64.
     """
     with ExactNumbers():
-        uncertainty = state.problem.uncertainty(logits, state.problem.constants(state.record))
-        score = state.ood_score(logits, features)
-        unfamiliar = score > state.record.ood.threshold
-        return state.answers(logits).float(), uncertainty.float(), score, unfamiliar
+        kind, record = kind_of(state.problem), state.record
+        uncertainty = kind.uncertainty(logits, record)
+        score = ood_score(state, logits, features)
+        unfamiliar = score > record.ood.threshold
+        return kind.answers(logits, record).float(), uncertainty.float(), score, unfamiliar
 
 
 def calibrated(state: State, logits: Tensor) -> Tensor:
     """Logits [batch, class] that say the calibrated answers."""
     with ExactNumbers():
-        return state.problem.said(state.answers(logits)).float()
+        kind = kind_of(state.problem)
+        return kind.said(kind.answers(logits, state.record)).float()
 
 
 class ExactNumbers(TorchFunctionMode):

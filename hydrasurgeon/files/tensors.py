@@ -246,6 +246,18 @@ class Planned:
         return ITEMSIZE[self.dtype] * math.prod(self.shape)
 
 
+def planned(arrays: Mapping[str, Raw]) -> list[Planned]:
+    """Arrays of float32 by name, as they will be written."""
+    return [
+        Planned(name, "F32", array.shape, partial(_carried, array))
+        for name, array in arrays.items()
+    ]
+
+
+def _carried(array: Raw) -> list[Raw]:
+    return [array.view("<u4")]
+
+
 def write_tensors(
     path: Path,
     planned: Sequence[Planned],

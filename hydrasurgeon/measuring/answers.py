@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Conformal, Decision, Found
@@ -20,7 +20,7 @@ from hydrasurgeon.measuring.results import Conditions
 from hydrasurgeon.problems import SINGLE, unfit
 from hydrasurgeon.problems.base import Constants, Judged, Problem
 from hydrasurgeon.problems.classes import JudgedClasses
-from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.probabilities import Logits
 
 ELEMENTS = 1 << 20
@@ -28,7 +28,7 @@ ELEMENTS = 1 << 20
 """
 ROWS = 1 << 16
 """Rows that are worked on at a time, however few logits they have."""
-Values = Float[Tensor, " sample"]
+Values = Float[ndarray, " sample"]
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,23 @@ class Reading:
     def is_calibrated(self) -> bool:
         return self.calibration is not None or self.temperature != 1.0
 
-    def answers(self, logits: Tensor) -> Tensor:
+    def answers(self, logits: ndarray) -> ndarray:
         """Calibrated."""
         return self.problem.answers(logits, self.constants)
 
-    def apart(self, choices: Tensor) -> tuple[Tensor, Tensor]:
+    def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
         """How far members are apart: mutual information, and whether they disagree."""
         return metrics.mutual_information(choices), metrics.disagreements(choices)
 
-    def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
+    def foreign(self, kind: str, logits: ndarray | None, stored: Mapping[str, ndarray]) -> ndarray:
         """How OOD samples look by one score: one that came with the logits, or a function of them."""
         if kind in stored:
             return stored[kind]
         assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
-        return torch.cat([self.problem.ood_score(rows, kind, at) for (rows,) in in_pieces(logits)])
+        return np.concatenate(
+            [self.problem.ood_score(rows, kind, at) for (rows,) in in_pieces(logits)]
+        )
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _check_order(inside: JudgedClasses, classes: int, name: str) -> None:
     """Refuse labels that fit far better with the classes in another order: one that half of the rows
     suggests, measured on the others.
     """
-    pairs, counts = (inside.predicted * classes + inside.labels)[::2].unique(return_counts=True)
+    pairs, counts = np.unique((inside.predicted * classes + inside.labels)[::2], return_counts=True)
     order = unfit.best_order(pairs // classes, pairs % classes, counts, classes)
     try:
         unfit.check_order(inside.predicted[1::2], inside.labels[1::2], order)
@@ -151,26 +153,27 @@ def _check_order(inside: JudgedClasses, classes: int, name: str) -> None:
 
 
 def answers(
-    logits: Logits, labels: Tensor, reading: Reading, groups: Tensor | None = None
+    logits: Logits, labels: ndarray, reading: Reading, groups: ndarray | None = None
 ) -> Judged:
     """Each sample's answer, as it is read."""
-    joined: dict[str, Tensor] = {}
+    joined: dict[str, ndarray] = {}
     done = 0
     for rows, truth in in_pieces(logits, labels):
         fields = reading.problem.judged(rows, truth, reading)
-        # Made at once: small tensors kept from each piece would tear the memory that the next one
+        # Made at once: small arrays kept from each piece would tear the memory that the next one
         # could use.
         joined = joined or {
-            name: values.new_empty(labels.numel(), *values.shape[1:])
+            name: np.empty((labels.size, *values.shape[1:]), values.dtype)
             for name, values in fields.items()
         }
         for name, values in fields.items():
             joined[name][done : done + len(values)] = values
-        done += truth.numel()
+        done += truth.size
     return reading.problem.together(joined, labels, groups)
 
 
-def in_pieces(logits: Logits, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def in_pieces(logits: Logits, *others: ndarray) -> Iterator[tuple[ndarray, ...]]:
     """Some rows at a time, so that what is made of them stays small."""
-    most = max(1, min(ROWS, ELEMENTS // max(1, logits[:1].numel())))
-    return zip(*(each.split(most) for each in (logits, *others)), strict=True)
+    most = max(1, min(ROWS, ELEMENTS // max(1, logits[:1].size)))
+    parts = (probabilities.in_pieces(each, most) for each in (logits, *others))
+    return zip(*parts, strict=True)

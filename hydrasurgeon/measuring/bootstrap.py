@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
+import numpy as np
 
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.problems.base import Judged
@@ -54,8 +54,8 @@ def ood_intervals(
         }
         for group, members in groups.items():
             for name in sets[0] if members else ():
-                values[f"{group}.{name}"] = torch.stack([sets[at][name] for at in members]).mean(
-                    dim=0
+                values[f"{group}.{name}"] = np.stack([sets[at][name] for at in members]).mean(
+                    axis=0
                 )
         return values
 
@@ -87,7 +87,7 @@ class Difference:
 
 def is_paired(row: Answered, reference: Answered) -> bool:
     """Whether both answered for the same labelled samples, as far as labels tell."""
-    return torch.equal(row.inside.labels, reference.inside.labels)
+    return np.array_equal(row.inside.labels, reference.inside.labels)
 
 
 def same_foreign(row: Answered, reference: Answered) -> bool:
@@ -109,7 +109,7 @@ def compared(
     ) -> dict[str, Values]:
         ood = [each.metrics(rows, chosen) for each, chosen in zip(sets, of_sets, strict=True)]
         means = {
-            name: torch.stack([each[name] for each in ood]).mean(dim=0)
+            name: np.stack([each[name] for each in ood]).mean(axis=0)
             for name in ("auroc", "fpr95")
             if ood
         }
@@ -124,6 +124,6 @@ def compared(
 
     counts = [row.inside.count, *(len(each.ood_ranks) for each in ranked[0])]
     ends = bootstrap(differences, *counts, level=level, seed=seed)
-    values = differences(*(torch.arange(count)[None] for count in counts))
+    values = differences(*(np.arange(count)[None] for count in counts))
     # What is not a number on any resample has no ends.
-    return tuple(Difference(name, float(values[name]), *ends[name]) for name in ends)
+    return tuple(Difference(name, values[name].item(), *ends[name]) for name in ends)

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy import ndarray
+from torch import nn
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.decision.cascaded import Said, answers_in_stages, cascade_of, stage_state
@@ -36,23 +38,23 @@ class InStages(Reading):
 
     state: State | None = None
 
-    def answers(self, logits: Tensor) -> Tensor:
+    def answers(self, logits: ndarray) -> ndarray:
         assert self.state is not None
         return answers_in_stages(self.state, stages_in(logits))
 
-    def apart(self, choices: Tensor) -> tuple[Tensor, Tensor]:
+    def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
         """Disagreement between the members that ran; zero for a first reader alone."""
-        information, disagreement = torch.zeros(2, len(choices), dtype=torch.float64)
+        information, disagreement = np.zeros((2, len(choices)), dtype=np.float64)
         for part in stages_in(choices):
             each = super().apart(part.logits)
-            information[part.rows], disagreement[part.rows] = (values.double() for values in each)
+            information[part.rows], disagreement[part.rows] = each
         return information, disagreement
 
 
-def stages_in(logits: Tensor) -> list[Said]:
+def stages_in(logits: ndarray) -> list[Said]:
     """The rows that the first reader answers, and the others; without a stage that has none."""
-    early = logits[:, -1].flatten(1).isnan().any(dim=-1)
-    stopped, went = early.nonzero()[:, 0], (~early).nonzero()[:, 0]
+    early = np.isnan(logits[:, -1].reshape(len(logits), -1)).any(axis=-1)
+    stopped, went = np.flatnonzero(early), np.flatnonzero(~early)
     parts = (
         Said(stopped, logits[stopped, :1], None, first=True),
         Said(went, logits[went, 1:], None),
@@ -78,10 +80,10 @@ def in_stages(
     assert model.state is not None
     state = model.state
 
-    def read(piece: Piece) -> dict[str, Tensor | None]:
+    def read(piece: Piece) -> dict[str, ndarray | None]:
         shape = len(piece.index), 1 + model.members, model.facts.num_classes
-        logits = torch.full(shape, torch.nan)
-        scores = {kind: torch.empty(len(logits), dtype=torch.float64) for kind in kinds}
+        logits = np.full(shape, np.nan, dtype=np.float32)
+        scores = {kind: np.empty(len(logits), dtype=np.float64) for kind in kinds}
         for part in piece.parts:
             if not len(part.rows):
                 continue
@@ -92,7 +94,7 @@ def in_stages(
             choices = rule.problem.read(part.logits)
             for kind, values in scores.items():
                 score = scores_of(kind, choices, part.features, rule.fitted)
-                values[part.rows] = score.double().round(decimals=DIGITS)
+                values[part.rows] = np.round(score.astype(np.float64), decimals=DIGITS)
         return {"logits": logits, "labels": piece.labels, **scores}
 
     pieces = Answering([model], samples, how.run, cascade=True, features=model.reads)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hydrasurgeon.errors import DataError
@@ -117,15 +116,15 @@ def distinct(outputs: Outputs, name: str) -> tuple[Outputs, str | None]:
     """Predictions without copies, which features tell."""
     if outputs.features is None or outputs.groups is not None:
         return outputs, None
-    rows = torch.cat(
-        [outputs.logits.flatten(1).double(), outputs.features.flatten(1).double()], dim=1
-    )
-    _, first = np.unique(rows.numpy(), axis=0, return_index=True)
+    count = len(outputs.logits)
+    parts = [each.reshape(count, -1) for each in (outputs.logits, outputs.features)]
+    rows = np.concatenate(parts, axis=1, dtype=np.float64)
+    _, first = np.unique(rows, axis=0, return_index=True)
     copies = len(rows) - len(first)
     if not copies:
         return outputs, None
     note = f"{name}: {copies:,} of its {len(rows):,} samples are copies of others, and count once"
-    return outputs.at(torch.from_numpy(np.sort(first))), note
+    return outputs.at(np.sort(first)), note
 
 
 def _some(samples: Samples, rows: NDArray[np.int64]) -> Samples:

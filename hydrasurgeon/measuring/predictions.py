@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
+from numpy import ndarray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError, model_validator
-from safetensors.torch import save
-from torch import Tensor
+from safetensors.numpy import save
 
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.labels import class_names
@@ -34,7 +33,7 @@ from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.measuring.results import Cost, Count, Provenance
 from hydrasurgeon.problems import PROBLEMS, SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.runtime.tensors import to_tensor
+from hydrasurgeon.statistics.probabilities import in_pieces
 
 Group = Literal["near", "far"]
 Fits = Callable[[tuple[int, ...]], bool]
@@ -66,8 +65,8 @@ ROUNDED = (0.03, 0.5)
 class OodSet:
     name: str
     group: Group
-    logits: Float[Tensor, "sample member *klass"] | None
-    scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
+    logits: Float[ndarray, "sample member *klass"] | None
+    scores: Mapping[str, Float[ndarray, " sample"]] = field(default_factory=dict)
     """OOD scores that were given with the logits, by name; they come before what logits would give.
     """
 
@@ -79,8 +78,8 @@ class OodSet:
 class ShiftSet:
     name: str
     severity: int | None
-    logits: Float[Tensor, "sample member *klass"]
-    labels: Int[Tensor, " sample"]
+    logits: Float[ndarray, "sample member *klass"]
+    labels: Int[ndarray, " sample"]
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,16 @@ class Predictions:
 
     name: str
     kind: str
-    logits: Float[Tensor, "sample member *klass"]
-    labels: Int[Tensor, " sample"]
+    logits: Float[ndarray, "sample member *klass"]
+    labels: Int[ndarray, " sample"]
     ood: tuple[OodSet, ...] = ()
     shift: tuple[ShiftSet, ...] = ()
     cost: Cost | None = None
-    scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
+    scores: Mapping[str, Float[ndarray, " sample"]] = field(default_factory=dict)
     provenance: Provenance | None = None
     """How the model was trained and calibrated; None where only its answers are known."""
     problem: Problem = SINGLE
-    groups: Int[Tensor, " sample"] | None = None
+    groups: Int[ndarray, " sample"] | None = None
     """Which query each sample belongs to, where that was said."""
 
 
@@ -130,7 +129,7 @@ def write_predictions(predictions: Predictions, path: Path, *, data: str | None 
         # A time is true of one machine at one moment, and would change the file on every run.
         about["cost"] = predictions.cost.model_dump(exclude={"latency_ms"})
     content = save(
-        {name: tensor.contiguous().clone() for name, tensor in tensors.items()},
+        {name: np.ascontiguousarray(array) for name, array in tensors.items()},
         # One entry alone: safetensors writes several in an order that differs from file to file.
         metadata={ABOUT: json.dumps(about)},
     )
@@ -172,7 +171,7 @@ def read_predictions(path: Path) -> Predictions:
     )
 
 
-def _told(path: Path, file: TensorFile, about: _About) -> tuple[_Contents, Tensor]:
+def _told(path: Path, file: TensorFile, about: _About) -> tuple[_Contents, ndarray]:
     """A file whose kind of problem it says, or its answers tell; and these."""
     named = SINGLE if about.problem is None else PROBLEMS[about.problem]
     contents = _Contents(path, file, named)
@@ -242,7 +241,7 @@ def is_predictions(spec: str | Path) -> bool:
     return bool({"logits", "probabilities", VALUES} & _opened(path).infos.keys())
 
 
-def read_answers(path: Path, samples: Samples) -> tuple[Tensor, Input]:
+def read_answers(path: Path, samples: Samples) -> tuple[ndarray, Input]:
     """Logits for exactly these samples, in their order; DataError where they are for others."""
     given = read_outputs(
         path, labelled="labels" in _opened(path).infos and samples.labels is not None
@@ -337,7 +336,7 @@ class _Contents:
         matches = map(OF_SET.fullmatch, sorted(self.file.infos))
         return self._names([match[1] for match in matches if match is not None], "a set")
 
-    def ood_set(self, name: str, group: Group, *, like: Tensor) -> OodSet:
+    def ood_set(self, name: str, group: Group, *, like: ndarray) -> OodSet:
         """Logits, scores, or both, of as many samples."""
         logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
         scored = [each for each in self.file.infos if each.startswith(prefix)]
@@ -347,7 +346,7 @@ class _Contents:
         shape = self.file.infos[scored[0]].shape
         return OodSet(name, group, None, self.scores(prefix, rows=shape[0] if shape else 0))
 
-    def scores(self, prefix: str, *, rows: int) -> dict[str, Float[Tensor, " sample"]]:
+    def scores(self, prefix: str, *, rows: int) -> dict[str, Float[ndarray, " sample"]]:
         """Finite, one for each of the `rows`."""
         names = [
             name.removeprefix(prefix) for name in sorted(self.file.infos) if name.startswith(prefix)
@@ -356,7 +355,7 @@ class _Contents:
         return {
             name: self._finite(
                 prefix + name, lambda shape: shape == (rows,) != (0,), wanted
-            ).double()
+            ).astype(np.float64)
             for name in self._names(names, "a score")
         }
 
@@ -368,8 +367,8 @@ class _Contents:
         return list(dict.fromkeys(names))
 
     def logits(
-        self, name: str, *, like: Tensor | None = None
-    ) -> Float[Tensor, "sample member *klass"]:
+        self, name: str, *, like: ndarray | None = None
+    ) -> Float[ndarray, "sample member *klass"]:
         """Finite, for one member or several; with as many members and classes as `like`."""
         if name not in self.file.infos and VALUES in self.file.infos:
             wanted = "floating-point [sample] or [sample, member]"
@@ -382,7 +381,7 @@ class _Contents:
         logits = self._finite(
             stored, lambda shape: len(shape) in (most - 1, most) and all(shape), wanted
         )
-        logits = logits if logits.dim() == most else logits[:, None]
+        logits = logits if logits.ndim == most else logits[:, None]
         if stored != name:
             logits = self._logarithms(stored, logits)
         elif self._distributions(logits):
@@ -394,7 +393,7 @@ class _Contents:
             self.check_like(stored, logits, like)
         return logits
 
-    def check_like(self, name: str, logits: Tensor, like: Tensor) -> None:
+    def check_like(self, name: str, logits: ndarray, like: ndarray) -> None:
         """Refuse answers of other members or classes."""
         members, classes = logits.shape[1], logits.shape[-1]
         if (members, classes) != (like.shape[1], like.shape[-1]):
@@ -409,24 +408,26 @@ class _Contents:
         of_probs = name.replace("logits", "probabilities")
         return of_probs if name not in self.file.infos and of_probs in self.file.infos else name
 
-    def _logarithms(self, name: str, probs: Tensor) -> Tensor:
+    def _logarithms(self, name: str, probs: ndarray) -> ndarray:
         if not self._distributions(probs):
             raise DataError(
                 f"{self.path}: {name} must be of 0 to 1, and sum to 1 in each row",
                 hint="Normalise the rows; call it logits if it holds logits.",
             )
         # Those of float32 are left as they are: what is rounded sums to another number.
-        sums = probs.double().sum(dim=-1, keepdim=True)
-        exact = (sums - 1).abs() < SMALLEST
-        return torch.where(exact, probs, probs / sums).clamp_min(SMALLEST).log()
+        sums = probs.astype(np.float64).sum(axis=-1, keepdims=True)
+        exact = np.abs(sums - 1) < SMALLEST
+        return np.log(np.maximum(np.where(exact, probs, probs / sums), SMALLEST))
 
     @staticmethod
-    def _distributions(logits: Tensor) -> bool:
+    def _distributions(logits: ndarray) -> bool:
         """Whether each row is one, perhaps of rounded numbers, and says more than a single class."""
         classes, (least, most) = logits.shape[-1], ROUNDED
         within = bool(((logits >= 0) & (logits <= 1)).all()) and classes > 1
         rounded = min(max(least, HALF_DIGIT * classes), most)
-        return within and bool(((logits.double().sum(dim=-1) - 1).abs() <= rounded).all())
+        return within and bool(
+            (np.abs(logits.astype(np.float64).sum(axis=-1) - 1) <= rounded).all()
+        )
 
     def listed(self, name: str, count: int, of: str) -> list[Any] | None:
         """One text or integer for each of so many; None where the file has none."""
@@ -444,7 +445,7 @@ class _Contents:
             raise DataError(f"{self.path}: {name} must be a list, one for each of {count} {of}")
         return values
 
-    def features(self, logits: Tensor) -> Float[Tensor, "sample member width"]:
+    def features(self, logits: ndarray) -> Float[ndarray, "sample member width"]:
         """What the classifier of each member read."""
         rows, members = logits.shape[:2]
         shapes = (rows, members) if members > 1 else (rows,), (rows, members)
@@ -452,18 +453,18 @@ class _Contents:
         features = self._finite(
             "features", lambda shape: shape[:-1] in shapes and shape[-1] > 0, wanted
         )
-        return features if features.dim() == 3 else features[:, None]
+        return features if features.ndim == 3 else features[:, None]
 
-    def groups(self, rows: int) -> Int[Tensor, " sample"] | None:
+    def groups(self, rows: int) -> Int[ndarray, " sample"] | None:
         """Which query each row belongs to."""
         if "groups" not in self.file.infos:
             return None
         self._checked(
             "groups", ("I64",), lambda shape: shape == (rows,), f"int64, one for each of {rows}"
         )
-        return torch.from_numpy(self.file.read("groups").view("<i8").copy())
+        return self.file.read("groups").view("<i8")
 
-    def labels(self, name: str, *, of: Tensor) -> Tensor:
+    def labels(self, name: str, *, of: ndarray) -> ndarray:
         """Class numbers, or numbers."""
         shape = self.problem.label_shape(of)
         if shape is None:
@@ -479,12 +480,12 @@ class _Contents:
             )
         if not bool(((values >= low) & (values <= high)).all()):
             raise DataError(f"{self.path}: {name} must lie between {low:g} and {high:g}")
-        return values.double()
+        return values.astype(np.float64)
 
-    def _whole(self, name: str, of: Tensor, classes: int) -> Int[Tensor, " sample"]:
+    def _whole(self, name: str, of: ndarray, classes: int) -> Int[ndarray, " sample"]:
         wanted = f"integer, one for each of the {len(of)} rows of logits"
         values = self._integers(name, lambda shape: shape == (len(of),), wanted)
-        wrong = ((values < 0) | (values >= classes)).nonzero()[:, 0]
+        wrong = np.flatnonzero((values < 0) | (values >= classes))
         if len(wrong):
             row = int(wrong[0])
             raise DataError(
@@ -493,7 +494,7 @@ class _Contents:
             )
         return values
 
-    def _tags(self, name: str, of: Tensor) -> Int[Tensor, "text word"]:
+    def _tags(self, name: str, of: ndarray) -> Int[ndarray, "text word"]:
         """A tag for each word, −1 where there is none."""
         texts, words, classes = len(of), of.shape[-2], of.shape[-1]
         tags = self._integers(
@@ -507,10 +508,10 @@ class _Contents:
             )
         return tags
 
-    def _integers(self, name: str, fits: Fits, wanted: str) -> Tensor:
+    def _integers(self, name: str, fits: Fits, wanted: str) -> ndarray:
         dtype = self._checked(name, INTEGERS, fits, wanted)
         values = self.file.read(name).view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
-        return torch.from_numpy(values.astype("i8")).reshape(self.file.infos[name].shape)
+        return values.astype("i8").reshape(self.file.infos[name].shape)
 
     def _checked(self, name: str, dtypes: Sequence[str], fits: Fits, wanted: str) -> str:
         """The dtype of a tensor that is there, and as it should be."""
@@ -527,19 +528,29 @@ class _Contents:
             )
         return info.dtype
 
-    def _finite(self, name: str, fits: Fits, wanted: str) -> Tensor:
+    def _finite(self, name: str, fits: Fits, wanted: str) -> ndarray:
         dtype = self._checked(name, FLOATS, fits, wanted)
-        tensor = to_tensor(self.file.read(name), dtype)
+        tensor = _floats(self.file.read(name), dtype)
         # In float32: sums and quotients of float64's largest numbers would overflow.
-        if not all(part.float().isfinite().all() for part in tensor.split(1 << 12)):
+        with np.errstate(over="ignore"):
+            parts = (part.astype(np.float32) for part in in_pieces(tensor, 1 << 12))
+            finite = all(np.isfinite(part).all() for part in parts)
+        if not finite:
             hint = "The model that gave them overflowed, or its weights hold NaN."
-            if bool((tensor[~tensor.isfinite()] == -math.inf).all()):
+            if bool((tensor[~np.isfinite(tensor)] == -math.inf).all()):
                 hint = (
                     "-inf is the logarithm of a probability of 0: clip it first, as in "
                     "np.log(p.clip(1e-6)), or give p itself as probabilities."
                 )
             raise DataError(f"{self.path}: {name} holds values that are not finite", hint=hint)
         return tensor
+
+
+def _floats(raw: ndarray, dtype: str) -> ndarray:
+    """Bytes of a file in their own precision; bfloat16, which numpy has not, in float32."""
+    if dtype == "BF16":
+        return (raw.astype("u4") << 16).view("f4")
+    return raw.view(f"<f{int(dtype[1:]) // 8}")
 
 
 def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
@@ -586,9 +597,9 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
     )
 
 
-def _joined(logits: Sequence[Tensor | None]) -> Tensor:
+def _joined(logits: Sequence[ndarray | None]) -> ndarray:
     present = [each for each in logits if each is not None]
-    return torch.cat([each.to(present[0].dtype) for each in present], dim=1)
+    return np.concatenate([each.astype(present[0].dtype, copy=False) for each in present], axis=1)
 
 
 def _samples_of(predictions: Predictions) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import DataRecord
 
 Interval = tuple[float, float]
-"""The ends of a bootstrap interval; statistics' own would import torch."""
+"""The ends of a bootstrap interval."""
 
 
 class _Record(BaseModel):

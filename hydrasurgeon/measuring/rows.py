@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
@@ -210,8 +210,8 @@ def summary(inside: Judged, reading: Reading) -> IdResult:
     values: dict[str, Any] = {}
     intervals: dict[str, Interval] = {}
     for measures, count in drawn:
-        every = measures(torch.arange(count)[None])
-        values |= {name: float(value) for name, value in every.items() if value.isfinite()}
+        every = measures(np.arange(count)[None])
+        values |= {name: value.item() for name, value in every.items() if np.isfinite(value).all()}
         if reading.ci is not None:
             intervals |= bootstrap(measures, count, level=reading.ci, seed=reading.seed)
     values |= {"n": inside.count, **inside.figures()}
@@ -232,12 +232,12 @@ def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
 
 
 def shifted(
-    name: str, severity: int | None, logits: Tensor, labels: Tensor, reading: Reading
+    name: str, severity: int | None, logits: ndarray, labels: ndarray, reading: Reading
 ) -> ShiftResult:
     """What is left under one shift."""
     left = answers(logits, labels, reading)
-    values = left.quality(torch.arange(left.count)[None])
-    measured = {key: float(values[key]) for key in ShiftLevel.model_fields if key in values}
+    values = left.quality(np.arange(left.count)[None])
+    measured = {key: values[key].item() for key in ShiftLevel.model_fields if key in values}
     return ShiftResult(name=name, severity=severity, **measured)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Samples, first_batch, moved
@@ -108,7 +108,7 @@ def predicted(
     )
 
 
-def groups_in(samples: Samples, count: int) -> Tensor | None:
+def groups_in(samples: Samples, count: int) -> ndarray | None:
     """A number for the query of each sample; None where nothing says so, or not all samples were
     read.
     """

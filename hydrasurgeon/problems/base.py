@@ -8,12 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from numpy import ndarray
 
-from hydrasurgeon.anatomy import words
-from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.decided import (
     Conformal,
@@ -23,6 +21,7 @@ from hydrasurgeon.files.decided import (
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.printed import Answers
+from hydrasurgeon.statistics import words
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.probabilities import TINY, Labels, Scores, yes_or_no
@@ -52,18 +51,18 @@ Constants = Mapping[str, Any]
 class Outputs:
     """What a model said of some samples."""
 
-    logits: Float[Tensor, "sample member *klass"]
-    features: Float[Tensor, "sample member width"] | None
+    logits: Float[ndarray, "sample member *klass"]
+    features: Float[ndarray, "sample member width"] | None
     """None where only scores of the logits are asked for."""
-    labels: Tensor | None = None
-    shares: Tensor | None = None
+    labels: ndarray | None = None
+    shares: ndarray | None = None
     """Of one logit how true yes is, of which the labels are the nearer class; the numbers, or the
     tags of words, where OOD scores see one class.
     """
-    groups: Int[Tensor, " sample"] | None = None
+    groups: Int[ndarray, " sample"] | None = None
     """The number of the query that each sample belongs to."""
 
-    def at(self, rows: Tensor | slice) -> Outputs:
+    def at(self, rows: ndarray | slice) -> Outputs:
         parts = (self.logits, self.features, self.labels, self.shares, self.groups)
         return Outputs(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
 
@@ -72,11 +71,11 @@ class Outputs:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Outputs(*(None if pair[0] is None else words.joined(pair) for pair in pairs))  # type: ignore[arg-type]
 
-    def of(self, member: int) -> tuple[Tensor, Tensor, Tensor]:
+    def of(self, member: int) -> tuple[ndarray, ndarray, ndarray]:
         """What OOD scores of a member are fitted on: features, logits (of words their mean), labels."""
         assert self.features is not None
         logits = self.logits[:, member]
-        if logits.dim() == 3:
+        if logits.ndim == 3:
             logits = words.mean_of_words(logits)
         return self.features[:, member], logits, self.truth
 
@@ -101,12 +100,12 @@ class Outputs:
 class Prediction(ABC):
     """What is made of samples, which prints itself as rows; each kind of problem has its own."""
 
-    members_run: Int[Tensor, " sample"]
+    members_run: Int[ndarray, " sample"]
     """How many members the answer is of."""
-    ood_score: Float[Tensor, " sample"]
+    ood_score: Float[ndarray, " sample"]
     """NaN without a decision state, by which then nothing is unfamiliar, and nobody abstains."""
-    unfamiliar: Bool[Tensor, " sample"]
-    abstain: Bool[Tensor, " sample"]
+    unfamiliar: Bool[ndarray, " sample"]
+    abstain: Bool[ndarray, " sample"]
     """Not sure enough to keep the promised risk; never, where none was promised."""
     decided: bool = False
     """Whether a decision state made it."""
@@ -119,7 +118,7 @@ class Prediction(ABC):
 
     if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Tensor:
+        def __getattr__(self, name: str) -> ndarray:
             """Each kind has tensors of its own."""
 
     @abstractmethod
@@ -133,12 +132,12 @@ class Prediction(ABC):
 
     @property
     @abstractmethod
-    def uncertainty(self) -> Float[Tensor, " sample"]:
+    def uncertainty(self) -> Float[ndarray, " sample"]:
         """How unsure each answer is, for `monitor`."""
 
     @property
     @abstractmethod
-    def tally(self) -> Int[Tensor, " klass"]:
+    def tally(self) -> Int[ndarray, " klass"]:
         """Answers counted by what `Problem.classes` names, for `monitor`."""
 
     @property
@@ -178,13 +177,13 @@ class Prediction(ABC):
 PredictionT = TypeVar("PredictionT", bound=Prediction)
 
 
-def joined(parts: Sequence[PredictionT], order: Tensor | slice = slice(None)) -> PredictionT:
+def joined(parts: Sequence[PredictionT], order: ndarray | slice = slice(None)) -> PredictionT:
     """One after another, or in this order."""
     first = parts[0]
     whole = {
         field.name: words.joined([getattr(part, field.name) for part in parts])[order]
         for field in fields(first)
-        if isinstance(getattr(first, field.name), Tensor)
+        if isinstance(getattr(first, field.name), ndarray)
     }
     return type(first)(**{**vars(first), **whole})
 
@@ -207,7 +206,7 @@ def rows_of(
     ]
 
 
-def digits(values: Tensor) -> list[float]:
+def digits(values: ndarray) -> list[float]:
     """Nine digits: more than the model's float32 has."""
     return [float(f"{value:.9g}") for value in values.tolist()]
 
@@ -233,10 +232,10 @@ class Reads(Protocol):
     def constants(self) -> Constants:
         """What calibrates."""
 
-    def answers(self, logits: Tensor) -> Tensor:
+    def answers(self, logits: ndarray) -> ndarray:
         """`Problem.answers`, by the members that ran."""
 
-    def apart(self, choices: Tensor) -> tuple[Tensor, Tensor]:
+    def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
         """How far those members are apart: mutual information, and whether they disagree."""
 
 
@@ -244,9 +243,9 @@ class Reads(Protocol):
 class Judged(ABC):
     """Answers on a labelled set against the truth, sample by sample, without the logits."""
 
-    labels: Tensor
+    labels: ndarray
     """What was true, by which is seen whether two models answered for the same samples."""
-    groups: Int[Tensor, " sample"] | None = None
+    groups: Int[ndarray, " sample"] | None = None
 
     @property
     def count(self) -> int:
@@ -265,9 +264,9 @@ class Judged(ABC):
         """What is measured once, of all samples."""
         return {}
 
-    def sure(self) -> tuple[Scores, Bool[Tensor, " answer"]]:
+    def sure(self) -> tuple[Scores, Bool[ndarray, " answer"]]:
         """How sure each answer is, and whether it is right; nothing where answers are numbers."""
-        return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
+        return np.zeros(0), np.zeros(0, dtype=bool)
 
     def of_groups(self, rule: Found) -> tuple[Callable[[Rows], dict[str, Values]], int] | None:
         """A function that measures resamples of whole groups, and how many groups there are."""
@@ -308,6 +307,10 @@ class Problem(ABC):
     """Whether every word of a text has an answer: logits are [sample, member, word, class]."""
     columns: ClassVar[Mapping[str, str]]
     """What a row of `predict` holds, and what kind of value each is."""
+    in_torch: ClassVar[str] = "hydrasurgeon.runtime.kinds:OfClasses"
+    """What it means in graphs, as `module:class`."""
+    trained_by: ClassVar[str] = "hydrasurgeon.tuning.losses:OfClasses"
+    """What training minimizes, the same way."""
     lacks: ClassVar[Mapping[str, str]] = {}
     """Features of the tool that it has not → why, or what it has instead."""
 
@@ -323,83 +326,52 @@ class Problem(ABC):
                 hint=self.lacks[feature],
             )
 
-    def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:
-        """Which samples have a label."""
-        return (labels != UNLABELLED).reshape(len(labels), -1).all(dim=1)
-
-    def label_shape(self, logits: Tensor) -> tuple[int, ...] | None:
+    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
         """The shape of labels that are numbers; None where they are class numbers."""
         return None
 
     @abstractmethod
-    def losses(
-        self,
-        logits: Float[Tensor, "sample klass"],
-        labels: Tensor,
-        smoothing: float = 0.0,
-        weight: Tensor | None = None,
-    ) -> Scores:
-        """The training loss of each sample."""
-
-    @abstractmethod
-    def distilled(
-        self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
-    ) -> Tensor:
-        """The loss towards the mean of what teachers say, [sample, member, klass] each."""
-
-    @abstractmethod
     def validated(
-        self, logits: Float[Tensor, "sample *member klass"], labels: Tensor
+        self, logits: Float[ndarray, "sample *member klass"], labels: ndarray
     ) -> dict[str, float]:
         """What training logs of a validation set; weights are kept by the last, the lower the
         better.
         """
 
     @abstractmethod
-    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
-        """What each member says, as plain exports and `predict` of tensors give it."""
-
-    def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
-        """Logits of one model that answers as the members' mean; of classes ln of their mean
-        probability.
-        """
-        mean = logits.float().softmax(dim=-1).mean(dim=1)
-        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
-
-    @abstractmethod
-    def read(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
+    def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         """Logits as decisions take them; what was read already stays as it is."""
 
     def ood_score(
-        self, logits: Float[Tensor, "sample member klass"], kind: str, temperature: float = 1.0
+        self, logits: Float[ndarray, "sample member klass"], kind: str, temperature: float = 1.0
     ) -> Scores:
         """How unfamiliar samples look by a score of the logits; equal up to rounding is equal."""
         check_score(kind, self.scores)
-        return score_of(kind, self.read(logits), temperature).round(decimals=DIGITS)
+        return np.round(score_of(kind, self.read(logits), temperature), decimals=DIGITS)
 
-    def classifier(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
         """A classifier's weight and bias as OOD scores take them; one logit's are of no and yes."""
         return yes_or_no(weight.T).T, yes_or_no(bias)
 
-    def width(self, logits: Float[Tensor, "sample member klass"]) -> int:
+    def width(self, logits: Float[ndarray, "sample member klass"]) -> int:
         """How many classes a choice is between."""
         return self.read(logits[:1]).shape[-1]
 
-    def rows(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
+    def rows(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         """[choice, member, class] where classes are chosen between; of many labels each is a
         choice of its own.
         """
         raise self._without_classes
 
-    def truth(self, labels: Tensor) -> Int[Tensor, "*any"]:
+    def truth(self, labels: ndarray) -> Int[ndarray, "*any"]:
         """The number of the class that each choice should have made."""
         raise self._without_classes
 
-    def labelled(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Int[Tensor, " choice"]]:
+    def labelled(self, logits: ndarray, labels: ndarray) -> tuple[ndarray, Int[ndarray, " choice"]]:
         """`rows` and `truth`, choice by choice."""
         return self.rows(logits), self.truth(labels).flatten()
 
-    def temperature(self, logits: Float[Tensor, "sample member klass"], labels: Tensor) -> float:
+    def temperature(self, logits: Float[ndarray, "sample member klass"], labels: ndarray) -> float:
         """The one that fits labelled samples best."""
         raise self._without_classes
 
@@ -420,37 +392,37 @@ class Problem(ABC):
         """What calibrates, of a record."""
 
     @abstractmethod
-    def answers(self, logits: Tensor, constants: Constants) -> Tensor:
+    def answers(self, logits: ndarray, constants: Constants) -> ndarray:
         """What thresholds are taken on: calibrated probabilities, or numbers and deviations."""
 
-    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
+    def said(self, answers: ndarray) -> Float[ndarray, "sample klass"]:
         """Logits of a single model that gives these answers."""
-        return answers.clamp_min(TINY).log()
+        return np.log(np.maximum(answers, TINY))
 
-    def chances(self, answers: Tensor) -> Float[Tensor, "choice klass"]:
+    def chances(self, answers: ndarray) -> Float[ndarray, "choice klass"]:
         """The probabilities of each choice."""
         return answers
 
-    def certainty(self, answers: Tensor) -> Scores:
+    def certainty(self, answers: ndarray) -> Scores:
         """How sure each sample's answer is, by which a cascade goes on."""
-        return answers.max(dim=-1).values
+        return answers.max(axis=-1)
 
     @abstractmethod
-    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
         """Of some samples, the fields of a `Judged`."""
 
     @abstractmethod
     def together(
-        self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
+        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
     ) -> Judged:
         """The fields of all samples as one."""
 
     @abstractmethod
-    def uncertainty(self, logits: Tensor, constants: Constants) -> Scores:
+    def uncertainty(self, logits: ndarray, constants: Constants) -> Scores:
         """How unsure each answer is: `total` of a row, or `spread`."""
 
     @abstractmethod
-    def predicted(self, logits: Tensor, constants: Constants | None) -> Prediction:
+    def predicted(self, logits: ndarray, constants: Constants | None) -> Prediction:
         """What is answered, calibrated or not."""
 
     @abstractmethod
@@ -470,7 +442,7 @@ class Problem(ABC):
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
         """By which of these a row of `predict` is counted, and how unsure it is."""
 
-    def parts(self, logits: Tensor | None, constants: Constants) -> Scores | None:
+    def parts(self, logits: ndarray | None, constants: Constants) -> Scores | None:
         """The probability of each of a sample's answers, where it has several."""
         return None
 
@@ -505,18 +477,18 @@ class Problem(ABC):
     @abstractmethod
     def promised(
         self,
-        answers: Tensor,
+        answers: ndarray,
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: Any = None,
-        familiar: Bool[Tensor, " sample"] | None = None,
+        familiar: Bool[ndarray, " sample"] | None = None,
     ) -> dict[str, Any]:
         """Thresholds, as fields of a `Decision`, of `answers` to samples that fitted nothing, some
         of them `familiar`.
         """
 
     def advice(
-        self, answers: Tensor, outputs: Outputs, accuracy: float, promise: CalibrateOptions
+        self, answers: ndarray, outputs: Outputs, accuracy: float, promise: CalibrateOptions
     ) -> Iterator[str]:
         """What is to be said of promises, by samples that fitted nothing."""
         return iter(())

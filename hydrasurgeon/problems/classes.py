@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, one_hot
+from numpy import ndarray
 
 from hydrasurgeon.files.decided import FITTED, LOGITS, Decision
 from hydrasurgeon.files.manifest import ProblemName
@@ -34,10 +33,20 @@ from hydrasurgeon.problems.base import (
     digits,
 )
 from hydrasurgeon.statistics.abstain import fit_abstention
-from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values
+from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, summed
 from hydrasurgeon.statistics.conformal import coverage_that_helps, fit_conformal, prediction_sets
 from hydrasurgeon.statistics.metrics import BINS, bins_of, smooth_ece
-from hydrasurgeon.statistics.probabilities import TINY, Labels, Probs, Scores, by_pieces, entropy
+from hydrasurgeon.statistics.probabilities import (
+    TINY,
+    Labels,
+    Probs,
+    Scores,
+    by_pieces,
+    entropy,
+    falling,
+    of_labels,
+    surest,
+)
 from hydrasurgeon.statistics.temperature import (
     CALIBRATED,
     calibrated,
@@ -63,33 +72,33 @@ answers happen to be wrong.
 class ClassPrediction(Prediction):
     """Classes, and how sure they are; entropies in nats: total = aleatoric + epistemic."""
 
-    probabilities: Float[Tensor, "sample klass"]
-    labels: Int[Tensor, " sample"]
+    probabilities: Float[ndarray, "sample klass"]
+    labels: Int[ndarray, " sample"]
     """The most probable class."""
-    probability: Float[Tensor, " sample"]
-    total: Float[Tensor, " sample"]
-    aleatoric: Float[Tensor, " sample"]
-    epistemic: Float[Tensor, " sample"]
-    sets: Bool[Tensor, "sample klass"]
+    probability: Float[ndarray, " sample"]
+    total: Float[ndarray, " sample"]
+    aleatoric: Float[ndarray, " sample"]
+    epistemic: Float[ndarray, " sample"]
+    sets: Bool[ndarray, "sample klass"]
     """Prediction sets; empty without a decision state."""
 
     @classmethod
-    def of(cls, problem: Classes, choices: Tensor, constants: Constants) -> ClassPrediction:
+    def of(cls, problem: Classes, choices: ndarray, constants: Constants) -> ClassPrediction:
         """What is said without thresholds."""
         probs = problem.answers(choices, constants)
-        probability, labels = probs.max(dim=-1)
+        probability, labels = surest(probs)
         total, aleatoric = problem.uncertainties(choices, constants)
-        never = torch.zeros_like(labels, dtype=torch.bool)
+        never = np.zeros_like(labels, dtype=bool)
         return cls(
-            members_run=torch.full_like(labels, choices.shape[1]),
+            members_run=np.full_like(labels, choices.shape[1]),
             probabilities=probs,
             labels=labels,
             probability=probability,
             total=total,
             aleatoric=aleatoric,
-            epistemic=(total - aleatoric).clamp_min(0.0),
-            sets=torch.zeros_like(probs, dtype=torch.bool),
-            ood_score=torch.full_like(probability, torch.nan),
+            epistemic=np.maximum(total - aleatoric, 0.0),
+            sets=np.zeros_like(probs, dtype=bool),
+            ood_score=np.full_like(probability, np.nan),
             unfamiliar=never,
             abstain=never,
         )
@@ -99,12 +108,12 @@ class ClassPrediction(Prediction):
         return [called(label, self.names) for label in self.labels.tolist()]
 
     @property
-    def tally(self) -> Int[Tensor, " klass"]:
-        likeliest = self.probabilities.argmax(dim=-1)
-        return torch.bincount(likeliest, minlength=self.probabilities.shape[-1])
+    def tally(self) -> Int[ndarray, " klass"]:
+        likeliest = self.probabilities.argmax(axis=-1)
+        return np.bincount(likeliest, minlength=self.probabilities.shape[-1])
 
     @property
-    def uncertainty(self) -> Float[Tensor, " sample"]:
+    def uncertainty(self) -> Float[ndarray, " sample"]:
         return self.total
 
     def doubts(self) -> Columns:
@@ -115,10 +124,10 @@ class ClassPrediction(Prediction):
         return {**entropies, **self.verdict(), "members_run": self.members_run.tolist()}
 
     def ranked(
-        self, i: int, names: Sequence[str] | None, among: Tensor | None = None
+        self, i: int, names: Sequence[str] | None, among: ndarray | None = None
     ) -> list[list[Any]]:
         """The classes of a sample and their probabilities, the most probable first."""
-        order = self.probabilities[i].argsort(descending=True, stable=True)
+        order = falling(self.probabilities[i])
         if among is not None:
             order = order[among[i, order]]
         values = zip(order.tolist(), digits(self.probabilities[i, order]), strict=True)
@@ -126,7 +135,8 @@ class ClassPrediction(Prediction):
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
         count = len(self.labels)
-        values, order = self.probabilities.topk(min(top, self.probabilities.shape[-1]), dim=-1)
+        order = falling(self.probabilities)[:, :top]
+        values = np.take_along_axis(self.probabilities, order, axis=-1)
         tops = zip(order.tolist(), map(digits, values), strict=True)
         return {
             "label": [called(label, names) for label in self.labels.tolist()],
@@ -148,47 +158,45 @@ class ClassPrediction(Prediction):
 class JudgedClasses(Judged):
     """A row for each choice, of many labels one for each label of a sample."""
 
-    labels: Int[Tensor, " choice"]
-    confidence: Float[Tensor, " choice"]
-    predicted: Int[Tensor, " choice"]
-    correct: Bool[Tensor, " choice"]
-    brier: Float[Tensor, " choice"]
+    labels: Int[ndarray, " choice"]
+    confidence: Float[ndarray, " choice"]
+    predicted: Int[ndarray, " choice"]
+    correct: Bool[ndarray, " choice"]
+    brier: Float[ndarray, " choice"]
     """Σ_c (p_c − y_c)² of each choice; (p − y)² of a yes or no."""
-    nll: Float[Tensor, " choice"]
-    mutual_information: Float[Tensor, " choice"]
-    disagreement: Float[Tensor, " choice"]
-    covered: Bool[Tensor, " choice"] | None = None
+    nll: Float[ndarray, " choice"]
+    mutual_information: Float[ndarray, " choice"]
+    disagreement: Float[ndarray, " choice"]
+    covered: Bool[ndarray, " choice"] | None = None
     """Whether the prediction set holds the truth; None without a decision state that makes such
     sets.
     """
-    set_size: Float[Tensor, " choice"] | None = None
+    set_size: Float[ndarray, " choice"] | None = None
 
     @property
-    def promised(self) -> Float[Tensor, " choice"]:
+    def promised(self) -> Float[ndarray, " choice"]:
         """What calibration is measured of: confidence, or the probability of yes."""
         return self.confidence
 
     @property
-    def kept(self) -> Float[Tensor, " choice"]:
+    def kept(self) -> Float[ndarray, " choice"]:
         """What came true of it."""
-        return self.correct.double()
+        return self.correct.astype(np.float64)
 
-    def choices(self, rows: Rows) -> Int[Tensor, "repeat choice"]:
+    def choices(self, rows: Rows) -> Int[ndarray, "repeat choice"]:
         """The choices of these samples."""
         return rows
 
     def quality(self, rows: Rows) -> dict[str, Values]:
         """Accuracy, Brier score, NLL and ECE."""
         rows = self.choices(rows)
-        gap, bins = self.kept - self.promised.double(), bins_of(self.promised)
-        gaps = torch.zeros(len(rows), BINS + 1, dtype=torch.float64).scatter_add_(
-            1, bins[rows], gap[rows]
-        )
+        gap, bins = self.kept - self.promised.astype(np.float64), bins_of(self.promised)
+        gaps = summed(bins[rows], gap[rows], BINS + 1)
         return {
-            "accuracy": self.correct.double()[rows].mean(dim=1),
-            "brier": self.brier.double()[rows].mean(dim=1),
-            "nll": self.nll.double()[rows].mean(dim=1),
-            "ece": gaps.abs().sum(dim=1) / rows.shape[1],
+            "accuracy": self.correct.astype(np.float64)[rows].mean(axis=1),
+            "brier": self.brier.astype(np.float64)[rows].mean(axis=1),
+            "nll": self.nll.astype(np.float64)[rows].mean(axis=1),
+            "ece": np.abs(gaps).sum(axis=1) / rows.shape[1],
         }
 
     def measures(self) -> Callable[[Rows], dict[str, Values]]:
@@ -198,26 +206,26 @@ class JudgedClasses(Judged):
     def figures(self) -> dict[str, float | None]:
         figures: dict[str, float | None] = {"smece": smooth_ece(self.promised, self.kept)}
         if self.covered is not None and self.set_size is not None:
-            figures["coverage"] = float(self.covered.double().mean())
+            figures["coverage"] = float(self.covered.astype(np.float64).mean())
             figures["set_size"] = float(self.set_size.mean())
         return figures
 
-    def without_empty_sets(self, unfamiliar: Bool[Tensor, " sample"]) -> JudgedClasses:
+    def without_empty_sets(self, unfamiliar: Bool[ndarray, " sample"]) -> JudgedClasses:
         """As `filled` answers."""
         if self.covered is None or self.set_size is None or len(unfamiliar) != len(self.covered):
             return self
         empty = (self.set_size == 0) & ~unfamiliar
         return replace(
             self,
-            covered=torch.where(empty, self.correct, self.covered),
+            covered=np.where(empty, self.correct, self.covered),
             set_size=self.set_size + empty,
         )
 
-    def sure(self) -> tuple[Scores, Bool[Tensor, " choice"]]:
+    def sure(self) -> tuple[Scores, Bool[ndarray, " choice"]]:
         return self.confidence, self.correct
 
     def same(self, other: Any) -> float:
-        return float((self.predicted == other.predicted).double().mean())
+        return float((self.predicted == other.predicted).astype(np.float64).mean())
 
     def diversity(self) -> dict[str, float]:
         return {
@@ -232,12 +240,20 @@ class JudgedClasses(Judged):
 
 
 def filled(
-    sets: Bool[Tensor, "sample klass"], probs: Probs, unfamiliar: Bool[Tensor, " sample"]
-) -> Bool[Tensor, "sample klass"]:
+    sets: Bool[ndarray, "sample klass"], probs: Probs, unfamiliar: Bool[ndarray, " sample"]
+) -> Bool[ndarray, "sample klass"]:
     """No familiar sample has an empty set: it holds the most probable label then."""
-    empty = ~sets.any(dim=-1) & ~unfamiliar
-    first = one_hot(probs.argmax(dim=-1), sets.shape[-1]).bool()
+    empty = ~sets.any(axis=-1) & ~unfamiliar
+    first = np.arange(sets.shape[-1]) == probs.argmax(axis=-1)[:, None]
     return sets | (first & empty[:, None])
+
+
+def _brier(probs: Probs, truth: Labels) -> Scores:
+    """Σ_c (p_c − y_c)²."""
+    wrong: ndarray = np.square(probs)
+    rows = np.arange(len(probs))
+    wrong[rows, truth] = np.square(probs[rows, truth] - 1)
+    return wrong.sum(axis=-1)
 
 
 def called(klass: int, names: Sequence[str] | None) -> str | int:
@@ -261,45 +277,25 @@ class Classes(Problem):
     made_of: type[JudgedClasses] = JudgedClasses
     """What its answers are judged as."""
 
-    def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+    def choices(self, logits: Float[ndarray, "*any klass"]) -> ndarray:
         """Logits of choices between classes [..., class], or [..., k, class] of many labels."""
         return logits
 
-    def truth(self, labels: Tensor) -> Int[Tensor, "*any"]:
+    def truth(self, labels: ndarray) -> Int[ndarray, "*any"]:
         """The number of the class that each choice should have made."""
         return labels
 
-    def losses(
-        self,
-        logits: Float[Tensor, "sample klass"],
-        labels: Tensor,
-        smoothing: float = 0.0,
-        weight: Tensor | None = None,
-    ) -> Scores:
-        if labels.is_floating_point():  # probabilities of classes
-            labels = labels.to(logits)
-        return cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
-
-    def distilled(
-        self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
-    ) -> Tensor:
-        """T²·KL(mean of the teachers' members ‖ model), a mean over samples and labels."""
-        warmed = [self.choices(each.to(logits) / temperature).softmax(dim=-1) for each in teachers]
-        mean = torch.cat(warmed, dim=1).mean(dim=1)
-        logs = self.choices(logits / temperature).log_softmax(dim=-1)
-        return temperature**2 * kl_div(logs, mean, reduction="none").sum(dim=-1).mean()
-
     def validated(
-        self, logits: Float[Tensor, "sample *member klass"], labels: Tensor
+        self, logits: Float[ndarray, "sample *member klass"], labels: ndarray
     ) -> dict[str, float]:
         """The NLL too that is left once it is calibrated."""
-        if logits.dim() == 2:
+        if logits.ndim == 2:
             logits = logits[:, None]
         outputs = self.outputs(Outputs(logits, None, labels))
-        some = outputs.at(slice(None, None, 1 + logits.numel() // ENOUGH))
+        some = outputs.at(slice(None, None, 1 + logits.size // ENOUGH))
         losses = self.losses_of(outputs, self._roughly(some))
         return {
-            "accuracy": float(self._right(outputs).double().mean()),
+            "accuracy": float(self._right(outputs).astype(np.float64).mean()),
             "nll": losses["before"],
             "calibrated_nll": losses["temperature"],
         }
@@ -308,64 +304,61 @@ class Classes(Problem):
         """What calibrates, found in a moment."""
         return self.fitted(outputs)
 
-    def _right(self, outputs: Outputs) -> Bool[Tensor, "*choice"]:
+    def _right(self, outputs: Outputs) -> Bool[ndarray, "*choice"]:
         return self._answers(outputs, {}) == outputs.truth
 
-    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
-        return self.choices(logits).softmax(dim=-1)
-
-    def read(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
+    def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return self.choices(logits)
 
     def constants(self, record: Decision) -> Constants:
         return {"temperature": record.temperature, "bias": record.bias}
 
-    def answers(self, logits: Tensor, constants: Constants) -> Probs:
+    def answers(self, logits: ndarray, constants: Constants) -> Probs:
         """Calibrated probabilities: of classes, or of each label."""
         return calibrated(self.read(logits), **constants)
 
-    def uncertainty(self, logits: Tensor, constants: Constants) -> Scores:
+    def uncertainty(self, logits: ndarray, constants: Constants) -> Scores:
         return self.uncertainties(self.read(logits), constants)[0]
 
-    def uncertainties(self, choices: Tensor, constants: Constants) -> tuple[Scores, Scores]:
+    def uncertainties(self, choices: ndarray, constants: Constants) -> tuple[Scores, Scores]:
         """Total and aleatoric uncertainty."""
         return uncertainties(choices, **constants)
 
-    def rows(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
+    def rows(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         """[choice, member, class]: each label of a sample is a choice of its own."""
         return self.choices(logits)
 
-    def temperature(self, logits: Float[Tensor, "sample member klass"], labels: Tensor) -> float:
+    def temperature(self, logits: Float[ndarray, "sample member klass"], labels: ndarray) -> float:
         """The one that fits labelled samples best."""
-        return temperature_of(self.rows(logits), self.truth(labels).flatten())
+        return temperature_of(self.rows(logits), self.truth(labels).reshape(-1))
 
-    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
         probs, rows = self.chances(reading.answers(logits)), self.rows(logits)
-        truth = self.truth(labels).flatten()
-        confidence, predicted = probs.max(dim=-1)
+        truth = self.truth(labels).reshape(-1)
+        confidence, predicted = surest(probs)
         information, disagreement = reading.apart(rows)
         fields = {
             "labels": truth,
             "confidence": confidence,
             "predicted": predicted,
             "correct": predicted == truth,
-            "brier": (probs - one_hot(truth, probs.shape[-1])).square().sum(dim=-1),
-            "nll": -probs.gather(1, truth[:, None])[:, 0].clamp_min(TINY).log(),
+            "brier": _brier(probs, truth),
+            "nll": -np.log(np.maximum(of_labels(probs, truth), TINY)),
             "mutual_information": information,
             "disagreement": disagreement,
         }
         if reading.conformal is not None:
             sets = prediction_sets(reading.conformal, probs)
-            fields["covered"] = sets.gather(1, truth[:, None])[:, 0]
-            fields["set_size"] = sets.sum(dim=-1).double()
+            fields["covered"] = of_labels(sets, truth)
+            fields["set_size"] = sets.sum(axis=-1).astype(np.float64)
         return fields
 
     def together(
-        self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
+        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
     ) -> JudgedClasses:
         return self.made_of(**fields, groups=groups)
 
-    def predicted(self, logits: Tensor, constants: Constants | None) -> ClassPrediction:
+    def predicted(self, logits: ndarray, constants: Constants | None) -> ClassPrediction:
         return self.made.of(self, self.read(logits), constants or {})
 
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
@@ -393,11 +386,11 @@ class Classes(Problem):
         constants, losses = self._cross_fitted(fitting, certifying)
         answers, others = (self._answers(half, constants) for half in (fitting, certifying))
         classes = fitting.logits.shape[-1]
-        pairs, counts = (answers * classes + fitting.truth).unique(return_counts=True)
+        pairs, counts = np.unique(answers * classes + fitting.truth, return_counts=True)
         order = unfit.best_order(pairs // classes, pairs % classes, counts, classes)
         unfit.check_order(others, certifying.truth, order)
-        right = torch.cat([answers == fitting.truth, others == certifying.truth])
-        accuracy = float(right.double().mean())
+        right = np.concatenate([answers == fitting.truth, others == certifying.truth])
+        accuracy = float(right.astype(np.float64).mean())
         self._check_fit(fitting.joined(certifying), accuracy)
         return Calibration(constants, accuracy, losses)
 
@@ -415,13 +408,13 @@ class Classes(Problem):
 
     def guessing(self, outputs: Outputs) -> float:
         """The NLL of answering every sample with the shares of the classes."""
-        counts = outputs.truth.bincount().double()
+        counts = np.bincount(outputs.truth)
         return float(entropy(counts / counts.sum()))
 
     def _answers(self, outputs: Outputs, constants: Constants) -> Labels:
         """The most probable class of each sample."""
         return by_pieces(
-            lambda rows: calibrated(rows, **constants).argmax(dim=-1), outputs.logits, CALIBRATED
+            lambda rows: calibrated(rows, **constants).argmax(axis=-1), outputs.logits, CALIBRATED
         )
 
     def _cross_fitted(
@@ -475,7 +468,7 @@ class Classes(Problem):
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: None = None,
-        familiar: Bool[Tensor, " sample"] | None = None,
+        familiar: Bool[ndarray, " sample"] | None = None,
     ) -> dict[str, Any]:
         """Prediction sets, and when to abstain: a promise about familiar samples, which alone are
         answered.
@@ -488,10 +481,10 @@ class Classes(Problem):
         return {"conformal": sets, **kept}
 
     def risk(
-        self, probs: Probs, outputs: Outputs, risk: float, familiar: Tensor | slice
+        self, probs: Probs, outputs: Outputs, risk: float, familiar: ndarray | slice
     ) -> dict[str, Any]:
         """When to abstain."""
-        confidence, label = probs.max(dim=-1)
+        confidence, label = surest(probs)
         right = label == outputs.truth
         made = fit_abstention(confidence[familiar], right[familiar], risk=risk)
         return {"abstain": made.among(len(confidence[familiar]) / len(confidence))}

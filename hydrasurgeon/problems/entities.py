@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.data.words import words_of
 from hydrasurgeon.problems.base import Columns, Judged, Prediction, digits
 from hydrasurgeon.problems.classes import BIASED
-from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, counted
+from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, counted, summed
 from hydrasurgeon.statistics.entities import (
     Entities,
     are_right,
@@ -24,44 +24,45 @@ from hydrasurgeon.statistics.entities import (
     joint_chances,
 )
 from hydrasurgeon.statistics.metrics import BINS, bins_of, ece_of
+from hydrasurgeon.statistics.probabilities import sums_at, surest
 
-Chances = Float[Tensor, "text word klass"]
+Chances = Float[ndarray, "text word klass"]
 FIELDS = ("start", "end", "text", "label", "probability", "answer")
 """What a row says of an entity."""
 
 
 def tags_of(
     probs: Chances, cover: float | None = None
-) -> tuple[Int[Tensor, "text word"], Float[Tensor, "text word"]]:
+) -> tuple[Int[ndarray, "text word"], Float[ndarray, "text word"]]:
     """Each word's most probable tag, and its probability; −1 where there is no word.
 
     With `cover`, a word belongs to an entity from this probability of not being O on, by the most
     probable tag but O. An entity begins at a B, behind an O, and where the kind changes: in data an
     I that continues nothing begins one too, and so it does in transformers' pipelines.
     """
-    there = (probs > 0).any(dim=-1)
-    chances, tags = probs.max(dim=-1)
+    there = (probs > 0).any(axis=-1)
+    chances, tags = surest(probs)
     if cover is not None:
-        others, which = probs[..., 1:].max(dim=-1)
+        others, which = surest(probs[..., 1:])
         belongs = not_outside(probs) >= cover
-        tags = torch.where(belongs, which + 1, 0)
-        chances = torch.where(belongs, others, probs[..., 0])
+        tags = np.where(belongs, which + 1, 0)
+        chances = np.where(belongs, others, probs[..., 0])
     tags = begun(tags)
-    return torch.where(there, tags, UNLABELLED), chances
+    return np.where(there, tags, UNLABELLED), chances
 
 
-def not_outside(probs: Chances) -> Float[Tensor, "text word"]:
+def not_outside(probs: Chances) -> Float[ndarray, "text word"]:
     """The probability that a word belongs to an entity."""
-    return probs[..., 1:].sum(dim=-1)
+    return probs[..., 1:].sum(axis=-1)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TokensPrediction(Prediction):
     """Tags of words, and their probabilities."""
 
-    tags: Int[Tensor, "text word"]
+    tags: Int[ndarray, "text word"]
     """Those that entities are made of; −1 where there is no word."""
-    chances: Float[Tensor, "text word"]
+    chances: Float[ndarray, "text word"]
     """The probability of each tag."""
     how: str = "product"
     """How those of an entity's words make its own."""
@@ -71,18 +72,18 @@ class TokensPrediction(Prediction):
     """Kinds of entities."""
 
     @property
-    def entities(self) -> tuple[Entities, Float[Tensor, " entity"]]:
+    def entities(self) -> tuple[Entities, Float[ndarray, " entity"]]:
         """All that were found, and their probabilities."""
         entities = entities_of(self.tags)
         return entities, joint_chances(entities, self.chances, self.how)
 
     @property
-    def answered(self) -> Int[Tensor, "text word"]:
+    def answered(self) -> Int[ndarray, "text word"]:
         """Tags of the entities that are answered."""
         entities, chances = self.entities
         owner, text, word = entities.words()
         sure = (chances >= self.least)[owner]
-        tags = torch.zeros_like(self.tags)
+        tags = np.zeros_like(self.tags)
         tags[text[sure], word[sure]] = self.tags[text[sure], word[sure]]
         return tags
 
@@ -91,18 +92,18 @@ class TokensPrediction(Prediction):
         return [*self.columns(self.names, 0)["entities"]]
 
     @property
-    def uncertainty(self) -> Float[Tensor, " text"]:
+    def uncertainty(self) -> Float[ndarray, " text"]:
         """How many of a text's entities are wrong, as far as their probabilities tell."""
         entities, chances = self.entities
-        return chances.new_zeros(len(self.tags)).index_add(0, entities.text, 1 - chances)
+        return sums_at(entities.text, 1 - chances, len(self.tags))
 
     @property
-    def tally(self) -> Int[Tensor, " kind"]:
+    def tally(self) -> Int[ndarray, " kind"]:
         entities, _ = self.entities
-        first = torch.zeros(len(self.tags), dtype=torch.int64)
+        first = np.zeros(len(self.tags), dtype=np.int64)
         # The last that is written stays.
-        first[entities.text.flip(0)] = 1 + entities.kind.flip(0)
-        return torch.bincount(first, minlength=1 + self.kinds)
+        first[entities.text[::-1]] = 1 + entities.kind[::-1]
+        return np.bincount(first, minlength=1 + self.kinds)
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
         """Entities by the characters of the texts, where these are known; else by the numbers of
@@ -147,62 +148,61 @@ def placed(entities: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, A
 class JudgedTokens(Judged):
     """Tags of words against the truth."""
 
-    tags: Int[Tensor, "text word"]
-    right: Bool[Tensor, "text word"]
+    tags: Int[ndarray, "text word"]
+    right: Bool[ndarray, "text word"]
     """Whether the most probable tag is the true one, be it an I that begins an entity or not."""
-    confidence: Float[Tensor, "text word"]
-    nll: Float[Tensor, "text word"]
-    mutual_information: Float[Tensor, "text word"]
-    disagreement: Float[Tensor, "text word"]
-    chances: Float[Tensor, "text word"]
+    confidence: Float[ndarray, "text word"]
+    nll: Float[ndarray, "text word"]
+    mutual_information: Float[ndarray, "text word"]
+    disagreement: Float[ndarray, "text word"]
+    chances: Float[ndarray, "text word"]
     """At the first word of an entity its probability."""
-    answered: Int[Tensor, "text word"] | None = None
+    answered: Int[ndarray, "text word"] | None = None
     """Tags of the entities that are answered; None where nothing is promised."""
 
     @property
-    def there(self) -> Bool[Tensor, "text word"]:
+    def there(self) -> Bool[ndarray, "text word"]:
         """Words that have a label."""
         return self.labels != UNLABELLED
 
     @cached_property
-    def _by_text(self) -> dict[str, Tensor]:
+    def _by_text(self) -> dict[str, ndarray]:
         """What is summed over texts."""
         said, true, there = entities_of(self.tags), entities_of(self.labels), self.there
         right = self.right & there
         hits = said.text[are_right(said, self.labels)]
-        gap = (right.double() - self.confidence.double()) * there
-        gaps = torch.zeros(len(there), BINS + 1, dtype=torch.float64)
+        gap = (right.astype(np.float64) - self.confidence.astype(np.float64)) * there
         return {
-            "words": there.sum(dim=1).double(),
-            "right": right.sum(dim=1).double(),
-            "nll": self.nll.double().sum(dim=1),
-            "gaps": gaps.scatter_add(1, bins_of(self.confidence), gap),
-            "hits": torch.bincount(hits, minlength=self.count).double(),
-            "said": said.counts(self.count).double(),
-            "true": true.counts(self.count).double(),
+            "words": there.sum(axis=1).astype(np.float64),
+            "right": right.sum(axis=1).astype(np.float64),
+            "nll": self.nll.astype(np.float64).sum(axis=1),
+            "gaps": summed(bins_of(self.confidence), gap, BINS + 1),
+            "hits": np.bincount(hits, minlength=self.count).astype(np.float64),
+            "said": said.counts(self.count).astype(np.float64),
+            "true": true.counts(self.count).astype(np.float64),
         }
 
     def quality(self, rows: Rows) -> dict[str, Values]:
         """F1 of entities; accuracy, NLL and ECE of words."""
         sums = self._sums(rows)
         return {
-            "f1": 2 * sums["hits"] / (sums["said"] + sums["true"]).clamp_min(1),
+            "f1": 2 * sums["hits"] / np.maximum(sums["said"] + sums["true"], 1),
             "token_accuracy": sums["right"] / sums["words"],
             "nll": sums["nll"] / sums["words"],
-            "ece": sums["gaps"].abs().sum(dim=1) / sums["words"],
+            "ece": np.abs(sums["gaps"]).sum(axis=1) / sums["words"],
         }
 
-    def _sums(self, rows: Rows) -> dict[str, Tensor]:
+    def _sums(self, rows: Rows) -> dict[str, ndarray]:
         # How often each text was drawn, rather than all that were.
-        often = counted(rows, self.count).double()
+        often = counted(rows, self.count).astype(np.float64)
         return {name: often @ values for name, values in self._by_text.items()}
 
     def measures(self) -> Callable[[Rows], dict[str, Values]]:
         def measured(rows: Rows) -> dict[str, Values]:
             sums = self._sums(rows)
             return self.quality(rows) | {
-                "precision": sums["hits"] / sums["said"].clamp_min(1),
-                "recall": sums["hits"] / sums["true"].clamp_min(1),
+                "precision": sums["hits"] / np.maximum(sums["said"], 1),
+                "recall": sums["hits"] / np.maximum(sums["true"], 1),
             }
 
         return measured
@@ -214,27 +214,27 @@ class JudgedTokens(Judged):
         if len(right):
             figures["entity_ece"] = ece_of(chances, right)
         if len(right) > 1:
-            selective = Selective(_Promises(chances, right)).metrics(torch.arange(len(right))[None])
+            selective = Selective(_Promises(chances, right)).metrics(np.arange(len(right))[None])
             for name in ("aurc", "augrc", "cov5", "mis_auroc"):
-                if selective[name].isfinite():
-                    figures[name] = float(selective[name])
+                if np.isfinite(selective[name]).all():
+                    figures[name] = selective[name].item()
         if self.answered is not None:
             answered, true = entities_of(self.answered), entities_of(self.labels)
             if len(answered):
                 wrong = ~are_right(answered, self.labels)
-                figures["wrong"] = float(wrong.double().mean())
+                figures["wrong"] = float(wrong.astype(np.float64).mean())
             if len(true):
-                whole = joint_chances(true, (self.answered > 0).double(), "least")
-                figures["missed"] = float((whole == 0).double().mean())
+                whole = joint_chances(true, (self.answered > 0).astype(np.float64), "least")
+                figures["missed"] = float((whole == 0).astype(np.float64).mean())
         return figures
 
-    def sure(self) -> tuple[Tensor, Tensor]:
+    def sure(self) -> tuple[ndarray, ndarray]:
         entities = entities_of(self.tags)
         chances = self.chances[entities.text, entities.first]
         return chances, are_right(entities, self.labels)
 
     def same(self, other: Any) -> float:
-        return float((self.tags == other.tags)[self.there].double().mean())
+        return float(((self.tags == other.tags)[self.there]).astype(np.float64).mean())
 
     def diversity(self) -> dict[str, float]:
         there = self.there
@@ -251,13 +251,13 @@ class JudgedTokens(Judged):
 class _Promises:
     """Entities by how sure they are."""
 
-    confidence: Tensor
-    correct: Tensor
+    confidence: ndarray
+    correct: ndarray
 
     @property
-    def promised(self) -> Tensor:
+    def promised(self) -> ndarray:
         return self.confidence
 
     @property
-    def kept(self) -> Tensor:
-        return self.correct.double()
+    def kept(self) -> ndarray:
+        return self.correct.astype(np.float64)

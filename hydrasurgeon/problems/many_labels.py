@@ -17,10 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy
+from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import (
@@ -47,11 +46,19 @@ from hydrasurgeon.problems.classes import ClassPrediction
 from hydrasurgeon.problems.yes_no import JudgedYesNo, YesNo
 from hydrasurgeon.statistics.bootstrap import Rows
 from hydrasurgeon.statistics.metrics import labelling
-from hydrasurgeon.statistics.probabilities import TINY, Scores, entropy, member_probs, yes_or_no
+from hydrasurgeon.statistics.probabilities import (
+    TINY,
+    Scores,
+    entropy,
+    falling,
+    member_probs,
+    softmax,
+    yes_or_no,
+)
 from hydrasurgeon.statistics.temperature import temperature_of
 
-Choices = Float[Tensor, "sample member label 2"]
-Chances = Float[Tensor, "sample label"]
+Choices = Float[ndarray, "sample member label 2"]
+Chances = Float[ndarray, "sample label"]
 EDGE = 1e-12
 """How near to 0 and 1 thresholds count: beyond, a label is always or never answered."""
 
@@ -60,7 +67,7 @@ EDGE = 1e-12
 class LabelsPrediction(ClassPrediction):
     """Any number of labels."""
 
-    chosen: Bool[Tensor, "sample label"]
+    chosen: Bool[ndarray, "sample label"]
     """Those that are answered."""
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
@@ -86,12 +93,15 @@ class JudgedLabels(JudgedYesNo):
     def count(self) -> int:
         return len(self.labels) // self.each
 
-    def choices(self, rows: Rows) -> Int[Tensor, "repeat choice"]:
-        return (rows[..., None] * self.each + torch.arange(self.each)).flatten(-2)
+    def choices(self, rows: Rows) -> Int[ndarray, "repeat choice"]:
+        return (rows[..., None] * self.each + np.arange(self.each)).reshape(len(rows), -1)
 
     def worth(self) -> dict[str, float | None]:
         shape = (self.count, self.each)
-        chosen, holds = self.predicted.bool().reshape(shape), self.labels.bool().reshape(shape)
+        chosen, holds = (
+            self.predicted.astype(bool).reshape(shape),
+            self.labels.astype(bool).reshape(shape),
+        )
         return labelling(self.yes.reshape(shape), chosen, holds)
 
 
@@ -99,6 +109,8 @@ class ManyLabels(YesNo):
     """For each label a choice of its own."""
 
     name: ClassVar[ProblemName] = "multi_label"
+    in_torch = "hydrasurgeon.runtime.kinds:OfLabels"
+    trained_by = "hydrasurgeon.tuning.losses:OfLabels"
     scores: ClassVar[Collection[str]] = OF_LABELS
     several = True
     features = ()
@@ -109,14 +121,14 @@ class ManyLabels(YesNo):
         "--method cahp": "It compares samples of one class with those of others.",
     }
 
-    def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+    def choices(self, logits: Float[ndarray, "*any klass"]) -> ndarray:
         return yes_or_no(logits[..., None])
 
-    def label_shape(self, logits: Tensor) -> tuple[int, ...] | None:
+    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
         return len(logits), logits.shape[-1]
 
-    def read(self, logits: Tensor) -> Tensor:
-        return logits if logits.dim() == 4 else self.choices(logits)
+    def read(self, logits: ndarray) -> ndarray:
+        return logits if logits.ndim == 4 else self.choices(logits)
 
     def outputs(self, outputs: Outputs) -> Outputs:
         return Problem.outputs(self, outputs)
@@ -140,44 +152,44 @@ class ManyLabels(YesNo):
     def constants(self, record: Decision) -> Constants:
         return {"labels": record.labels}
 
-    def answers(self, logits: Tensor, constants: Constants) -> Chances:
+    def answers(self, logits: ndarray, constants: Constants) -> Chances:
         return probs_of(self.read(logits), _temperatures(constants))
 
     def certainty(self, answers: Chances) -> Scores:
         """Of the least sure label."""
-        return torch.maximum(answers, 1 - answers).amin(dim=-1)
+        return np.maximum(answers, 1 - answers).min(axis=-1)
 
-    def said(self, answers: Chances) -> Float[Tensor, "sample label"]:
+    def said(self, answers: Chances) -> Float[ndarray, "sample label"]:
         return Problem.said(self, answers) - Problem.said(self, 1 - answers)
 
     def uncertainties(self, choices: Choices, constants: Constants) -> tuple[Scores, Scores]:
         return doubts_of(choices, _temperatures(constants))
 
-    def predicted(self, logits: Tensor, constants: Constants | None) -> LabelsPrediction:
+    def predicted(self, logits: ndarray, constants: Constants | None) -> LabelsPrediction:
         plain = ClassPrediction.of(self, self.read(logits), constants or {})
         labels = (constants or {}).get("labels")
         chosen = plain.probabilities >= (0.5 if labels is None else _row(labels.thresholds))
         return LabelsPrediction(**vars(plain), chosen=chosen)
 
-    def rows(self, logits: Float[Tensor, "sample member label"]) -> Tensor:
-        return self.choices(logits).transpose(1, 2).flatten(0, 1)
+    def rows(self, logits: Float[ndarray, "sample member label"]) -> ndarray:
+        return _apart(self.choices(logits))
 
-    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
         fields = super().judged(logits, labels, reading)
         own = reading.constants.get("labels")
         if own is not None:
-            thresholds = _row(own.thresholds).repeat(len(labels))
-            fields["predicted"] = (fields["yes"] >= thresholds).long()
+            thresholds = np.tile(_row(own.thresholds), len(labels))
+            fields["predicted"] = (fields["yes"] >= thresholds).astype(np.int64)
             fields["correct"] = fields["predicted"] == fields["labels"]
         # Its sets promise what they miss, and not to hold one truth.
         return {name: fields[name] for name in fields if name not in ("covered", "set_size")}
 
-    def chances(self, answers: Chances) -> Float[Tensor, "choice 2"]:
-        yes = answers.flatten()
-        return torch.stack([1 - yes, yes], dim=-1)
+    def chances(self, answers: Chances) -> Float[ndarray, "choice 2"]:
+        yes = answers.reshape(-1)
+        return np.stack([1 - yes, yes], axis=-1)
 
     def together(
-        self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
+        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
     ) -> JudgedLabels:
         return JudgedLabels(**fields, each=labels.shape[1], groups=groups)
 
@@ -193,36 +205,36 @@ class ManyLabels(YesNo):
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         constants = self.fitted(fitting)
         labels = constants["labels"]
-        count, truth = len(labels.temperatures), certifying.truth.double()
+        count, truth = len(labels.temperatures), certifying.truth.astype(np.float64)
         chances = probs_of(certifying.logits, labels.temperatures)
         losses = self.losses_of(certifying, {"temperatures": labels.temperatures})
         found = unfit.correlations(_log_odds(fitting.logits), fitting.truth)
-        answered, stands_for = torch.cartesian_prod(torch.arange(count), torch.arange(count)).T
-        order = unfit.best_order(answered, stands_for, found.flatten(), count)
+        answered, stands_for = np.divmod(np.arange(count * count), count)
+        order = unfit.best_order(answered, stands_for, found.reshape(-1), count)
         unfit.check_columns(_log_odds(certifying.logits), truth, order)
-        right = (chances >= _row(labels.thresholds)) == truth.bool()
-        accuracy = float(right.double().mean())
+        right = (chances >= _row(labels.thresholds)) == truth.astype(bool)
+        accuracy = float(right.astype(np.float64).mean())
         _check_fit(fitting.joined(certifying), accuracy)
         return Calibration(constants, accuracy, losses)
 
     def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
-        truth = outputs.truth.double()
+        truth = outputs.truth.astype(np.float64)
         ways = {"before": None, "temperature": constants["temperatures"]}
         return {
-            name: float(binary_cross_entropy(probs_of(outputs.logits, at).clamp(TINY, 1.0), truth))
+            name: float(_loss(np.clip(probs_of(outputs.logits, at), TINY, 1.0), truth))
             for name, at in ways.items()
         }
 
     def _roughly(self, outputs: Outputs) -> dict[str, Any]:
         """One temperature for all labels."""
-        rows = outputs.logits.transpose(1, 2).flatten(0, 1)
-        return {"temperatures": (temperature_of(rows, outputs.truth.long().flatten()),)}
+        truth = outputs.truth.astype(np.int64).reshape(-1)
+        return {"temperatures": (temperature_of(_apart(outputs.logits), truth),)}
 
-    def _right(self, outputs: Outputs) -> Bool[Tensor, "sample label"]:
-        return (probs_of(outputs.logits) > 0.5) == outputs.truth.bool()
+    def _right(self, outputs: Outputs) -> Bool[ndarray, "sample label"]:
+        return (probs_of(outputs.logits) > 0.5) == outputs.truth.astype(bool)
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
-        labels = fit_labels(outputs.logits, outputs.truth.bool())
+        labels = fit_labels(outputs.logits, outputs.truth.astype(bool))
         return {"temperature": 1.0, "labels": labels}
 
     def promised(
@@ -231,9 +243,9 @@ class ManyLabels(YesNo):
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: None = None,
-        familiar: Bool[Tensor, " sample"] | None = None,
+        familiar: Bool[ndarray, " sample"] | None = None,
     ) -> dict[str, Any]:
-        return {"conformal": fit_sets(answers, outputs.truth.bool(), promise.coverage)}
+        return {"conformal": fit_sets(answers, outputs.truth.astype(bool), promise.coverage)}
 
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
         return super(YesNo, self).decided(prediction, record, score)
@@ -247,20 +259,33 @@ def _temperatures(constants: Constants) -> Sequence[float] | None:
 
 
 def _log_odds(choices: Choices) -> Chances:
-    return probs_of(choices).clamp(TINY, 1 - EDGE).logit()
+    chances = np.clip(probs_of(choices), TINY, 1 - EDGE)
+    return np.log(chances / (1 - chances))
+
+
+def _apart(choices: Choices) -> Float[ndarray, "choice member 2"]:
+    """Each label of a sample as a choice of its own."""
+    return np.swapaxes(choices, 1, 2).reshape(-1, choices.shape[1], 2)
+
+
+def _loss(chances: Chances, truth: Chances) -> float:
+    """The cross-entropy; a logarithm is −100 at least."""
+    with np.errstate(divide="ignore"):
+        yes, no = (np.maximum(np.log(each), -100.0) for each in (chances, 1 - chances))
+    return -float((truth * yes + (1 - truth) * no).mean())
 
 
 def _check_fit(outputs: Outputs, accuracy: float) -> None:
     """Of the labels that some samples have and others lack, and by constants of all rows."""
-    truth = outputs.truth.double()
-    shares = truth.mean(dim=0)
+    truth = outputs.truth.astype(np.float64)
+    shares = truth.mean(axis=0)
     varies = (shares > 0) & (shares < 1)
     choices, truth, shares = outputs.logits[:, :, varies], truth[:, varies], shares[varies]
-    temperatures = fit_labels(choices, truth.bool()).temperatures
-    chances = probs_of(choices, temperatures).clamp(TINY, 1.0)
+    temperatures = fit_labels(choices, truth.astype(bool)).temperatures
+    chances = np.clip(probs_of(choices, temperatures), TINY, 1.0)
     unfit.check_fit(
-        float(binary_cross_entropy(chances, truth)),
-        float(entropy(torch.stack([1 - shares, shares], dim=-1)).mean()),
+        _loss(chances, truth),
+        float(entropy(np.stack([1 - shares, shares], axis=-1)).mean()),
         accuracy,
         min(temperatures, default=1.0),
         agreement=unfit.agreement(_log_odds(choices), truth),
@@ -268,35 +293,35 @@ def _check_fit(outputs: Outputs, accuracy: float) -> None:
     )
 
 
-def _row(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def _row(values: Sequence[float]) -> ndarray:
+    return np.array(values, dtype=np.float64)
 
 
 def probs_of(choices: Choices, temperatures: Sequence[float] | None = None) -> Chances:
     """The probability of each label, temperature after averaging."""
-    mean = member_probs(choices).mean(dim=1)
+    mean = member_probs(choices).mean(axis=1)
     if temperatures is None:
         return mean[..., 1]
-    return (mean.clamp_min(TINY).log() / _column(temperatures)).softmax(dim=-1)[..., 1]
+    return softmax(np.log(np.maximum(mean, TINY)) / _column(temperatures))[..., 1]
 
 
 def doubts_of(
     choices: Choices, temperatures: Sequence[float] | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[ndarray, ndarray]:
     """Σ over labels of H(mean q_m) and of mean H(q_m), each member at the temperature of the
     average.
     """
-    each = (choices.double() / (1.0 if temperatures is None else _column(temperatures))).softmax(
-        dim=-1
+    each = softmax(
+        choices.astype(np.float64) / (1.0 if temperatures is None else _column(temperatures))
     )
-    return entropy(each.mean(dim=1)).sum(dim=-1), entropy(each).mean(dim=1).sum(dim=-1)
+    return entropy(each.mean(axis=1)).sum(axis=-1), entropy(each).mean(axis=1).sum(axis=-1)
 
 
-def _column(temperatures: Sequence[float]) -> Tensor:
+def _column(temperatures: Sequence[float]) -> ndarray:
     return _row(temperatures)[:, None]
 
 
-def fit_labels(choices: Choices, truth: Bool[Tensor, "sample label"]) -> PerLabel:
+def fit_labels(choices: Choices, truth: Bool[ndarray, "sample label"]) -> PerLabel:
     """Each label's temperature, by the NLL, and threshold, by F1; a label without both a yes and a
     no keeps 1 and ½.
     """
@@ -304,31 +329,29 @@ def fit_labels(choices: Choices, truth: Bool[Tensor, "sample label"]) -> PerLabe
     for label in range(truth.shape[1]):
         some, holds = choices[:, :, label], truth[:, label]
         varies = bool(holds.any()) and not bool(holds.all())
-        temperatures.append(temperature_of(some, holds.long()) if varies else 1.0)
+        temperatures.append(temperature_of(some, holds.astype(np.int64)) if varies else 1.0)
         chances = probs_of(choices[:, :, label : label + 1], temperatures[-1:])[:, 0]
         thresholds.append(best_threshold(chances, holds) if varies else 0.5)
     return PerLabel(temperatures=tuple(temperatures), thresholds=tuple(thresholds))
 
 
-def best_threshold(chances: Float[Tensor, " sample"], holds: Bool[Tensor, " sample"]) -> float:
+def best_threshold(chances: Float[ndarray, " sample"], holds: Bool[ndarray, " sample"]) -> float:
     """From which probability on a yes makes the highest F1: halfway to the next lower one, the
     highest of equals.
     """
-    ordered, order = chances.sort(descending=True, stable=True)
-    hits = holds[order].double().cumsum(0)
-    scores = 2 * hits / (torch.arange(1, len(hits) + 1) + holds.sum())
-    last = torch.cat(
-        [ordered[1:] != ordered[:-1], torch.tensor([True])]
-    )  # equals are answered together
-    at = int(torch.where(last, scores, -1.0).argmax())
+    order = falling(chances)
+    ordered, hits = chances[order], holds[order].cumsum()
+    scores = 2 * hits / (np.arange(1, len(hits) + 1) + holds.sum())
+    last = np.append(ordered[1:] != ordered[:-1], True)  # equals are answered together
+    at = int(np.where(last, scores, -1.0).argmax())
     below = float(ordered[at + 1]) if at + 1 < len(ordered) else 0.0
     return (float(ordered[at]) + below) / 2
 
 
-def fit_sets(chances: Chances, truth: Bool[Tensor, "sample label"], coverage: float) -> Conformal:
+def fit_sets(chances: Chances, truth: Bool[ndarray, "sample label"], coverage: float) -> Conformal:
     """The largest λ that misses few enough, as 1 − λ: which labels a set holds then is LAC's rule."""
     # A sample without labels has none to miss, and would pass for one that is answered well.
-    labelled = truth.any(dim=1)
+    labelled = truth.any(axis=1)
     chances, truth = chances[labelled], truth[labelled]
     count, missed = len(truth), 1 - coverage
     if 1 / (count + 1) > missed:
@@ -340,10 +363,10 @@ def fit_sets(chances: Chances, truth: Bool[Tensor, "sample label"], coverage: fl
             what, hint="Give more --data (half of it certifies), or a smaller --coverage."
         )
     # What a sample's labels lose as λ passes each of their probabilities.
-    weights = truth.double() / truth.sum(dim=1, keepdim=True)
-    values, order = chances[truth].double().sort()
-    lost = weights[truth][order].cumsum(0)
-    fine = ((lost + 1) / (count + 1) <= missed + 1e-12).nonzero()
+    weights = truth.astype(np.float64) / truth.sum(axis=1, keepdims=True)
+    order = chances[truth].argsort(kind="stable")
+    values, lost = chances[truth][order], weights[truth][order].cumsum()
+    fine = np.flatnonzero((lost + 1) / (count + 1) <= missed + 1e-12)
     following = int(fine[-1]) + 1 if len(fine) else 0
     # At the next one nothing of it is lost yet; a tie is lost as a whole.
     most = float(values[following]) if following < len(values) else 1.0

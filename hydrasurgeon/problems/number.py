@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Conformal, Decision, Joint
@@ -57,12 +57,12 @@ LOSS = "The labels do not fit: check that each belongs to its row, and is on the
 class NumberPrediction(Prediction):
     """Numbers, between which bounds they lie, and how far members are apart."""
 
-    value: Float[Tensor, " sample"]
-    low: Float[Tensor, " sample"]
+    value: Float[ndarray, " sample"]
+    low: Float[ndarray, " sample"]
     """NaN without a decision state, as `high`."""
-    high: Float[Tensor, " sample"]
-    spread: Float[Tensor, " sample"]
-    deviation: Float[Tensor, " sample"]
+    high: Float[ndarray, " sample"]
+    spread: Float[ndarray, " sample"]
+    deviation: Float[ndarray, " sample"]
     levels: tuple[float, ...] = ()
     """Between which `monitor` counts them."""
 
@@ -71,13 +71,13 @@ class NumberPrediction(Prediction):
         return digits(self.value)
 
     @property
-    def uncertainty(self) -> Float[Tensor, " sample"]:
+    def uncertainty(self) -> Float[ndarray, " sample"]:
         return self.spread
 
     @property
-    def tally(self) -> Int[Tensor, " range"]:
-        ranges = torch.bucketize(self.value.contiguous(), self.value.new_tensor(self.levels))
-        return torch.bincount(ranges, minlength=len(self.levels) + 1)
+    def tally(self) -> Int[ndarray, " range"]:
+        ranges = np.searchsorted(np.array(self.levels), self.value)
+        return np.bincount(ranges, minlength=len(self.levels) + 1)
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
         nothing = [None] * len(self.value)
@@ -95,28 +95,28 @@ class NumberPrediction(Prediction):
 class JudgedNumbers(Judged):
     """Numbers against the truth."""
 
-    error: Float[Tensor, " sample"]
-    nll: Float[Tensor, " sample"]
+    error: Float[ndarray, " sample"]
+    nll: Float[ndarray, " sample"]
     """NaN without a decision state, as the two below."""
-    covered: Float[Tensor, " sample"]
-    width: Float[Tensor, " sample"]
+    covered: Float[ndarray, " sample"]
+    width: Float[ndarray, " sample"]
 
     def quality(self, rows: Rows) -> dict[str, Values]:
         error = self.error[rows]
         return {
-            "rmse": error.square().mean(dim=1).sqrt(),
-            "mae": error.abs().mean(dim=1),
-            "nll": self.nll[rows].mean(dim=1),
+            "rmse": np.sqrt(np.square(error).mean(axis=1)),
+            "mae": np.abs(error).mean(axis=1),
+            "nll": self.nll[rows].mean(axis=1),
         }
 
     def measures(self) -> Callable[[Rows], dict[str, Values]]:
         def measured(rows: Rows) -> dict[str, Values]:
-            squares = self.error[rows].square().mean(dim=1)
-            variance = self.labels[rows].var(dim=1, correction=0)
+            squares = np.square(self.error[rows]).mean(axis=1)
+            variance = self.labels[rows].var(axis=1)
             return self.quality(rows) | {
                 "r2": 1 - squares / variance,
-                "coverage": self.covered[rows].mean(dim=1),
-                "width": self.width[rows].mean(dim=1),
+                "coverage": self.covered[rows].mean(axis=1),
+                "width": self.width[rows].mean(axis=1),
             }
 
         return measured
@@ -126,6 +126,8 @@ class Numbers(Problem):
     """A number for each sample."""
 
     name: ClassVar[ProblemName] = "number"
+    in_torch = "hydrasurgeon.runtime.kinds:OfNumbers"
+    trained_by = "hydrasurgeon.tuning.losses:OfNumbers"
     scores = ()
     features = ("mds", "maha++", "residual", "knn")
     doubt = "spread"
@@ -142,85 +144,55 @@ class Numbers(Problem):
         "--shift": "What is measured under shifts is accuracy; give the data as another --data.",
     }
 
-    def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:
-        if not labels.is_floating_point():
-            return torch.zeros_like(labels, dtype=torch.bool)
-        return labels.isfinite()
-
-    def label_shape(self, logits: Tensor) -> tuple[int, ...] | None:
+    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
         return (len(logits),)
 
-    def losses(
-        self,
-        logits: Float[Tensor, "sample klass"],
-        labels: Tensor,
-        smoothing: float = 0.0,
-        weight: Tensor | None = None,
-    ) -> Scores:
-        """Squared errors, or the Gaussian NLL where there is a variance."""
-        squares = (logits[:, 0] - labels.to(logits)).square()
-        if logits.shape[-1] == 1:
-            return squares
-        return (logits[:, 1] + squares / logits[:, 1].exp()) / 2
-
-    def distilled(
-        self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
-    ) -> Tensor:
-        mean = torch.cat([each.to(logits)[..., 0] for each in teachers], dim=1).mean(dim=1)
-        return (logits[:, 0] - mean).square().mean()
-
     def validated(
-        self, logits: Float[Tensor, "sample *member klass"], labels: Tensor
+        self, logits: Float[ndarray, "sample *member klass"], labels: ndarray
     ) -> dict[str, float]:
-        value = logits[..., 0].reshape(len(labels), -1).mean(dim=1)
-        return {"nll": float((value - labels.to(value)).square().double().mean())}
+        value = logits[..., 0].reshape(len(labels), -1).mean(axis=1)
+        return {"nll": float(np.square(value - labels).astype(np.float64).mean())}
 
-    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
-        return logits[..., :1]
-
-    def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
-        return logits.float().mean(dim=1)
-
-    def read(self, logits: Float[Tensor, "sample member klass"]) -> Tensor:
+    def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return logits
 
     def outputs(self, outputs: Outputs) -> Outputs:
         """OOD scores see one class; the numbers are the shares."""
         labels = None
         if outputs.labels is not None:
-            labels = torch.zeros(len(outputs.labels), dtype=torch.int64)
+            labels = np.zeros(len(outputs.labels), dtype=np.int64)
         return Outputs(outputs.logits, outputs.features, labels, outputs.labels)
 
-    def classifier(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
         return weight[:1], bias[:1]
 
-    def width(self, logits: Float[Tensor, "sample member klass"]) -> int:
+    def width(self, logits: Float[ndarray, "sample member klass"]) -> int:
         return 1
 
     def constants(self, record: Decision) -> Constants:
         return {"joint": record.joint, "conformal": record.conformal}
 
-    def answers(self, logits: Tensor, constants: Constants) -> Float[Tensor, "sample 2"]:
+    def answers(self, logits: ndarray, constants: Constants) -> Float[ndarray, "sample 2"]:
         """Values, and their deviations: NaN where nothing is calibrated."""
         value, variance, unit = _moments(logits)
         joint = constants.get("joint")
         if joint is None:
-            return torch.stack([value, torch.full_like(value, torch.nan)], dim=-1)
+            return np.stack([value, np.full_like(value, np.nan)], axis=-1)
         deviation = _deviation(joint.aleatoric, joint.epistemic, variance, unit)
-        return torch.stack([value, deviation], dim=-1)
+        return np.stack([value, deviation], axis=-1)
 
-    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
+    def said(self, answers: ndarray) -> Float[ndarray, "sample klass"]:
         return answers[:, :1]
 
-    def uncertainty(self, logits: Tensor, constants: Constants) -> Scores:
-        return _moments(logits)[1].sqrt()
+    def uncertainty(self, logits: ndarray, constants: Constants) -> Scores:
+        return np.sqrt(_moments(logits)[1])
 
-    def predicted(self, logits: Tensor, constants: Constants | None) -> NumberPrediction:
-        value, deviation = self.answers(logits, constants or {}).unbind(dim=-1)
-        nothing = torch.full_like(value, torch.nan)
-        never = torch.zeros_like(value, dtype=torch.bool)
+    def predicted(self, logits: ndarray, constants: Constants | None) -> NumberPrediction:
+        value, deviation = self.answers(logits, constants or {}).T
+        nothing = np.full_like(value, np.nan)
+        never = np.zeros_like(value, dtype=bool)
         return NumberPrediction(
-            members_run=torch.full((len(value),), logits.shape[1]),
+            members_run=np.full((len(value),), logits.shape[1]),
             value=value,
             low=nothing,
             high=nothing,
@@ -276,11 +248,11 @@ class Numbers(Problem):
         answers = self.answers(certifying.logits, {"joint": joint})
         truth = _truth(certifying)
         loss = float(_nll(answers, truth).mean())
-        mean, deviation = _truth(fitting).mean(), _truth(fitting).std(correction=0)
-        guess = torch.stack([mean.expand_as(truth), deviation.clamp_min(TINY).expand_as(truth)], -1)
+        mean, deviation = _truth(fitting).mean(), _truth(fitting).std()
+        guess = np.tile([mean, max(deviation, TINY)], (len(truth), 1))
         guessing = float(_nll(guess, truth).mean())
         error, spread = (
-            float((truth - each).square().mean()) for each in (answers[:, 0], guess[:, 0])
+            float(np.square(truth - each).mean()) for each in (answers[:, 0], guess[:, 0])
         )
         if error >= spread * (1 - ROUNDING):
             raise DataError(
@@ -292,27 +264,27 @@ class Numbers(Problem):
 
     def promised(
         self,
-        answers: Tensor,
+        answers: ndarray,
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: None = None,
-        familiar: Bool[Tensor, " sample"] | None = None,
+        familiar: Bool[ndarray, " sample"] | None = None,
     ) -> dict[str, Any]:
-        value, deviation = answers.unbind(dim=-1)
-        threshold = quantile((_truth(outputs) - value).abs() / deviation, promise.coverage)
+        value, deviation = answers.T
+        threshold = quantile(np.abs(_truth(outputs) - value) / deviation, promise.coverage)
         sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
-        levels = value.quantile(torch.arange(1, RANGES, dtype=value.dtype) / RANGES).tolist()
+        levels = np.quantile(value, np.arange(1, RANGES) / RANGES).tolist()
         # As their names have them.
         rounded = tuple(sorted({float(f"{level:g}") for level in levels}))
         return {"conformal": sets, "levels": rounded}
 
-    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
-        answers, truth = reading.answers(logits), labels.double()
-        value, deviation = answers.unbind(dim=-1)
-        half = torch.full_like(value, torch.nan)
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
+        answers, truth = reading.answers(logits), labels.astype(np.float64)
+        value, deviation = answers.T
+        half = np.full_like(value, np.nan)
         if reading.conformal is not None:
             half = reading.conformal.threshold * deviation
-        covered = torch.where(half.isnan(), half, ((truth - value).abs() <= half).double())
+        covered = np.where(np.isnan(half), half, (np.abs(truth - value) <= half).astype(np.float64))
         return {
             "labels": truth,
             "error": value - truth,
@@ -322,7 +294,7 @@ class Numbers(Problem):
         }
 
     def together(
-        self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
+        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
     ) -> JudgedNumbers:
         return JudgedNumbers(**fields, groups=groups)
 
@@ -331,52 +303,59 @@ def _bounds(decision: Decision) -> tuple[str, ...]:
     return ("lowest", *(f"{level:g}" for level in decision.levels), "highest")
 
 
-def _moments(logits: Float[Tensor, "sample member klass"]) -> tuple[Scores, Scores, Scores]:
+def _moments(logits: Float[ndarray, "sample member klass"]) -> tuple[Scores, Scores, Scores]:
     """The members' mean, their variance, and the mean of their own."""
-    values = logits[..., 0].double()
-    own = torch.ones_like(values)
+    values = logits[..., 0].astype(np.float64)
+    own = np.ones_like(values)
     if logits.shape[-1] == 2:
-        own = logits[..., 1].double().exp()
-    mean = values.mean(dim=1)
-    return mean, (values - mean[:, None]).square().mean(dim=1), own.mean(dim=1)
+        own = np.exp(logits[..., 1].astype(np.float64))
+    mean = values.mean(axis=1)
+    return mean, np.square(values - mean[:, None]).mean(axis=1), own.mean(axis=1)
 
 
 def _deviation(
-    aleatoric: float | Tensor, epistemic: float | Tensor, variance: Scores, own: Scores
+    aleatoric: float | ndarray, epistemic: float | ndarray, variance: Scores, own: Scores
 ) -> Scores:
-    return (aleatoric**2 * own + epistemic**2 * variance).clamp_min(TINY).sqrt()
+    return np.sqrt(np.maximum(aleatoric**2 * own + epistemic**2 * variance, TINY))
 
 
 def _truth(outputs: Outputs) -> Scores:
     assert outputs.shares is not None
-    return outputs.shares.double()
+    return outputs.shares.astype(np.float64)
 
 
-def _nll(answers: Float[Tensor, "sample 2"], truth: Scores) -> Scores:
-    value, deviation = answers.unbind(dim=-1)
-    return deviation.log() + ((truth - value) / deviation).square() / 2 + math.log(2 * math.pi) / 2
+def _nll(answers: Float[ndarray, "sample 2"], truth: Scores) -> Scores:
+    value, deviation = answers.T
+    return (
+        np.log(deviation) + np.square((truth - value) / deviation) / 2 + math.log(2 * math.pi) / 2
+    )
 
 
 def _fitted(outputs: Outputs) -> Joint:
-    """By LBFGS over the logarithms, from the deviation of the errors; of one member in one step."""
+    """By L-BFGS over the logarithms, from the deviation of the errors; of one member in one step."""
     value, variance, own = _moments(outputs.logits)
-    squares = (_truth(outputs) - value).square()
-    start = float((squares / own).mean().sqrt().clamp_min(TINY))
+    squares = np.square(_truth(outputs) - value)
+    start = float(np.maximum(np.sqrt((squares / own).mean()), TINY))
     if outputs.logits.shape[1] == 1:
         return Joint(aleatoric=start, epistemic=1.0)
-    with torch.inference_mode(False), torch.enable_grad():
-        parts = [part.clone() for part in (variance, own, squares)]
-        point = torch.tensor([start, 1.0], dtype=torch.float64).log().requires_grad_()
-        optimizer = torch.optim.LBFGS([point], max_iter=100, line_search_fn="strong_wolfe")
-        floor = math.log(start) - 10
+    from scipy.optimize import minimize
 
-        def loss() -> Tensor:
-            optimizer.zero_grad()
-            deviation = _deviation(*point.clamp(floor, floor + 20).exp(), *parts[:2])
-            value = (deviation.log() + parts[2] / deviation.square() / 2).mean()
-            value.backward()  # type: ignore[no-untyped-call]
-            return value
+    floor = math.log(start) - 10
 
-        optimizer.step(loss)  # type: ignore[arg-type]
-        aleatoric, epistemic = point.detach().clamp(floor, floor + 20).exp().tolist()
+    def loss(point: ndarray) -> tuple[float, ndarray]:
+        """With its slope."""
+        parts = np.exp(2 * point)[:, None] * np.stack([own, variance])
+        total = np.maximum(parts.sum(axis=0), TINY)
+        value = (np.log(total) + squares / total).mean() / 2
+        return float(value), (parts * (1 / total - squares / total**2)).mean(axis=1)
+
+    found = minimize(
+        loss,
+        np.clip([math.log(start), 0.0], floor, floor + 20),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(floor, floor + 20)] * 2,
+        options={"maxiter": 500, "ftol": 0.0, "gtol": 1e-10},
+    )
+    aleatoric, epistemic = np.exp(found.x).tolist()
     return Joint(aleatoric=aleatoric, epistemic=epistemic)

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div
+from numpy import ndarray
 
-from hydrasurgeon.anatomy.words import NOTHING, are_there, widened
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import LOGITS, Abstention, Conformal, Cover, Decision
@@ -50,8 +48,9 @@ from hydrasurgeon.statistics.entities import (
     joint_chances,
 )
 from hydrasurgeon.statistics.metrics import ece_of
-from hydrasurgeon.statistics.probabilities import TINY, Scores, tempered
+from hydrasurgeon.statistics.probabilities import TINY, Scores, of_labels, softmax, tempered
 from hydrasurgeon.statistics.temperature import temperature_of
+from hydrasurgeon.statistics.words import NOTHING, are_there, widened
 
 WAYS: tuple[Literal["product", "least"], ...] = ("product", "least")
 """How the probabilities of its words make that of an entity."""
@@ -69,6 +68,8 @@ class Tokens(Problem):
     """A tag for each word."""
 
     name: ClassVar[ProblemName] = "tokens"
+    in_torch = "hydrasurgeon.runtime.kinds:OfTokens"
+    trained_by = "hydrasurgeon.tuning.losses:OfTokens"
     scores = LOGITS.keys()
     features = ("mds", "maha++", "residual", "knn")
     several = True
@@ -86,133 +87,87 @@ class Tokens(Problem):
         "--shift": "What is measured under shifts is accuracy; give the data as another --data.",
     }
 
-    def known(self, labels: Tensor) -> Bool[Tensor, " text"]:
-        """Those with a word that has a label."""
-        return (labels != UNLABELLED).reshape(len(labels), -1).any(dim=1)
-
-    def label_shape(self, logits: Tensor) -> tuple[int, ...] | None:
+    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
         return len(logits), logits.shape[-2]
 
-    def losses(
-        self,
-        logits: Float[Tensor, "text word klass"],
-        labels: Tensor,
-        smoothing: float = 0.0,
-        weight: Tensor | None = None,
-    ) -> Scores:
-        """The mean over the labelled words of each text."""
-        truth = _beside(labels, logits)
-        each = cross_entropy(
-            logits.movedim(-1, 1),
-            truth,
-            ignore_index=UNLABELLED,
-            label_smoothing=smoothing,
-            reduction="none",
-        )
-        return each.sum(dim=1) / (truth != UNLABELLED).sum(dim=1).clamp_min(1)
-
-    def distilled(
-        self,
-        logits: Float[Tensor, "text word klass"],
-        teachers: Sequence[Tensor],
-        temperature: float,
-    ) -> Tensor:
-        """T²·KL(mean of the teachers' members ‖ model), a mean over the words of each text."""
-        words = logits.shape[-2]
-        warmed = [
-            (widened(each[..., :words, :].to(logits), words, 2) / temperature).softmax(dim=-1)
-            for each in teachers
-        ]
-        mean = torch.cat(warmed, dim=1).mean(dim=1)
-        logs = (logits / temperature).log_softmax(dim=-1)
-        there = are_there(logits)
-        each = kl_div(logs, mean, reduction="none").sum(dim=-1) * there
-        return temperature**2 * (each.sum(dim=1) / there.sum(dim=1).clamp_min(1)).mean()
-
     def validated(
-        self, logits: Float[Tensor, "text *member word klass"], labels: Tensor
+        self, logits: Float[ndarray, "text *member word klass"], labels: ndarray
     ) -> dict[str, float]:
-        if logits.dim() == 3:
+        if logits.ndim == 3:
             logits = logits[:, None]
         by_word = Classes().validated(*self.labelled(logits, labels))
         return {"token_accuracy": by_word.pop("accuracy"), **by_word}
 
-    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
-        return logits.softmax(dim=-1) * are_there(logits)[..., None]
-
-    def merged(
-        self, logits: Float[Tensor, "text member word klass"]
-    ) -> Float[Tensor, "text word klass"]:
-        return torch.where(are_there(logits[:, 0])[..., None], super().merged(logits), NOTHING)
-
-    def read(self, logits: Float[Tensor, "text member word klass"]) -> Tensor:
+    def read(self, logits: Float[ndarray, "text member word klass"]) -> ndarray:
         return logits
 
     def outputs(self, outputs: Outputs) -> Outputs:
         """OOD scores see one class; the tags are the shares."""
         labels = None
         if outputs.labels is not None:
-            labels = torch.zeros(len(outputs.labels), dtype=torch.int64)
+            labels = np.zeros(len(outputs.labels), dtype=np.int64)
         return Outputs(outputs.logits, outputs.features, labels, outputs.labels)
 
-    def classifier(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
         return weight[:1], bias[:1]
 
-    def rows(self, logits: Float[Tensor, "text member word klass"]) -> Tensor:
+    def rows(self, logits: Float[ndarray, "text member word klass"]) -> ndarray:
         """[word, member, class] of the words that are there."""
-        return logits.movedim(2, 1)[are_there(logits[:, 0])]
+        return np.moveaxis(logits, 2, 1)[are_there(logits[:, 0])]
 
-    def truth(self, labels: Tensor) -> Int[Tensor, " word"]:
+    def truth(self, labels: ndarray) -> Int[ndarray, " word"]:
         return labels[labels != UNLABELLED]
 
-    def labelled(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Int[Tensor, " word"]]:
+    def labelled(self, logits: ndarray, labels: ndarray) -> tuple[ndarray, Int[ndarray, " word"]]:
         """The words that have both."""
         truth = _beside(labels, logits)
         known = (truth != UNLABELLED) & are_there(logits[:, 0])
-        return logits.movedim(2, 1)[known], truth[known]
+        return np.moveaxis(logits, 2, 1)[known], truth[known]
 
-    def temperature(self, logits: Float[Tensor, "text member word klass"], labels: Tensor) -> float:
+    def temperature(
+        self, logits: Float[ndarray, "text member word klass"], labels: ndarray
+    ) -> float:
         return temperature_of(*self.labelled(logits, labels))
 
     def constants(self, record: Decision) -> Constants:
         names = ("temperature", "entities", "cover", "abstain")
         return {name: getattr(record, name) for name in names}
 
-    def answers(self, logits: Tensor, constants: Constants) -> Chances:
+    def answers(self, logits: ndarray, constants: Constants) -> Chances:
         """Probabilities; 0 where there is no word."""
         there = are_there(logits[:, 0])[..., None]
-        mean = logits.double().softmax(dim=-1).mean(dim=1)
+        mean = softmax(logits.astype(np.float64)).mean(axis=1)
         return tempered(mean, constants.get("temperature", 1.0)) * there
 
     def said(self, answers: Chances) -> Chances:
-        logs = answers.clamp_min(TINY).log()
-        return torch.where((answers > 0).any(dim=-1, keepdim=True), logs, NOTHING)
+        logs = np.log(np.maximum(answers, TINY))
+        return np.where((answers > 0).any(axis=-1, keepdims=True), logs, NOTHING)
 
-    def uncertainty(self, logits: Tensor, constants: Constants) -> Scores:
+    def uncertainty(self, logits: ndarray, constants: Constants) -> Scores:
         return self.predicted(logits, constants).uncertainty
 
-    def predicted(self, logits: Tensor, constants: Constants | None) -> TokensPrediction:
+    def predicted(self, logits: ndarray, constants: Constants | None) -> TokensPrediction:
         constants = constants or {}
         probs = self.answers(logits, constants)
         cover, abstain = constants.get("cover"), constants.get("abstain")
         tags, chances = tags_of(probs, None if cover is None else cover.threshold)
-        never = torch.zeros(len(logits), dtype=torch.bool)
+        never = np.zeros(len(logits), dtype=bool)
         prediction = TokensPrediction(
-            members_run=torch.full((len(logits),), logits.shape[1]),
+            members_run=np.full((len(logits),), logits.shape[1]),
             tags=tags,
             chances=chances,
             how=_how(constants),
             least=0.0 if abstain is None else abstain.threshold,
             kinds=logits.shape[-1] // 2,
-            ood_score=torch.full((len(logits),), torch.nan, dtype=torch.float64),
+            ood_score=np.full((len(logits),), np.nan, dtype=np.float64),
             unfamiliar=never,
             abstain=never,
         )
         entities, certain = prediction.entities
         unsure = entities.text[certain < prediction.least]
-        return replace(prediction, abstain=torch.bincount(unsure, minlength=len(logits)) > 0)
+        return replace(prediction, abstain=np.bincount(unsure, minlength=len(logits)) > 0)
 
-    def parts(self, logits: Tensor | None, constants: Constants) -> Scores | None:
+    def parts(self, logits: ndarray | None, constants: Constants) -> Scores | None:
         if logits is None:
             return None
         _, chances = self.predicted(logits, {**constants, "cover": None}).entities
@@ -293,55 +248,58 @@ class Tokens(Problem):
         outputs: Outputs,
         promise: CalibrateOptions,
         plan: _Planned | None = None,
-        familiar: Bool[Tensor, " sample"] | None = None,
+        familiar: Bool[ndarray, " sample"] | None = None,
     ) -> dict[str, Any]:
         """Sets of tags that hold the true one of every word of a text, and what is answered."""
         truth = _beside(_tags(outputs), answers)
-        of_truth = answers.gather(-1, truth.clamp_min(0)[..., None])[..., 0]
+        of_truth = of_labels(answers, np.maximum(truth, 0))
         known = (truth != UNLABELLED) & _are_said(answers)
-        furthest = torch.where(known, 1 - of_truth, 0.0).amax(dim=1)
+        furthest = np.where(known, 1 - of_truth, 0.0).max(axis=1)
         threshold = quantile(furthest, promise.coverage)
         sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
         if plan is None:
             return {"conformal": sets}
         return {"conformal": sets, **plan.kept(answers, outputs)}
 
-    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
         logits, constants = widened(logits, labels.shape[1], 2), reading.constants
         probs = self.answers(logits, constants)
-        of_truth = probs.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
+        of_truth = of_labels(probs, np.maximum(labels, 0))
         tags, confidence = tags_of(probs)
         said = entities_of(tags)
-        chances = torch.zeros_like(confidence)
+        chances = np.zeros_like(confidence)
         chances[said.text, said.first] = joint_chances(said, confidence, _how(constants))
-        information, disagreement = reading.apart(logits.movedim(2, 1).flatten(0, 1))
+        information, disagreement = reading.apart(
+            np.moveaxis(logits, 2, 1).reshape(-1, logits.shape[1], logits.shape[-1])
+        )
         fields = {
             "labels": labels,
             "tags": tags,
-            "right": probs.argmax(dim=-1) == labels,
+            "right": probs.argmax(axis=-1) == labels,
             # A word that the tokenizer drops is O for certain.
-            "confidence": torch.where(_are_said(probs), confidence, 1.0),
-            "nll": -torch.where((labels != UNLABELLED) & _are_said(probs), of_truth, 1.0)
-            .clamp_min(TINY)
-            .log(),
+            "confidence": np.where(_are_said(probs), confidence, 1.0),
+            "nll": -np.log(
+                np.maximum(np.where((labels != UNLABELLED) & _are_said(probs), of_truth, 1.0), TINY)
+            ),
             "mutual_information": information,
             "disagreement": disagreement,
             "chances": chances,
         }
         if constants.get("cover") or constants.get("abstain"):
             fields["answered"] = self.predicted(logits, constants).answered
-        return {name: values.flatten() for name, values in fields.items()}
+        return {name: values.reshape(-1) for name, values in fields.items()}
 
     def together(
-        self, fields: Mapping[str, Tensor], labels: Tensor, groups: Tensor | None
+        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
     ) -> JudgedTokens:
         by_text = {name: values.reshape(labels.shape) for name, values in fields.items()}
         return JudgedTokens(**by_text, groups=groups)
 
 
-def _are_said(answers: Chances) -> Bool[Tensor, "text word"]:
+def _are_said(answers: Chances) -> Bool[ndarray, "text word"]:
     """Which words have probabilities."""
-    return (answers > 0).any(dim=-1)
+    said: ndarray = (answers > 0).any(axis=-1)
+    return said
 
 
 @dataclass(frozen=True)
@@ -366,8 +324,8 @@ class _Planned:
                 hint=f"{self._surest(outcomes)}give more --data (half of it certifies), or a larger --risk.",
             )
         if promise.missed:
-            there = (answers > 0).any(dim=-1)
-            belong = (not_outside(answers) >= threshold)[there].double().mean()
+            there = (answers > 0).any(axis=-1)
+            belong = ((not_outside(answers) >= threshold)[there]).astype(np.float64).mean()
             words = float(belong) if there.any() else 0.0
             cover = Cover(threshold=threshold, risk=promise.risk, delta=promise.delta, words=words)
             return {"cover": cover}
@@ -377,7 +335,7 @@ class _Planned:
             risk=promise.risk,
             delta=promise.delta,
             bound=promise.risk,
-            coverage=float(answered.double().mean()),
+            coverage=float(answered.astype(np.float64).mean()),
         )
         return {"abstain": abstain}
 
@@ -398,17 +356,17 @@ def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> Ou
     if promise.missed:
         true = entities_of(truth)
         value = joint_chances(true, not_outside(answers), "least")
-        return Outcomes(len(truth), true.text, value, torch.ones_like(value, dtype=torch.bool))
+        return Outcomes(len(truth), true.text, value, np.ones_like(value, dtype=bool))
     tags, chances = tags_of(answers)
     said = entities_of(tags)
     value = joint_chances(said, chances, how)
     return Outcomes(len(truth), said.text, value, ~are_right(said, truth))
 
 
-def _most(counts: Int[Tensor, " text"]) -> int:
+def _most(counts: Int[ndarray, " text"]) -> int:
     """The fewest by which nearly all entities count."""
     most = 1
-    while int((counts - most).clamp_min(0).sum()) > BEYOND * int(counts.sum()):
+    while int(np.maximum(counts - most, 0).sum()) > BEYOND * int(counts.sum()):
         most += 1
     return most
 
@@ -424,12 +382,12 @@ def _listed(row: Mapping[str, Any]) -> list[Any]:
     return list(json.loads(entities) if isinstance(entities, str) else entities)
 
 
-def _tags(outputs: Outputs) -> Int[Tensor, "text word"]:
+def _tags(outputs: Outputs) -> Int[ndarray, "text word"]:
     assert outputs.shares is not None
     return outputs.shares
 
 
-def _beside(labels: Int[Tensor, "text any"], logits: Tensor) -> Int[Tensor, "text word"]:
+def _beside(labels: Int[ndarray, "text any"], logits: ndarray) -> Int[ndarray, "text word"]:
     """Labels of as many words as the logits have."""
     words = logits.shape[-2]
     return widened(labels[:, :words], words, 1)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.statistics.probabilities import Labels
+from hydrasurgeon.statistics.probabilities import Labels, falling, of_labels
 from hydrasurgeon.statistics.temperature import HIGH, LOW
 
 ORDER = (
@@ -35,12 +35,12 @@ CONSTANT = 1e-6
 """Columns with a smaller norm do not vary."""
 
 
-def best_order(answers: Labels, labels: Labels, weights: Tensor, classes: int) -> Labels:
+def best_order(answers: Labels, labels: Labels, weights: ndarray, classes: int) -> Labels:
     """Answered class → the label that it stands for, by the largest weights, each label once; -1
     where there is none.
     """
-    order, taken = torch.full((classes,), -1), set()
-    for pair in weights.argsort(descending=True, stable=True).tolist():
+    order, taken = np.full((classes,), -1), set()
+    for pair in falling(weights).tolist():
         answer, label = int(answers[pair]), int(labels[pair])
         if order[answer] < 0 and label not in taken:
             order[answer] = label
@@ -55,30 +55,30 @@ def check_order(predicted: Labels, truth: Labels, order: Labels) -> None:
     differing = int((reordered != right).sum())
     if gained > max(FAR_BETTER * len(truth), BY_CHANCE * math.sqrt(differing)):
         raise DataError(
-            f"the labels do not fit the model's answers: accuracy {right.double().mean():.3f}, and "
-            f"{reordered.double().mean():.3f} with the classes in another order",
+            f"the labels do not fit the model's answers: accuracy {right.astype(np.float64).mean():.3f}, and "
+            f"{reordered.astype(np.float64).mean():.3f} with the classes in another order",
             hint=ORDER,
         )
 
 
-def correlations(answers: Tensor, labels: Tensor) -> Tensor:
+def correlations(answers: ndarray, labels: ndarray) -> ndarray:
     """Of each column of answers with each column of labels; 0 where one does not vary."""
     return _directions(answers).T @ _directions(labels)
 
 
-def _directions(columns: Tensor) -> Tensor:
+def _directions(columns: ndarray) -> ndarray:
     """Columns, centred and of length 1."""
-    centred = columns.double() - columns.double().mean(dim=0)
-    lengths = centred.norm(dim=0)
-    return torch.where(lengths > CONSTANT, centred / lengths, 0.0)
+    centred = columns.astype(np.float64) - columns.astype(np.float64).mean(axis=0)
+    lengths = np.linalg.norm(centred, axis=0)
+    return np.where(lengths > CONSTANT, centred / np.maximum(lengths, CONSTANT), 0.0)
 
 
-def check_columns(answers: Tensor, labels: Tensor, order: Labels) -> None:
+def check_columns(answers: ndarray, labels: ndarray, order: Labels) -> None:
     """The same of many labels, whose answers are correlated with them: `order` says which column of
     labels each column of answers stands for.
     """
     found = correlations(answers, labels)
-    moved = ((order != torch.arange(len(order))) & (order >= 0)).nonzero()[:, 0]
+    moved = np.flatnonzero((order != np.arange(len(order))) & (order >= 0))
     own, other = (float(found[moved, of].sum()) for of in (moved, order[moved]))
     chance = BY_CHANCE * math.sqrt(2 * len(moved) / (len(labels) - 1))
     if other - own > max(FAR_BETTER * len(moved), chance):
@@ -90,25 +90,25 @@ def check_columns(answers: Tensor, labels: Tensor, order: Labels) -> None:
         )
 
 
-def agreement_with_classes(answers: Tensor, truth: Labels) -> float:
+def agreement_with_classes(answers: ndarray, truth: Labels) -> float:
     """`agreement` with labels of one class each, of which no column is held."""
-    lengths = (answers.double().var(dim=0, correction=0) * len(answers)).sqrt()
+    lengths = np.sqrt(answers.astype(np.float64).var(axis=0) * len(answers))
     varies = lengths > CONSTANT
-    scale = torch.where(varies, 1 / lengths, 0.0)
-    mean = answers.mean(dim=0)
-    shares = truth.bincount(minlength=len(mean)).double() / len(truth)
+    scale = np.where(varies, 1 / np.maximum(lengths, CONSTANT), 0.0)
+    mean = answers.mean(axis=0)
+    shares = np.bincount(truth, minlength=len(mean)) / len(truth)
     expected = answers @ (shares * scale) - mean @ (shares * scale)
-    spread = float((shares[varies].sum() - expected.square().sum()).clamp_min(0).sqrt())
+    spread = float(np.sqrt(np.maximum(shares[varies].sum() - np.square(expected).sum(), 0)))
     if spread == 0:
         return 0.0
-    of_truth = (answers.gather(1, truth[:, None])[:, 0] - mean[truth]) * scale[truth]
+    of_truth = (of_labels(answers, truth) - mean[truth]) * scale[truth]
     return float(of_truth.sum()) * math.sqrt((len(truth) - 1) / len(truth)) / spread
 
 
-def agreement(answers: Tensor, labels: Tensor) -> float:
+def agreement(answers: ndarray, labels: ndarray) -> float:
     """Standard deviations by which they agree better than in a random order of the rows."""
-    a, y = _directions(answers), labels.double() - labels.double().mean(dim=0)
-    spread = float(((a.T @ a) * (y.T @ y)).sum().clamp_min(0).sqrt())
+    a, y = _directions(answers), labels.astype(np.float64) - labels.astype(np.float64).mean(axis=0)
+    spread = float(np.sqrt(np.maximum(((a.T @ a) * (y.T @ y)).sum(), 0)))
     if spread == 0:
         return 0.0
     return float((a * y).sum()) * math.sqrt(len(a) - 1) / spread

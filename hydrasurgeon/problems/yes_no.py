@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from numpy import ndarray
 
 from hydrasurgeon.files.decided import Decision, Found
 from hydrasurgeon.files.manifest import Model, ProblemName
@@ -39,10 +38,10 @@ class YesNoPrediction(ClassPrediction):
     """Yes or no, and how likely yes is."""
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
-        no, yes = self.probabilities.clamp_min(TINY).unbind(dim=-1)
+        no, yes = np.maximum(self.probabilities, TINY).T
         return {
             "probability": digits(self.probabilities[:, 1]),
-            "logit": digits(yes.log() - no.log()),
+            "logit": digits(np.log(yes) - np.log(no)),
             **self.doubts(),
             "answer": self.with_verdict(YES_NO[label] for label in self.labels.tolist()),
         }
@@ -52,15 +51,15 @@ class YesNoPrediction(ClassPrediction):
 class JudgedYesNo(JudgedClasses):
     """With the probability of yes, and how true yes is."""
 
-    yes: Float[Tensor, " choice"]
-    truth: Float[Tensor, " choice"]
+    yes: Float[ndarray, " choice"]
+    truth: Float[ndarray, " choice"]
 
     @property
-    def promised(self) -> Float[Tensor, " choice"]:
+    def promised(self) -> Float[ndarray, " choice"]:
         return self.yes
 
     @property
-    def kept(self) -> Float[Tensor, " choice"]:
+    def kept(self) -> Float[ndarray, " choice"]:
         return self.truth
 
     def figures(self) -> dict[str, float | None]:
@@ -80,6 +79,8 @@ class YesNo(Classes):
     """Two classes, no and yes, with the logits 0 and z."""
 
     name: ClassVar[ProblemName] = "one_logit"
+    in_torch = "hydrasurgeon.runtime.kinds:OfYesNo"
+    trained_by = "hydrasurgeon.tuning.losses:OfYesNo"
     columns: ClassVar = {
         "probability": "number",
         "logit": "number",
@@ -95,52 +96,32 @@ class YesNo(Classes):
     made = YesNoPrediction
     made_of = JudgedYesNo
 
-    def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+    def choices(self, logits: Float[ndarray, "*any klass"]) -> ndarray:
         return yes_or_no(logits)
 
-    def truth(self, labels: Tensor) -> Int[Tensor, "*any"]:
-        return (labels >= YES).long()
+    def truth(self, labels: ndarray) -> Int[ndarray, "*any"]:
+        return (labels >= YES).astype(np.int64)
 
-    def label_shape(self, logits: Tensor) -> tuple[int, ...] | None:
+    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
         return (len(logits),)
 
-    def losses(
-        self,
-        logits: Float[Tensor, "sample klass"],
-        labels: Tensor,
-        smoothing: float = 0.0,
-        weight: Tensor | None = None,
-    ) -> Scores:
-        target = (labels.to(logits.dtype) * (1 - smoothing) + smoothing / 2).reshape(logits.shape)
-        each = binary_cross_entropy_with_logits(logits, target, pos_weight=weight, reduction="none")
-        return each.mean(dim=-1)
-
-    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
-        """Of yes, or of each label."""
-        return self.choices(logits).softmax(dim=-1)[..., 1].reshape(logits.shape)
-
-    def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
-        """Log-odds of the members' mean probability."""
-        z = logits.float()
-        return logsigmoid(z).logsumexp(dim=1) - logsigmoid(-z).logsumexp(dim=1)
-
-    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
-        no, yes = super().said(answers).split(1, dim=-1)
-        return yes - no
+    def said(self, answers: ndarray) -> Float[ndarray, "sample klass"]:
+        logs = super().said(answers)
+        return logs[..., 1:] - logs[..., :1]
 
     def outputs(self, outputs: Outputs) -> Outputs:
         labels = None if outputs.labels is None else self.truth(outputs.labels)
         logits, shares = self.read(outputs.logits), outputs.labels
         return Outputs(logits, outputs.features, labels, shares, outputs.groups)
 
-    def judged(self, logits: Tensor, labels: Tensor, reading: Reads) -> dict[str, Tensor]:
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
         fields = super().judged(logits, labels, reading)
-        probs, shares = self.chances(reading.answers(logits)), labels.flatten().double()
-        logs = probs.clamp_min(TINY).log()
+        probs, shares = self.chances(reading.answers(logits)), labels.reshape(-1).astype(np.float64)
+        logs = np.log(np.maximum(probs, TINY))
         return fields | {
             "yes": probs[:, 1],
             "truth": shares,
-            "brier": (probs[:, 1] - shares).square(),
+            "brier": np.square(probs[:, 1] - shares),
             "nll": -(1 - shares) * logs[:, 0] - shares * logs[:, 1],
         }
 
@@ -168,8 +149,8 @@ class YesNo(Classes):
 
     def guessing(self, outputs: Outputs) -> float:
         shares = outputs.truth if outputs.shares is None else outputs.shares
-        yes = shares.double().mean()
-        return float(entropy(torch.stack([1 - yes, yes])))
+        yes = shares.astype(np.float64).mean()
+        return float(entropy(np.stack([1 - yes, yes])))
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         """Platt's temperature and bias."""
@@ -187,14 +168,14 @@ class YesNo(Classes):
         }
 
     def risk(
-        self, probs: Probs, outputs: Outputs, risk: float, familiar: Tensor | slice
+        self, probs: Probs, outputs: Outputs, risk: float, familiar: ndarray | slice
     ) -> dict[str, Any]:
         """Two limits, of yes and of no; and where there are groups, when one has an answer."""
         yes, truth = probs[:, 1], outputs.truth
         group = None
         if outputs.groups is not None:
             group = fit_found(yes, truth, outputs.groups, risk=risk, delta=DELTA)
-        limits = fit_limits(yes[familiar], truth[familiar].bool(), risk=risk)
+        limits = fit_limits(yes[familiar], truth[familiar].astype(bool), risk=risk)
         return {"limits": limits.among(len(yes[familiar]) / len(yes)), "group": group}
 
     def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
@@ -205,5 +186,5 @@ class YesNo(Classes):
         chance = made.probabilities[:, 1]
         limit = math.inf if record.limits.yes is None else record.limits.yes
         yes, no = chance >= limit, chance < record.limits.no
-        labels = torch.where(yes | no, yes.long(), made.labels)
+        labels = np.where(yes | no, yes.astype(np.int64), made.labels)
         return type(made)(**{**vars(made), "abstain": ~(yes | no), "labels": labels})

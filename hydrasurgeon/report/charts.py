@@ -9,9 +9,9 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import Manifest
@@ -21,6 +21,7 @@ from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.report.columns import ARROWS, F1, OOD, QUALITY, short, shown_name
 from hydrasurgeon.report.verdicts import NAMES, Verdict, listed, macs_of
 from hydrasurgeon.statistics.metrics import BINS, bins_of, risks
+from hydrasurgeon.statistics.probabilities import spaced, sums_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -170,10 +171,10 @@ def histograms(rows: Drawn) -> list[str]:
         sets = {"in distribution": inside} | {o.name: o.scores[row.used] for o in row.foreign}
         what, style = "The fitted threshold,", "-"
         if threshold is None:
-            threshold = float(inside.double().quantile(1 - FLAGGED))
+            threshold = float(np.quantile(inside.astype(np.float64), 1 - FLAGGED))
             what, style = "No threshold was fitted. One of", "--"
         fractions = [
-            f"{100 * float((each > threshold).double().mean()):.1f} % of {which}"
+            f"{100 * float((each > threshold).astype(np.float64).mean()):.1f} % of {which}"
             for which, each in sets.items()
         ]
         says = f"Scores by {row.used}. {what} {threshold:.3g} flags {listed(fractions)}."
@@ -196,9 +197,9 @@ def histograms(rows: Drawn) -> list[str]:
     return charts
 
 
-def _scores(sets: Sequence[Tensor], threshold: float, style: str, axes: Axes) -> None:
+def _scores(sets: Sequence[ndarray], threshold: float, style: str, axes: Axes) -> None:
     low, high, shares = bars_of(sets)
-    edges = torch.linspace(low, high, len(shares[0]) + 1).tolist()
+    edges = spaced(low, high, len(shares[0]) + 1).tolist()
     axes.stairs(shares[0], edges, fill=True, color=GREY, alpha=0.5)
     for at, each in enumerate(shares[1:]):
         axes.stairs(each, edges, color=COLOURS[at % 8])
@@ -340,26 +341,30 @@ def _heads(share: list[list[float]], axes: Axes) -> None:
 
 
 def bins_of_confidence(
-    confidence: Float[Tensor, " sample"], correct: Bool[Tensor, " sample"]
+    confidence: Float[ndarray, " sample"], correct: Bool[ndarray, " sample"]
 ) -> list[tuple[float, float, int]]:
     """Confidence, accuracy and count of the bins of the ECE that hold anything."""
     bins = bins_of(confidence)
-    rows = torch.stack(
-        [confidence.double(), correct.double(), torch.ones_like(confidence, dtype=torch.float64)]
+    rows = np.stack(
+        [
+            confidence.astype(np.float64),
+            correct.astype(np.float64),
+            np.ones_like(confidence, dtype=np.float64),
+        ]
     )
-    sums = torch.zeros(3, BINS + 1, dtype=torch.float64).index_add_(1, bins, rows)
+    sums = np.stack([sums_at(bins, row, BINS + 1) for row in rows])
     return [
         (sure / count, right / count, int(count)) for sure, right, count in sums.T.tolist() if count
     ]
 
 
-def bars_of(sets: Sequence[Tensor]) -> tuple[float, float, list[list[float]]]:
+def bars_of(sets: Sequence[ndarray]) -> tuple[float, float, list[list[float]]]:
     """Low and high end, and for each set the share of its samples in each of some equal steps
     between.
     """
     # Rice's rule, for the smallest set; bars of a few samples each show only noise.
     bars = min(max(round(2 * min(map(len, sets)) ** (1 / 3)), 8), 40)
-    orders = [values.double().sort().values for values in sets]
+    orders = [np.sort(values.astype(np.float64)) for values in sets]
     tails = [int(TAIL * len(order)) for order in orders]
     low = min(float(order[tail]) for order, tail in zip(orders, tails, strict=True))
     high = max(
@@ -369,30 +374,27 @@ def bars_of(sets: Sequence[Tensor]) -> tuple[float, float, list[list[float]]]:
         low, high = low - 0.5, high + 0.5
     shares = []
     for order in orders:
-        place = ((order - low) / (high - low) * bars).long().clamp(0, bars - 1)
-        shares.append((torch.bincount(place, minlength=bars) / len(order)).tolist())
+        place = np.clip(((order - low) / (high - low) * bars).astype(np.int64), 0, bars - 1)
+        shares.append((np.bincount(place, minlength=bars) / len(order)).tolist())
     return low, high, shares
 
 
-def roc_curve(inside: Tensor, outside: Tensor) -> Curve:
+def roc_curve(inside: ndarray, outside: ndarray) -> Curve:
     """(share of ID samples flagged, share of OOD samples flagged), from nothing flagged to
     everything.
     """
-    thresholds = torch.cat([inside, outside]).unique(sorted=True).flip(0)
+    thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
     chosen = thresholds[_spread(len(thresholds))]
-    below = [
-        torch.searchsorted(scores.sort().values, chosen).double() / len(scores)
-        for scores in (inside, outside)
-    ]
+    below = [np.searchsorted(np.sort(scores), chosen) / len(scores) for scores in (inside, outside)]
     return [(0.0, 0.0), *zip(*((1 - share).tolist() for share in below), strict=True)]
 
 
-def risk_curve(confidence: Float[Tensor, " sample"], correct: Bool[Tensor, " sample"]) -> Curve:
+def risk_curve(confidence: Float[ndarray, " sample"], correct: Bool[ndarray, " sample"]) -> Curve:
     """(share answered, share wrong among them), the surest first."""
     risk = risks(confidence, correct)
     return [(float((at + 1) / len(risk)), float(risk[at])) for at in _spread(len(risk))]
 
 
-def _spread(count: int) -> Tensor:
+def _spread(count: int) -> ndarray:
     """At most `POINTS` places from the first to the last."""
-    return torch.linspace(0, count - 1, min(count, POINTS)).round().long().unique()
+    return np.unique(spaced(0, count - 1, min(count, POINTS)).round().astype(np.int64))

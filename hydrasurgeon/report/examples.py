@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 from PIL import Image
-from torch import Tensor
 
 from hydrasurgeon.data.images import turned
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.report.columns import short
+from hydrasurgeon.statistics.probabilities import falling
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -66,16 +67,14 @@ def examples_of(row: Answered, samples: Samples, names: Sequence[str]) -> tuple[
     return tuple(groups)
 
 
-def _orders(row: Answered) -> dict[str, Tensor]:
+def _orders(row: Answered) -> dict[str, ndarray]:
     """Samples by how much they are worth a look, of each kind."""
-    confidence, wrong = row.choices.confidence, (~row.choices.correct).nonzero()[:, 0]
-    orders = {"surest mistakes": wrong[confidence[wrong].argsort(descending=True, stable=True)]}
+    confidence, wrong = row.choices.confidence, np.flatnonzero(~row.choices.correct)
+    orders = {"surest mistakes": wrong[falling(confidence[wrong])]}
     # By msp the most unfamiliar are the least sure.
     if row.scores and row.used != "msp":
-        orders[f"most unfamiliar, by {row.used}"] = row.scores[row.used].argsort(
-            descending=True, stable=True
-        )
-    return {**orders, "least sure": confidence.argsort(stable=True)}
+        orders[f"most unfamiliar, by {row.used}"] = falling(row.scores[row.used])
+    return {**orders, "least sure": np.argsort(confidence, kind="stable")}
 
 
 def _example(row: Answered, i: int, samples: Samples, place: int, names: Sequence[str]) -> Example:

@@ -1,8 +1,8 @@
 """The one loop in which models answer samples: each is decoded once and answered in its batch.
 
 `predict`, `serve`, `eval`, `calibrate` and `hs.load` go through it. What computes is an `Engine`: a
-batch of inputs goes in, logits (and features) of the members that ran come out, in float32 on the
-CPU; what they mean follows from the decision state, whatever computed them.
+batch of inputs goes in, logits (and features) of the members that ran come out, as arrays in
+float32; what they mean follows from the decision state, whatever computed them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from numpy import ndarray
+from torch import nn
 
-from hydrasurgeon.anatomy.words import alike
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
 from hydrasurgeon.data.readers import parted
@@ -29,6 +29,7 @@ from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
 from hydrasurgeon.runtime.cascaded import FirstReader, FirstWords, said
 from hydrasurgeon.statistics.found import Groups
+from hydrasurgeon.statistics.words import alike
 
 CALIBRATE = "Run `hydrasurgeon calibrate --cascade` on it first."
 """What to do without a cascade."""
@@ -69,10 +70,10 @@ class Engine(ABC):
         return ()
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
-        """What is said of a batch, in float32 on the CPU; all in one part, or with `cascade` in one
+        """What is said of a batch, as arrays in float32; all in one part, or with `cascade` in one
         for each stage.
         """
-        parts = [part.on_cpu() for part in self.parts(inputs, cascade, features=features)]
+        parts = [part.arrays() for part in self.parts(inputs, cascade, features=features)]
         for part in parts:
             self.check(part.logits)
         return parts
@@ -89,17 +90,15 @@ class Engine(ABC):
         whole = self.compute(plain, features=features)
         if read is None or self.state is None:
             return whole
-        return replace(
-            whole, logits=self.state.beside(whole.logits, read[:, :-1].to(whole.logits.device))
-        )
+        return whole.beside(self.state, read[:, :-1])
 
     @abstractmethod
     def compute(self, inputs: Any, *, features: bool) -> Said:
         """What the model alone says of a batch."""
 
-    def check(self, logits: Tensor) -> None:
+    def check(self, logits: ndarray) -> None:
         """Refuse NaN and infinity: nothing of them means anything."""
-        if not logits.isfinite().all():
+        if not np.isfinite(logits).all():
             hint = "The model overflows: use --dtype float32, or start from a sound one."
             raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
 
@@ -148,7 +147,7 @@ class Engine(ABC):
             rule = self.state.record.found(cascade=self.in_stages(cascade))
         if rule is None or not groups:
             return {}
-        ranked = Groups.of(torch.tensor(chances, dtype=torch.float64), numbered(groups))
+        ranked = Groups.of(np.array(chances, dtype=np.float64), numbered(groups))
         return dict(zip(dict.fromkeys(groups), ranked.answered(rule).tolist(), strict=True))
 
     def rows(
@@ -170,10 +169,10 @@ class Engine(ABC):
 class Piece:
     """What was said of one batch of samples."""
 
-    index: Int[Tensor, " row"]
+    index: Int[ndarray, " row"]
     """Where its rows stand among the samples."""
     parts: Sequence[Said]
-    labels: Tensor | None
+    labels: ndarray | None
 
     @property
     def outputs(self) -> Outputs:
@@ -213,22 +212,23 @@ class Answering:
             for model in others:
                 (more,) = model.ask(batch.inputs)
                 parts = [beside(parts[0], more)]
-            yield Piece(batch.index, parts, batch.labels)
+            labels = None if batch.labels is None else np.asarray(batch.labels)
+            yield Piece(np.asarray(batch.index), parts, labels)
 
 
 def beside(first: Said, more: Said) -> Said:
     """What two models say of the same rows."""
-    return replace(first, logits=torch.cat([first.logits, more.logits], dim=1))
+    return replace(first, logits=np.concatenate([first.logits, more.logits], axis=1))
 
 
 def gathered(
-    samples: Samples, pieces: Iterable[tuple[Tensor, Mapping[str, Tensor | None]]]
-) -> dict[str, Tensor]:
+    samples: Samples, pieces: Iterable[tuple[ndarray, Mapping[str, ndarray | None]]]
+) -> dict[str, ndarray]:
     """Values of all pieces by name, in the order of the samples, without those that could not be
     read.
     """
-    whole: dict[str, Tensor] = {}
-    read = torch.zeros(len(samples), dtype=torch.bool)
+    whole: dict[str, ndarray] = {}
+    read = np.zeros(len(samples), dtype=bool)
     for index, piece in pieces:
         read[index] = True
         for name, values in piece.items():
@@ -236,7 +236,7 @@ def gathered(
                 # Each row goes to its place at once: pieces that wait to be joined would take the
                 # memory twice.
                 if name not in whole:
-                    whole[name] = values.new_empty(len(samples), *values.shape[1:])
+                    whole[name] = np.empty((len(samples), *values.shape[1:]), values.dtype)
                 whole[name], values = alike(whole[name], values)
                 whole[name][index] = values
     if not whole:
@@ -263,7 +263,7 @@ def collected(
     if grouped and samples.groups is not None:
         groups = numbered(samples.groups)
 
-    def pieces() -> Iterator[tuple[Tensor, Mapping[str, Tensor | None]]]:
+    def pieces() -> Iterator[tuple[ndarray, Mapping[str, ndarray | None]]]:
         for piece in answering:
             named = None if groups is None else groups[piece.index]
             yield piece.index, {**vars(piece.outputs), "groups": named}
@@ -276,15 +276,15 @@ def collected(
     )
 
 
-def numbered(groups: Sequence[str]) -> Int[Tensor, " sample"]:
+def numbered(groups: Sequence[str]) -> Int[ndarray, " sample"]:
     """The number of each sample's group, in the order in which they come."""
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-    return torch.tensor([numbers[group] for group in groups])
+    return np.array([numbers[group] for group in groups], dtype=np.int64)
 
 
 def logits_of(
     models: Sequence[Engine], samples: Samples, run: Run, *, skipped: list[str] | None = None
-) -> tuple[Float[Tensor, "sample member klass"], Int[Tensor, " sample"] | None]:
+) -> tuple[Float[ndarray, "sample member klass"], Int[ndarray, " sample"] | None]:
     """Logits of all models side by side (a hydra contributes all its members), and the labels if
     there are any.
     """

@@ -17,6 +17,7 @@ from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
+from hydrasurgeon.runtime.kinds import kind_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.runtime.answering import Engine
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 class FirstReader(Protocol):
     """What answers before the whole model."""
 
-    def __call__(
-        self, inputs: Any, *, features: bool
-    ) -> tuple[Outputs, Callable[[Tensor], Outputs]]:
+    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Tensor], Said]]:
         """What it says of a batch, logits [row, 1, class] (and features [row, 1, width] if its OOD
         score needs them); and what gives the whole model's outputs for the rows that go on.
         """
@@ -40,36 +39,33 @@ class FirstMember:
     def __init__(self, model: Classifier) -> None:
         self.model = model
 
-    def __call__(
-        self, inputs: Any, *, features: bool
-    ) -> tuple[Outputs, Callable[[Tensor], Outputs]]:
+    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Tensor], Said]]:
         hydra = self.model.module
         assert isinstance(hydra, Hydra)
         with_features = WithFeatures(self.model) if features else None
         plain, words = parted(inputs)
 
-        def run(members: Sequence[int], started: Any, rows: Tensor) -> Outputs:
+        def run(members: Sequence[int], started: Any, rows: Tensor) -> Said:
             call = hydra.part(members).finish
             if with_features is None:
-                outputs = Outputs(call(started), None)
+                told = Said(rows, call(started))
             else:
-                outputs = Outputs(*with_features.of(call, started))
+                told = Said(rows, *with_features.of(call, started))
             if words is None or self.model.state is None:
-                return outputs
-            read = words[rows.cpu(), :-1].to(outputs.logits.device)
-            return replace(outputs, logits=self.model.state.beside(outputs.logits, read))
+                return told
+            return told.beside(self.model.state, words[rows, :-1])
 
         plain = self.model.placed(plain)
         started = hydra.start(plain)
         first = run([0], started, torch.arange(rows_in(plain)))
 
-        def whole(rows: Tensor) -> Outputs:
-            late = run(range(1, len(hydra.members)), started.at(rows), rows)
+        def whole(rows: Tensor) -> Said:
             early = first.at(rows)
+            late = run(range(1, len(hydra.members)), started.at(rows.to(early.logits.device)), rows)
             both = None
             if early.features is not None and late.features is not None:
                 both = torch.cat([early.features, late.features], dim=1)
-            return Outputs(torch.cat([early.logits, late.logits], dim=1), both)
+            return Said(rows, torch.cat([early.logits, late.logits], dim=1), both)
 
         return first, whole
 
@@ -80,17 +76,15 @@ class FirstWords:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def __call__(
-        self, inputs: Any, *, features: bool
-    ) -> tuple[Outputs, Callable[[Tensor], Outputs]]:
+    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Tensor], Said]]:
         read = inputs[READ].float()
 
-        def whole(rows: Tensor) -> Outputs:
+        def whole(rows: Tensor) -> Said:
             some = {name: values[rows] for name, values in inputs.items()}
-            late = self.engine.whole(some, features=features)
-            return Outputs(late.logits, late.features)
+            return replace(self.engine.whole(some, features=features), rows=rows)
 
-        return Outputs(read[:, None, :-1], read[:, None, -1:]), whole
+        rows = torch.arange(len(read))
+        return Said(rows, read[:, None, :-1], read[:, None, -1:]), whole
 
 
 def rows_in(inputs: Any) -> int:
@@ -108,21 +102,21 @@ def said(engine: Engine, inputs: Any, *, features: bool) -> list[Said]:
     assert state is not None
     assert reader is not None
     first, whole = reader(inputs, features=features)
-    device = first.logits.device
-    early = Said(torch.arange(0), first.logits, first.features).on_cpu()
+    early = first.arrays()
     rule, threshold = stage_state(state, first=True), cascade_of(state).threshold
-    going = going_on(rule, threshold, Outputs(early.logits, early.features))
-    stopped, went = ((~going).nonzero()[:, 0], going.nonzero()[:, 0])
-    stays = first.at(stopped.to(device))
-    parts = [Said(stopped, stays.logits, stays.features, first=True)]
+    going = torch.from_numpy(going_on(rule, threshold, Outputs(early.logits, early.features)))
+    stopped, went = (which.nonzero()[:, 0] for which in (~going, going))
+    parts = [replace(first.at(stopped), first=True)]
     if len(went):
-        late = whole(went.to(device))
-        parts.append(Said(went, late.logits, late.features))
+        parts.append(whole(went))
     return parts
 
 
 def mean_probs(parts: Sequence[Said], problem: Problem = SINGLE) -> Float[Tensor, "batch klass"]:
     """Probabilities: the mean over the members that ran."""
-    probs = torch.cat([problem.probs(part.logits.float()).mean(dim=1) for part in parts])
-    order = torch.cat([part.rows for part in parts]).argsort()
+    kind = kind_of(problem)
+    probs = torch.cat(
+        [kind.probs(torch.as_tensor(part.logits).float()).mean(dim=1) for part in parts]
+    )
+    order = torch.cat([torch.as_tensor(part.rows) for part in parts]).argsort()
     return probs if len(parts) == 1 else probs[order.to(probs.device)]

@@ -17,25 +17,21 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.data import is_prepared, moved
-from hydrasurgeon.data.readers import reader_of, with_reader
+from hydrasurgeon.data.readers import with_reader
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.decision.cascaded import Said
-from hydrasurgeon.decision.state import State
+from hydrasurgeon.decision.state import State, state_of
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.decided import FITTED, Decision, stored_name, words_name
 from hydrasurgeon.files.manifest import HydraManifest, Model
-from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.options.shared import ClassNames, Run
-from hydrasurgeon.problems import SINGLE, problem_of
-from hydrasurgeon.problems.base import Prediction, Problem, joined
+from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.base import Prediction, joined
 from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.runtime.answering import Answering, Engine, collected
 from hydrasurgeon.runtime.cascaded import FirstMember, FirstReader, mean_probs, rows_in
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
-from hydrasurgeon.statistics.scores.fitted import EnsembleScore
-from hydrasurgeon.statistics.scores.on_features import K
 
 Prepared = Tensor | Mapping[str, Tensor]
 """What a model's `transform` made of samples: pixels, or the ids and mask of tokens."""
@@ -98,8 +94,8 @@ class Classifier(LiveModel, Engine):
             what = f"{self.name}: {self.facts.problem} has no probabilities of classes"
             raise CheckpointError(what, hint="Use predict or decide.")
         if not is_prepared(inputs):
-            return self._named(inputs, cascade, columns).probabilities.numpy()
-        return self.answered(inputs, cascade=cascade).probabilities.numpy()
+            return self._named(inputs, cascade, columns).probabilities
+        return self.answered(inputs, cascade=cascade).probabilities
 
     @torch.inference_mode()
     def embed(
@@ -123,7 +119,8 @@ class Classifier(LiveModel, Engine):
             samples = in_memory(inputs, getattr(self.transform, "kind", "image"), columns)
             read = collected([self], samples, Run(), features=True).features
         assert read is not None
-        return read.mean(dim=1).numpy()
+        mean: np.ndarray = read.mean(axis=1)
+        return mean
 
     @overload
     def predict(self, inputs: Prepared, *, cascade: bool | None = None) -> Tensor: ...
@@ -176,13 +173,13 @@ class Classifier(LiveModel, Engine):
         cascade: bool | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> Prediction:
-        """Answers, prediction sets, uncertainties and OOD scores, as tensors that print themselves.
+        """Answers, prediction sets, uncertainties and OOD scores, as arrays that print themselves.
 
         By the state's cascade, unless `cascade` is False.
 
         Examples:
             >>> hs.load("ready").decide("bag.png").unfamiliar
-            tensor([False])
+            array([False])
         """
         if self.state is None:
             raise CheckpointError(
@@ -200,8 +197,11 @@ class Classifier(LiveModel, Engine):
             read = torch.zeros(0, self.members, width)
             return Said(torch.arange(0), logits, read)
         inputs = self.placed(inputs)
-        logits, read = WithFeatures(self)(inputs) if features else (self(inputs), None)
-        return Said(torch.arange(len(logits)), logits, read)
+        if features:
+            logits, read = WithFeatures(self)(inputs)
+            return Said(torch.arange(len(logits)), logits, read)
+        logits = self(inputs)
+        return Said(torch.arange(len(logits)), logits)
 
     def placed(self, inputs: Any) -> Any:
         """Inputs where the model is."""
@@ -340,24 +340,3 @@ def state_in(checkpoint: Checkpoint) -> State | None:
     if record is None:
         return None
     return state_of(record, checkpoint.tensors, checkpoint.path, problem)
-
-
-def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = SINGLE) -> State:
-    """The state that a record and its tensors in a file are; they are finite."""
-    ood, words = record.ood, record.words
-
-    def read(name: str) -> torch.Tensor:
-        return to_weights(tensors.read(name), "F32", name=name, path=path)
-
-    reader = None
-    if words is not None:
-        parts = {part: read(words_name(part)) for part in words.shapes}
-        reader = reader_of(words.reader, {part: t.numpy() for part, t in parts.items()})
-    if ood.score not in FITTED:
-        return State(record, problem=problem, words=reader)
-    fits = tuple(
-        {part: read(stored_name(member, part)) for part in FITTED[ood.score][1]}
-        for member in range(len(ood.members))
-    )
-    fitted = EnsembleScore(ood.score, fits, ood.members, neighbours=ood.neighbours or K)
-    return State(record, fitted, problem, reader)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from numpy import ndarray
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.notes import note_inputs, noting
@@ -69,13 +70,18 @@ class LiveModel(nn.Module):
 class Linear:
     """A member's classifier: logits = features @ weightᵀ + bias."""
 
-    weight: Float[Tensor, "klass width"]
-    bias: Float[Tensor, " klass"]
+    weight: Float[ndarray, "klass width"]
+    bias: Float[ndarray, " klass"]
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor) -> Linear:
+        """As arrays."""
+        return cls(weight.detach().double().cpu().numpy(), bias.detach().double().cpu().numpy())
 
 
 @torch.inference_mode()
 def classifiers(model: LiveModel) -> list[Linear]:
-    """Every member's, in float64 on the CPU."""
+    """Every member's, in float64."""
     made = []
     for parts in last_layers(model):
         if isinstance(parts[0], nn.Linear):
@@ -87,14 +93,14 @@ def classifiers(model: LiveModel) -> list[Linear]:
                 if part.bias is not None
             ]
             bias = torch.zeros(len(weights[0]), dtype=torch.float64)
-            made.append(Linear(torch.cat(weights, dim=1), sum(biases, bias)))
+            made.append(Linear.of(torch.cat(weights, dim=1), sum(biases, bias)))
             continue
         compare, classes = parts[0].compare, parts[0].class_features()
         # Of a linear function, the constant is what it gives for nothing, the slope what it adds
         # for each unit.
         bias = compare(torch.zeros_like(classes[:1]), classes)[0]
         unit = torch.eye(classes.shape[-1], dtype=classes.dtype, device=classes.device)
-        made.append(Linear((compare(unit, classes) - bias).T.double().cpu(), bias.double().cpu()))
+        made.append(Linear.of((compare(unit, classes) - bias).T, bias))
     return made
 
 

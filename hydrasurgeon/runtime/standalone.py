@@ -6,19 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
-from hydrasurgeon.decision.state import State, decide
+from hydrasurgeon.decision.cascaded import single
+from hydrasurgeon.decision.state import State, decide, state_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.decision_file import FORMAT, Header, read_decision_file
 from hydrasurgeon.files.manifest import HEADER_KEY, UNKNOWN, Step
-from hydrasurgeon.files.tensors import write_tensors
+from hydrasurgeon.files.tensors import planned, write_tensors
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Prediction
-from hydrasurgeon.runtime.classifier import state_of
-from hydrasurgeon.runtime.tensors import plan_tensors
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Decision:
             return {HEADER_KEY: said.model_dump_json(exclude=usual)}
 
         with replacing(path) as (part,):
-            write_tensors(part, plan_tensors(self.state.tensors()), header)
+            write_tensors(part, planned(self.state.tensors()), header)
 
     def decide(self, logits: Any, features: Any = None) -> Prediction:
         """What it makes of logits, [sample, class] or [sample, member, class], and features,
@@ -80,20 +79,18 @@ class Decision:
             raise DataError(f"{self.name}: {len(said)} rows of logits, {len(read)} of features")
         return self._decided(said, read)
 
-    def _decided(self, logits: Tensor, features: Tensor | None) -> Prediction:
+    def _decided(self, logits: ndarray, features: ndarray | None) -> Prediction:
         return replace(decide(self.state, logits, features), names=self.names)
 
-    def _checked(self, what: str, values: Any, width: int) -> Tensor:
-        """As decisions are taken: float32 on the CPU, [sample, member, width], finite."""
-        tensor = torch.as_tensor(values).detach().float().cpu()
-        if width == 1 and tensor.dim() < 3:
-            tensor = tensor[..., None]
-        tensor = tensor[:, None] if tensor.dim() == 2 else tensor
-        if tensor.shape[1:] != (self.members, width):
+    def _checked(self, what: str, values: Any, width: int) -> ndarray:
+        """As decisions are taken: float32, [sample, member, width], finite."""
+        given = array = single(values)
+        if width == 1 and array.ndim < 3:
+            array = array[..., None]
+        array = array[:, None] if array.ndim == 2 else array
+        if array.shape[1:] != (self.members, width):
             expected = f"expected [sample, {self.members}, {width}]"
-            raise DataError(
-                f"{self.name}: {what} of shape {[*torch.as_tensor(values).shape]}, {expected}"
-            )
-        if len(broken := (~tensor.isfinite()).flatten(1).any(dim=1).nonzero()):
+            raise DataError(f"{self.name}: {what} of shape {[*given.shape]}, {expected}")
+        if len(broken := np.flatnonzero(~np.isfinite(array).all(axis=(1, 2)))):
             raise DataError(f"{self.name}: row {int(broken[0])} of {what} holds NaN or infinity")
-        return tensor
+        return array

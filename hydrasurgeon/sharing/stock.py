@@ -40,6 +40,7 @@ from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest
 from hydrasurgeon.files.tensors import Planned, as_float, from_float
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.runtime.tensors import to_weights
 from hydrasurgeon.surgery.cut import check_stock
 
@@ -186,14 +187,14 @@ def difference_when_folded(checkpoint: Checkpoint) -> float:
         state[name] = to_weights(raw, dtype, name=name, path=opened.path).double()
     changed.module.load_state_dict(state, strict=False)
     assert model.state is not None
-    constants = model.problem.constants(model.state.record)
+    kind = kind_of(model.problem)
     worst = 0.0
     for batch in (1, 3):
         inputs: Any = opened.family.example(
             opened.manifest.model, batch, device=torch.device("cpu"), dtype=torch.float64
         )
-        expected = model.problem.answers(model(inputs), constants)
-        found = model.problem.answers(changed(inputs), {})
+        expected = kind.answers(model(inputs), model.state.record)
+        found = kind.answers(changed(inputs), None)
         worst = max(worst, float((found - expected).abs().max()))
     allowed = max(TOLERANCE[dtype] for dtype in dtypes)
     if not worst <= allowed:
@@ -222,7 +223,7 @@ def answering(file: Exported, model: Classifier) -> Callable[[Any], tuple[Tensor
         for name in set(file.inputs) - set(fed):
             fed[name] = torch.zeros_like(fed[IDS[0]])
         values = dict(zip(file.outputs, file.run(fed), strict=True))
-        return model.problem.probs(values["logits"]), values.get("ood_score")
+        return kind_of(model.problem).probs(values["logits"]), values.get("ood_score")
 
     return answer
 

@@ -16,6 +16,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.timm_vit.family import add_architecture
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.problems import problem_of
+from hydrasurgeon.runtime.kinds import kind_of
 
 ENTRY = "hydrasurgeon_vit"
 """The architecture that config.json names; its model_args only inform, the manifest decides."""
@@ -47,10 +48,10 @@ class TimmHydra(nn.Module):
         pairs = zip(self._members, x.unbind(1), strict=True)
         each = [member.forward_head(features, pre_logits=pre_logits) for member, features in pairs]
         stacked = torch.stack(each, dim=1)
-        return stacked if pre_logits else self.problem.merged(stacked)
+        return stacked if pre_logits else kind_of(self.problem).merged(stacked)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.problem.merged(self.member_logits(x))
+        return kind_of(self.problem).merged(self.member_logits(x))
 
     @property
     def _members(self) -> list[Any]:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
+from numpy import ndarray
 
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, open_data
 from hydrasurgeon.data.samples import limited
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.options.measuring import ExportOptions
     from hydrasurgeon.runtime.classifier import Classifier
 
-Answer = Callable[[Any], tuple[Tensor, Tensor | None]]
+Answer = Callable[[Any], tuple[Any, Any]]
 """Inputs of a batch → probabilities, and OOD scores where a decision state says how."""
 OF_STATE = ("flagged", "coverage", "answered")
 """What thresholds of a decision state amount to: they were fitted on the float model, so that
@@ -99,7 +100,7 @@ def opened_trial(about: Model, check: str, arguments: ExportOptions) -> Trial:
 def in_torch(model: Classifier) -> Answer:
     """The model's own answers, of all its members."""
 
-    def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
+    def answer(inputs: Any) -> tuple[Any, Any]:
         if model.state is None:
             return model.predict(inputs), None
         decided = model.decide(inputs, cascade=False)
@@ -111,7 +112,7 @@ def in_torch(model: Classifier) -> Answer:
 def in_file(file: Exported) -> Answer:
     """The file's own answers."""
 
-    def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
+    def answer(inputs: Any) -> tuple[Any, Any]:
         named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
         values = dict(zip(file.outputs, file.run(named), strict=True))
         # Probabilities have another name where there is a decision state.
@@ -127,7 +128,7 @@ def difference(model: Classifier, file: Answer, samples: Samples, who: str) -> f
     samples = limited(samples, DIFFERING, seed=0)
     expected, _, _ = answers(in_torch(model), model, samples, "the model")
     answered, _, _ = answers(file, model, samples, who)
-    return float((answered - expected).abs().max())
+    return float(np.abs(answered - expected).max())
 
 
 def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
@@ -145,38 +146,40 @@ def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str
     return measures
 
 
-def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> dict[str, float]:
+def _of_state(state: State, probs: ndarray, scores: ndarray, labels: ndarray) -> dict[str, float]:
     """What the thresholds of a decision state make of these answers: the share flagged, covered by
     its sets, and answered.
     """
     from hydrasurgeon.statistics.conformal import prediction_sets
+    from hydrasurgeon.statistics.probabilities import of_labels
 
     record = state.record
-    covered = prediction_sets(record.conformal, probs).gather(1, labels[:, None])[:, 0]
+    covered = of_labels(prediction_sets(record.conformal, probs), labels)
     shares = {"flagged": scores > record.ood.threshold, "coverage": covered}
     if record.abstain is not None:
-        shares["answered"] = probs.amax(dim=-1) >= record.abstain.threshold
-    return {name: float(share.double().mean()) for name, share in shares.items()}
+        shares["answered"] = probs.max(axis=-1) >= record.abstain.threshold
+    return {name: float(share.mean()) for name, share in shares.items()}
 
 
 def answers(
     run: Answer, model: Classifier, samples: Samples, who: str
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[ndarray, ndarray, ndarray | None]:
     """Probabilities, OOD scores (1 − max p without a decision state) and labels, in the order of the
     samples; CheckFailed for NaN.
     """
     batches = Batches(samples, model.transform, batch_size=None, order=by_length(samples))
 
-    def read(batch: Batch) -> dict[str, Tensor | None]:
+    def read(batch: Batch) -> dict[str, ndarray | None]:
         probs, scores = run(batch.inputs)
-        probs = probs.double()
+        probs = np.asarray(probs, dtype=np.float64)
         if scores is None:
-            scores = 1 - probs.amax(dim=-1)
-        return {"probs": probs, "scores": scores, "labels": batch.labels}
+            scores = 1 - probs.max(axis=-1)
+        labels = None if batch.labels is None else np.asarray(batch.labels)
+        return {"probs": probs, "scores": np.asarray(scores), "labels": labels}
 
-    whole = gathered(samples, ((batch.index, read(batch)) for batch in batches))
+    whole = gathered(samples, ((np.asarray(batch.index), read(batch)) for batch in batches))
     # A metric of NaN may be a number: the AUROC of foreign answers that are NaN is 1.
-    bad = int((whole["probs"].isnan().any(dim=-1) | whole["scores"].isnan()).sum())
+    bad = int((np.isnan(whole["probs"]).any(axis=-1) | np.isnan(whole["scores"])).sum())
     if bad:
         raise CheckFailed(
             (

@@ -30,7 +30,7 @@ from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.sharing.output import claimed
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy import ndarray
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.reading import Reading
@@ -72,8 +72,8 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         return _alone(arguments, Path(arguments.predictions))
     from hydrasurgeon.data import fit_classes, open_data
     from hydrasurgeon.decision.fitting import check_count
+    from hydrasurgeon.files.tensors import planned
     from hydrasurgeon.problems import problem_of
-    from hydrasurgeon.runtime.tensors import plan_tensors
 
     checkpoint, data = arguments.needed()
     read = partial(open_data, limit=arguments.limit, seed=arguments.seed)
@@ -111,7 +111,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         seed=arguments.seed,
         uses=("torch", opened.manifest.model.family),
     )
-    planned = [*opened.tensors.planned(), *plan_tensors(state.tensors())]
+    tensors = [*opened.tensors.planned(), *planned(state.tensors())]
 
     def manifest(sha256: str) -> Manifest:
         history = (*opened.manifest.history, entry.wrote(sha256))
@@ -122,7 +122,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
             history=history,
         )
 
-    written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
+    written = target.save(sorted(tensors, key=lambda each: each.name), manifest, files=opened.files)
     unused = None
     if arguments.fit_data is not None and arguments.ood_score not in ("auto", *FITTED):
         unused = (
@@ -382,7 +382,7 @@ def _with_words_first(
 
 def _gathered(
     engine: Engine,
-    linear: Sequence[tuple[Tensor, Tensor]],
+    linear: Sequence[tuple[ndarray, ndarray]],
     samples: Samples,
     arguments: CalibrateOptions,
     skipped: list[str],

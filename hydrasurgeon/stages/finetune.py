@@ -273,6 +273,8 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
 
 def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
     """With the teachers; what only answers for the data as it is wants no perturbed inputs."""
+    import torch
+
     from hydrasurgeon.measuring.predictions import is_predictions, read_answers
     from hydrasurgeon.tuning.learning import Answers, Teacher, open_teacher
 
@@ -289,7 +291,7 @@ def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
             raise SurgeryError(
                 f"--teacher {spec}: {wrong}", hint="Give the checkpoint that answered."
             )
-        teachers.append((Answers(logits), record))
+        teachers.append((Answers(torch.from_numpy(logits)), record))
     recipe = material.recipe
     if any(isinstance(teacher, Answers) for teacher, _ in teachers):
         still = {

@@ -38,7 +38,7 @@ from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion, plan_mean
 from hydrasurgeon.surgery.means import behind_mean_trunk, check_common_start, mean_model, spread
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy import ndarray
 
     from hydrasurgeon.data import Samples
 
@@ -309,13 +309,15 @@ def fusable(opened: Sequence[Single]) -> None:
 
 def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Run) -> Agreement:
     """The members one by one and the hydra, over the same samples."""
+    import numpy as np
+
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import logits_of
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.statistics.metrics import accuracy, member_probs
     from hydrasurgeon.statistics.probabilities import TINY
 
-    def logits(checkpoints: Sequence[Checkpoint]) -> tuple[Tensor, Tensor | None]:
+    def logits(checkpoints: Sequence[Checkpoint]) -> tuple[ndarray, ndarray | None]:
         models = [as_classifier(c, device=run.device, dtype=run.dtype) for c in checkpoints]
         return logits_of(models, samples, run)
 
@@ -329,13 +331,14 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     else:
         (rows, truth), (fused, _) = (problem.labelled(each, labels) for each in (alone, together))
         p, q = member_probs(rows), member_probs(fused)
-    p = p if q.shape[1] > 1 else p.mean(dim=1, keepdim=True)  # one model answers for all of them
-    mean_p, mean_q = p.mean(dim=1), q.mean(dim=1)
-    kl = (mean_p * (mean_p.clamp_min(TINY).log() - mean_q.clamp_min(TINY).log())).sum(dim=1).mean()
+    p = p if q.shape[1] > 1 else p.mean(axis=1, keepdims=True)  # one model answers for all of them
+    mean_p, mean_q = p.mean(axis=1), q.mean(axis=1)
+    logs = [np.log(np.maximum(each, TINY)) for each in (mean_p, mean_q)]
+    kl = (mean_p * (logs[0] - logs[1])).sum(axis=1).mean()
     return Agreement(
         samples=len(p),
-        max_difference=float((p - q).abs().max()),
-        mean_difference=float((p - q).abs().mean()),
+        max_difference=float(np.abs(p - q).max()),
+        mean_difference=float(np.abs(p - q).mean()),
         kl=float(kl),
         accuracy_members=None if truth is None else accuracy(mean_p, truth),
         accuracy_fused=None if truth is None else accuracy(mean_q, truth),

@@ -32,7 +32,7 @@ from hydrasurgeon.problems.columns import columns_of, spread, without_state
 from hydrasurgeon.problems.printed import Answers
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy import ndarray
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.files.manifest import Model
@@ -184,7 +184,7 @@ class _Model:
         self.model = engine_of(
             opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
         )
-        self.embedded: list[Tensor] | None = None
+        self.embedded: list[ndarray] | None = None
         if arguments.embeddings is not None:
             self.embedded = []
             if self.model.problem.by_word:
@@ -222,9 +222,7 @@ class _Model:
 
     def write_embeddings(self, place: Path, ids: list[str]) -> None:
         """What the classifier read of each row that was answered; of a hydra the members' mean."""
-        import torch
-
-        read = torch.cat(self.embedded or [torch.zeros(0, 0)]).numpy()
+        read = np.concatenate(self.embedded or [np.zeros((0, 0))])
         with replacing(place) as (part,), part.open("wb") as file:
             np.savez(file, embeddings=read, ids=np.array(ids, dtype=str))
 
@@ -267,7 +265,7 @@ class _Model:
             if self.embedded is not None:
                 features = piece.outputs.features
                 assert features is not None
-                self.embedded.append(features.mean(dim=1))
+                self.embedded.append(features.mean(axis=1))
             asked: Any = partial(list, map(samples.read, index))
             decided = model.decided(piece.parts, cascade)
             rows = model.rows(decided, begun, self.arguments.top, asked)

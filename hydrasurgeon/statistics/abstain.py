@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-import torch
+import numpy as np
+from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Abstention, Limits
-from hydrasurgeon.statistics.probabilities import Scores
+from hydrasurgeon.statistics.probabilities import Scores, logsumexp
 
 MANY = 100_000
 """More samples than this nobody is told to label."""
@@ -29,14 +30,14 @@ def risk_bound(wrong: int, answered: int, delta: float) -> float:
     """
     if answered == 0 or wrong >= answered:
         return 1.0
-    j = torch.arange(wrong + 1, dtype=torch.float64)
-    total = torch.tensor(answered + 1.0, dtype=torch.float64)
-    ways = total.lgamma() - (j + 1).lgamma() - (total - j).lgamma()  # ln C(answered, j)
+    j = np.arange(wrong + 1, dtype=np.float64)
+    ways = np.zeros(wrong + 1)  # ln C(answered, j)
+    ways[1:] = np.log((answered + 1 - j[1:]) / j[1:]).cumsum()
     low, high = wrong / answered, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        tail = (
-            (ways + j * math.log(middle) + (answered - j) * math.log1p(-middle)).logsumexp(0).exp()
+        tail = np.exp(
+            logsumexp(ways + j * math.log(middle) + (answered - j) * math.log1p(-middle), 0)
         )
         if float(tail) > delta:
             low = middle
@@ -85,13 +86,13 @@ def told(rows: int) -> str:
     return f"{-(-rows // unit) * unit:,}"
 
 
-def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = DELTA) -> Limits:
+def fit_limits(yes: Scores, truth: ndarray, *, risk: float, delta: float = DELTA) -> Limits:
     """From which probability of yes on the precision is at least 1 − risk, and below which at most
     a fraction `risk` of what is yes lies: the binomial tail of the positives, of which ever more
     are missed until it is too many. A guard of rare things may keep the second promise alone: it
     then never says yes.
     """
-    positives = yes[truth].double().sort().values
+    positives = np.sort(yes[truth].astype(np.float64))
     # The bound grows with what is missed.
     allowed = bisect_right(
         range(len(positives)), risk, key=lambda missed: risk_bound(missed, len(positives), delta)
@@ -120,12 +121,12 @@ def fit_limits(yes: Scores, truth: torch.Tensor, *, risk: float, delta: float = 
         risk=risk,
         delta=delta,
         bounds=bounds,
-        answered=float(answered.double().mean()),
+        answered=float(answered.astype(np.float64).mean()),
     )
 
 
 def fit_abstention(
-    confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = DELTA
+    confidence: Scores, correct: ndarray, *, risk: float, delta: float = DELTA
 ) -> Abstention:
     """The lowest threshold found that keeps the promise; DataError where the samples cannot certify
     any.
@@ -138,8 +139,9 @@ def fit_abstention(
             "validation data certifies); "
         )
         raise DataError(what, hint=f"{least}give more --data, or a larger --risk.")
-    values, order = confidence.double().sort()
-    wrong = (~correct[order]).double().flip(0).cumsum(0).flip(0)
+    order = confidence.argsort(kind="stable")
+    values = confidence[order].astype(np.float64)
+    wrong = (~correct[order])[::-1].cumsum()[::-1]
     share = delta / _tries(count)
     # Fewer answers than this certify nothing, even if none is wrong.
     fewest = math.ceil(math.log(share) / math.log1p(-risk) - 1e-9)
@@ -148,7 +150,7 @@ def fit_abstention(
     while low <= high:
         at = (low + high) // 2
         # Samples of equal confidence are answered together.
-        first = int(torch.searchsorted(values, values[at]))
+        first = int(np.searchsorted(values, values[at]))
         answered = count - first
         bound = risk_bound(int(wrong[first]), answered, share)
         closest = min(closest, bound)

@@ -8,16 +8,18 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
+from numpy import ndarray
 
+from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import BINS
+from hydrasurgeon.statistics.probabilities import in_pieces
 
 Interval = tuple[float, float]
 """The ends of a bootstrap interval."""
-Rows = Int[Tensor, "repeat sample"]
-Values = Float[Tensor, " repeat"]
+Rows = Int[ndarray, "repeat sample"]
+Values = Float[ndarray, " repeat"]
 
 REPEATS = 1000
 """Resamples: the ends of a 95 % interval then move by less than a tenth of its width."""
@@ -39,24 +41,19 @@ def bootstrap(
 
     `measure` takes the rows that were drawn of each kind of sample, of which there are `counts`.
     """
-    random = torch.Generator().manual_seed(seed)
+    random = Drawing(seed)
     some = max(1, min(repeats, TOGETHER // sum(counts)))
     drawn: dict[str, list[float]] = {}
     for start in range(0, repeats, some):
-        rows = [
-            torch.randint(count, (min(some, repeats - start), count), generator=random)
-            for count in counts
-        ]
+        rows = [random.integers(count, (min(some, repeats - start), count)) for count in counts]
         for name, values in measure(*rows).items():
-            # As numbers: tensors this small would lie between large ones, and keep the heap from
-            # shrinking.
             drawn.setdefault(name, []).extend(values.tolist())
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    ends = np.array([(1 - level) / 2, (1 + level) / 2], dtype=np.float64)
     intervals = {}
     for name, numbers in drawn.items():
-        values = torch.tensor(numbers, dtype=torch.float64)
-        if values.isfinite().any():
-            low, high = values[values.isfinite()].quantile(ends).tolist()
+        values = np.array(numbers, dtype=np.float64)
+        if np.isfinite(values).any():
+            low, high = np.quantile(values[np.isfinite(values)], ends).tolist()
             intervals[name] = (low, high)
     return intervals
 
@@ -65,19 +62,19 @@ class Promises(Protocol):
     """Answers, how sure they are, and what came of them."""
 
     @property
-    def confidence(self) -> Tensor:
+    def confidence(self) -> ndarray:
         """The probability of the answer."""
 
     @property
-    def correct(self) -> Tensor:
+    def correct(self) -> ndarray:
         """Whether it is right."""
 
     @property
-    def promised(self) -> Tensor:
+    def promised(self) -> ndarray:
         """What calibration is measured of: confidence, or the probability of yes."""
 
     @property
-    def kept(self) -> Tensor:
+    def kept(self) -> ndarray:
         """What came true of it."""
 
 
@@ -92,63 +89,82 @@ class Selective:
     """
 
     def __init__(self, inside: Promises) -> None:
-        values, ranks = (-inside.confidence.double()).unique(return_inverse=True)
+        values, ranks = np.unique(-inside.confidence.astype(np.float64), return_inverse=True)
         self.count = len(values)
         self.ranks = 2 * ranks + inside.correct
-        order = inside.promised.argsort()
-        self.gaps = (inside.kept - inside.promised.double())[order]
-        self.places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+        order = inside.promised.argsort(kind="stable")
+        self.gaps = (inside.kept - inside.promised.astype(np.float64))[order]
+        self.places = np.empty_like(order)
+        self.places[order] = np.arange(len(order))
 
     def metrics(self, rows: Rows) -> dict[str, Values]:
         """These of each resample, and its AECE; NaN where there is nothing to tell."""
-        parts = [self._metrics(some) for some in rows.split(max(1, TOGETHER // rows.shape[1]))]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        parts = [self._metrics(some) for some in in_pieces(rows, max(1, TOGETHER // rows.shape[1]))]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _metrics(self, rows: Rows) -> dict[str, Values]:
         return {"aece": self._aece(rows), **self._selective(rows)}
 
     def _aece(self, rows: Rows) -> Values:
-        gaps = spread(self.gaps.expand(len(rows), -1), counted(self.places[rows], len(self.gaps)))
-        parts = [part.sum(dim=1).abs() for part in gaps.tensor_split(BINS, dim=1)]
-        return torch.stack(parts).sum(dim=0) / rows.shape[1]
+        gaps = spread(
+            np.broadcast_to(self.gaps, (len(rows), len(self.gaps))),
+            counted(self.places[rows], len(self.gaps)),
+        )
+        parts = [np.abs(part.sum(axis=1)) for part in np.array_split(gaps, BINS, axis=1)]
+        return np.stack(parts).sum(axis=0) / rows.shape[1]
 
     def _selective(self, rows: Rows) -> dict[str, Values]:
         """Of a million rows each of these tensors takes 8 MB: none is kept beyond its use."""
         n = rows.shape[1]
         counts = counted(self.ranks[rows], 2 * self.count).reshape(len(rows), self.count, 2)
-        sizes = counts.sum(dim=-1)
-        wrong, right = (side.double() for side in counts.unbind(-1))
+        sizes = counts.sum(axis=-1)
+        wrong, right = (counts[..., side].astype(np.float64) for side in (0, 1))
         del counts
         # So many wrong ones among those of a confidence or above it.
         so_far = wrong.cumsum(1)
         below = so_far[:, -1:] - so_far + wrong / 2
-        auroc = (right * below).sum(dim=1) / (right.sum(dim=1) * wrong.sum(dim=1))
+        with np.errstate(invalid="ignore"):
+            auroc = (right * below).sum(axis=1) / (right.sum(axis=1) * wrong.sum(axis=1))
         del right, below
         answered = sizes.cumsum(1)
-        allowed = (so_far / answered.clamp_min(1) <= RISK + 1e-12) & (sizes > 0)
-        covered = (allowed * answered).amax(dim=1).double() / n
+        allowed = (so_far / np.maximum(answered, 1) <= RISK + 1e-12) & (sizes > 0)
+        covered = ((allowed * answered).max(axis=1)).astype(np.float64) / n
         del so_far, answered, allowed
         # Those of equal confidence are answered together: each is as wrong as they are on average.
-        among_first = spread(wrong / sizes.clamp_min(1), sizes).cumsum(1)
+        among_first = spread(wrong / np.maximum(sizes, 1), sizes).cumsum(1)
+        areas = [
+            np.trapezoid(risk) for risk in (among_first / np.arange(1, n + 1), among_first / n)
+        ]
+        with np.errstate(invalid="ignore"):
+            aurc, augrc = (area / np.float64(n - 1) for area in areas)
         return {
-            "aurc": torch.trapezoid(among_first / torch.arange(1, n + 1)) / (n - 1),
-            "augrc": torch.trapezoid(among_first / n) / (n - 1),
+            "aurc": aurc,
+            "augrc": augrc,
             "cov5": covered,
             "mis_auroc": auroc,
         }
 
 
-def counted(places: Int[Tensor, "repeat sample"], count: int) -> Int[Tensor, "repeat place"]:
+def counted(places: Int[ndarray, "repeat sample"], count: int) -> Int[ndarray, "repeat place"]:
     """How often each resample has each of so many places."""
-    shifted = places + torch.arange(len(places))[:, None] * count
-    return torch.bincount(shifted.flatten(), minlength=len(places) * count).reshape(
-        len(places), count
-    )
+    shifted = places + np.arange(len(places))[:, None] * count
+    return np.bincount(shifted.ravel(), minlength=len(places) * count).reshape(len(places), count)
 
 
-def spread(values: Tensor, counts: Int[Tensor, "repeat place"]) -> Float[Tensor, "repeat sample"]:
+def summed(
+    places: Int[ndarray, "repeat sample"], values: Float[ndarray, "repeat sample"], count: int
+) -> Float[ndarray, "repeat place"]:
+    """The sum of each resample's values at each of so many places."""
+    shifted = places + np.arange(len(places))[:, None] * count
+    sums = np.bincount(shifted.ravel(), values.ravel(), len(places) * count)
+    return sums.reshape(len(places), count)
+
+
+def spread(
+    values: ndarray, counts: Int[ndarray, "repeat place"]
+) -> Float[ndarray, "repeat sample"]:
     """Each value as often as it was drawn."""
-    return values.flatten().repeat_interleave(counts.flatten()).reshape(len(values), -1)
+    return np.repeat(values.ravel(), counts.ravel()).reshape(len(values), -1)
 
 
 class Ranked:
@@ -156,24 +172,24 @@ class Ranked:
     counting, not sorting.
     """
 
-    def __init__(self, id_scores: Tensor, ood_scores: Tensor) -> None:
-        values, ranks = torch.cat([id_scores, ood_scores]).unique(return_inverse=True)
+    def __init__(self, id_scores: ndarray, ood_scores: ndarray) -> None:
+        values, ranks = np.unique(np.concatenate([id_scores, ood_scores]), return_inverse=True)
         self.count = len(values)
-        self.id_ranks, self.ood_ranks = ranks.split([len(id_scores), len(ood_scores)])
+        self.id_ranks, self.ood_ranks = np.split(ranks, [len(id_scores)])
 
     def metrics(self, id_rows: Rows, ood_rows: Rows) -> dict[str, Values]:
         """`metrics.ood_metrics` of these rows."""
-        inside = counted(self.id_ranks[id_rows], self.count).double()
-        outside = counted(self.ood_ranks[ood_rows], self.count).double()
+        inside = counted(self.id_ranks[id_rows], self.count).astype(np.float64)
+        outside = counted(self.ood_ranks[ood_rows], self.count).astype(np.float64)
         n, m = id_rows.shape[1], ood_rows.shape[1]
         # So many at a value or below it; and so many at it or above.
         id_below, ood_below = inside.cumsum(1), outside.cumsum(1)
         id_above, ood_above = n - id_below + inside, m - ood_below + outside
         needed = max(1, math.ceil(0.95 * m - 1e-9))
-        threshold = (ood_above >= needed).sum(dim=1, keepdim=True) - 1
+        threshold = (ood_above >= needed).sum(axis=1, keepdims=True) - 1
         return {
-            "auroc": (outside * (id_below - inside / 2)).sum(dim=1) / n / m,
-            "fpr95": id_above.gather(1, threshold)[:, 0] / n,
-            "aupr": (outside * (ood_above / (ood_above + id_above).clamp_min(1))).sum(dim=1) / m,
-            "aupr_id": (inside * (id_below / (ood_below + id_below).clamp_min(1))).sum(dim=1) / n,
+            "auroc": (outside * (id_below - inside / 2)).sum(axis=1) / n / m,
+            "fpr95": np.take_along_axis(id_above, threshold, axis=1)[:, 0] / n,
+            "aupr": (outside * (ood_above / np.maximum(ood_above + id_above, 1))).sum(axis=1) / m,
+            "aupr_id": (inside * (id_below / np.maximum(ood_below + id_below, 1))).sum(axis=1) / n,
         }

@@ -16,16 +16,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from numpy import ndarray
 
-STAKES = 0.99 * 2.0 ** (-torch.arange(32, dtype=torch.float64) / 4)
+from hydrasurgeon.statistics.probabilities import spaced
+
+STAKES = 0.99 * 2.0 ** (-np.arange(32, dtype=np.float64) / 4)
 """Fractions of the largest stake that are tried."""
 TRIES = 256
 """Thresholds that are tried, about."""
 
-Excess = Float[Tensor, "rule text"]
+Excess = Float[ndarray, "rule text"]
 
 
 @dataclass(frozen=True)
@@ -48,28 +50,30 @@ class Outcomes:
     """Entities of some texts, by the value that is compared with the threshold."""
 
     texts: int
-    text: Int[Tensor, " entity"]
-    value: Float[Tensor, " entity"]
-    wrong: Bool[Tensor, " entity"]
+    text: Int[ndarray, " entity"]
+    value: Float[ndarray, " entity"]
+    wrong: Bool[ndarray, " entity"]
 
-    def excess(self, thresholds: Float[Tensor, " rule"], promise: Risk) -> Excess:
+    def excess(self, thresholds: Float[ndarray, " rule"], promise: Risk) -> Excess:
         """By how much more fails in each text than is promised."""
         rules = len(thresholds)
         if promise.missed:
-            below = torch.searchsorted(thresholds, self.value, right=True)
+            below = np.searchsorted(thresholds, self.value, side="right")
             failing = self._from(below, rules)
-            every = torch.bincount(self.text, minlength=self.texts)
-            counting = every.expand_as(failing)
+            every = np.bincount(self.text, minlength=self.texts)
+            counting = np.broadcast_to(every, failing.shape)
         else:
-            first = torch.searchsorted(-thresholds, -self.value)
+            first = np.searchsorted(-thresholds, -self.value)
             counting = self._from(first, rules)
-            failing = self._from(torch.where(self.wrong, first, rules), rules)
+            failing = self._from(np.where(self.wrong, first, rules), rules)
         most = promise.most
-        return failing.clamp_max(most) - promise.risk * counting.clamp_max(most).double()
+        return np.minimum(failing, most) - promise.risk * np.minimum(counting, most).astype(
+            np.float64
+        )
 
-    def _from(self, first: Int[Tensor, " entity"], rules: int) -> Int[Tensor, "rule text"]:
+    def _from(self, first: Int[ndarray, " entity"], rules: int) -> Int[ndarray, "rule text"]:
         """How many entities of each text there are, each from its first rule on."""
-        each = torch.bincount(first * self.texts + self.text, minlength=(rules + 1) * self.texts)
+        each = np.bincount(first * self.texts + self.text, minlength=(rules + 1) * self.texts)
         return each.reshape(rules + 1, self.texts)[:-1].cumsum(0)
 
 
@@ -77,22 +81,21 @@ class Outcomes:
 class Plan:
     """Thresholds in the order in which they are tested, and what is staked on each."""
 
-    thresholds: Float[Tensor, " rule"]
-    stakes: Float[Tensor, " rule"]
+    thresholds: Float[ndarray, " rule"]
+    stakes: Float[ndarray, " rule"]
 
     @classmethod
     def of(cls, outcomes: Outcomes, promise: Risk) -> Plan:
         """By the half that fits."""
-        values = outcomes.value.unique()
-        some = torch.linspace(0, len(values) - 1, min(TRIES, len(values))).round().long()
-        thresholds = torch.cat([values.new_zeros(1), values[some]])
+        values = np.unique(outcomes.value)
+        some = spaced(0, len(values) - 1, min(TRIES, len(values))).round().astype(np.int64)
+        thresholds = np.concatenate([np.zeros(1), values[some]])
         if not promise.missed:
-            thresholds = thresholds.flip(0)
+            thresholds = np.flip(thresholds, 0)
         excess = outcomes.excess(thresholds, promise)
         stakes = STAKES / ((1 - promise.risk) * promise.most)
-        won, which = torch.stack(
-            [torch.log1p(-stake * excess).sum(dim=-1) for stake in stakes]
-        ).max(dim=0)
+        each = np.stack([np.log1p(-stake * excess).sum(axis=-1) for stake in stakes])
+        won, which = each.max(axis=0), each.argmax(axis=0)
         first = int(won.argmax())
         return cls(thresholds[first:], stakes[which][first:])
 
@@ -101,7 +104,7 @@ class Plan:
         first does.
         """
         excess = outcomes.excess(self.thresholds, promise)
-        most = torch.log1p(-self.stakes[:, None] * excess).cumsum(dim=-1).amax(dim=-1)
+        most = np.log1p(-self.stakes[:, None] * excess).cumsum(axis=-1).max(axis=-1)
         passed = most >= -math.log(promise.delta)
-        count = int(passed.long().cumprod(0).sum())
+        count = int(passed.cumprod().sum())
         return float(self.thresholds[count - 1]) if count else None

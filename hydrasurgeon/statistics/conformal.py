@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from jaxtyping import Bool
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Conformal
-from hydrasurgeon.statistics.probabilities import Labels, Probs, Scores
+from hydrasurgeon.statistics.probabilities import Labels, Probs, Scores, of_labels
 
 SUMMED = 1e-12
 """Sums of probabilities in another order differ by less: what a set holds must not depend on it."""
@@ -26,7 +27,7 @@ SOME = 0.02
 """The fraction of sets with several labels from which on sets help a person choose."""
 
 
-def prediction_sets(conformal: Conformal, probs: Probs) -> Bool[Tensor, "sample klass"]:
+def prediction_sets(conformal: Conformal, probs: Probs) -> Bool[ndarray, "sample klass"]:
     """Which labels belong to each sample's set."""
     return 1 - probs <= conformal.threshold + SUMMED
 
@@ -56,12 +57,12 @@ def quantile(scores: Scores, coverage: float) -> float:
             f"It takes at least {needed} to calibrate with (half of the validation data certifies)."
         )
         raise DataError(what, hint=hint)
-    return float(scores.sort().values[rank - 1])
+    return float(np.partition(scores, rank - 1)[rank - 1])
 
 
 def fit_conformal(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Conformal:
     """Calibrate on samples that neither the model nor its temperature was fitted on."""
-    of_truth = 1 - probs.gather(1, labels[:, None])[:, 0]
+    of_truth = 1 - of_labels(probs, labels)
     return Conformal(method="lac", coverage=coverage, threshold=quantile(of_truth, coverage))
 
 
@@ -74,6 +75,6 @@ def coverage_that_helps(probs: Probs, labels: Labels, coverage: float) -> float 
         each for each in tried if each > coverage and samples_needed(each) <= len(probs)
     ):
         sets = prediction_sets(fit_conformal(probs, labels, coverage=higher), probs)
-        if float((sets.sum(dim=-1) > 1).double().mean()) >= SOME:
+        if float((sets.sum(axis=-1) > 1).astype(np.float64).mean()) >= SOME:
             return higher
     return None

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Found, GroupScore
 from hydrasurgeon.statistics.abstain import fit_abstention
-from hydrasurgeon.statistics.probabilities import YES
+from hydrasurgeon.statistics.probabilities import YES, falling, runs, sums_at
 
 DECIMALS = 6
 """Decimals of a score: rows of `predict` are rounded, and the group at the threshold is answered."""
@@ -33,47 +33,48 @@ DECIMALS = 6
 class Groups:
     """The rows of each group, in the order of the groups' numbers."""
 
-    number: Int[Tensor, " group"]
-    first: Int[Tensor, " group"]
+    number: Int[ndarray, " group"]
+    first: Int[ndarray, " group"]
     """Where the row with the highest probability stands; of equals the first."""
-    best: Float[Tensor, " group"]
-    second: Float[Tensor, " group"]
+    best: Float[ndarray, " group"]
+    second: Float[ndarray, " group"]
     """0 where there is none."""
-    expected: Float[Tensor, " group"]
+    expected: Float[ndarray, " group"]
     """The sum of the probabilities."""
 
     @classmethod
-    def of(cls, yes: Float[Tensor, " row"], groups: Int[Tensor, " row"]) -> Groups:
+    def of(cls, yes: Float[ndarray, " row"], groups: Int[ndarray, " row"]) -> Groups:
         """Rows with these probabilities, by the number of their group."""
-        yes = yes.double()
-        order = yes.argsort(descending=True, stable=True)
-        order = order[groups[order].argsort(stable=True)]
-        number, counts = groups[order].unique_consecutive(return_counts=True)
-        starts = counts.cumsum(0) - counts
-        after = (starts + 1).clamp_max(len(order) - 1)
-        second = torch.where(counts > 1, yes[order[after]], 0.0)
-        place = torch.arange(len(counts)).repeat_interleave(counts)
-        expected = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, yes[order])
+        yes = yes.astype(np.float64)
+        order = falling(yes)
+        order = order[np.argsort(groups[order], kind="stable")]
+        place, counts = runs(groups[order])
+        starts = counts.cumsum() - counts
+        number = groups[order][starts]
+        after = np.minimum(starts + 1, len(order) - 1)
+        second = np.where(counts > 1, yes[order[after]], 0.0)
+        place = np.repeat(np.arange(len(counts)), counts)
+        expected = sums_at(place, yes[order], len(counts))
         return cls(number, order[starts], yes[order[starts]], second, expected)
 
-    def score(self, kind: GroupScore) -> Float[Tensor, " group"]:
+    def score(self, kind: GroupScore) -> Float[ndarray, " group"]:
         """How sure it is that a group's first row is an answer."""
         scores = {
             "best": self.best,
             "margin": self.best - self.second,
             "count": self.expected,
         }
-        return scores[kind].round(decimals=DECIMALS)
+        return np.round(scores[kind], decimals=DECIMALS)
 
-    def answered(self, rule: Found) -> Bool[Tensor, " group"]:
+    def answered(self, rule: Found) -> Bool[ndarray, " group"]:
         """For which groups something was found."""
         return self.score(rule.score) >= rule.threshold
 
 
 def fit_found(
-    yes: Float[Tensor, " row"],
-    truth: Float[Tensor, " row"],
-    groups: Int[Tensor, " row"],
+    yes: Float[ndarray, " row"],
+    truth: Float[ndarray, " row"],
+    groups: Int[ndarray, " row"],
     *,
     risk: float,
     delta: float,
@@ -84,7 +85,7 @@ def fit_found(
     kinds: tuple[GroupScore, ...] = ("best", "margin", "count")
     rules = []
     for kind in kinds:
-        levels, at = ranked.score(kind).unique(return_inverse=True)
+        levels, at = np.unique(ranked.score(kind), return_inverse=True)
         with suppress(DataError):
             made = fit_abstention(at / len(levels), right, risk=risk, delta=delta / len(kinds))
             threshold = float(levels[round(made.threshold * len(levels))])
@@ -105,17 +106,19 @@ def fit_found(
 
 
 def measures_of(
-    yes: Tensor, truth: Tensor, groups: Tensor, rule: Found
-) -> tuple[Callable[[Tensor], dict[str, Tensor]], int]:
+    yes: ndarray, truth: ndarray, groups: ndarray, rule: Found
+) -> tuple[Callable[[ndarray], dict[str, ndarray]], int]:
     """A function that measures resamples of groups, and how many groups there are; the risk is NaN
     where none is answered.
     """
     ranked = Groups.of(yes, groups)
-    answered = ranked.answered(rule).double()
+    answered = ranked.answered(rule).astype(np.float64)
     wrong = answered * (truth[ranked.first] < YES)
 
-    def measures(rows: Tensor) -> dict[str, Tensor]:
-        shown = answered[rows].sum(dim=1)
-        return {"found": shown / rows.shape[1], "found_risk": wrong[rows].sum(dim=1) / shown}
+    def measures(rows: ndarray) -> dict[str, ndarray]:
+        shown = answered[rows].sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            risk = wrong[rows].sum(axis=1) / shown
+        return {"found": shown / rows.shape[1], "found_risk": risk}
 
     return measures, len(answered)

@@ -25,12 +25,22 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.files.decided import LOGITS
-from hydrasurgeon.statistics.probabilities import YES, Labels, Logits, Probs, Scores
+from hydrasurgeon.statistics.probabilities import (
+    YES,
+    Labels,
+    Logits,
+    Probs,
+    Scores,
+    falling,
+    runs,
+    spaced,
+    sums_at,
+    surest,
+)
 from hydrasurgeon.statistics.probabilities import mean_probs as mean_probs
 from hydrasurgeon.statistics.probabilities import member_probs as member_probs
 from hydrasurgeon.statistics.probabilities import nll as nll
@@ -60,57 +70,44 @@ HALVINGS = 10
 
 
 def accuracy(probs: Probs, labels: Labels) -> float:
-    return float((probs.argmax(dim=-1) == labels).double().mean())
+    return float((probs.argmax(axis=-1) == labels).astype(np.float64).mean())
 
 
 def ece(probs: Probs, labels: Labels) -> float:
     """Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| over 15 equally wide bins [low, high), and one of a
     confidence of 1.
     """
-    confidence, predicted = probs.max(dim=-1)
+    confidence, predicted = surest(probs)
     return ece_of(confidence, predicted == labels)
 
 
-def ece_of(confidence: Scores, correct: Tensor) -> float:
+def ece_of(confidence: Scores, correct: ndarray) -> float:
     """`ece` of what was answered: how surely, and whether rightly."""
-    gap = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
-        0, bins_of(confidence), correct.double() - confidence.double()
-    )
-    return float(gap.abs().sum() / len(confidence))
+    gap = sums_at(bins_of(confidence), correct - confidence.astype(np.float64), BINS + 1)
+    return float(np.abs(gap).sum() / len(confidence))
 
 
-def bins_of(confidence: Scores) -> Tensor:
+def bins_of(confidence: Scores) -> ndarray:
     """The bin, of `BINS` + 1, that each confidence falls into."""
     # Bins are told apart in float32, as torchmetrics does: what is 1 there has a bin to itself.
-    return torch.bucketize(confidence.float(), torch.linspace(0, 1, BINS + 1), right=True) - 1
+    return np.searchsorted(spaced(0, 1, BINS + 1), confidence.astype(np.float32), side="right") - 1
 
 
-def pairs_above(
-    high: Float[Tensor, "*any a"], low: Float[Tensor, "*any b"], gap: float = 0.0
-) -> Int[Tensor, "*any"]:
-    """How many pairs have `high` > `low` + gap; the shorter side is the one that is sorted."""
-    if low.shape[-1] <= high.shape[-1]:
-        ordered = low.sort(dim=-1).values
-        return torch.searchsorted(ordered, (high - gap).contiguous(), right=False).sum(dim=-1)
-    ordered = (high - gap).sort(dim=-1).values
-    below = torch.searchsorted(ordered, low.contiguous(), right=True)
-    return high.shape[-1] * low.shape[-1] - below.sum(dim=-1)
-
-
-def areas(
-    id_scores: Float[Tensor, "*any id"], ood_scores: Float[Tensor, "*any ood"]
-) -> Float[Tensor, "*any"]:
-    """`auroc` of many draws."""
-    pairs = id_scores.shape[-1] * ood_scores.shape[-1]
-    won = pairs_above(ood_scores, id_scores) + pairs - pairs_above(id_scores, ood_scores)
-    return won.double() / 2 / id_scores.shape[-1] / ood_scores.shape[-1]
+def pairs_above(high: Scores, low: Scores) -> int:
+    """How many pairs have `high` > `low`; the shorter side is the one that is sorted."""
+    if len(low) <= len(high):
+        return int(np.searchsorted(np.sort(low), high, side="left").sum())
+    below = np.searchsorted(np.sort(high), low, side="right")
+    return len(high) * len(low) - int(below.sum())
 
 
 def auroc(id_scores: Scores, ood_scores: Scores) -> float | None:
     """P(an OOD sample scores above an ID sample), ties counting half; None without either."""
     if not len(id_scores) or not len(ood_scores):
         return None
-    return float(areas(id_scores, ood_scores))
+    pairs = len(id_scores) * len(ood_scores)
+    won = pairs_above(ood_scores, id_scores) + pairs - pairs_above(id_scores, ood_scores)
+    return won / 2 / len(id_scores) / len(ood_scores)
 
 
 def fpr95(id_scores: Scores, ood_scores: Scores) -> float | None:
@@ -120,8 +117,8 @@ def fpr95(id_scores: Scores, ood_scores: Scores) -> float | None:
     if not len(id_scores) or not len(ood_scores):
         return None
     needed = math.ceil(0.95 * len(ood_scores) - 1e-9)
-    threshold = ood_scores.sort(descending=True).values[max(needed, 1) - 1]
-    return float((id_scores >= threshold).double().mean())
+    threshold = -np.sort(-ood_scores)[max(needed, 1) - 1]
+    return float((id_scores >= threshold).astype(np.float64).mean())
 
 
 def aupr(negative: Scores, positive: Scores) -> float | None:
@@ -130,14 +127,15 @@ def aupr(negative: Scores, positive: Scores) -> float | None:
     """
     if not len(negative) or not len(positive):
         return None
-    scores = torch.cat([negative, positive])
-    truth = torch.cat([torch.zeros(len(negative)), torch.ones(len(positive))]).double()
-    scores, order = scores.sort(descending=True, stable=True)
+    scores = np.concatenate([negative, positive])
+    truth = np.concatenate([np.zeros(len(negative)), np.ones(len(positive))]).astype(np.float64)
+    order = falling(scores)
+    scores = scores[order]
     hits = truth[order].cumsum(0)
-    last = torch.cat([scores[1:] != scores[:-1], torch.tensor([True])])  # a tie is one threshold
+    last = np.append(scores[1:] != scores[:-1], True)  # a tie is one threshold
     hits_so_far = hits[last]
-    flagged = torch.arange(1, len(scores) + 1, dtype=torch.float64)[last]
-    gained = torch.diff(hits_so_far, prepend=torch.zeros(1, dtype=torch.float64))
+    flagged = np.arange(1, len(scores) + 1, dtype=np.float64)[last]
+    gained = np.diff(hits_so_far, prepend=0.0)
     return float((gained / len(positive) * hits_so_far / flagged).sum())
 
 
@@ -150,19 +148,21 @@ def disagreements(logits: Logits) -> Scores:
     """Disagreement of each sample, counted class by class: of n (n − 1) / 2 pairs, those of one
     class.
     """
-    votes = logits.argmax(dim=-1)
+    votes = logits.argmax(axis=-1)
     members = votes.shape[1]
     if members < 2:
-        return torch.zeros(len(votes), dtype=torch.float64)
-    counts = torch.zeros(len(votes), logits.shape[-1], dtype=torch.float64)
-    counts.scatter_add_(1, votes, torch.ones(votes.shape, dtype=torch.float64))
-    return 1 - (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
+        return np.zeros(len(votes), dtype=np.float64)
+    classes = logits.shape[-1]
+    places = np.arange(len(votes))[:, None] * classes + votes
+    counts = np.bincount(places.ravel(), minlength=len(votes) * classes)
+    counts = counts.reshape(len(votes), classes)
+    return 1 - (counts * (counts - 1)).sum(axis=-1) / (members * (members - 1))
 
 
 def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
     """How unfamiliar each sample looks; higher = more so. Equal up to rounding is equal."""
     check_score(kind, tuple(LOGITS))
-    return score_of(kind, logits, temperature).round(decimals=DIGITS)
+    return np.round(score_of(kind, logits, temperature), decimals=DIGITS)
 
 
 def mutual_information(logits: Logits) -> Scores:
@@ -180,19 +180,17 @@ def ood_metrics(id_scores: Scores, ood_scores: Scores) -> dict[str, float | None
     }
 
 
-def risks(confidence: Scores, correct: Tensor) -> Float[Tensor, " sample"]:
+def risks(confidence: Scores, correct: ndarray) -> Float[ndarray, " sample"]:
     """The share of wrong answers among the first k, for each k; equally sure ones count by their
     mean.
     """
-    ordered, order = confidence.double().sort(descending=True, stable=True)
-    _, group, sizes = ordered.unique_consecutive(return_inverse=True, return_counts=True)
-    wrong = torch.zeros(len(sizes), dtype=torch.float64).index_add_(
-        0, group, (~correct[order]).double()
-    )
-    return (wrong / sizes)[group].cumsum(0) / torch.arange(1, len(ordered) + 1)
+    order = falling(confidence)
+    group, sizes = runs(confidence[order])
+    wrong = sums_at(group, ~correct[order], len(sizes))
+    return (wrong / sizes)[group].cumsum() / np.arange(1, len(order) + 1)
 
 
-def smooth_ece(confidence: Scores, correct: Tensor) -> float:
+def smooth_ece(confidence: Scores, correct: ndarray) -> float:
     """SmoothECE, the calibration error without bins (Błasiok, Nakkiran, ICLR 2024).
 
         smECE_σ = ∫ |Σ_i K_σ(t, f_i) (f_i − y_i)| dt / ∫ Σ_i K_σ(t, f_i) dt
@@ -201,8 +199,8 @@ def smooth_ece(confidence: Scores, correct: Tensor) -> float:
     samples are spread over the two nearest points of a grid, the grid is convolved, and the
     integral is taken over 200 points or more.
     """
-    f = confidence.double().numpy()
-    gap = f - correct.double().numpy()
+    f = confidence.astype(np.float64)
+    gap = f - correct.astype(np.float64)
 
     def wide_enough(sigma: float) -> bool:
         return sigma < NARROWEST or sigma < _at(f, gap, sigma)
@@ -254,9 +252,9 @@ def _convolved(values: Array, kernel: Array) -> Array:
 
 
 def ranking(
-    yes: Float[Tensor, " sample"],
-    truth: Float[Tensor, " sample"],
-    groups: Int[Tensor, " sample"] | None,
+    yes: Float[ndarray, " sample"],
+    truth: Float[ndarray, " sample"],
+    groups: Int[ndarray, " sample"] | None,
 ) -> dict[str, float | None]:
     """How well the probability of yes orders samples: all of them, and those of each group."""
     positive = truth >= YES
@@ -266,14 +264,14 @@ def ranking(
     }
     if groups is None:
         return values
-    queries = [(yes[groups == group], truth[groups == group]) for group in groups.unique()]
+    queries = [(yes[groups == group], truth[groups == group]) for group in np.unique(groups)]
     return values | {
         "mrr10": sum(reciprocal_rank(*query) for query in queries) / len(queries),
         "ndcg10": sum(ndcg(*query) for query in queries) / len(queries),
     }
 
 
-def reciprocal_rank(yes: Float[Tensor, " sample"], truth: Float[Tensor, " sample"]) -> float:
+def reciprocal_rank(yes: Float[ndarray, " sample"], truth: Float[ndarray, " sample"]) -> float:
     """1 / the rank of the first yes, its mean over all orders of equals; 0 behind rank 10."""
     positive = truth >= YES
     if not positive.any():
@@ -289,34 +287,35 @@ def reciprocal_rank(yes: Float[Tensor, " sample"], truth: Float[Tensor, " sample
     return expected
 
 
-def ndcg(yes: Float[Tensor, " sample"], truth: Float[Tensor, " sample"]) -> float:
+def ndcg(yes: Float[ndarray, " sample"], truth: Float[ndarray, " sample"]) -> float:
     """Gains of the first ten as shares of the best order's; 0 where nothing can be gained. Equals
     share their gain.
     """
-    truth = truth.double()
-    best = _gain(truth.sort(descending=True).values)
-    _, group, sizes = yes.sort(descending=True).values.unique_consecutive(
-        return_inverse=True, return_counts=True
-    )
-    ordered = truth[yes.argsort(descending=True, stable=True)]
-    mean = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, group, ordered) / sizes
+    truth = truth.astype(np.float64)
+    best = _gain(-np.sort(-truth))
+    order = falling(yes)
+    group, sizes = runs(yes[order])
+    mean = sums_at(group, truth[order], len(sizes)) / sizes
     return _gain(mean[group]) / best if best > 0 else 0.0
 
 
-def _gain(truth: Tensor) -> float:
-    ranks = torch.arange(1, min(DEPTH, len(truth)) + 1, dtype=torch.float64)
-    return float((truth[:DEPTH] / (ranks + 1).log2()).sum())
+def _gain(truth: ndarray) -> float:
+    ranks = np.arange(1, min(DEPTH, len(truth)) + 1, dtype=np.float64)
+    return float((truth[:DEPTH] / np.log2(ranks + 1)).sum())
 
 
 def labelling(
-    yes: Float[Tensor, "sample label"],
-    said: Bool[Tensor, "sample label"],
-    truth: Bool[Tensor, "sample label"],
+    yes: Float[ndarray, "sample label"],
+    said: Bool[ndarray, "sample label"],
+    truth: Bool[ndarray, "sample label"],
 ) -> dict[str, float | None]:
     """How well labels are found."""
-    hits, errors = (said & truth).double().sum(dim=0), (said ^ truth).double().sum(dim=0)
-    each = 2 * hits / (2 * hits + errors).clamp_min(1)
-    whole = 2 * hits.sum() / (2 * hits.sum() + errors.sum()).clamp_min(1)
+    hits, errors = (
+        (said & truth).astype(np.float64).sum(axis=0),
+        (said ^ truth).astype(np.float64).sum(axis=0),
+    )
+    each = 2 * hits / np.maximum(2 * hits + errors, 1)
+    whole = 2 * hits.sum() / np.maximum(2 * hits.sum() + errors.sum(), 1)
     precisions = [aupr(p[~t], p[t]) for p, t in zip(yes.T, truth.T, strict=True)]
     occurring = [
         value
@@ -327,7 +326,7 @@ def labelling(
         "micro_f1": float(whole),
         "macro_f1": float(each.mean()),
         "map": mean_of([1.0 if value is None else value for value in occurring]),
-        "exact_match": float((said == truth).all(dim=1).double().mean()),
+        "exact_match": float(((said == truth).all(axis=1)).astype(np.float64).mean()),
     }
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.statistics.probabilities import (
     TINY,
@@ -29,8 +29,11 @@ from hydrasurgeon.statistics.probabilities import (
     by_pieces,
     entropy,
     in_pieces,
+    log_softmax,
+    logsumexp,
     mean_probs,
-    nll,
+    of_labels,
+    softmax,
 )
 
 LOW, HIGH = 0.05, 20.0
@@ -52,7 +55,9 @@ def shifted(logits: Logits, temperature: float, bias: float | None) -> Logits:
     """With what Platt's bias adds to yes, so that a member says sigmoid(z / temperature + bias)."""
     if not bias:
         return logits
-    return torch.cat([logits[..., :1], logits[..., 1:].double() + bias * temperature], dim=-1)
+    return np.concatenate(
+        [logits[..., :1], logits[..., 1:].astype(np.float64) + bias * temperature], axis=-1
+    )
 
 
 def calibrated(logits: Logits, temperature: float = 1.0, bias: float | None = None) -> Probs:
@@ -68,20 +73,20 @@ def uncertainties(
     """H(mean q_m) and mean H(q_m) of the calibrated members q_m, each at the temperature of the
     average.
     """
-    each = (shifted(logits, temperature, bias).double() / temperature).softmax(dim=-1)
-    return entropy(each.mean(dim=1)), entropy(each).mean(dim=1)
+    each = softmax(shifted(logits, temperature, bias).astype(np.float64) / temperature)
+    return entropy(each.mean(axis=1)), entropy(each).mean(axis=1)
 
 
 def nll_of(logits: Logits, labels: Labels, temperature: float = 1.0) -> float:
     """`nll` of what is calibrated, without all of it at once."""
     pieces = zip(in_pieces(logits, CALIBRATED), in_pieces(labels, CALIBRATED), strict=True)
-    of_truth = [calibrated(rows, temperature).gather(1, truth[:, None]) for rows, truth in pieces]
-    return nll(torch.cat(of_truth), torch.zeros_like(labels))
+    of_truth = [of_labels(calibrated(rows, temperature), truth) for rows, truth in pieces]
+    return float(-np.log(np.maximum(np.concatenate(of_truth), TINY)).mean())
 
 
 def fit_temperature(probs: Probs, labels: Labels) -> float:
     """The T in [0.05, 20] with the smallest NLL."""
-    return _temperature(probs.clamp_min(TINY).log_(), labels)
+    return _temperature(np.log(np.maximum(probs, TINY)), labels)
 
 
 def temperature_of(logits: Logits, labels: Labels) -> float:
@@ -91,7 +96,7 @@ def temperature_of(logits: Logits, labels: Labels) -> float:
 
 def mean_logs(logits: Logits) -> Probs:
     """ln of the members' mean probabilities."""
-    return by_pieces(lambda rows: mean_probs(rows).clamp_min_(TINY).log_(), logits, CALIBRATED)
+    return by_pieces(lambda rows: np.log(np.maximum(mean_probs(rows), TINY)), logits, CALIBRATED)
 
 
 def _temperature(logs: Probs, labels: Labels) -> float:
@@ -99,14 +104,14 @@ def _temperature(logs: Probs, labels: Labels) -> float:
     p_y / T.
     """
     for piece in in_pieces(logs, CALIBRATED):
-        piece -= piece.amax(dim=-1, keepdim=True)
-    of_truth, doubt = logs.gather(1, labels[:, None])[:, 0], _doubt(logs, labels)
-    pieces = logs.split(max(1, ELEMENTS // logs.shape[-1]))
+        piece -= piece.max(axis=-1, keepdims=True)
+    of_truth, doubt = of_labels(logs, labels), _doubt(logs, labels)
+    pieces = in_pieces(logs, max(1, ELEMENTS // logs.shape[-1]))
     least = math.log(TINY)
 
     def loss(t: float) -> float:
-        norm = torch.cat([(piece / t).exp_().sum(dim=-1) for piece in pieces]).log_()
-        loss = -(of_truth / t - norm).clamp_min(least).mean()
+        norm = np.log(np.concatenate([np.exp(piece / t).sum(axis=-1) for piece in pieces]))
+        loss = -np.maximum(of_truth / t - norm, least).mean()
         if doubt:
             loss += doubt * (norm.mean() - logs.mean() / t)
         return float(loss)
@@ -132,15 +137,15 @@ def _bounds(doubt: float) -> tuple[float, float]:
     return math.log(LOW), 0.0 if doubt else math.log(HIGH)
 
 
-def _doubt(answers: Tensor, labels: Labels) -> float:
+def _doubt(answers: ndarray, labels: Labels) -> float:
     """How much the sample of every class counts."""
-    separated = bool((answers.argmax(dim=-1) == labels).all())
+    separated = bool((answers.argmax(axis=-1) == labels).all())
     return separated / len(labels)
 
 
 def log_odds(logits: Logits) -> Scores:
     """ln p − ln (1 − p) of the members' mean probability of yes."""
-    each = logits.double().log_softmax(dim=-1).logsumexp(dim=1)
+    each = logsumexp(log_softmax(logits.astype(np.float64)), axis=1)
     return each[:, 1] - each[:, 0]
 
 
@@ -149,11 +154,11 @@ def nll_of_shares(
 ) -> float:
     """Mean −s ln p − (1 − s) ln (1 − p) of what is calibrated."""
     odds = log_odds(shifted(logits, temperature, bias)) / temperature
-    return float(_loss(odds, shares.double()))
+    return _loss(odds, shares.astype(np.float64))
 
 
-def _loss(odds: Tensor, shares: Tensor) -> Tensor:
-    return torch.nn.functional.binary_cross_entropy_with_logits(odds, shares)
+def _loss(odds: Scores, shares: Scores) -> float:
+    return float((np.logaddexp(0.0, odds) - shares * odds).mean())
 
 
 def _doubt_of_threshold(odds: Scores, shares: Scores) -> float:
@@ -163,31 +168,34 @@ def _doubt_of_threshold(odds: Scores, shares: Scores) -> float:
     return float(not mixed) / len(shares)
 
 
-def platt(logits: Logits, shares: Float[Tensor, " sample"]) -> tuple[float, float]:
-    """The temperature in [0.05, 20] and the bias with the smallest NLL, by LBFGS."""
+def platt(logits: Logits, shares: Float[ndarray, " sample"]) -> tuple[float, float]:
+    """The temperature in [0.05, 20] and the bias with the smallest NLL, by L-BFGS."""
+    from scipy.optimize import minimize
+
     doubt = _doubt_of_threshold(log_odds(logits), shares)
-    bounds = _bounds(doubt)
-    with torch.inference_mode(False), torch.enable_grad():
-        z = logits.detach().double().clone()
-        truth = (shares.double().clone() + doubt / 2) / (1 + doubt)
-        point = torch.zeros(2, dtype=torch.float64).requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [point],
-            max_iter=200,
-            tolerance_grad=1e-10,
-            tolerance_change=1e-14,
-            line_search_fn="strong_wolfe",
+    apart = np.diff(logits.astype(np.float64), axis=-1)[..., 0]
+    truth = (shares.astype(np.float64) + doubt / 2) / (1 + doubt)
+
+    def loss(point: ndarray) -> tuple[float, ndarray]:
+        """With its slope."""
+        moved, cool = apart + point[1], math.exp(-point[0])
+        yes, no = -np.logaddexp(0.0, -moved), -np.logaddexp(0.0, moved)
+        of_yes, of_no = logsumexp(yes, axis=1), logsumexp(no, axis=1)
+        odds = (of_yes - of_no) * cool
+        slope = (np.exp(-np.logaddexp(0.0, -odds)) - truth) / len(truth)
+        # d ln σ(z) = σ(−z), d ln σ(−z) = −σ(z); each member counts by its share of the sum.
+        by_bias = (np.exp(yes - of_yes[:, None] + no) + np.exp(no - of_no[:, None] + yes)).sum(
+            axis=1
         )
+        return _loss(odds, truth), np.array([-(slope @ odds), cool * (slope @ by_bias)])
 
-        def loss() -> Tensor:
-            optimizer.zero_grad()
-            moved = torch.cat(
-                [z[..., :1], z[..., 1:] + point[1].clamp(-FURTHEST, FURTHEST)], dim=-1
-            )
-            value = _loss(log_odds(moved) / point[0].clamp(*bounds).exp(), truth)
-            value.backward()  # type: ignore[no-untyped-call]
-            return value
-
-        optimizer.step(loss)  # type: ignore[arg-type]
-        temperature = float(point[0].detach().clamp(*bounds).exp())
-        return temperature, float(point[1].detach().clamp(-FURTHEST, FURTHEST)) / temperature
+    found = minimize(
+        loss,
+        np.zeros(2),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[_bounds(doubt), (-FURTHEST, FURTHEST)],
+        options={"maxiter": 500, "ftol": 0.0, "gtol": 1e-10},
+    )
+    temperature = math.exp(found.x[0])
+    return temperature, float(found.x[1]) / temperature

@@ -28,6 +28,7 @@ from hydrasurgeon.problems import SINGLE, problem_of
 from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.processes import own_device
+from hydrasurgeon.tuning.losses import losses_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Input, Model
@@ -107,14 +108,12 @@ class Learning:
             labels = torch.full((len(batch.index),), UNLABELLED)
         inputs, mixed = self.perturb(moved(batch.inputs, device), labels.to(device))
         logits = model(inputs).float()
-        loss = logits.new_zeros(())
+        loss, by = logits.new_zeros(()), losses_of(self.problem)
         for some, part in mixed:
-            labelled = self.problem.known(some)
+            labelled = by.known(some)
             if self.alpha < 1 and bool(labelled.any()):
                 weight = None if self.weight is None else self.weight.to(logits.device)
-                each = self.problem.losses(
-                    logits[labelled], some[labelled], self.label_smoothing, weight
-                )
+                each = by.losses(logits[labelled], some[labelled], self.label_smoothing, weight)
                 loss = loss + (1 - self.alpha) * part * each.mean()
         if self.teachers:
             with torch.no_grad():
@@ -122,7 +121,7 @@ class Learning:
                     teacher.logits[batch.index] if isinstance(teacher, Answers) else teacher(inputs)
                     for teacher in self.teachers
                 ]
-            towards = self.problem.distilled(logits, teachers, self.temperature)
+            towards = by.distilled(logits, teachers, self.temperature)
             loss = loss + self.alpha * towards
         return loss
 

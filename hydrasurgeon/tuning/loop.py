@@ -256,7 +256,7 @@ class _Loop:
             truth.append(batch.labels)
         logits, found = words.joined(said), dict[str, float]()
         if logits.isfinite().all():
-            values = problem.validated(logits, words.joined(truth))
+            values = problem.validated(logits.numpy(), words.joined(truth).numpy())
             found = {f"val_{name}": value for name, value in values.items()}
         everyone = [found]
         broadcast_object_list(everyone)

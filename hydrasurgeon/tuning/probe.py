@@ -30,6 +30,7 @@ from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures, last_layers
 from hydrasurgeon.runtime.processes import own_device
 from hydrasurgeon.runtime.tensors import device_of
+from hydrasurgeon.tuning.losses import losses_of
 
 PENALTY = 0.01
 """λ, how much large weights cost, without a validation set."""
@@ -63,7 +64,7 @@ def probe(
         )
     features, labels = read(model, samples, run)
     (layers,), problem = last_layers(model), problem_of(model.manifest.model)
-    losses = SINGLE.losses if problem.by_word else problem.losses  # each word is a row
+    losses = losses_of(SINGLE if problem.by_word else problem).losses  # each word is a row
 
     def fitted(penalty: float, starts: Sequence[Fit | None]) -> list[Fit]:
         # A distilled model has two classifiers side by side, each with features of its own.
@@ -108,7 +109,7 @@ def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "r
     for batch in fed(batches, run.but(progress=None), module=model):
         assert batch.truth is not None
         rows, said = features_of(batch.inputs)[1][:, 0].cpu(), batch.truth
-        labelled = problem_of(model.manifest.model).known(said)
+        labelled = losses_of(problem_of(model.manifest.model)).known(said)
         if rows.dim() == 3:
             said = said[:, : rows.shape[1]]
             labelled = are_there(rows) & (said != UNLABELLED)
@@ -137,7 +138,7 @@ def logistic(
     features: Float[Tensor, "row width"],
     labels: Tensor,
     layer: nn.Linear,
-    losses: Callable[[Tensor, Tensor], Tensor] = SINGLE.losses,
+    losses: Callable[[Tensor, Tensor], Tensor] = losses_of(SINGLE).losses,
     penalty: float = PENALTY,
     start: Fit | None = None,
 ) -> Fit:

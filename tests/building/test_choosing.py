@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from drawn_answers import MEMBERS, answers, member
 
 from hydrasurgeon.building.answers import Answers
@@ -17,6 +17,7 @@ from hydrasurgeon.building.members import Member
 from hydrasurgeon.building.table import Objective, Table
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.probabilities import softmax
 from hydrasurgeon.statistics.temperature import temperature_of
 
 EVERYONE = [member(number) for number in range(MEMBERS)]
@@ -39,10 +40,10 @@ def numbers(members: Sequence[Member]) -> tuple[int, ...]:
 def accuracy(chosen: Sequence[Answers]) -> float:
     """By eval's metrics, in float64, from the logits at each member's temperature."""
     logits = [
-        each.val.logits[:, 0].double() / temperature_of(each.val.logits, each.val.truth)
+        each.val.logits[:, 0].astype(np.float64) / temperature_of(each.val.logits, each.val.truth)
         for each in chosen
     ]
-    probs = torch.stack(logits).softmax(dim=-1).mean(dim=0)
+    probs = softmax(np.stack(logits)).mean(axis=0)
     return metrics.accuracy(probs, chosen[0].val.truth)
 
 

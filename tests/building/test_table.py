@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-import torch
 from drawn_answers import answers, member
 from token_logits import NAMES, drawn
 
@@ -16,6 +16,7 @@ from hydrasurgeon.problems import PROBLEMS, SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.entities import begun
+from hydrasurgeon.statistics.probabilities import softmax
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 from hydrasurgeon.statistics.temperature import calibrated, temperature_of
 
@@ -50,7 +51,7 @@ def test_each_half_judges_what_the_other_chose() -> None:
     assert row.worth["nll"] == pytest.approx(sum(losses) / 2, abs=1e-9)
     assert row.worth["accuracy"] == pytest.approx(sum(right) / 2, abs=1e-9)
     # Halves are joined by ranks: pairs from both halves count too.
-    assert row.worth["auroc"] == pytest.approx(float(torch.tensor(areas).mean()), abs=0.03)
+    assert row.worth["auroc"] == pytest.approx(float(np.array(areas).mean()), abs=0.03)
     assert entry.value == pytest.approx(row.worth["auroc"], abs=1e-12)
     assert entry.score == "energy"
 
@@ -70,22 +71,22 @@ def test_tags_are_judged_text_by_text() -> None:
         fitted, judged = parts[fits], parts[1 - fits]
         known = tags[fitted] >= 0
         at = temperature_of(logits[fitted, 0][known][:, None], tags[fitted][known])
-        probs = (logits[judged, 0].double() / at).softmax(dim=-1)
+        probs = softmax(logits[judged, 0].astype(np.float64) / at)
         there = tags[judged] >= 0
-        chosen = probs.argmax(dim=-1)
-        found = begun(torch.where(there, chosen, -1))
+        chosen = probs.argmax(axis=-1)
+        found = begun(np.where(there, chosen, -1))
         for text, truth in enumerate(tags[judged]):
             words = there[text]
             of_truth = probs[text, words].gather(1, truth[words][:, None])
-            losses.append(-of_truth[:, 0].log())
-            right.append((chosen[text] == truth)[words].double())
+            losses.append(-np.log(of_truth[:, 0]))
+            right.append(((chosen[text] == truth)[words]).astype(np.float64))
             said.append([NAMES[tag] for tag in found[text, words]])
             true.append([NAMES[tag] for tag in truth[words]])
     assert row.worth["f1"] == pytest.approx(f1_score(true, said), abs=1e-12)
-    assert row.worth["nll"] == pytest.approx(float(torch.cat(losses).mean()), abs=1e-9)
-    share = float(torch.cat(right).mean())
+    assert row.worth["nll"] == pytest.approx(float(np.concatenate(losses).mean()), abs=1e-9)
+    share = float(np.concatenate(right).mean())
     assert row.worth["token_accuracy"] == pytest.approx(share, abs=1e-12)
     # Of a ratio of sums over texts.
-    off = torch.stack([(each - share).sum() for each in right])
-    error = float(off.square().sum().sqrt()) / len(torch.cat(right))
+    off = np.stack([(each - share).sum() for each in right])
+    error = float(np.sqrt(np.square(off).sum())) / len(np.concatenate(right))
     assert row.errors["token_accuracy"] == pytest.approx(error, rel=0.2)

@@ -21,6 +21,7 @@ from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Outputs, joined
 from hydrasurgeon.statistics.abstain import risk_bound
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
+from hydrasurgeon.statistics.probabilities import of_labels
 
 TOKENS = PROBLEMS["tokens"]
 
@@ -34,9 +35,9 @@ def population(texts: int, random: np.random.Generator, *, largest: int = 6) -> 
     wrong = random.random(len(text)) > 1 / (1 + np.exp(-1.5 * score))
     return Outcomes(
         texts,
-        torch.from_numpy(text),
-        torch.from_numpy(1 / (1 + np.exp(-score))),
-        torch.from_numpy(wrong),
+        np.asarray(text),
+        np.asarray(1 / (1 + np.exp(-score))),
+        np.asarray(wrong),
     )
 
 
@@ -44,15 +45,15 @@ def population(texts: int, random: np.random.Generator, *, largest: int = 6) -> 
 def test_excess_is_counted_text_by_text(missed: bool) -> None:
     outcomes = population(40, np.random.default_rng(0))
     promise = Risk(0.2, 0.1, 3, missed)
-    thresholds = outcomes.value.sort().values[::17].clone()
-    thresholds = thresholds if missed else thresholds.flip(0)
+    thresholds = np.sort(outcomes.value)[::17]
+    thresholds = thresholds if missed else np.flip(thresholds, 0)
     found = outcomes.excess(thresholds, promise)
     for rule, threshold in enumerate(thresholds):
         for text in range(40):
             of_text = outcomes.text == text
             below = outcomes.value[of_text] < threshold
             wrong = below if missed else ~below & outcomes.wrong[of_text]
-            counting = torch.ones_like(below) if missed else ~below
+            counting = np.ones_like(below) if missed else ~below
             excess = min(int(wrong.sum()), 3) - 0.2 * min(int(counting.sum()), 3)
             assert float(found[rule, text]) == pytest.approx(excess, abs=1e-12)
 
@@ -61,20 +62,20 @@ def test_of_single_entities_the_best_stake_wins_by_mapies_bound() -> None:
     """With an entity in each text 1/max Π is Hoeffding's p-value of Learn then Test."""
     methods = pytest.importorskip("mapie.risk_control.methods")
     random = np.random.default_rng(1)
-    value = torch.from_numpy(random.random(400))
-    wrong = torch.from_numpy(random.random(400)) > 0.5 + value / 2
-    outcomes = Outcomes(400, torch.arange(400), value, wrong)
+    value = np.asarray(random.random(400))
+    wrong = np.asarray(random.random(400)) > 0.5 + value / 2
+    outcomes = Outcomes(400, np.arange(400), value, wrong)
     promise = Risk(0.3, 0.1, 1, missed=False)
     plan = Plan.of(outcomes, promise)
     excess = outcomes.excess(plan.thresholds, promise)
-    logs = torch.log1p(-plan.stakes[:, None] * excess).sum(dim=1)
-    answered = (value >= plan.thresholds[:, None]).sum(dim=1).numpy()
-    risk = ((value >= plan.thresholds[:, None]) & wrong).sum(dim=1).numpy() / answered
+    logs = np.log1p(-plan.stakes[:, None] * excess).sum(axis=1)
+    answered = (value >= plan.thresholds[:, None]).sum(axis=1)
+    risk = ((value >= plan.thresholds[:, None]) & wrong).sum(axis=1) / answered
     expected = answered * methods._h1(risk, np.full_like(risk, 0.3))
     sure = (risk < 0.27) & (answered > 30)
     assert sure.sum() > 50
-    np.testing.assert_allclose(logs.numpy()[sure], expected[sure], rtol=0.05)
-    assert (logs.numpy() <= expected + 1e-9)[risk < 0.3].all()
+    np.testing.assert_allclose(logs[sure], expected[sure], rtol=0.05)
+    assert (logs <= expected + 1e-9)[risk < 0.3].all()
     p_values = np.exp(-expected)[:, None]
     control = pytest.importorskip("mapie.risk_control").control_fwer
     rejected = control(p_values[:, 0], 0.1, fwer_method="fixed_sequence")
@@ -97,8 +98,8 @@ def test_promises_hold_over_many_splits(missed: bool, risk: float) -> None:
             continue
         answered = whole.value >= threshold
         failing = ~answered if missed else whole.wrong[answered]
-        broken += float(failing.double().mean()) > risk
-        counted.append(float(answered.double().mean()))
+        broken += float(failing.astype(np.float64).mean()) > risk
+        counted.append(float(answered.astype(np.float64).mean()))
     assert broken <= 0.2 * 100 + 2 * np.sqrt(0.2 * 0.8 * 100)
     assert len(counted) > 50  # it can be promised
     assert np.mean(counted) > (0.9 if missed else 0.4)
@@ -109,9 +110,9 @@ def test_entities_of_one_text_are_no_samples() -> None:
     random, broken = np.random.default_rng(3), {"entities": 0, "texts": 0}
 
     def texts() -> Outcomes:
-        text = torch.arange(100).repeat_interleave(8)
-        wrong = torch.from_numpy(random.random(100) < 0.11)[text]
-        return Outcomes(100, text, torch.full((800,), 0.9), wrong)
+        text = np.repeat(np.arange(100), 8)
+        wrong = np.asarray(random.random(100) < 0.11)[text]
+        return Outcomes(100, text, np.full((800,), 0.9), wrong)
 
     promise = Risk(0.1, 0.1, 8, missed=False)
     for _ in range(200):
@@ -125,7 +126,9 @@ def test_entities_of_one_text_are_no_samples() -> None:
 def outputs(texts: int, seed: int) -> Outputs:
     logits, labels, _ = drawn(texts, seed, noise=1.2)
     random = torch.Generator().manual_seed(seed)
-    return TOKENS.outputs(Outputs(logits, torch.randn(texts, 2, 4, generator=random), labels))
+    return TOKENS.outputs(
+        Outputs(logits, torch.randn(texts, 2, 4, generator=random).numpy(), labels)
+    )
 
 
 def state_of(seed: int = 0, **options: Any) -> State:
@@ -203,7 +206,7 @@ def test_scores_are_fitted_to_the_mean_of_words() -> None:
     given = outputs(400, 3)
     assert given.features is not None
     far = Outputs(given.logits, given.features + 3, given.labels)
-    linear = [(torch.zeros(1, 4), torch.zeros(1))] * 2
+    linear = [(np.zeros((1, 4)), np.zeros(1))] * 2
     state, _ = fit_state(
         given,
         promise=promise,
@@ -215,8 +218,13 @@ def test_scores_are_fitted_to_the_mean_of_words() -> None:
     assert state.record.ood.score in TOKENS.features
     shapes = {name: tuple(tensor.shape) for name, tensor in state.tensors().items()}
     assert shapes_of(state.record, len(NAMES)) == shapes
-    assert float(decide(state, far.logits, far.features).unfamiliar.double().mean()) > 0.9
-    assert float(decide(state, given.logits, given.features).unfamiliar.double().mean()) < 0.15
+    assert (
+        float((decide(state, far.logits, far.features).unfamiliar).astype(np.float64).mean()) > 0.9
+    )
+    assert (
+        float((decide(state, given.logits, given.features).unfamiliar).astype(np.float64).mean())
+        < 0.15
+    )
 
 
 def test_sets_hold_every_tag_of_a_text_as_often_as_promised() -> None:
@@ -225,6 +233,6 @@ def test_sets_hold_every_tag_of_a_text_as_often_as_promised() -> None:
     logits, labels, counts = drawn(3000, 9, noise=1.2)
     probs = state.answers(logits)
     for text, count in enumerate(counts):
-        of_truth = probs[text, :count].gather(1, labels[text, :count, None])
+        of_truth = of_labels(probs[text, :count], labels[text, :count])
         held.append(bool((1 - of_truth <= state.record.conformal.threshold).all()))
     assert 0.75 < np.mean(held) < 0.85

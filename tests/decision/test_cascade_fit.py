@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.decision.cascade_fit import MAX_LOSS, fit_cascade
 from hydrasurgeon.decision.cascaded import (
@@ -30,17 +31,17 @@ def drawn(name: str, rows: int, seed: int, strength: float = 1.0) -> Outputs:
     random = torch.Generator().manual_seed(seed)
     problem, classes = PROBLEMS[name], {"single_label": 4, "one_logit": 1, "multi_label": 3}[name]
     if name == "single_label":
-        labels = torch.randint(classes, (rows,), generator=random)
-        signal = torch.nn.functional.one_hot(labels, classes).double()
+        labels = torch.randint(classes, (rows,), generator=random).numpy()
+        signal = np.eye(classes)[labels].astype(np.float64)
     else:
-        labels = torch.randint(2, (rows, classes), generator=random).double()
+        labels = torch.randint(2, (rows, classes), generator=random).numpy().astype(np.float64)
         signal = 2 * labels - 1
         labels = labels[:, 0] if name == "one_logit" else labels
     each = [
-        known * strength * signal + torch.randn(rows, classes, generator=random)
+        known * strength * signal + torch.randn(rows, classes, generator=random).numpy()
         for known in (1.0, 1.8, 2.2)
     ]
-    return problem.outputs(Outputs(torch.stack(each, dim=1).float(), None, labels))
+    return problem.outputs(Outputs(np.stack(each, axis=1).astype(np.float32), None, labels))
 
 
 def fitted(problem: Problem, whole: Outputs, promise: CalibrateOptions) -> State:
@@ -48,10 +49,10 @@ def fitted(problem: Problem, whole: Outputs, promise: CalibrateOptions) -> State
     return fit_cascade(state, whole.among([0]), whole, promise)
 
 
-def losses(problem: Problem, state: State, outputs: Outputs) -> Tensor:
+def losses(problem: Problem, state: State, outputs: Outputs) -> ndarray:
     chances = problem.chances(state.answers(outputs.logits))
-    of_truth = chances[torch.arange(len(chances)), outputs.truth.flatten().long()]
-    return -of_truth.log().reshape(len(outputs.logits), -1).mean(dim=1)
+    of_truth = chances[np.arange(len(chances)), outputs.truth.flatten().astype(np.int64)]
+    return -np.log(of_truth).reshape(len(outputs.logits), -1).mean(axis=1)
 
 
 @pytest.mark.parametrize("name", ["single_label", "one_logit", "multi_label"])
@@ -64,19 +65,19 @@ def test_the_fewest_go_on_that_keep_the_nll(name: str) -> None:
     every = whole.at(fitting)
     first, rule = every.among([0]), stage_state(state, first=True)
     probabilities = rule.answers(first.logits)
-    sure = probabilities.max(dim=-1).values
+    sure = probabilities.max(axis=-1)
     if name == "multi_label":
-        sure = torch.stack([probabilities, 1 - probabilities]).amax(dim=0).amin(dim=1)
+        sure = np.stack([probabilities, 1 - probabilities]).max(axis=0).min(axis=1)
     unfamiliar = rule.ood_score(first.logits, None) > state.record.ood.threshold
     early, late = losses(problem, rule, first), losses(problem, state, every)
     shares = []
     for threshold in sure.tolist():
         going = (sure < threshold) | unfamiliar
-        rise = float(torch.where(going, late, early).mean() - late.mean())
+        rise = float(np.where(going, late, early).mean() - late.mean())
         if rise <= MAX_LOSS:
-            shares.append(float(going.double().mean()))
+            shares.append(float(going.astype(np.float64).mean()))
     going = (sure < cascade.threshold) | unfamiliar
-    assert float(going.double().mean()) == min(shares)
+    assert float(going.astype(np.float64).mean()) == min(shares)
     assert 0 < min(shares) < 1
     parts = in_stages(state, whole.among([0]), whole)
     assert cascade.share_on == len(parts[1].rows) / 400
@@ -92,8 +93,8 @@ def test_the_first_is_calibrated_alone() -> None:
     parts = in_stages(state, whole.among([0]), whole)
     answers = answers_in_stages(state, parts)
     by_hand = calibrated(whole.logits[:, :1], cascade.temperature)
-    torch.testing.assert_close(answers[parts[0].rows], by_hand[parts[0].rows])
-    assert torch.equal(answers[parts[1].rows], state.answers(whole.logits)[parts[1].rows])
+    np.testing.assert_allclose(answers[parts[0].rows], by_hand[parts[0].rows])
+    assert np.array_equal(answers[parts[1].rows], state.answers(whole.logits)[parts[1].rows])
 
 
 def test_promises_hold_for_the_answers_of_both_stages() -> None:
@@ -104,11 +105,15 @@ def test_promises_hold_for_the_answers_of_both_stages() -> None:
         fresh = drawn("single_label", 2000, seed=1000 + seed)
         decided = decided_in_stages(state, in_stages(state, fresh.among([0]), fresh))
         assert {*decided.members_run.tolist()} == {1, 3}
-        covered.append(float(decided.sets.gather(1, fresh.truth[:, None]).double().mean()))
+        covered.append(
+            float(
+                np.take_along_axis(decided.sets, fresh.truth[:, None], 1).astype(np.float64).mean()
+            )
+        )
         wrong = decided.labels != fresh.truth
         answered = ~decided.abstain & ~decided.unfamiliar
-        broken += float(wrong[answered].double().mean()) > 0.3
-        flagged.append(float(decided.unfamiliar.double().mean()))
+        broken += float(wrong[answered].astype(np.float64).mean()) > 0.3
+        flagged.append(float(decided.unfamiliar.astype(np.float64).mean()))
     assert 0.89 <= sum(covered) / 20 <= 0.93
     assert broken <= 3
     assert sum(flagged) / 20 <= 0.055
@@ -117,7 +122,7 @@ def test_promises_hold_for_the_answers_of_both_stages() -> None:
 def test_a_first_that_knows_nothing_answers_nothing() -> None:
     problem, whole = PROBLEMS["single_label"], drawn("single_label", 400, seed=3)
     random = torch.Generator().manual_seed(0)
-    blind = torch.randn(400, 1, 4, generator=random)
-    whole = Outputs(torch.cat([blind, 3 * whole.logits[:, 1:]], dim=1), None, whole.labels)
+    blind = torch.randn(400, 1, 4, generator=random).numpy()
+    whole = Outputs(np.concatenate([blind, 3 * whole.logits[:, 1:]], axis=1), None, whole.labels)
     state = fitted(problem, whole, PROMISE)
     assert cascade_of(state).share_on > 0.9

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from numpy import ndarray
 from promised import promise
 from sklearn.metrics import roc_auc_score
-from torch import Tensor
 
 from hydrasurgeon.decision.fitting import dealt_out, evidence_of, fit_state, halves, left_out
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.statistics.probabilities import mean_probs
+from hydrasurgeon.statistics.probabilities import mean_probs, softmax
 from hydrasurgeon.statistics.scores.evidence import Gathering
 from hydrasurgeon.statistics.temperature import (
     calibrated,
@@ -31,34 +32,38 @@ class World:
     def __init__(self, seed: int = 0) -> None:
         random = torch.Generator().manual_seed(seed)
         self.random = random
-        self.centres = 3 * torch.randn(CLASSES, WIDTH, generator=random, dtype=torch.float64)
-        self.views = torch.randn(MEMBERS, WIDTH, WIDTH, generator=random, dtype=torch.float64)
-        self.weights = [self.centres @ torch.linalg.inv(view).T for view in self.views]
-        self.biases = [-self.centres.square().sum(dim=1) / 2 for _ in self.views]
+        self.centres = (
+            3 * torch.randn(CLASSES, WIDTH, generator=random, dtype=torch.float64).numpy()
+        )
+        self.views = torch.randn(
+            MEMBERS, WIDTH, WIDTH, generator=random, dtype=torch.float64
+        ).numpy()
+        self.weights = [self.centres @ np.linalg.inv(view).T for view in self.views]
+        self.biases = [-np.square(self.centres).sum(axis=1) / 2 for _ in self.views]
 
-    def seen(self, x: Tensor, labels: Tensor | None) -> Outputs:
-        features = torch.stack([x @ view for view in self.views], dim=1)
+    def seen(self, x: ndarray, labels: ndarray | None) -> Outputs:
+        features = np.stack([x @ view for view in self.views], axis=1)
         logits = [
             features[:, m] @ w.T + b
             for m, (w, b) in enumerate(zip(self.weights, self.biases, strict=True))
         ]
-        return Outputs(torch.stack(logits, dim=1), features, labels)
+        return Outputs(np.stack(logits, axis=1), features, labels)
 
     def inside(self, count: int) -> Outputs:
-        y = torch.randint(CLASSES, (count,), generator=self.random)
-        noise = 2 * torch.randn(count, WIDTH, generator=self.random, dtype=torch.float64)
+        y = torch.randint(CLASSES, (count,), generator=self.random).numpy()
+        noise = 2 * torch.randn(count, WIDTH, generator=self.random, dtype=torch.float64).numpy()
         return self.seen(self.centres[y] + noise, y)
 
     def outside(self, count: int) -> Outputs:
         """Off the plane that the classifiers look at: their logits know nothing of it."""
-        y = torch.randint(CLASSES, (count,), generator=self.random)
-        _, _, rows = torch.linalg.svd(self.centres)
-        off = rows[CLASSES:].sum(dim=0)
-        noise = 2 * torch.randn(count, WIDTH, generator=self.random, dtype=torch.float64)
+        y = torch.randint(CLASSES, (count,), generator=self.random).numpy()
+        _, _, rows = np.linalg.svd(self.centres)
+        off = rows[CLASSES:].sum(axis=0)
+        noise = 2 * torch.randn(count, WIDTH, generator=self.random, dtype=torch.float64).numpy()
         return self.seen(self.centres[y] + noise + 12 * off, None)
 
     @property
-    def classifiers(self) -> list[tuple[Tensor, Tensor]]:
+    def classifiers(self) -> list[tuple[ndarray, ndarray]]:
         return list(zip(self.weights, self.biases, strict=True))
 
 
@@ -77,9 +82,11 @@ def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
     assert "mcm" not in state.record.ood.auroc
     fresh, others = world.inside(4000), world.outside(400)
     assert fresh.features is not None
-    flagged = decide(state, fresh.logits, fresh.features).unfamiliar.double().mean()
+    flagged = (decide(state, fresh.logits, fresh.features).unfamiliar).astype(np.float64).mean()
     assert float(flagged) == pytest.approx(0.05, abs=0.02)
-    assert decide(state, others.logits, others.features).unfamiliar.double().mean() > 0.5
+    assert (decide(state, others.logits, others.features).unfamiliar).astype(
+        np.float64
+    ).mean() > 0.5
 
 
 def test_auto_takes_the_score_with_the_highest_log_odds(
@@ -119,37 +126,42 @@ def test_features_dealt_out_are_one_more_set(world: World) -> None:
     assert val.features is not None
     (dealt,) = dealt_out(val, world.classifiers, 0)
     assert dealt.features is not None
-    torch.testing.assert_close(dealt.features.sort(dim=0)[0], val.features.sort(dim=0)[0])
-    assert float((dealt.features == val.features).double().mean()) < 0.05
+    ours, theirs = (np.sort(each, axis=0) for each in (dealt.features, val.features))
+    np.testing.assert_allclose(ours, theirs)
+    assert float((dealt.features == val.features).astype(np.float64).mean()) < 0.05
     weight, bias = world.classifiers[0]
-    torch.testing.assert_close(dealt.logits[:, 0].double(), dealt.features[:, 0] @ weight.T + bias)
-    assert dealt_out(replace(val, logits=val.logits.square()), world.classifiers, 0) == []
+    np.testing.assert_allclose(
+        dealt.logits[:, 0].astype(np.float64), dealt.features[:, 0] @ weight.T + bias
+    )
+    assert dealt_out(replace(val, logits=np.square(val.logits)), world.classifiers, 0) == []
 
 
 def test_classes_left_out_are_ood_in_turn() -> None:
     """Eight classes, two at a time: nothing is fitted on their samples, and no logit is theirs."""
     random = torch.Generator().manual_seed(0)
-    weight = torch.randn(8, 5, generator=random, dtype=torch.float64)
-    labels = torch.arange(240) % 8
-    features = weight[labels] + torch.randn(240, 5, generator=random, dtype=torch.float64)
+    weight = torch.randn(8, 5, generator=random, dtype=torch.float64).numpy()
+    labels = np.arange(240) % 8
+    features = weight[labels] + torch.randn(240, 5, generator=random, dtype=torch.float64).numpy()
     logits = features @ weight.T
     everything = Outputs(logits[:, None], features[:, None], labels)
     train, held = everything.at(slice(160)), everything.at(slice(160, None))
-    evidence = evidence_of(train, [(weight, torch.zeros(8))], 0)
+    evidence = evidence_of(train, [(weight, np.zeros(8))], 0)
     aurocs: dict[str, list[float]] = {"msp": [], "mds": []}
     for first in range(4):
-        kept = torch.arange(8)[torch.arange(8) % 4 != first]
-        is_ood = (held.truth % 4 == first).numpy()
-        msp = -held.logits[:, 0][:, kept].softmax(dim=-1).amax(dim=-1)
-        aurocs["msp"].append(roc_auc_score(is_ood, msp.numpy()))
+        kept = np.arange(8)[np.arange(8) % 4 != first]
+        is_ood = held.truth % 4 == first
+        msp = -softmax(held.logits[:, 0][:, kept]).max(axis=-1)
+        aurocs["msp"].append(roc_auc_score(is_ood, msp))
         x = train.features[:, 0]  # type: ignore[index]
-        means = torch.stack([x[train.truth == label].mean(dim=0) for label in kept])
+        means = np.stack([x[train.truth == label].mean(axis=0) for label in kept])
         inside = train.truth % 4 != first
-        centred = x[inside] - x.new_zeros(8, 5).index_copy(0, kept, means)[train.truth[inside]]
-        inverse = torch.linalg.inv(centred.T @ centred / len(centred))
+        of_class = np.zeros((8, 5))
+        of_class[kept] = means
+        centred = x[inside] - of_class[train.truth[inside]]
+        inverse = np.linalg.inv(centred.T @ centred / len(centred))
         apart = held.features[:, 0, None] - means  # type: ignore[index]
-        mds = torch.einsum("nkd,de,nke->nk", apart, inverse, apart).amin(dim=1)
-        aurocs["mds"].append(roc_auc_score(is_ood, mds.numpy()))
+        mds = np.einsum("nkd,de,nke->nk", apart, inverse, apart).min(axis=1)
+        aurocs["mds"].append(roc_auc_score(is_ood, mds))
     found = left_out(["msp", "mds"], evidence, held)
     for kind, values in aurocs.items():
         assert found[kind] == pytest.approx(sum(values) / 4, abs=1e-3)
@@ -171,7 +183,7 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
                 "temperature": mean_probs(z, temperature),
             }
             for name, q in each.items():
-                losses[name] -= float(q[0, truth].log()) / 301
+                losses[name] -= float(np.log(q[0, truth])) / 301
     assert state.record.nll == {
         name: pytest.approx(loss, abs=1e-9) for name, loss in losses.items()
     }
@@ -188,13 +200,14 @@ def test_the_promises_hold_on_fresh_data(world: World) -> None:
     found = decide(state, fresh.logits, None)
     held = 1 - found.probabilities <= state.record.conformal.threshold + 1e-12
     covered = [
-        float(sets.gather(1, fresh.labels[:, None]).double().mean()) for sets in (held, found.sets)
+        float(np.take_along_axis(sets, fresh.labels[:, None], 1).astype(np.float64).mean())
+        for sets in (held, found.sets)
     ]
     assert covered[0] == pytest.approx(0.9, abs=0.02)
     assert covered[1] >= covered[0]
-    wrong = (found.labels != fresh.labels)[~found.abstain].double().mean()
+    wrong = ((found.labels != fresh.labels)[~found.abstain]).astype(np.float64).mean()
     assert float(wrong) <= 0.1
-    assert 0 < found.abstain.double().mean() < 1
+    assert 0 < found.abstain.astype(np.float64).mean() < 1
     losses = state.record.nll
     assert losses["temperature"] <= losses["before"]
 
@@ -206,9 +219,9 @@ def test_what_is_decided_follows_from_the_state(world: World) -> None:
     some = world.inside(50)
     found = decide(state, some.logits, some.features)
     p = calibrated(some.logits, state.record.temperature)
-    torch.testing.assert_close(found.probabilities, p)
-    assert torch.equal(found.labels, p.argmax(dim=1))
-    torch.testing.assert_close(found.total, found.aleatoric + found.epistemic)
+    np.testing.assert_allclose(found.probabilities, p)
+    assert np.array_equal(found.labels, p.argmax(axis=1))
+    np.testing.assert_allclose(found.total, found.aleatoric + found.epistemic)
     for i, answer in enumerate(found.answer):
         expected: str | int = int(p[i].argmax())
         assert state.record.abstain is not None
@@ -227,10 +240,10 @@ def test_uncertainties_are_entropies_of_the_calibrated_members(world: World) -> 
     z = world.inside(5).logits
     total, aleatoric = uncertainties(z, 2.0)
     for i in range(5):
-        q = [torch.softmax(z[i, m] / 2, dim=0) for m in range(MEMBERS)]
+        q = [softmax(z[i, m].astype(np.float64) / 2) for m in range(MEMBERS)]
         mixed = sum(q[1:], q[0]) / MEMBERS
-        assert float(total[i]) == pytest.approx(float(-(mixed * mixed.log()).sum()), abs=1e-9)
-        each = [float(-(p * p.log()).sum()) for p in q]
+        assert float(total[i]) == pytest.approx(float(-(mixed * np.log(mixed)).sum()), abs=1e-9)
+        each = [float(-(p * np.log(p)).sum()) for p in q]
         assert float(aleatoric[i]) == pytest.approx(sum(each) / MEMBERS, abs=1e-9)
 
 
@@ -246,7 +259,7 @@ def test_one_member(world: World) -> None:
     assert set(state.record.nll) == {"before", "temperature"}
     assert set(state.record.ood.auroc) == {"msp", "entropy", "energy", "max-logit"}
     found = decide(state, alone.logits, None)
-    assert float(found.epistemic.abs().max()) < 1e-9
+    assert float(np.abs(found.epistemic).max()) < 1e-9
 
 
 def test_statistics_from_data_of_their_own(world: World) -> None:
@@ -274,7 +287,7 @@ def test_the_same_seed_gives_the_same_state(world: World) -> None:
 def test_auto_says_what_it_leaves_out(world: World) -> None:
     val = world.inside(300)
     assert val.labels is not None
-    two = Outputs(val.logits, val.features, val.labels.clamp_max(1))
+    two = Outputs(val.logits, val.features, np.minimum(val.labels, 1))
     state, notes = fit_state(
         two, promise=promise(), classifiers=world.classifiers, foreign=[world.outside(50)]
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.files.decided import Found
@@ -16,7 +15,7 @@ def test_groups_by_a_plain_loop() -> None:
     random = np.random.default_rng(0)
     groups = np.concatenate([random.integers(0, 30, 200), [31]])
     yes = random.integers(0, 20, 201) / 20  # with equals
-    ranked = Groups.of(torch.from_numpy(yes), torch.from_numpy(groups))
+    ranked = Groups.of(np.asarray(yes), np.asarray(groups))
     assert ranked.number.tolist() == sorted({*groups.tolist()})
     scores = {kind: ranked.score(kind).tolist() for kind in ("best", "margin", "count")}
     for at, number in enumerate(ranked.number.tolist()):
@@ -30,14 +29,14 @@ def test_groups_by_a_plain_loop() -> None:
     assert rest == []  # the last group has one row
 
 
-def drawn(count: int, random: np.random.Generator) -> tuple[torch.Tensor, ...]:
+def drawn(count: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Queries of five rows; the probabilities of a query lean to one side together."""
     lean = random.normal(0, 1.5, (count, 1))
     odds = random.normal(-1, 2, (count, 5)) + lean
     truth = random.random((count, 5)) < 1 / (1 + np.exp(-odds + 0.5 * lean))
     yes = 1 / (1 + np.exp(-odds))
     rows = (yes.ravel(), truth.ravel().astype(float), np.repeat(np.arange(count), 5))
-    return tuple(map(torch.from_numpy, rows))
+    return tuple(rows)
 
 
 def test_the_promise_holds_over_many_draws() -> None:
@@ -52,7 +51,7 @@ def test_the_promise_holds_over_many_draws() -> None:
             continue
         assert rule.bound <= RISK
         measures, count = measures_of(*world, rule)
-        shown = {name: float(value) for name, value in measures(torch.arange(count)[None]).items()}
+        shown = {name: value.item() for name, value in measures(np.arange(count)[None]).items()}
         broken += shown["found_risk"] > RISK
         answered.append(shown["found"])
         assert abs(shown["found"] - rule.answered) < 0.12
@@ -69,7 +68,7 @@ def test_a_query_with_one_answer_is_told_by_its_margin() -> None:
     truth = np.stack([second < 0.5, second > 0.5], axis=1).ravel().astype(float)
     order = random.permutation(200)
     groups = np.repeat(order, 2)
-    parts = map(torch.from_numpy, (yes, truth, groups))
+    parts = (yes, truth, groups)
     rule = fit_found(*parts, risk=0.1, delta=0.05)
     assert rule is not None
     assert (rule.score, rule.threshold, rule.answered) == ("margin", 0.7, 0.5)
@@ -83,19 +82,19 @@ def test_what_eval_measures() -> None:
     rule = Found(
         score="best", threshold=0.5, risk=0.1, delta=0.1, bound=0.1, answered=0.5, groups=9
     )
-    yes = torch.tensor([0.9, 0.1, 0.6, 0.5, 0.2, 0.3])
-    truth = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
-    measures, count = measures_of(yes, truth, torch.tensor([0, 0, 1, 1, 2, 2]), rule)
+    yes = np.array([0.9, 0.1, 0.6, 0.5, 0.2, 0.3])
+    truth = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
+    measures, count = measures_of(yes, truth, np.array([0, 0, 1, 1, 2, 2]), rule)
     assert count == 3
-    rows = torch.tensor([[0, 1, 2], [1, 1, 2], [2, 2, 2]])
+    rows = np.array([[0, 1, 2], [1, 1, 2], [2, 2, 2]])
     values = measures(rows)
-    torch.testing.assert_close(values["found"], torch.tensor([2 / 3, 2 / 3, 0]).double())
+    np.testing.assert_allclose(values["found"], np.array([2 / 3, 2 / 3, 0]).astype(np.float64))
     assert values["found_risk"][:2].tolist() == [0.5, 1.0]
-    assert values["found_risk"][2].isnan()
+    assert np.isnan(values["found_risk"][2])
 
 
 def test_halves_keep_groups_whole() -> None:
-    groups = torch.from_numpy(np.random.default_rng(4).integers(0, 40, 500))
+    groups = np.asarray(np.random.default_rng(4).integers(0, 40, 500))
     first, second = halves(500, 7, groups)
     assert sorted([*first.tolist(), *second.tolist()]) == [*range(500)]
     apart = {*groups[first].tolist()}, {*groups[second].tolist()}

@@ -27,9 +27,9 @@ def promise(**options: object) -> CalibrateOptions:
 
 def drawn(count: int, seed: int, *, noise: float = 1.0) -> Outputs:
     random = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 3, (count,), generator=random)
-    logits = noise * torch.randn(count, 1, 3, generator=random)
-    logits[torch.arange(count), 0, labels] += 4
+    labels = torch.randint(0, 3, (count,), generator=random).numpy()
+    logits = noise * torch.randn(count, 1, 3, generator=random).numpy()
+    logits[np.arange(count), 0, labels] += 4
     return Outputs(logits, None, labels)
 
 
@@ -39,16 +39,18 @@ def test_no_familiar_row_has_an_empty_set_and_a_note_says_which_coverage_helps()
     )
     fresh = drawn(3000, 1, noise=2.0)
     said = decide(state, fresh.logits, None)
-    sizes = said.sets.sum(dim=-1)
+    sizes = said.sets.sum(axis=-1)
     assert (sizes[~said.unfamiliar] >= 1).all()
-    assert (1 - said.probabilities.amax(dim=-1) > state.record.conformal.threshold).any()
+    assert (1 - said.probabilities.max(axis=-1) > state.record.conformal.threshold).any()
     (note,) = (note for note in notes if "exceeds --coverage 0.8" in note)
     found = re.search(r"from --coverage ([\d.]+) on", note)
     assert found is not None
     helped, _ = fit_state(
         drawn(4000, 0, noise=2.0), promise=promise(coverage=float(found[1])), score="energy"
     )
-    assert (decide(helped, fresh.logits, None).sets.sum(dim=-1) > 1).double().mean() > 0.01
+    assert (decide(helped, fresh.logits, None).sets.sum(axis=-1) > 1).astype(
+        np.float64
+    ).mean() > 0.01
 
 
 def test_a_risk_is_of_answered_rows() -> None:
@@ -56,20 +58,26 @@ def test_a_risk_is_of_answered_rows() -> None:
     random = torch.Generator().manual_seed(0)
 
     def some(count: int) -> Outputs:
-        easy = torch.rand(count, generator=random) < 0.2
-        labels = torch.randint(0, 2, (count,), generator=random)
-        wrong = (torch.rand(count, generator=random) < 0.1) & ~easy
+        easy = torch.rand(count, generator=random).numpy() < 0.2
+        labels = torch.randint(0, 2, (count,), generator=random).numpy()
+        wrong = (torch.rand(count, generator=random).numpy() < 0.1) & ~easy
         # A larger logit is less familiar by −max z, and no surer.
-        logits = torch.zeros(count, 1, 2)
-        logits[torch.arange(count), 0, torch.where(wrong, 1 - labels, labels)] = 3.0
+        logits = np.zeros((count, 1, 2))
+        logits[np.arange(count), 0, np.where(wrong, 1 - labels, labels)] = 3.0
         logits = logits - (2.0 * easy)[:, None, None]
-        return Outputs(logits + 1e-4 * torch.rand(count, 1, 1, generator=random), None, labels)
+        return Outputs(
+            logits + 1e-4 * torch.rand(count, 1, 1, generator=random).numpy(), None, labels
+        )
 
     def broken(state: State) -> float:
         fresh = some(20_000)
         said = decide(state, fresh.logits, None)
         kept = ~said.unfamiliar & ~said.abstain
-        return float((said.labels != fresh.truth)[kept].double().mean()) if kept.any() else 0.0
+        return (
+            float(((said.labels != fresh.truth)[kept]).astype(np.float64).mean())
+            if kept.any()
+            else 0.0
+        )
 
     # 8 % of all rows are wrong, and 10 % of those that look familiar.
     options = promise(id_flagged=0.2, risk=0.09)
@@ -112,10 +120,10 @@ def test_numbers_are_right_though_their_deviation_is_not(members: int) -> None:
     truth = random.normal(size=60) * 3
     values = truth[:, None] + 0.01 * random.normal(size=(60, members))
     values[::2] += random.standard_t(1.5, size=(30, members)) * 1.0
-    logits = torch.from_numpy(values)[..., None]
+    logits = np.asarray(values)[..., None]
     numbers = PROBLEMS["number"]
     fitting, certifying = (
-        numbers.outputs(Outputs(logits[at], None, torch.from_numpy(truth[at])))
+        numbers.outputs(Outputs(logits[at], None, np.asarray(truth[at])))
         for at in (slice(1, None, 2), slice(0, None, 2))
     )
     fit = numbers.calibrated(fitting, certifying)
@@ -126,19 +134,19 @@ def test_knn_asks_for_the_neighbour_that_tells_best() -> None:
     """Pairs of rows: what lies near one of many small groups is told by the first neighbour, against
     scikit-learn's distances."""
     random = torch.Generator().manual_seed(2)
-    centres = torch.randn(400, 12, generator=random)
+    centres = torch.randn(400, 12, generator=random).numpy()
 
     def some(count: int, spread: float) -> Outputs:
-        of = torch.randint(0, 400, (count,), generator=random)
-        features = centres[of] + spread * torch.randn(count, 12, generator=random)
-        labels = (centres[of, 0] > 0).long()
-        logits = torch.stack([-features[:, 0], features[:, 0]], dim=-1)
+        of = torch.randint(0, 400, (count,), generator=random).numpy()
+        features = centres[of] + spread * torch.randn(count, 12, generator=random).numpy()
+        labels = (centres[of, 0] > 0).astype(np.int64)
+        logits = np.stack([-features[:, 0], features[:, 0]], axis=-1)
         return Outputs(logits[:, None], features[:, None], labels)
 
     val, train = some(800, 0.02), some(3000, 0.02)
-    weight = torch.zeros(2, 12)
+    weight = np.zeros((2, 12))
     weight[0, 0], weight[1, 0] = -1.0, 1.0
-    linear = [(weight, torch.zeros(2))]
+    linear = [(weight, np.zeros(2))]
     state, _ = fit_state(
         val,
         promise=promise(),
@@ -153,7 +161,7 @@ def test_knn_asks_for_the_neighbour_that_tells_best() -> None:
     assert fresh.features is not None
     unit = [
         each / np.linalg.norm(each, axis=1, keepdims=True)
-        for each in (train.features[:, 0].numpy(), fresh.features[:, 0].numpy())  # type: ignore[index]
+        for each in (train.features[:, 0], fresh.features[:, 0])  # type: ignore[index]
     ]
     k = state.record.ood.neighbours
     found = NearestNeighbors(n_neighbors=k).fit(unit[0]).kneighbors(unit[1])[0][:, -1]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from torch.nn.functional import one_hot
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
@@ -103,10 +102,10 @@ def test_answers_that_are_all_right_are_not_too_sure(kind: str) -> None:
     """They keep the model's own probabilities, and the NLL stays what it is; Platt's bias moves."""
     outputs = few(kind, 200, 0)
     truth = outputs.truth.reshape(200, 1, -1)
-    sure = PROBLEMS[KINDS[kind]].choices(20 * truth.double() - 10)
+    sure = PROBLEMS[KINDS[kind]].choices(20 * truth.astype(np.float64) - 10)
     if kind == "three":
-        sure = 20.0 * one_hot(outputs.truth, 3)[:, None]
-    found = calibrated(kind, replace(outputs, logits=sure.float()))
+        sure = 20.0 * np.eye(3)[outputs.truth][:, None]
+    found = calibrated(kind, replace(outputs, logits=sure.astype(np.float32)))
     assert found.losses["temperature"] <= found.losses["before"] + 0.01
     if kind != "many labels":
         assert found.constants["temperature"] == pytest.approx(1, rel=1e-3)
@@ -138,23 +137,25 @@ def few(kind: str, count: int, seed: int) -> Outputs:
     """A model that tells something, on few samples: what it answers, and the labels."""
     random = torch.Generator().manual_seed(1000 * seed + count)
     classes = {"three": 3, "rare": 2, "one logit": 2, "many labels": 8}[kind]
-    noise = torch.randn(count, classes, generator=random)
+    noise = torch.randn(count, classes, generator=random).numpy()
     if kind == "many labels":
-        labels = (torch.rand(count, classes, generator=random) < 0.15).float()
+        labels = (torch.rand(count, classes, generator=random).numpy() < 0.15).astype(np.float32)
         logits = 3 * labels - 2 + noise
         return PROBLEMS["multi_label"].outputs(Outputs(logits[:, None], None, labels))
     shares = [1 / 3] * 3 if kind == "three" else [0.95, 0.05]
-    drawn = torch.multinomial(torch.tensor(shares), count, replacement=True, generator=random)
+    drawn = torch.multinomial(
+        torch.tensor(shares), count, replacement=True, generator=random
+    ).numpy()
     drawn[:2] = classes - 1
-    labels = drawn[torch.randperm(count, generator=random)]
-    logits = noise + 3 * one_hot(labels, classes)
+    labels = drawn[torch.randperm(count, generator=random).numpy()]
+    logits = noise + 3 * np.eye(classes, dtype=np.float32)[labels]
     if kind == "three":
         return Outputs(logits[:, None], None, labels)
     logits[:, 0] += 1
     if kind == "rare":
         return Outputs(logits[:, None], None, labels)
     odds = logits[:, 1:] - logits[:, :1]
-    return PROBLEMS["one_logit"].outputs(Outputs(odds[:, None], None, labels.double()))
+    return PROBLEMS["one_logit"].outputs(Outputs(odds[:, None], None, labels.astype(np.float64)))
 
 
 KINDS = {
@@ -188,7 +189,7 @@ def test_few_samples_whose_labels_are_others_are_refused(kind: str, count: int) 
     for seed in SEEDS:
         outputs = few(kind, count, seed)
         if kind == "many labels":
-            other = replace(outputs, labels=outputs.truth.roll(1, dims=1))
+            other = replace(outputs, labels=np.roll(outputs.truth, 1, axis=1))
         elif kind == "three":
             other = replace(outputs, labels=(outputs.truth + 1) % 3)
         else:
@@ -203,7 +204,7 @@ def test_shuffled_labels_are_refused_but_for_chance(kind: str) -> None:
     passed = 0
     for seed in SEEDS:
         outputs = few(kind, 120, seed)
-        order = torch.randperm(120, generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(120, generator=torch.Generator().manual_seed(seed)).numpy()
         shares = None if outputs.shares is None else outputs.shares[order]
         try:
             calibrated(kind, replace(outputs, labels=outputs.truth[order], shares=shares))
@@ -226,14 +227,14 @@ def test_labels_that_go_together_in_another_order() -> None:
     """Where labels are alike, those of another column tell something too."""
     for seed in SEEDS:
         random = torch.Generator().manual_seed(seed)
-        common = torch.randn(400, 1, generator=random)
-        own = torch.randn(400, 5, generator=random)
-        labels = (common + own > 1).float()
-        logits = 2 * (common + own) - 2 + torch.randn(400, 5, generator=random)
+        common = torch.randn(400, 1, generator=random).numpy()
+        own = torch.randn(400, 5, generator=random).numpy()
+        labels = (common + own > 1).astype(np.float32)
+        logits = 2 * (common + own) - 2 + torch.randn(400, 5, generator=random).numpy()
         outputs = PROBLEMS["multi_label"].outputs(Outputs(logits[:, None], None, labels))
         calibrated("many labels", outputs)
         with pytest.raises(DataError, match="in another order"):
-            calibrated("many labels", replace(outputs, labels=labels.roll(1, dims=1)))
+            calibrated("many labels", replace(outputs, labels=np.roll(labels, 1, axis=1)))
 
 
 def test_logits_beyond_the_highest_temperature(tmp_path: Path) -> None:
@@ -250,11 +251,11 @@ def test_logits_beyond_the_highest_temperature(tmp_path: Path) -> None:
 def test_agreement_needs_no_column_for_each_class(classes: int) -> None:
     """As of one-hot labels, with a class that answers always alike."""
     draw = torch.Generator().manual_seed(classes)
-    answers = torch.randn(60, classes, generator=draw, dtype=torch.float64)
-    truth = torch.randint(0, classes, (60,), generator=draw)
-    answers[torch.arange(60), truth] += 0.5
+    answers = torch.randn(60, classes, generator=draw, dtype=torch.float64).numpy()
+    truth = torch.randint(0, classes, (60,), generator=draw).numpy()
+    answers[np.arange(60), truth] += 0.5
     answers[:, 0] = -1.0
-    columns = one_hot(truth, classes)
+    columns = np.eye(classes)[truth]
     held = unfit.agreement(answers, columns)
     assert abs(held) > 0.5
     assert unfit.agreement_with_classes(answers, truth) == pytest.approx(held, rel=1e-9)

@@ -6,17 +6,18 @@ import math
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy import ndarray
 from sklearn.metrics import average_precision_score, roc_auc_score
-from torch import Tensor
 
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.rows import summary
 from hydrasurgeon.statistics import metrics
-from hydrasurgeon.statistics.probabilities import TINY
+from hydrasurgeon.statistics.probabilities import TINY, softmax
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 
 with warnings.catch_warnings():
@@ -35,13 +36,13 @@ CLOSE = 1e-6
 
 def logits(
     samples: int = 300, members: int = 3, klasses: int = 5, seed: int = 0, scale: float = 2.0
-) -> Tensor:
+) -> ndarray:
     generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(samples, members, klasses, generator=generator)
+    return scale * torch.randn(samples, members, klasses, generator=generator).numpy()
 
 
-def labels(samples: int = 300, klasses: int = 5, seed: int = 1) -> Tensor:
-    return torch.randint(klasses, (samples,), generator=torch.Generator().manual_seed(seed))
+def labels(samples: int = 300, klasses: int = 5, seed: int = 1) -> ndarray:
+    return torch.randint(klasses, (samples,), generator=torch.Generator().manual_seed(seed)).numpy()
 
 
 CASES = {
@@ -55,9 +56,9 @@ CASES = {
 }
 
 
-EDGES = torch.linspace(0, 1, 16)[3:].double()
+EDGES = (np.linspace(0, 1, 16)[3:]).astype(np.float64)
 CONFIDENT = {
-    "on the edges of bins": torch.stack([EDGES, *[(1 - EDGES) / 4] * 4], dim=1),
+    "on the edges of bins": np.stack([EDGES, *[(1 - EDGES) / 4] * 4], axis=1),
     "certain": metrics.mean_probs(logits(scale=1e4)),
     "nearly certain": metrics.mean_probs(logits(members=1, scale=12)),
 }
@@ -93,21 +94,21 @@ def test_calibration_agrees_with_the_references(case: str) -> None:
         assert found.aece == pytest.approx(float(_tu(reference, p, y)), abs=CLOSE)
 
 
-def _tu(metric: object, p: Tensor, y: Tensor) -> Tensor:
+def _tu(metric: object, p: ndarray, y: ndarray) -> ndarray:
     metric.update(p, y)  # type: ignore[attr-defined]
     return metric.compute()  # type: ignore[attr-defined]
 
 
-def _scores(kind: str) -> tuple[Tensor, Tensor]:
+def _scores(kind: str) -> tuple[ndarray, ndarray]:
     generator = torch.Generator().manual_seed(3)
-    inside = torch.randn(400, generator=generator, dtype=torch.float64)
-    outside = 1 + torch.randn(250, generator=generator, dtype=torch.float64)
+    inside = torch.randn(400, generator=generator, dtype=torch.float64).numpy()
+    outside = 1 + torch.randn(250, generator=generator, dtype=torch.float64).numpy()
     if kind == "ties":
         return inside.round(), outside.round()
     if kind == "one each":
         return inside[:1], outside[:1]
     if kind == "all equal":
-        return torch.zeros(7, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+        return np.zeros(7, dtype=np.float64), np.zeros(5, dtype=np.float64)
     return inside, outside
 
 
@@ -115,12 +116,12 @@ def _scores(kind: str) -> tuple[Tensor, Tensor]:
 def test_ood_agrees_with_the_references(kind: str) -> None:
     inside, outside = _scores(kind)
     found = metrics.ood_metrics(inside, outside)
-    truth = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).long()
-    scores = torch.cat([inside, outside])
+    truth = np.concatenate([np.zeros(len(inside)), np.ones(len(outside))]).astype(np.int64)
+    scores = np.concatenate([inside, outside])
     assert found["auroc"] == pytest.approx(roc_auc_score(truth, scores), abs=CLOSE)
     assert found["aupr"] == pytest.approx(average_precision_score(truth, scores), abs=CLOSE)
     assert found["aupr_id"] == pytest.approx(average_precision_score(1 - truth, -scores), abs=CLOSE)
-    ranks = scores.unique(return_inverse=True)[1].double()
+    ranks = (scores.unique(return_inverse=True)[1]).astype(np.float64)
     within = ranks / max(1.0, float(ranks.max()))  # torchmetrics squashes what lies outside [0, 1]
     assert found["auroc"] == pytest.approx(float(binary_auroc(within, truth)), abs=CLOSE)
     assert found["fpr95"] == pytest.approx(
@@ -135,7 +136,9 @@ def test_classes_in_another_order_are_no_ranking(kind: str, members: int) -> Non
     one = logits(1, members, 7)
     generator = torch.Generator().manual_seed(4)
     inside, outside = (
-        torch.cat([one[..., torch.randperm(7, generator=generator)] for _ in range(60)])
+        np.concatenate(
+            [one[..., torch.randperm(7, generator=generator).numpy()] for _ in range(60)]
+        )
         for _ in "ab"
     )
     found = metrics.ood_metrics(metrics.ood_score(inside, kind), metrics.ood_score(outside, kind))
@@ -156,30 +159,34 @@ def test_diversity_agrees_with_torch_uncertainty() -> None:
 
 
 def test_by_hand() -> None:
-    p = torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=torch.float64)
-    y = torch.tensor([0, 0])
+    p = np.array([[0.8, 0.2], [0.4, 0.6]], dtype=np.float64)
+    y = np.array([0, 0])
     assert metrics.accuracy(p, y) == 0.5
-    assert summary(answers(p.log()[:, None], y, Reading(1.0)), Reading(1.0)).brier == pytest.approx(
-        (0.08 + 0.72) / 2
-    )
+    assert summary(
+        answers(np.log(p)[:, None], y, Reading(1.0)), Reading(1.0)
+    ).brier == pytest.approx((0.08 + 0.72) / 2)
     assert metrics.nll(p, y) == pytest.approx(-(math.log(0.8) + math.log(0.4)) / 2)
     assert metrics.ece(p, y) == pytest.approx((0.2 + 0.6) / 2)
-    inside, outside = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.25, 0.5])
+    inside, outside = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.25, 0.5])
     assert metrics.auroc(inside, outside) == 6 / 8
     assert metrics.fpr95(inside, outside) == 0.5
     assert metrics.auroc(inside, inside[:0]) is None
 
 
 def test_ensembles_average_probabilities_not_logits() -> None:
-    z = torch.tensor([[[4.0, 0.0], [-1.0, 0.0]]])
-    expected = (z[0, 0].softmax(0) + z[0, 1].softmax(0)) / 2
-    torch.testing.assert_close(metrics.mean_probs(z)[0], expected.double(), rtol=0, atol=1e-7)
-    assert not torch.allclose(metrics.mean_probs(z)[0].float(), z.mean(dim=1)[0].softmax(0))
+    z = np.array([[[4.0, 0.0], [-1.0, 0.0]]])
+    expected = (softmax(z[0, 0]) + softmax(z[0, 1])) / 2
+    np.testing.assert_allclose(
+        metrics.mean_probs(z)[0], expected.astype(np.float64), rtol=0, atol=1e-7
+    )
+    assert not np.allclose(
+        (metrics.mean_probs(z)[0]).astype(np.float32), softmax(z.mean(axis=1)[0])
+    )
 
 
 def test_a_certain_mistake_has_a_finite_nll() -> None:
-    z = torch.tensor([[[0.0, 1e5]]])
-    assert summary(answers(z, torch.tensor([0]), Reading(1.0)), Reading(1.0)).nll == pytest.approx(
+    z = np.array([[[0.0, 1e5]]])
+    assert summary(answers(z, np.array([0]), Reading(1.0)), Reading(1.0)).nll == pytest.approx(
         -math.log(TINY)
     )
 
@@ -189,7 +196,9 @@ def test_a_certain_mistake_has_a_finite_nll() -> None:
 def test_the_temperature_that_was_applied_is_found(t: float) -> None:
     z = logits(2000, members=1, scale=1.5)
     generator = torch.Generator().manual_seed(0)
-    y = torch.multinomial(metrics.mean_probs(z), 1, generator=generator)[:, 0]
+    y = torch.multinomial(torch.from_numpy(metrics.mean_probs(z)), 1, generator=generator)[
+        :, 0
+    ].numpy()
     heated = metrics.tempered(metrics.mean_probs(z), t)
     found = metrics.fit_temperature(heated, y)
     best = metrics.nll(metrics.tempered(heated, found), y)
@@ -197,7 +206,7 @@ def test_the_temperature_that_was_applied_is_found(t: float) -> None:
         assert best <= metrics.nll(metrics.tempered(heated, other), y)
 
 
-def _shifted(score: Callable[[Tensor, float], Tensor]) -> tuple[float, float]:
+def _shifted(score: Callable[[ndarray, float], ndarray]) -> tuple[float, float]:
     sure, unsure = logits(scale=5), logits(scale=0.2)
     return float(score(sure, 1.0).mean()), float(score(unsure, 1.0).mean())
 
@@ -224,5 +233,5 @@ def test_the_rank_of_equals_is_expected_over_their_orders(
 ) -> None:
     for order in (slice(None), slice(None, None, -1)):
         assert metrics.reciprocal_rank(
-            torch.tensor(yes[order]), torch.tensor(truth[order])
+            np.array(yes[order]), np.array(truth[order])
         ) == pytest.approx(expected, abs=1e-12)

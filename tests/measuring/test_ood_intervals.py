@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,10 +23,10 @@ NAMES = ("auroc", "fpr95", "aupr", "aupr_id")
 
 def predictions(rows: int = 200) -> Predictions:
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(rows) % 4
-    logits = torch.randn(rows, 2, 4, generator=generator)
-    logits[torch.arange(rows), :, labels] += 2
-    outside = torch.randn(120, 2, 4, generator=generator)
+    labels = np.arange(rows) % 4
+    logits = torch.randn(rows, 2, 4, generator=generator).numpy()
+    logits[np.arange(rows), :, labels] += 2
+    outside = torch.randn(120, 2, 4, generator=generator).numpy()
     sets = (
         OodSet("a", "near", outside),
         OodSet("b", "far", 0.5 * outside[:70]),
@@ -39,12 +40,17 @@ def predictions(rows: int = 200) -> Predictions:
 )
 def test_counting_gives_what_sorting_gives(n: int, m: int, digits: int) -> None:
     generator = torch.Generator().manual_seed(n)
-    inside = torch.randn(n, generator=generator).double().round(decimals=digits)
-    outside = (torch.randn(m, generator=generator).double() + 0.5).round(decimals=digits)
+    inside = np.round(
+        torch.randn(n, generator=generator).numpy().astype(np.float64), decimals=digits
+    )
+    outside = np.round(
+        torch.randn(m, generator=generator).numpy().astype(np.float64) + 0.5, decimals=digits
+    )
     ranked = Ranked(inside, outside)
     for draw in range(20):
         rows = [
-            torch.randint(k, (k,), generator=generator) if draw else torch.arange(k) for k in (n, m)
+            torch.randint(k, (k,), generator=generator).numpy() if draw else np.arange(k)
+            for k in (n, m)
         ]
         expected = metrics.ood_metrics(inside[rows[0]], outside[rows[1]])
         counted = ranked.metrics(*(each[None] for each in rows))
@@ -57,14 +63,13 @@ def test_intervals_are_those_of_resamples_that_are_measured_one_by_one() -> None
     row = answered(predictions(), Reading())
     inside, outside = row.scores["msp"], [each.scores["msp"] for each in row.foreign]
 
-    def slow(*drawn: torch.Tensor) -> dict[str, torch.Tensor]:
+    def slow(*drawn: np.ndarray) -> dict[str, np.ndarray]:
         each = [one(*rows) for rows in zip(*drawn, strict=True)]
         return {
-            name: torch.tensor([values[name] for values in each], dtype=torch.float64)
-            for name in each[0]
+            name: np.array([values[name] for values in each], dtype=np.float64) for name in each[0]
         }
 
-    def one(rows: torch.Tensor, *chosen: torch.Tensor) -> dict[str, float]:
+    def one(rows: np.ndarray, *chosen: np.ndarray) -> dict[str, float]:
         sets = [
             metrics.ood_metrics(inside[rows], o[c]) for o, c in zip(outside, chosen, strict=True)
         ]

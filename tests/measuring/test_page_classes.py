@@ -8,12 +8,14 @@ import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import hydrasurgeon as hs
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
 from hydrasurgeon.report.columns import csv_of
+from hydrasurgeon.statistics.probabilities import softmax
 
 
 def predictions(
@@ -21,10 +23,10 @@ def predictions(
 ) -> Path:
     """Answers of which some are wrong, for classes of different sizes; class 1 has no sample."""
     random = torch.Generator().manual_seed(classes)
-    labels = (torch.rand(rows, generator=random) ** 2 * classes).long()
+    labels = (torch.rand(rows, generator=random).numpy() ** 2 * classes).astype(np.int64)
     labels[labels == 1] = 0
-    logits = noise * torch.randn(rows, 2, classes, generator=random)
-    logits[torch.arange(rows), :, labels] += 2.0
+    logits = noise * torch.randn(rows, 2, classes, generator=random).numpy()
+    logits[np.arange(rows), :, labels] += 2.0
     write_predictions(Predictions(name, "hydra", logits, labels), path)
     return path
 
@@ -34,7 +36,7 @@ def answers(path: Path) -> list[tuple[int, int]]:
     from hydrasurgeon.measuring.predictions import read_predictions
 
     read = read_predictions(path)
-    mean = read.logits.softmax(dim=-1).mean(dim=1)
+    mean = softmax(read.logits).mean(axis=1)
     return [
         (int(label), max(range(len(p)), key=p.tolist().__getitem__))
         for label, p in zip(read.labels, mean, strict=True)

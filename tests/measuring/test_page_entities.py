@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from hydrasurgeon.data.words import Words
 from hydrasurgeon.measuring.answers import Answered
@@ -21,14 +21,14 @@ CHANCES = [[0.99, 0, 0, 0.3], [0.6, 0, 0, 0.9], [0.8, 0, 0.7, 0], [0, 0, 0, 0]]
 
 
 def judged(tags: list[list[int]]) -> JudgedTokens:
-    nothing = torch.zeros(4, 4)
-    confidence = torch.full((4, 4), 0.5)
+    nothing = np.zeros((4, 4))
+    confidence = np.full((4, 4), 0.5)
     confidence[3, 1] = 0.95
     return JudgedTokens(
-        labels=torch.tensor(LABELS),
-        tags=torch.tensor(tags),
-        right=torch.tensor(tags) == torch.tensor(LABELS),
-        chances=torch.tensor(CHANCES),
+        labels=np.array(LABELS),
+        tags=np.array(tags),
+        right=np.array(tags) == np.array(LABELS),
+        chances=np.array(CHANCES),
         confidence=confidence,
         nll=nothing,
         mutual_information=nothing,

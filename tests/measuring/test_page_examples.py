@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from tiny_families import FAMILIES
 
@@ -25,10 +24,10 @@ NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)> &amp; \u202e"
 
 
 def row(
-    confidence: torch.Tensor, predicted: list[int], labels: list[int], scores: torch.Tensor | None
+    confidence: np.ndarray, predicted: list[int], labels: list[int], scores: np.ndarray | None
 ) -> Answered:
-    nothing = torch.zeros(len(labels))
-    truth, answer = torch.tensor(labels), torch.tensor(predicted)
+    nothing = np.zeros(len(labels))
+    truth, answer = np.array(labels), np.array(predicted)
     inside = JudgedClasses(
         labels=truth,
         confidence=confidence,
@@ -67,9 +66,9 @@ class Texts:
 
 
 def test_each_kind_has_its_order() -> None:
-    confidence = torch.tensor([0.9, 0.6, 0.6, 0.95, 0.3])
+    confidence = np.array([0.9, 0.6, 0.6, 0.95, 0.3])
     answered = row(
-        confidence, [1, 1, 0, 1, 0], [0, 0, 0, 1, 1], torch.tensor([1.0, 3.0, 2.0, 0.0, 3.0])
+        confidence, [1, 1, 0, 1, 0], [0, 0, 0, 1, 1], np.array([1.0, 3.0, 2.0, 0.0, 3.0])
     )
     samples: Any = Texts(6)  # one of which cannot be read, so that all behind it move up
     made = {group.kind: group.samples for group in examples_of(answered, samples, ["cat"])}

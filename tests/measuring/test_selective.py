@@ -9,10 +9,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
+from numpy import ndarray
 from sklearn.metrics import roc_auc_score
-from torch import Tensor
 
 from hydrasurgeon.measuring import rows
 from hydrasurgeon.measuring.answers import Reading
@@ -23,6 +24,7 @@ from hydrasurgeon.statistics import bootstrap as bootstrapping
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Promises, Selective, bootstrap
 from hydrasurgeon.statistics.metrics import smooth_ece
+from hydrasurgeon.statistics.probabilities import softmax
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -32,37 +34,39 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
 
-def equal_bins(confidence: torch.Tensor, correct: torch.Tensor) -> float:
+def equal_bins(confidence: np.ndarray, correct: np.ndarray) -> float:
     """The ECE over 15 bins that hold equally many samples, by rising confidence."""
-    gaps = (correct.double() - confidence.double())[confidence.argsort()]
-    return float(sum(part.sum().abs() for part in gaps.tensor_split(15)) / len(gaps))
+    gaps = (correct.astype(np.float64) - confidence.astype(np.float64))[confidence.argsort()]
+    return float(sum(np.abs(part.sum()) for part in gaps.tensor_split(15)) / len(gaps))
 
 
-def answers(count: int, seed: int = 0, honest: bool = True) -> tuple[Tensor, Tensor]:
+def answers(count: int, seed: int = 0, honest: bool = True) -> tuple[ndarray, ndarray]:
     random = torch.Generator().manual_seed(seed)
-    sure = 0.3 + 0.7 * torch.rand(count, generator=random, dtype=torch.float64)
+    sure = 0.3 + 0.7 * torch.rand(count, generator=random, dtype=torch.float64).numpy()
     chance = sure if honest else sure**3
-    return sure, torch.rand(count, generator=random, dtype=torch.float64) < chance
+    return sure, torch.rand(count, generator=random, dtype=torch.float64).numpy() < chance
 
 
-def as_probs(sure: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def as_probs(sure: ndarray, right: ndarray) -> tuple[ndarray, ndarray]:
     """Three classes, of which the first is predicted."""
     rest = (1 - sure) / 2
-    return torch.stack([sure, rest, rest], dim=1), (~right).long()
+    return np.stack([sure, rest, rest], axis=1), (~right).astype(np.int64)
 
 
 def measured(
-    sure: Tensor, right: Tensor, rows: Tensor | None = None
+    sure: ndarray, right: ndarray, rows: ndarray | None = None
 ) -> list[dict[str, float | None]]:
     """Of each resample; of all answers, without any."""
-    promised = torch.rand(len(sure), generator=torch.Generator().manual_seed(7))
-    inside = SimpleNamespace(confidence=sure, correct=right, promised=promised, kept=right.double())
+    promised = torch.rand(len(sure), generator=torch.Generator().manual_seed(7)).numpy()
+    inside = SimpleNamespace(
+        confidence=sure, correct=right, promised=promised, kept=right.astype(np.float64)
+    )
     values = Selective(cast("Promises", inside)).metrics(
-        torch.arange(len(sure))[None] if rows is None else rows
+        np.arange(len(sure))[None] if rows is None else rows
     )
     each = zip(*values.values(), strict=True)
     return [
-        {name: None if v.isnan() else float(v) for name, v in zip(values, row, strict=True)}
+        {name: None if np.isnan(v) else float(v) for name, v in zip(values, row, strict=True)}
         for row in each
     ]
 
@@ -85,10 +89,10 @@ def test_areas_are_torch_uncertaintys(count: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_ties_count_by_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    sure = torch.tensor([0.9, 0.5, 0.5, 0.5, 0.2], dtype=torch.float64)
+    sure = np.array([0.9, 0.5, 0.5, 0.5, 0.2], dtype=np.float64)
     found = set()
     for order in itertools.permutations(range(5)):
-        right = torch.tensor([True, False, True, True, False])[list(order)]
+        right = np.array([True, False, True, True, False])[list(order)]
         shuffled = sure[list(order)]
         (each,) = measured(shuffled, right)
         found.add((round(each["aurc"] or 0, 12), round(each["augrc"] or 0, 12)))
@@ -98,7 +102,7 @@ def test_ties_count_by_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = [0, 1 / 15, 2 / 15, 1 / 5, 2 / 5]
     augrc = sum((a + b) / 2 for a, b in itertools.pairwise(wrong)) / 4
     assert found == {(round(aurc, 12), round(augrc, 12))}
-    right = torch.tensor([True, False, True, True, False])
+    right = np.array([True, False, True, True, False])
     # Nobody can answer a part of a tie: at risk 0.2 the first alone, at 0.25 the first four.
     for risk, share in ((0.2, 0.2), (0.25, 0.8)):
         monkeypatch.setattr(bootstrapping, "RISK", risk)
@@ -108,7 +112,7 @@ def test_ties_count_by_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_sample_has_no_area() -> None:
     for right in (True, False):
-        (found,) = measured(torch.tensor([0.5]), torch.tensor([right]))
+        (found,) = measured(np.array([0.5]), np.array([right]))
         assert (found["aurc"], found["augrc"], found["cov5"]) == (None, None, float(right))
 
 
@@ -117,31 +121,33 @@ def test_misclassification_auroc_is_scikit_learns() -> None:
     assert measured(sure, right)[0]["mis_auroc"] == pytest.approx(
         roc_auc_score(right, sure), abs=1e-12
     )
-    assert measured(sure, torch.ones(300, dtype=torch.bool))[0]["mis_auroc"] is None
+    assert measured(sure, np.ones(300, dtype=bool))[0]["mis_auroc"] is None
 
 
 @pytest.mark.parametrize("honest", [True, False])
 @pytest.mark.parametrize("count", [1, 20, 1000])
 def test_smooth_ece_is_its_authors(count: int, honest: bool) -> None:
     sure, right = answers(count, honest=honest)
-    expected = relplot.smECE(sure.numpy(), right.double().numpy())
+    expected = relplot.smECE(sure, right.astype(np.float64))
     assert smooth_ece(sure, right) == pytest.approx(expected, abs=1e-9)
 
 
 def test_smooth_ece_at_the_ends() -> None:
-    ends = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0])
+    ends = np.array([0.0, 1.0, 1.0, 0.0, 1.0])
     for right in ([False, True, True, False, True], [True, False, False, True, False]):
-        expected = relplot.smECE(ends.double().numpy(), torch.tensor(right).double().numpy())
-        assert smooth_ece(ends, torch.tensor(right)) == pytest.approx(expected, abs=1e-9)
+        expected = relplot.smECE(ends.astype(np.float64), np.array(right).astype(np.float64))
+        assert smooth_ece(ends, np.array(right)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_bootstrap_intervals_are_those_of_a_mean() -> None:
-    values = torch.randn(400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values = torch.randn(
+        400, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).numpy()
 
-    def measure(rows: Tensor) -> dict[str, Tensor]:
-        never = torch.full((len(rows),), math.nan)
+    def measure(rows: ndarray) -> dict[str, ndarray]:
+        never = np.full((len(rows),), math.nan)
         return {
-            "mean": values[rows].mean(dim=1),
+            "mean": values[rows].mean(axis=1),
             "never": never,
             "sometimes": never.where(rows[:, 0] % 2 == 1, 1.0),
         }
@@ -160,12 +166,12 @@ def test_bootstrap_intervals_are_those_of_a_mean() -> None:
 @pytest.mark.parametrize("share", [0.8, 1.0])
 def test_resamples_are_counted_as_if_measured_one_by_one(share: float) -> None:
     random = torch.Generator().manual_seed(0)
-    sure = torch.rand(60, generator=random).mul(20).round() / 20  # many are equally sure
+    sure = torch.rand(60, generator=random).numpy().mul(20).round() / 20  # many are equally sure
     right, rows = (
-        torch.rand(60, generator=random) < share,
-        torch.randint(60, (9, 60), generator=random),
+        torch.rand(60, generator=random).numpy() < share,
+        torch.randint(60, (9, 60), generator=random).numpy(),
     )
-    promised = torch.rand(60, generator=torch.Generator().manual_seed(7))
+    promised = torch.rand(60, generator=torch.Generator().manual_seed(7)).numpy()
     for each, found in zip(rows, measured(sure, right, rows), strict=True):
         (alone,) = measured(sure[each], right[each])
         expected = alone | {"aece": equal_bins(promised[each], right[each])}
@@ -178,8 +184,10 @@ def test_intervals_that_are_given_hold_the_truth(monkeypatch: pytest.MonkeyPatch
 
     def drawn(count: int, seed: int, ci: float | None) -> IdResult:
         random = torch.Generator().manual_seed(seed)
-        logits = 3 * torch.randn(count, 1, 5, generator=random, dtype=torch.float64)
-        labels = torch.multinomial(logits[:, 0].softmax(dim=-1), 1, generator=random)[:, 0]
+        logits = 3 * torch.randn(count, 1, 5, generator=random, dtype=torch.float64).numpy()
+        labels = torch.multinomial(torch.from_numpy(softmax(logits[:, 0])), 1, generator=random)[
+            :, 0
+        ].numpy()
         reading = Reading(ci=ci)
         return rows.summary(made_answers(logits, labels, reading), reading)
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy import ndarray
 from token_logits import NAMES, drawn
-from torch import Tensor
 
 from hydrasurgeon.anatomy.words import NOTHING, widened
 from hydrasurgeon.files.decided import Abstention, Cover, Entities
@@ -19,22 +19,23 @@ from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
 from hydrasurgeon.statistics.metrics import risks
+from hydrasurgeon.statistics.probabilities import softmax
 
 TOKENS = PROBLEMS["tokens"]
 
 
-def names_of(tags: Tensor, counts: list[int]) -> list[list[str]]:
+def names_of(tags: ndarray, counts: list[int]) -> list[list[str]]:
     return [[NAMES[tag] for tag in row[:n]] for row, n in zip(tags.tolist(), counts, strict=True)]
 
 
-def judged(logits: Tensor, labels: Tensor, **constants: Any) -> JudgedTokens:
+def judged(logits: ndarray, labels: ndarray, **constants: Any) -> JudgedTokens:
     reading = Reading(problem=TOKENS, calibration={"temperature": 1.3, **constants})
     inside = answers(logits, labels, reading)
     assert isinstance(inside, JudgedTokens)
     return inside
 
 
-def values(inside: JudgedTokens, rows: Tensor) -> dict[str, float]:
+def values(inside: JudgedTokens, rows: ndarray) -> dict[str, float]:
     return {name: float(value[0]) for name, value in inside.measures()(rows[None]).items()}
 
 
@@ -45,8 +46,8 @@ def test_entities_are_scored_as_seqeval_does(seed: int) -> None:
 
     logits, labels, counts = drawn(120, seed)
     inside = judged(logits, labels)
-    rows = torch.randint(120, (200,), generator=torch.Generator().manual_seed(seed))
-    for some in (torch.arange(120), rows):
+    rows = torch.randint(120, (200,), generator=torch.Generator().manual_seed(seed)).numpy()
+    for some in (np.arange(120), rows):
         found = values(inside, some)
         chosen = [counts[row] for row in some.tolist()]
         truth, said = (names_of(tags[some], chosen) for tags in (labels, inside.tags))
@@ -60,24 +61,23 @@ def test_entities_are_scored_as_seqeval_does(seed: int) -> None:
 def test_words_are_scored_as_classes_are() -> None:
     logits, labels, _ = drawn(80, 4)
     inside, there = judged(logits, labels), labels[:, :8] >= 0
-    mean = logits.double().softmax(dim=-1).mean(dim=1)[there]
-    probs = mean.pow(1 / 1.3) / mean.pow(1 / 1.3).sum(dim=-1, keepdim=True)
+    mean = softmax(logits.astype(np.float64)).mean(axis=1)[there]
+    probs = mean.pow(1 / 1.3) / mean.pow(1 / 1.3).sum(axis=-1, keepdims=True)
     flat = PROBLEMS["single_label"]
     words = answers(
-        logits.movedim(2, 1)[there],
+        np.moveaxis(logits, 2, 1)[there],
         labels[:, :8][there],
         Reading(problem=flat, calibration={"temperature": 1.3}),
     )
     expected = {
-        name: float(value[0])
-        for name, value in words.quality(torch.arange(len(mean))[None]).items()
+        name: float(value[0]) for name, value in words.quality(np.arange(len(mean))[None]).items()
     }
-    found = values(inside, torch.arange(80))
+    found = values(inside, np.arange(80))
     assert found["token_accuracy"] == pytest.approx(expected["accuracy"], abs=1e-12)
     assert found["nll"] == pytest.approx(expected["nll"], abs=1e-12)
     assert found["ece"] == pytest.approx(expected["ece"], abs=1e-12)
     of_truth = probs.gather(1, labels[:, :8][there][:, None])
-    assert found["nll"] == pytest.approx(float(-of_truth.log().mean()), abs=1e-9)
+    assert found["nll"] == pytest.approx(float(-np.log(of_truth).mean()), abs=1e-9)
     assert inside.diversity() == pytest.approx(words.diversity(), abs=1e-12)
     assert inside.count == 80
 
@@ -105,16 +105,16 @@ def test_entities_have_the_probability_of_their_words() -> None:
             chances.append(float(inside.confidence[text, first : last + 1].min()))
             right.append((first, last, kind) in runs(truth[text][:count]))
     said = entities_of(inside.tags)
-    torch.testing.assert_close(inside.chances[said.text, said.first].tolist(), chances)
+    np.testing.assert_allclose(inside.chances[said.text, said.first].tolist(), chances)
     product = joint_chances(said, inside.confidence, "product")
     by_hand = [
         float(inside.confidence[t, a : b + 1].prod())
         for t, a, b in zip(said.text, said.first, said.last, strict=True)
     ]
-    torch.testing.assert_close(product.tolist(), by_hand)
+    np.testing.assert_allclose(product.tolist(), by_hand)
     figures = inside.figures()
-    curve = risks(torch.tensor(chances), torch.tensor(right))
-    assert figures["aurc"] == pytest.approx(float(torch.trapezoid(curve)) / (len(curve) - 1))
+    curve = risks(np.array(chances), np.array(right))
+    assert figures["aurc"] == pytest.approx(float(np.trapezoid(curve)) / (len(curve) - 1))
     edges = np.linspace(0, 1, 16)
     bins = np.digitize(np.array(chances, dtype=np.float32), edges.astype(np.float32))
     gaps = [
@@ -143,8 +143,8 @@ def test_entities_of_foreign_texts_are_told_apart() -> None:
     (found,) = row_of(predictions, reading).result.ood
     doubts: list[float] = []
     for given, lengths in ((logits, counts), (foreign, others)):
-        probs = given.double().softmax(dim=-1).mean(dim=1).pow(1 / 1.3)
-        confidence, tags = (probs / probs.sum(dim=-1, keepdim=True)).max(dim=-1)
+        probs = softmax(given.astype(np.float64)).mean(axis=1).pow(1 / 1.3)
+        confidence, tags = (probs / probs.sum(axis=-1, keepdims=True)).max(axis=-1)
         doubts += [
             1 - float(confidence[text, first : last + 1].prod())
             for text, count in enumerate(lengths)
@@ -178,7 +178,7 @@ def test_what_is_promised_is_measured() -> None:
                 wrong += (entity["start"], entity["end"] - 1, kind) not in true
     assert 20 < answered < len(entities_of(prediction.tags))
     assert sure.figures()["wrong"] == pytest.approx(wrong / answered)
-    assert values(sure, torch.arange(60)) == values(judged(logits, labels), torch.arange(60))
+    assert values(sure, np.arange(60)) == values(judged(logits, labels), np.arange(60))
 
     cover = Cover(threshold=0.8, words=0.5, **kept)
     covered = judged(logits, labels, cover=cover, **how)
@@ -187,7 +187,7 @@ def test_what_is_promised_is_measured() -> None:
     for text, entities in enumerate(prediction.columns(NAMES, 0)["entities"]):
         words = {word for e in entities for word in range(e["start"], e["end"])}
         probs = TOKENS.answers(logits, {"temperature": 1.3})[text, : counts[text]]
-        assert words == set((probs[:, 1:].sum(dim=1) >= 0.8).nonzero()[:, 0].tolist())
+        assert words == set(np.flatnonzero(probs[:, 1:].sum(axis=1) >= 0.8).tolist())
         for first, last, _ in runs(labels[text, : counts[text]].tolist()):
             total += 1
             missed += not set(range(first, last + 1)) <= words
@@ -211,14 +211,14 @@ def test_scores_of_a_text_are_means_of_its_words() -> None:
 def test_a_word_without_a_token_is_outside_for_certain() -> None:
     """Tokenizers drop some characters: such a word weighs nothing, and an entity in it is missed."""
     torch.manual_seed(0)
-    logits, labels = torch.randn(2, 1, 3, 3), torch.tensor([[0, 1, 2], [1, 0, -1]])
+    logits, labels = torch.randn(2, 1, 3, 3).numpy(), np.array([[0, 1, 2], [1, 0, -1]])
 
     logits[1, 0, 2] = NOTHING
     plain = judged(logits, labels)
     logits, labels = widened(logits, 4, 2), widened(labels, 4, 1)
     labels[0, 3] = 0
     dropped = judged(logits, labels)
-    every = torch.arange(2)
+    every = np.arange(2)
     before, after = (values(inside, every) for inside in (plain, dropped))
     assert after["nll"] == pytest.approx(before["nll"] * 5 / 6, abs=1e-12)
     assert after["token_accuracy"] == pytest.approx((before["token_accuracy"] * 5 + 1) / 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from hydrasurgeon.building.answers import Answers
@@ -22,11 +23,11 @@ def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[Answe
     """Models that agree in part, on one familiar set and two OOD sets."""
     random = torch.Generator().manual_seed(seed)
 
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=random)
+    def drawn(*shape: int) -> np.ndarray:
+        return torch.randn(*shape, generator=random).numpy()
 
-    labels = torch.randint(CLASSES, (rows,), generator=random)
-    truth = torch.nn.functional.one_hot(labels, CLASSES) * 2.0
+    labels = torch.randint(CLASSES, (rows,), generator=random).numpy()
+    truth = np.eye(CLASSES)[labels] * 2.0
 
     def foreign(rows: int, factor: float) -> Outputs:
         return Outputs(factor * drawn(rows, 1, CLASSES), None)

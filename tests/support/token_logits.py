@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.anatomy.words import NOTHING
 from hydrasurgeon.statistics.entities import begun
@@ -12,17 +11,17 @@ from hydrasurgeon.statistics.entities import begun
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
-def drawn(texts: int, seed: int, *, noise: float = 1.5) -> tuple[Tensor, Tensor, list[int]]:
+def drawn(texts: int, seed: int, *, noise: float = 1.5) -> tuple[ndarray, ndarray, list[int]]:
     """Logits of two members, tags, which are wider, and how many words each text has."""
     random = np.random.default_rng(seed)
     counts = random.integers(0, 9, size=texts)
     there = np.arange(8) < counts[:, None]
     tags = random.choice(len(NAMES), size=(texts, 8), p=[0.4, 0.2, 0.1, 0.1, 0.2])
     # What data say has a B wherever an entity begins.
-    tags = begun(torch.from_numpy(tags)).numpy()
+    tags = begun(np.asarray(tags))
     said = noise * random.normal(size=(texts, 2, 8, len(NAMES)))
     said += 2 * (tags[..., None] == np.arange(len(NAMES)))[:, None]
     logits = np.where(there[:, None, :, None], said, NOTHING).astype("float32")
     labels = np.full((texts, 9), -1)
     labels[:, :8] = np.where(there, tags, -1)
-    return torch.from_numpy(logits), torch.from_numpy(labels), counts.tolist()
+    return np.asarray(logits), np.asarray(labels), counts.tolist()

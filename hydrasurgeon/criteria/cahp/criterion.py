@@ -75,7 +75,7 @@ def score(subject: Subject) -> Verdict:
     for i, (inputs, labels) in enumerate(subject.batches("attention maps")):
         if i == 0:
             _check_maps(model, anatomy, inputs)
-        _observe(anatomy, inputs, subject.problem.truth(labels).cpu().numpy(), moments)
+        _observe(anatomy, inputs, subject.problem.truth(labels.cpu().numpy()), moments)
         weigher.add(inputs, labels)
     means, variances = moments.finish()
     if not (np.isfinite(means).all() and np.isfinite(variances).all()):

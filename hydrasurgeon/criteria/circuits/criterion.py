@@ -98,7 +98,9 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
         module=module,
         anatomy=anatomy,
         id_inputs=id_inputs,
-        labels=subject.problem.truth(torch.cat([labels for _, labels in batches])).cpu(),
+        labels=torch.from_numpy(
+            subject.problem.truth(torch.cat([labels for _, labels in batches]).cpu().numpy())
+        ),
         ood_inputs=ood_inputs,
         objective=Objective(objective, len(id_inputs), len(ood_inputs), many),  # type: ignore[arg-type]
         candidates=candidates,

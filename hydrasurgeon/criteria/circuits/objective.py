@@ -28,9 +28,8 @@ from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
 from hydrasurgeon.data import moved
 from hydrasurgeon.heads import Head
+from hydrasurgeon.runtime.kinds import yes_or_no
 from hydrasurgeon.runtime.processes import World
-from hydrasurgeon.statistics.metrics import pairs_above
-from hydrasurgeon.statistics.probabilities import yes_or_no
 
 Kind = Literal["acc", "ood", "avg"]
 PARTS = ("margin", "familiar", "foreign")
@@ -56,6 +55,18 @@ def margins(
     lost = ((logits == true) & earlier).any(dim=-1)
     margin = true.squeeze(-1) - rival
     return torch.where(margin == 0, torch.where(lost, -TINY, TINY), margin)
+
+
+def pairs_above(
+    high: Float[Tensor, "*any a"], low: Float[Tensor, "*any b"], gap: float = 0.0
+) -> Int[Tensor, "*any"]:
+    """How many pairs have `high` > `low` + gap; the shorter side is the one that is sorted."""
+    if low.shape[-1] <= high.shape[-1]:
+        ordered = low.sort(dim=-1).values
+        return torch.searchsorted(ordered, (high - gap).contiguous(), right=False).sum(dim=-1)
+    ordered = (high - gap).sort(dim=-1).values
+    below = torch.searchsorted(ordered, low.contiguous(), right=True)
+    return high.shape[-1] * low.shape[-1] - below.sum(dim=-1)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
-from torch.nn.functional import normalize
+from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.statistics.drawing import Drawing
+from hydrasurgeon.statistics.probabilities import in_pieces, runs
 
-Fit = dict[str, Tensor]
+Fit = dict[str, ndarray]
 """A score fitted to one member: what it stores, by name."""
 
 # Features that are kept as they are, however many there were: kNN's neighbours, and what ViM's
@@ -36,23 +37,23 @@ SINGULAR = 1e-10
 class Moments:
     """First and second moments of features, by class and over all."""
 
-    counts: Int[Tensor, " klass"]
-    means: Float[Tensor, "klass width"]
+    counts: Int[ndarray, " klass"]
+    means: Float[ndarray, "klass width"]
     """Means of each class; zeros for a class that never occurs."""
-    mean: Float[Tensor, " width"]
-    within: Float[Tensor, "width width"]
+    mean: Float[ndarray, " width"]
+    within: Float[ndarray, "width width"]
     """Covariance about the class means: 1/n Σ (x − μ_y)(x − μ_y)ᵀ."""
-    total: Float[Tensor, "width width"]
+    total: Float[ndarray, "width width"]
     """Covariance about the mean."""
 
     @property
     def count(self) -> int:
         return int(self.counts.sum())
 
-    def about(self, origin: Float[Tensor, " width"]) -> Float[Tensor, "width width"]:
+    def about(self, origin: Float[ndarray, " width"]) -> Float[ndarray, "width width"]:
         """1/n Σ (x − o)(x − o)ᵀ."""
         apart = self.mean - origin
-        return self.total + torch.outer(apart, apart)
+        return self.total + np.outer(apart, apart)
 
 
 class Accumulator:
@@ -61,80 +62,85 @@ class Accumulator:
     """
 
     def __init__(self, classes: int, width: int) -> None:
-        self._counts = torch.zeros(classes, dtype=torch.int64)
-        self._sums = torch.zeros(classes, width, dtype=torch.float64)
-        self._squares = torch.zeros(width, width, dtype=torch.float64)
-        self._origin: Tensor | None = None
-        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._counts = np.zeros(classes, dtype=np.int64)
+        self._sums = np.zeros((classes, width), dtype=np.float64)
+        self._squares = np.zeros((width, width), dtype=np.float64)
+        self._origin: ndarray | None = None
+        self._waiting: list[tuple[ndarray, ndarray]] = []
 
-    def add(self, features: Float[Tensor, "sample width"], labels: Int[Tensor, " sample"]) -> None:
-        self._waiting += zip(features.split(ROWS), labels.split(ROWS), strict=True)
+    def add(
+        self, features: Float[ndarray, "sample width"], labels: Int[ndarray, " sample"]
+    ) -> None:
+        self._waiting += zip(in_pieces(features, ROWS), in_pieces(labels, ROWS), strict=True)
         if sum(len(classes) for _, classes in self._waiting) >= ROWS:
             self._sum_up()
 
     def _sum_up(self) -> None:
         if not self._waiting:
             return
-        features, labels = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        features, labels = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
         self._waiting = []
-        for rows, classes in zip(features.split(ROWS), labels.split(ROWS), strict=True):
-            wide = rows.double()
+        for rows, classes in zip(in_pieces(features, ROWS), in_pieces(labels, ROWS), strict=True):
+            wide = rows.astype(np.float64)
             if self._origin is None:
-                self._origin = wide.mean(dim=0)
+                self._origin = wide.mean(axis=0)
             wide = wide - self._origin
-            self._counts += torch.bincount(classes, minlength=len(self._counts))
-            self._sums.index_add_(0, classes, wide)
-            self._squares.addmm_(wide.T, wide)
+            self._counts += np.bincount(classes, minlength=len(self._counts))
+            order = np.argsort(classes, kind="stable")
+            _, sizes = runs(classes[order])
+            starts = sizes.cumsum() - sizes
+            self._sums[classes[order][starts]] += np.add.reduceat(wide[order], starts, axis=0)
+            self._squares += wide.T @ wide
 
     def moments(self) -> Moments:
         self._sum_up()
         assert self._origin is not None
         count = self._counts.sum()
-        means = self._sums / self._counts.clamp_min(1)[:, None]
-        mean = self._sums.sum(dim=0) / count
+        means = self._sums / np.maximum(self._counts, 1)[:, None]
+        mean = self._sums.sum(axis=0) / count
         second = self._squares / count
         between = (means * self._counts[:, None]).T @ means / count
         present = (self._counts > 0)[:, None]
         return Moments(
             counts=self._counts,
-            means=torch.where(present, means + self._origin, 0.0),
+            means=np.where(present, means + self._origin, 0.0),
             mean=mean + self._origin,
             within=_symmetric(second - between),
-            total=_symmetric(second - torch.outer(mean, mean)),
+            total=_symmetric(second - np.outer(mean, mean)),
         )
 
 
-def _symmetric(matrix: Tensor) -> Tensor:
+def _symmetric(matrix: ndarray) -> ndarray:
     return (matrix + matrix.T) / 2
 
 
 def whitening(
-    covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]
-) -> tuple[Tensor, float | None]:
+    covariance: Float[ndarray, "width width"], centred: Float[ndarray, "sample width"]
+) -> tuple[ndarray, float | None]:
     """W, by which x W has the identity as covariance, and the share of the identity that had to be
     mixed in.
     """
-    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = np.linalg.eigh(covariance)
     shrunk = None
     if values[0] <= SINGULAR * values[-1]:
         shrunk = shrinkage(covariance, centred)
-        values = (1 - shrunk) * values.clamp_min(0.0) + shrunk * values.mean()
+        values = (1 - shrunk) * np.maximum(values, 0.0) + shrunk * values.mean()
         # Samples that are all alike have no covariance at all.
-        values = values.clamp_min(SINGULAR * values[-1]).clamp_min(torch.finfo(values.dtype).tiny)
-    return vectors / values.sqrt(), shrunk
+        values = np.maximum(np.maximum(values, SINGULAR * values[-1]), np.finfo(np.float64).tiny)
+    return vectors / np.sqrt(values), shrunk
 
 
 def shrinkage(
-    covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]
+    covariance: Float[ndarray, "width width"], centred: Float[ndarray, "sample width"]
 ) -> float:
     """Ledoit and Wolf's ρ, in (0, 1]."""
-    x = centred.double()
+    x = centred.astype(np.float64)
     count, width = x.shape
-    identity = torch.eye(width, dtype=torch.float64) * covariance.trace() / width
-    distance = (covariance - identity).square().sum()
-    norms = x.square().sum(dim=1).square().sum()
+    identity = np.eye(width) * covariance.trace() / width
+    distance = np.square(covariance - identity).sum()
+    norms = np.square(np.square(x).sum(axis=1)).sum()
     # Σ_i |x_i x_iᵀ − S|² = Σ_i |x_i|⁴ − 2 Σ_i x_iᵀ S x_i + n |S|²
-    error = norms - 2 * ((x @ covariance) * x).sum() + count * covariance.square().sum()
+    error = norms - 2 * ((x @ covariance) * x).sum() + count * np.square(covariance).sum()
     if float(distance) <= 0:
         return 1.0
     return min(max(float(error / count**2 / distance), SINGULAR), 1.0)
@@ -149,16 +155,16 @@ class Evidence:
     moments: Moments
     directions: Moments
     """Moments of the features scaled to length 1."""
-    features: Float[Tensor, "sample width"]
+    features: Float[ndarray, "sample width"]
     """At most `BANK` of them, drawn at random, each as likely as any other."""
-    logits: Float[Tensor, "sample klass"]
-    labels: Int[Tensor, " sample"]
-    weight: Float[Tensor, "klass width"]
-    bias: Float[Tensor, " klass"]
+    logits: Float[ndarray, "sample klass"]
+    labels: Int[ndarray, " sample"]
+    weight: Float[ndarray, "klass width"]
+    bias: Float[ndarray, " klass"]
 
     def need_every_class(self, score: str) -> None:
         """Class statistics of a class without samples do not exist."""
-        absent = (self.moments.counts == 0).nonzero().flatten().tolist()
+        absent = np.flatnonzero(self.moments.counts == 0).tolist()
         count, classes = self.moments.count, len(self.moments.counts)
         if absent:
             more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
@@ -180,7 +186,7 @@ class Evidence:
 
     def need_spread(self, score: str) -> None:
         """Samples that are all the same do not tell how far from them is far."""
-        length = self.moments.total.trace() + self.moments.mean.square().sum()
+        length = self.moments.total.trace() + np.square(self.moments.mean).sum()
         if self.moments.total.trace() <= ALIKE**2 * length:
             what = (
                 f"{score}: the {self.moments.count} samples it is fitted on all have the same "
@@ -196,26 +202,26 @@ class Gathering:
 
     def __init__(
         self,
-        weight: Float[Tensor, "klass width"],
-        bias: Float[Tensor, " klass"],
+        weight: Float[ndarray, "klass width"],
+        bias: Float[ndarray, " klass"],
         *,
         seed: int = 0,
         bank: int = BANK,
     ) -> None:
-        self._weight, self._bias = weight.detach().cpu().double(), bias.detach().cpu().double()
+        self._weight, self._bias = weight.astype(np.float64), bias.astype(np.float64)
         self._plain, self._directions = Accumulator(*weight.shape), Accumulator(*weight.shape)
-        self._random = torch.Generator().manual_seed(seed)
+        self._random = Drawing(seed)
         self._bank = bank
-        self._drawn: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self._drawn: list[tuple[ndarray, ndarray, ndarray, ndarray]] = []
 
     def add(
         self,
-        features: Float[Tensor, "sample width"],
-        logits: Float[Tensor, "sample klass"],
-        labels: Int[Tensor, " sample"],
+        features: Float[ndarray, "sample width"],
+        logits: Float[ndarray, "sample klass"],
+        labels: Int[ndarray, " sample"],
     ) -> None:
         for what, values in (("logits", logits), ("features", features)):
-            if broken := int((~torch.isfinite(values)).flatten(1).any(dim=1).sum()):
+            if broken := int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum()):
                 message = f"{what} hold NaN or infinity for {broken} of {len(values)} samples"
                 raise DataError(
                     message,
@@ -223,19 +229,19 @@ class Gathering:
                 )
         self._plain.add(features, labels)
         self._directions.add(directions(features), labels)
-        keys = torch.rand(len(features), generator=self._random, dtype=torch.float64)
+        keys = self._random.fractions(len(features))
         self._drawn.append((keys, features, logits, labels))
         if sum(len(keys) for keys, *_ in self._drawn) > 2 * self._bank:
             self._drawn = [self._smallest()]
 
-    def _smallest(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _smallest(self) -> tuple[ndarray, ndarray, ndarray, ndarray]:
         """Whoever drew the smallest numbers stays: a uniform sample, however the batches fall."""
         keys, features, logits, labels = (
-            torch.cat(parts) for parts in zip(*self._drawn, strict=True)
+            np.concatenate(parts) for parts in zip(*self._drawn, strict=True)
         )
         if len(keys) <= self._bank:
             return keys, features, logits, labels
-        kept = keys.topk(self._bank, largest=False).indices.sort().values
+        kept = np.sort(np.argpartition(keys, self._bank)[: self._bank])
         return keys[kept], features[kept], logits[kept], labels[kept]
 
     def evidence(self) -> Evidence:
@@ -246,8 +252,16 @@ class Gathering:
             (self._plain.moments(), self._directions.moments()),
             (self._weight, self._bias),
         )
-        return Evidence(*moments, features.double(), logits.double(), labels, *classifier)
+        return Evidence(
+            *moments, features.astype(np.float64), logits.astype(np.float64), labels, *classifier
+        )
 
 
-def directions(features: Float[Tensor, "sample width"]) -> Float[Tensor, "sample width"]:
-    return normalize(features.double(), dim=-1)
+def directions(features: Float[ndarray, "sample width"]) -> Float[ndarray, "sample width"]:
+    return normalized(features.astype(np.float64))
+
+
+def normalized(vectors: ndarray) -> ndarray:
+    """Of length 1; zeros stay."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.maximum(lengths, 1e-12)

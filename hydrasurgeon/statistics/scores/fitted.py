@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import FITTED, LOGITS, Standard, scores_known
@@ -25,12 +25,12 @@ from hydrasurgeon.statistics.scores.evidence import Evidence, Fit
 from hydrasurgeon.statistics.scores.on_features import K
 from hydrasurgeon.statistics.scores.on_logits import score_of
 
-Features = Float[Tensor, "sample member width"]
+Features = Float[ndarray, "sample member width"]
 ROWS = 1024
 """Samples that are scored at a time: a knn bank of 10,000 then takes some 80 MB."""
 
 
-Scoring = Callable[[Fit, Tensor, Tensor], Scores]
+Scoring = Callable[[Fit, ndarray, ndarray], Scores]
 """What a score makes of one member's fit, features and logits."""
 
 
@@ -68,13 +68,13 @@ class EnsembleScore:
         )
         return replace(self, fits=fits, standards=standards)
 
-    def __call__(self, features: Features, logits: Tensor) -> Scores:
+    def __call__(self, features: Features, logits: ndarray) -> Scores:
         each = [
             (_values(self.kind, fit, features[:, m], logits[:, m], self.neighbours) - standard.mean)
             / standard.deviation
             for m, (fit, standard) in enumerate(zip(self.fits, self.standards, strict=True))
         ]
-        return torch.stack(each).mean(dim=0)
+        return np.stack(each).mean(axis=0)
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,25 @@ class Given(EnsembleScore):
     def among(self, members: Sequence[int]) -> Given:
         return self
 
-    def __call__(self, features: Features, logits: Tensor) -> Scores:
+    def __call__(self, features: Features, logits: ndarray) -> Scores:
         return features[:, 0, 0]
 
 
-def _values(kind: str, fit: Fit, features: Tensor, logits: Tensor, neighbours: int) -> Scores:
+def _values(kind: str, fit: Fit, features: ndarray, logits: ndarray, neighbours: int) -> Scores:
     """One member's score of many samples, in bounded memory."""
-    score = functions_of(kind)[1]
+    score: Callable[..., Scores] = functions_of(kind)[1]
     if kind == "knn":
         score = partial(score, neighbours=neighbours)
     pairs = zip(in_pieces(features, ROWS), in_pieces(logits, ROWS), strict=True)
-    return torch.cat([score(fit, x, z) for x, z in pairs])
+    return np.concatenate([score(fit, x, z) for x, z in pairs])
 
 
 def fit(
-    kind: str, evidence: Sequence[Evidence], held: tuple[Features, Tensor], *, precise: bool = False
+    kind: str,
+    evidence: Sequence[Evidence],
+    held: tuple[Features, ndarray],
+    *,
+    precise: bool = False,
 ) -> EnsembleScore:
     """Fit a score to every member and standardise it on `held`, features and logits that were not
     fitted on.
@@ -120,29 +124,29 @@ def fit(
             raise DataError(what, hint=f"It needs at least {neighbours}; give more --fit-data.")
         made, said = functions_of(kind)[0](each)
         if not precise:
-            made = {name: tensor.float() for name, tensor in made.items()}
+            made = {name: part.astype(np.float32) for name, part in made.items()}
         values = _values(kind, made, features[:, member], logits[:, member], neighbours)
-        if not torch.isfinite(values).all():
+        if not np.isfinite(values).all():
             what = f"{kind}: is not finite for samples that were held back from fitting it"
             raise DataError(what, hint="Give more --data or --fit-data, or another --ood-score.")
         fits.append(made)
-        standards.append(
-            Standard(mean=float(values.mean()), deviation=float(values.std(correction=0)) or 1.0)
-        )
+        standards.append(Standard(mean=float(values.mean()), deviation=float(values.std()) or 1.0))
         notes |= dict.fromkeys(said)
     return EnsembleScore(kind, tuple(fits), tuple(standards), tuple(notes), neighbours)
 
 
 def scores_of(
     kind: str,
-    logits: Tensor,
+    logits: ndarray,
     features: Features | None,
     fitted: EnsembleScore | None,
     temperature: float = 1.0,
 ) -> Scores:
     """Any score, of logits alone or fitted."""
     if kind in LOGITS:
-        return torch.cat([score_of(kind, rows, temperature) for rows in in_pieces(logits, ROWS)])
+        return np.concatenate(
+            [score_of(kind, rows, temperature) for rows in in_pieces(logits, ROWS)]
+        )
     assert fitted is not None
     assert features is not None
     return fitted(features, logits)

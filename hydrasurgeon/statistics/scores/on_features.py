@@ -19,12 +19,18 @@ means: W with Σ⁻¹ = W Wᵀ makes every distance a plain one.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize
+import numpy as np
+from numpy import ndarray
 
-from hydrasurgeon.statistics.probabilities import Scores
-from hydrasurgeon.statistics.scores.evidence import Evidence, Fit, Moments, directions, whitening
+from hydrasurgeon.statistics.probabilities import Scores, logsumexp, softmax
+from hydrasurgeon.statistics.scores.evidence import (
+    Evidence,
+    Fit,
+    Moments,
+    directions,
+    normalized,
+    whitening,
+)
 
 K = 50
 """The authors' k for CIFAR, OpenOOD's, and that of older states."""
@@ -35,8 +41,8 @@ def fit_mds(evidence: Evidence) -> tuple[Fit, list[str]]:
     return _gaussian(evidence.moments, evidence.features, evidence.labels)
 
 
-def score_mds(state: Fit, features: Tensor, logits: Tensor) -> Scores:
-    return _nearest(state, features.double())
+def score_mds(state: Fit, features: ndarray, logits: ndarray) -> Scores:
+    return _nearest(state, features.astype(np.float64))
 
 
 def fit_rmds(evidence: Evidence) -> tuple[Fit, list[str]]:
@@ -46,11 +52,11 @@ def fit_rmds(evidence: Evidence) -> tuple[Fit, list[str]]:
     return {**state, "background": factor}, [*notes, *_shrunk("about the mean", shrunk)]
 
 
-def score_rmds(state: Fit, features: Tensor, logits: Tensor) -> Scores:
-    apart = features.double() - state["centre"].double()
-    return _nearest(state, features.double()) - (apart @ state["background"].double()).square().sum(
-        dim=-1
-    )
+def score_rmds(state: Fit, features: ndarray, logits: ndarray) -> Scores:
+    apart = features.astype(np.float64) - state["centre"].astype(np.float64)
+    return _nearest(state, features.astype(np.float64)) - np.square(
+        apart @ state["background"].astype(np.float64)
+    ).sum(axis=-1)
 
 
 def fit_directions(evidence: Evidence) -> tuple[Fit, list[str]]:
@@ -58,11 +64,11 @@ def fit_directions(evidence: Evidence) -> tuple[Fit, list[str]]:
     return _gaussian(evidence.directions, directions(evidence.features), evidence.labels)
 
 
-def score_directions(state: Fit, features: Tensor, logits: Tensor) -> Scores:
+def score_directions(state: Fit, features: ndarray, logits: ndarray) -> Scores:
     return _nearest(state, directions(features))
 
 
-def _gaussian(moments: Moments, features: Tensor, labels: Tensor) -> tuple[Fit, list[str]]:
+def _gaussian(moments: Moments, features: ndarray, labels: ndarray) -> tuple[Fit, list[str]]:
     factor, shrunk = whitening(moments.within, features - moments.means[labels])
     means = (moments.means - moments.mean) @ factor
     return {"centre": moments.mean, "factor": factor, "means": means}, _shrunk(
@@ -78,12 +84,12 @@ def _shrunk(what: str, share: float | None) -> list[str]:
     return [] if share is None else [note]
 
 
-def _nearest(state: Fit, features: Tensor) -> Scores:
+def _nearest(state: Fit, features: ndarray) -> Scores:
     """min_c |(x − μ) W − m_c|², by |a|² + |b|² − 2ab."""
-    x = (features - state["centre"].double()) @ state["factor"].double()
-    means = state["means"].double()
-    crossed = means.square().sum(dim=-1) - 2 * x @ means.T
-    return (x.square().sum(dim=-1) + crossed.amin(dim=-1)).clamp_min(0.0)
+    x = (features - state["centre"].astype(np.float64)) @ state["factor"].astype(np.float64)
+    means = state["means"].astype(np.float64)
+    crossed = np.square(means).sum(axis=-1) - 2 * x @ means.T
+    return np.maximum(np.square(x).sum(axis=-1) + crossed.min(axis=-1), 0.0)
 
 
 def principal(width: int) -> int:
@@ -92,27 +98,32 @@ def principal(width: int) -> int:
 
 
 def fit_residual(evidence: Evidence) -> tuple[Fit, list[str]]:
-    origin = -torch.linalg.pinv(evidence.weight) @ evidence.bias
-    _, vectors = torch.linalg.eigh(evidence.moments.about(origin))
+    origin = -np.linalg.pinv(evidence.weight) @ evidence.bias
+    _, vectors = np.linalg.eigh(evidence.moments.about(origin))
     width = len(origin)
-    return {"origin": origin, "rest": vectors[:, : width - principal(width)].contiguous()}, []
+    return {"origin": origin, "rest": vectors[:, : width - principal(width)]}, []
 
 
-def score_residual(state: Fit, features: Tensor, logits: Tensor) -> Scores:
-    apart = features.double() - state["origin"].double()
-    return (apart @ state["rest"].double()).norm(dim=-1)
+def score_residual(state: Fit, features: ndarray, logits: ndarray) -> Scores:
+    apart = features.astype(np.float64) - state["origin"].astype(np.float64)
+    return np.linalg.norm(apart @ state["rest"].astype(np.float64), axis=-1)
 
 
 def fit_vim(evidence: Evidence) -> tuple[Fit, list[str]]:
     state, notes = fit_residual(evidence)
     outside = score_residual(state, evidence.features, evidence.logits).mean()
-    tiny = torch.finfo(torch.float64).tiny
-    return {**state, "alpha": evidence.logits.amax(dim=-1).mean() / outside.clamp_min(tiny)}, notes
+    tiny = np.finfo(np.float64).tiny
+    return {
+        **state,
+        "alpha": np.asarray(evidence.logits.max(axis=-1).mean() / max(outside, tiny)),
+    }, notes
 
 
-def score_vim(state: Fit, features: Tensor, logits: Tensor) -> Scores:
+def score_vim(state: Fit, features: ndarray, logits: ndarray) -> Scores:
     outside = score_residual(state, features, logits)
-    return state["alpha"].double() * outside - logits.double().logsumexp(dim=-1)
+    return state["alpha"].astype(np.float64) * outside - logsumexp(
+        logits.astype(np.float64), axis=-1
+    )
 
 
 def fit_knn(evidence: Evidence) -> tuple[Fit, list[str]]:
@@ -123,16 +134,16 @@ def fit_knn(evidence: Evidence) -> tuple[Fit, list[str]]:
     return {"bank": directions(evidence.features)}, capped
 
 
-def score_knn(state: Fit, features: Tensor, logits: Tensor, neighbours: int = K) -> Scores:
-    similarity = directions(features) @ state["bank"].double().T
-    kth = similarity.topk(neighbours, dim=-1).values[:, -1]
-    return torch.sqrt((2 - 2 * kth).clamp_min(0.0))
+def score_knn(state: Fit, features: ndarray, logits: ndarray, neighbours: int = K) -> Scores:
+    similarity = directions(features) @ state["bank"].astype(np.float64).T
+    kth = -np.partition(-similarity, neighbours - 1, axis=-1)[:, neighbours - 1]
+    return np.sqrt(np.maximum(2 - 2 * kth, 0.0))
 
 
 def fit_mcm(evidence: Evidence) -> tuple[Fit, list[str]]:
-    return {"classes": normalize(evidence.weight, dim=-1)}, []
+    return {"classes": normalized(evidence.weight)}, []
 
 
-def score_mcm(state: Fit, features: Tensor, logits: Tensor) -> Scores:
-    cosines = directions(features) @ state["classes"].double().T
-    return 1 - cosines.softmax(dim=-1).amax(dim=-1)
+def score_mcm(state: Fit, features: ndarray, logits: ndarray) -> Scores:
+    cosines = directions(features) @ state["classes"].astype(np.float64).T
+    return 1 - softmax(cosines).max(axis=-1)

@@ -17,32 +17,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.lookup import imported
-from hydrasurgeon.statistics.probabilities import Logits, Scores, entropy, tempered
+from hydrasurgeon.statistics.probabilities import (
+    Logits,
+    Scores,
+    entropy,
+    logsumexp,
+    softmax,
+    tempered,
+)
 
-Many = Float[Tensor, "*any klass"]
-One = Float[Tensor, "*any"]
-Choices = Float[Tensor, "sample member label 2"]
-Words = Float[Tensor, "sample member word klass"]
+Many = Float[ndarray, "*any klass"]
+One = Float[ndarray, "*any"]
+Choices = Float[ndarray, "sample member label 2"]
+Words = Float[ndarray, "sample member word klass"]
 
 
 def terms_probabilities(logits: Many, temperature: float) -> Many:
-    return logits.softmax(dim=-1)
+    return softmax(logits)
 
 
-def terms_informed(logits: Many, temperature: float) -> Float[Tensor, "*any klass_and_1"]:
+def terms_informed(logits: Many, temperature: float) -> Float[ndarray, "*any klass_and_1"]:
     """Probabilities, and in a last column their entropy."""
-    probs = logits.softmax(dim=-1)
-    return torch.cat([probs, entropy(probs)[..., None]], dim=-1)
+    probs = softmax(logits)
+    return np.concatenate([probs, entropy(probs)[..., None]], axis=-1)
 
 
-def terms_energy(logits: Many, temperature: float) -> Float[Tensor, "*any 1"]:
-    return -temperature * (logits / temperature).logsumexp(dim=-1, keepdim=True)
+def terms_energy(logits: Many, temperature: float) -> Float[ndarray, "*any 1"]:
+    return -temperature * logsumexp(logits / temperature)[..., None]
 
 
 def terms_logits(logits: Many, temperature: float) -> Many:
@@ -50,32 +57,32 @@ def terms_logits(logits: Many, temperature: float) -> Many:
 
 
 def score_msp(probs: Many) -> One:
-    return 1 - probs.amax(dim=-1)
+    return 1 - probs.max(axis=-1)
 
 
 def score_entropy(probs: Many) -> One:
     return entropy(probs)
 
 
-def score_energy(energies: Float[Tensor, "*any 1"]) -> One:
+def score_energy(energies: Float[ndarray, "*any 1"]) -> One:
     return energies[..., 0]
 
 
 def score_max_logit(logits: Many) -> One:
-    return -logits.amax(dim=-1)
+    return -logits.max(axis=-1)
 
 
-def score_mi(means: Float[Tensor, "*any klass_and_1"]) -> One:
-    return (entropy(means[..., :-1]) - means[..., -1]).clamp_min(0.0)
+def score_mi(means: Float[ndarray, "*any klass_and_1"]) -> One:
+    return np.maximum(entropy(means[..., :-1]) - means[..., -1], 0.0)
 
 
-def _function(prefix: str, name: str, home: str = __name__) -> Callable[..., Tensor]:
-    function: Callable[..., Tensor] = imported(f"{home}:{prefix}_{name.replace('-', '_')}")
+def _function(prefix: str, name: str, home: str = __name__) -> Callable[..., ndarray]:
+    function: Callable[..., ndarray] = imported(f"{home}:{prefix}_{name.replace('-', '_')}")
     return function
 
 
 @cache
-def functions(kind: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def functions(kind: str) -> tuple[Callable[..., ndarray], Callable[..., ndarray]]:
     """A score's terms of one member's logits at a temperature, and the score of their means."""
     row = LOGITS[kind]
     return _function("terms", row.terms), _function("score", kind, row.home)
@@ -84,17 +91,17 @@ def functions(kind: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
 def score_of(kind: str, logits: Logits | Choices | Words, temperature: float = 1.0) -> Scores:
     """A score of logits [sample, member, class], of many labels' choices, or of words."""
     terms, score = functions(kind)
-    means = terms(logits.double(), temperature).mean(dim=1)
+    means = terms(logits.astype(np.float64), temperature).mean(axis=1)
     if LOGITS[kind].terms == "probabilities":
         means = tempered(means, temperature)
-    if means.dim() == 2:
+    if means.ndim == 2:
         return score(means)
     if logits.shape[-1] > 2:
-        there = (logits[:, 0] != logits[:, 0, :, :1]).any(dim=-1)
-        return (score(means) * there).sum(dim=-1) / there.sum(dim=-1).clamp_min(1)
+        there = (logits[:, 0] != logits[:, 0, :, :1]).any(axis=-1)
+        return (score(means) * there).sum(axis=-1) / np.maximum(there.sum(axis=-1), 1)
     if LOGITS[kind].labels == "likeliest":
-        return score(means[..., 1:]).amin(dim=-1)
-    return score(means).sum(dim=-1)
+        return score(means[..., 1:]).min(axis=-1)
+    return score(means).sum(axis=-1)
 
 
 ON_LOGITS = {kind: partial(score_of, kind) for kind in LOGITS}

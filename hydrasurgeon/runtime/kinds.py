@@ -1,0 +1,159 @@
+"""What each kind of problem means in torch, for graphs and for tensors: numpy decides (`problems`),
+and a test holds these against it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from hydrasurgeon.anatomy.words import NOTHING, are_there
+from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.lookup import imported
+from hydrasurgeon.problems.base import Problem
+from hydrasurgeon.statistics.probabilities import TINY
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """In nats, over the classes."""
+    return torch.special.entr(probs).sum(dim=-1)
+
+
+def tempered(probs: Tensor, temperature: Any) -> Tensor:
+    """softmax(ln p / T)."""
+    if isinstance(temperature, float) and temperature == 1.0:
+        return probs
+    return (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
+
+
+def yes_or_no(logits: Tensor) -> Tensor:
+    """One logit z as those of two classes, 0 and z; others as they are."""
+    return (
+        torch.cat([torch.zeros_like(logits), logits], dim=-1) if logits.shape[-1] == 1 else logits
+    )
+
+
+class OfClasses:
+    """One of several classes."""
+
+    def read(self, logits: Tensor) -> Tensor:
+        """Logits as decisions take them."""
+        return logits
+
+    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        """What each member says, as plain exports and `predict` of tensors give it."""
+        return logits.softmax(dim=-1)
+
+    def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
+        """Logits of one model that answers as the members' mean; of classes ln of their mean
+        probability.
+        """
+        mean = logits.float().softmax(dim=-1).mean(dim=1)
+        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
+
+    def answers(self, logits: Tensor, record: Decision | None) -> Tensor:
+        """Calibrated probabilities."""
+        if record is None:
+            return self.read(logits).double().softmax(dim=-1).mean(dim=1)
+        mean = self._moved(logits, record).softmax(dim=-1).mean(dim=1)
+        return tempered(mean, record.temperature)
+
+    def uncertainty(self, logits: Tensor, record: Decision) -> Tensor:
+        """How unsure each answer is."""
+        each = (self._moved(logits, record) / record.temperature).softmax(dim=-1)
+        return entropy(each.mean(dim=1))
+
+    def _moved(self, logits: Tensor, record: Decision) -> Tensor:
+        choices = self.read(logits).double()
+        if not record.bias:
+            return choices
+        yes = choices[..., 1:] + record.bias * record.temperature
+        return torch.cat([choices[..., :1], yes], dim=-1)
+
+    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
+        """Logits of a single model that gives these answers."""
+        return answers.clamp_min(TINY).log()
+
+
+class OfYesNo(OfClasses):
+    """Yes or no, by one logit."""
+
+    def read(self, logits: Tensor) -> Tensor:
+        return yes_or_no(logits)
+
+    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        return yes_or_no(logits[..., None]).softmax(dim=-1)[..., 1]
+
+    def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
+        """Log-odds of the members' mean probability."""
+        z = logits.float()
+        return logsigmoid(z).logsumexp(dim=1) - logsigmoid(-z).logsumexp(dim=1)
+
+    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
+        no, yes = super().said(answers).split(1, dim=-1)
+        return yes - no
+
+
+class OfLabels(OfYesNo):
+    """For each label a choice of its own."""
+
+    def read(self, logits: Tensor) -> Tensor:
+        return logits if logits.dim() == 4 else yes_or_no(logits[..., None])
+
+    def answers(self, logits: Tensor, record: Decision | None) -> Tensor:
+        mean = self.read(logits).double().softmax(dim=-1).mean(dim=1)
+        if record is None:
+            return mean[..., 1]
+        return tempered(mean, self._temperatures(record))[..., 1]
+
+    def uncertainty(self, logits: Tensor, record: Decision) -> Tensor:
+        each = (self.read(logits).double() / self._temperatures(record)).softmax(dim=-1)
+        return entropy(each.mean(dim=1)).sum(dim=-1)
+
+    def _temperatures(self, record: Decision) -> Tensor:
+        labels = record.labels
+        values = (record.temperature,) if labels is None else labels.temperatures
+        return torch.tensor(values, dtype=torch.float64)[:, None]
+
+    def said(self, answers: Tensor) -> Float[Tensor, "sample label"]:
+        return answers.clamp_min(TINY).log() - (1 - answers).clamp_min(TINY).log()
+
+
+class OfNumbers(OfClasses):
+    """A number; no graph decides it."""
+
+    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        return logits[..., :1]
+
+    def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
+        return logits.float().mean(dim=1)
+
+
+class OfTokens(OfClasses):
+    """A tag for each word; a place without a word is no text's."""
+
+    def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        return logits.softmax(dim=-1) * are_there(logits)[..., None]
+
+    def merged(
+        self, logits: Float[Tensor, "text member word klass"]
+    ) -> Float[Tensor, "text word klass"]:
+        return torch.where(are_there(logits[:, 0])[..., None], super().merged(logits), NOTHING)
+
+    def answers(self, logits: Tensor, record: Decision | None) -> Tensor:
+        return super().answers(logits, record) * are_there(logits[:, 0])[..., None]
+
+    def said(self, answers: Tensor) -> Tensor:
+        return torch.where((answers > 0).any(dim=-1, keepdim=True), super().said(answers), NOTHING)
+
+
+@cache
+def kind_of(problem: Problem) -> OfClasses:
+    """What a kind of problem means in torch."""
+    made: OfClasses = imported(problem.in_torch)()
+    return made

@@ -1,0 +1,57 @@
+"""Places for the words of texts in arrays: the axis of words is as long as the longest text, and a
+place without a word holds `NOTHING` in all classes. `anatomy.words` says where it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray
+
+NOTHING = -16384.0
+"""The logit of every class where there is no word: exact in any floating-point type, and no softmax of
+it is NaN.
+"""
+
+
+def are_there(logits: Float[ndarray, "*any word klass"]) -> Bool[ndarray, "*any word"]:
+    """Which places hold a word."""
+    there: ndarray = (logits != NOTHING).any(axis=-1)
+    return there
+
+
+def mean_of_words(
+    values: Float[ndarray, "text *member word width"],
+) -> Float[ndarray, "text *member width"]:
+    """The mean of what words hold; zeros of a text without words."""
+    there = are_there(values)[..., None]
+    mean: ndarray = (values * there).sum(axis=-2) / np.maximum(there.sum(axis=-2), 1)
+    return mean
+
+
+def widened(values: ndarray, count: int, axis: int) -> ndarray:
+    """With places for so many words: NOTHING in logits, −1 in labels, False in flags."""
+    lacking = count - values.shape[axis]
+    if lacking <= 0:
+        return values
+    fill = {"f": NOTHING, "b": 0}.get(values.dtype.kind, -1)
+    shape = [*values.shape]
+    shape[axis] = lacking
+    return np.concatenate([values, np.full(shape, fill, values.dtype)], axis=axis)
+
+
+def alike(*parts: ndarray) -> list[ndarray]:
+    """With as many places for words in all of them, where they differ in that."""
+    axes = [i for i in range(1, parts[0].ndim) if len({part.shape[i] for part in parts}) > 1]
+    if not axes:
+        return [*parts]
+    (axis,) = axes
+    most = max(part.shape[axis] for part in parts)
+    return [widened(part, most, axis) for part in parts]
+
+
+def joined(parts: Sequence[ndarray]) -> ndarray:
+    """Samples one behind the other."""
+    return parts[0] if len(parts) == 1 else np.concatenate(alike(*parts))

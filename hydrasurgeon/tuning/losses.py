@@ -1,0 +1,156 @@
+"""What training minimizes for each kind of problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div
+
+from hydrasurgeon.anatomy.words import are_there, widened
+from hydrasurgeon.data.labels import UNLABELLED
+from hydrasurgeon.lookup import imported
+from hydrasurgeon.problems.base import Problem
+from hydrasurgeon.runtime.kinds import yes_or_no
+
+Losses = Float[Tensor, " sample"]
+
+
+class OfClasses:
+    """Cross-entropy."""
+
+    def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:
+        """Which samples have a label."""
+        return (labels != UNLABELLED).reshape(len(labels), -1).all(dim=1)
+
+    def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        """Logits of choices between classes."""
+        return logits
+
+    def losses(
+        self,
+        logits: Float[Tensor, "sample klass"],
+        labels: Tensor,
+        smoothing: float = 0.0,
+        weight: Tensor | None = None,
+    ) -> Losses:
+        """The training loss of each sample."""
+        if labels.is_floating_point():  # probabilities of classes
+            labels = labels.to(logits)
+        return cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
+
+    def distilled(
+        self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
+    ) -> Tensor:
+        """The loss towards the mean of what teachers say, [sample, member, klass] each:
+        T²·KL(mean of the teachers' members ‖ model), a mean over samples and labels.
+        """
+        warmed = [self.choices(each.to(logits) / temperature).softmax(dim=-1) for each in teachers]
+        mean = torch.cat(warmed, dim=1).mean(dim=1)
+        logs = self.choices(logits / temperature).log_softmax(dim=-1)
+        return temperature**2 * kl_div(logs, mean, reduction="none").sum(dim=-1).mean()
+
+
+class OfYesNo(OfClasses):
+    """Binary cross-entropy."""
+
+    def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        return yes_or_no(logits)
+
+    def losses(
+        self,
+        logits: Float[Tensor, "sample klass"],
+        labels: Tensor,
+        smoothing: float = 0.0,
+        weight: Tensor | None = None,
+    ) -> Losses:
+        target = (labels.to(logits.dtype) * (1 - smoothing) + smoothing / 2).reshape(logits.shape)
+        each = binary_cross_entropy_with_logits(logits, target, pos_weight=weight, reduction="none")
+        return each.mean(dim=-1)
+
+
+class OfLabels(OfYesNo):
+    """The same of each label."""
+
+    def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
+        return yes_or_no(logits[..., None])
+
+
+class OfNumbers(OfClasses):
+    """Squared errors, or the Gaussian NLL where there is a variance."""
+
+    def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:
+        if not labels.is_floating_point():
+            return torch.zeros_like(labels, dtype=torch.bool)
+        return labels.isfinite()
+
+    def losses(
+        self,
+        logits: Float[Tensor, "sample klass"],
+        labels: Tensor,
+        smoothing: float = 0.0,
+        weight: Tensor | None = None,
+    ) -> Losses:
+        squares = (logits[:, 0] - labels.to(logits)).square()
+        if logits.shape[-1] == 1:
+            return squares
+        return (logits[:, 1] + squares / logits[:, 1].exp()) / 2
+
+    def distilled(
+        self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
+    ) -> Tensor:
+        mean = torch.cat([each.to(logits)[..., 0] for each in teachers], dim=1).mean(dim=1)
+        return (logits[:, 0] - mean).square().mean()
+
+
+class OfTokens(OfClasses):
+    """Cross-entropy, a mean over the labelled words of each text."""
+
+    def known(self, labels: Tensor) -> Bool[Tensor, " text"]:
+        return (labels != UNLABELLED).reshape(len(labels), -1).any(dim=1)
+
+    def losses(
+        self,
+        logits: Float[Tensor, "text word klass"],
+        labels: Tensor,
+        smoothing: float = 0.0,
+        weight: Tensor | None = None,
+    ) -> Losses:
+        words = logits.shape[-2]
+        truth = widened(labels[:, :words], words, 1)
+        each = cross_entropy(
+            logits.movedim(-1, 1),
+            truth,
+            ignore_index=UNLABELLED,
+            label_smoothing=smoothing,
+            reduction="none",
+        )
+        return each.sum(dim=1) / (truth != UNLABELLED).sum(dim=1).clamp_min(1)
+
+    def distilled(
+        self,
+        logits: Float[Tensor, "text word klass"],
+        teachers: Sequence[Tensor],
+        temperature: float,
+    ) -> Tensor:
+        """A mean over the words of each text."""
+        words = logits.shape[-2]
+        warmed = [
+            (widened(each[..., :words, :].to(logits), words, 2) / temperature).softmax(dim=-1)
+            for each in teachers
+        ]
+        mean = torch.cat(warmed, dim=1).mean(dim=1)
+        logs = (logits / temperature).log_softmax(dim=-1)
+        there = are_there(logits)
+        each = kl_div(logs, mean, reduction="none").sum(dim=-1) * there
+        return temperature**2 * (each.sum(dim=1) / there.sum(dim=1).clamp_min(1)).mean()
+
+
+@cache
+def losses_of(problem: Problem) -> OfClasses:
+    """What a kind of problem is trained by."""
+    made: OfClasses = imported(problem.trained_by)()
+    return made
