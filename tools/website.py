@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": "index.md",
     **{f"{name}.md": f"{name}.md" for name in ("SECURITY", "CONTRIBUTING")},
-    **{path: path for path in (f"examples/{name}/README.md" for name in ("ci", "paper", "serve"))},
+    **{
+        path: path
+        for path in (f"examples/{name}/README.md" for name in ("ci", "decisions", "paper", "serve"))
+    },
 }
 """Files outside docs/ → where they lie in the site."""
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
