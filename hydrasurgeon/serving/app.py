@@ -26,7 +26,6 @@ from starlette.exceptions import HTTPException as Refused
 from starlette.requests import ClientDisconnect
 
 from hydrasurgeon.serving.inputs import (
-    FORM,
     JSON,
     PATIENCE,
     SECOND,
@@ -36,6 +35,7 @@ from hydrasurgeon.serving.inputs import (
     Full,
     Row,
     inputs_of,
+    refuse_if,
 )
 from hydrasurgeon.serving.open_inference import HEADER, Signature
 from hydrasurgeon.serving.system_one import Model, asked_of
@@ -195,7 +195,7 @@ TYPES = {
 """A kind of value in an answer, as OpenAPI has it."""
 
 
-Reading = Callable[[bytes, int], Awaitable[Asked]]
+Reading = Callable[[bytes, int], Asked]
 """What a body asks, of at most so many inputs."""
 Rows = Callable[[Asked], Awaitable[list[Row]]]
 """The answers to all that is asked."""
@@ -227,10 +227,10 @@ class Service:
 
     async def predict(self, request: Request) -> Any:
         """An answer for each input, in order; or one message."""
-        content_type = request.headers.get("content-type", "")
 
-        async def read(body: bytes, most: int) -> Asked:
-            inputs = await inputs_of(content_type, body, self.reads, most)
+        def read(body: bytes, most: int) -> Asked:
+            _check_type(request)
+            inputs = inputs_of(body, self.reads, most)
             return Asked(inputs, lambda rows: {"answers": shortened(rows, self.top)}, self.top)
 
         return await self.answered(request, read)
@@ -247,7 +247,7 @@ class Service:
 
     async def _reply(self, request: Request, read: Reading, rows: Rows) -> Any:
         async with self.bodies.whole(request) as body:
-            asked = await read(body, self.batcher.size)
+            asked = await asyncio.to_thread(read, body, self.batcher.size)
         return asked.reply(await rows(asked))
 
     async def answered(self, request: Request, read: Reading, rows: Rows | None = None) -> Any:
@@ -286,8 +286,11 @@ class Service:
 
     async def ready(self) -> dict[str, str]:
         """Whether it takes another request."""
-        if self.batcher.taken >= self.batcher.size or self.bodies.full:
-            raise HTTPException(503, "too many inputs are waiting")
+        refuse_if(
+            self.batcher.taken >= self.batcher.size or self.bodies.full,
+            "too many inputs are waiting",
+            503,
+        )
         return {"status": "ready"}
 
     async def metrics(self) -> Response:
@@ -348,6 +351,11 @@ def app_of(
     return app
 
 
+def _check_type(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    refuse_if(kind != JSON, f"the content type is not {JSON}", 415)
+
+
 async def _refusal(request: Request, error: Refused) -> Response:
     """One message, as each protocol has it."""
     path, status = request.scope["path"], error.status_code
@@ -361,8 +369,7 @@ def _open_inference(app: FastAPI, service: Service, model: Signature) -> None:
     """The routes of Open Inference Protocol v2."""
 
     def check(name: str) -> None:
-        if name != model.name:
-            raise HTTPException(404, f"no model {name!r}; here is {model.name!r}")
+        refuse_if(name != model.name, f"no model {name!r}; here is {model.name!r}", 404)
 
     async def server() -> Any:
         version = importlib.metadata.version("hydrasurgeon")
@@ -383,11 +390,7 @@ def _open_inference(app: FastAPI, service: Service, model: Signature) -> None:
     async def infer(name: str, request: Request) -> Any:
         check(name)
         header = request.headers.get(HEADER)
-
-        async def read(body: bytes, most: int) -> Asked:
-            return await asyncio.to_thread(model.asked, header, body, most)
-
-        return await service.answered(request, read)
+        return await service.answered(request, partial(model.asked, header))
 
     app.get("/v2")(server)
     app.get("/v2/health/live")(service.health)
@@ -403,11 +406,8 @@ def _text_inference(
     """The routes of Text Embeddings Inference and of InferenceClient."""
 
     def route(path: str, asked: Callable[[bytes, int], Asked]) -> None:
-        async def read(body: bytes, most: int) -> Asked:
-            return await asyncio.to_thread(asked, body, most)
-
         async def answer(request: Request) -> Any:
-            return await service.answered(request, read)
+            return await service.answered(request, asked)
 
         app.post(path, summary=path)(answer)
 
@@ -420,9 +420,6 @@ def _system_one(app: FastAPI, first: Service, named: Sequence[tuple[Model, Servi
     """The routes of System One; each model answers what it is asked in passes of its own."""
     models = {model.name: model for model, _ in named}
 
-    async def read(body: bytes, most: int) -> Asked:
-        return await asyncio.to_thread(asked_of, models, body, most)
-
     async def rows(asked: Asked) -> list[Row]:
         each = [
             named[int(one.id)][1].rows(replace(asked, inputs=[replace(one, id=0)]))
@@ -431,10 +428,8 @@ def _system_one(app: FastAPI, first: Service, named: Sequence[tuple[Model, Servi
         return [row for answers in await asyncio.gather(*each) for row in answers]
 
     async def answer(request: Request) -> Any:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != JSON:
-            raise HTTPException(415, f"the content type is not {JSON}")
-        return await first.answered(request, read, rows)
+        _check_type(request)
+        return await first.answered(request, partial(asked_of, models), rows)
 
     async def listed() -> Any:
         return {"models": [model.described() for model in models.values()]}
@@ -456,8 +451,6 @@ def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:
     }
     inputs = {"type": "array", "minItems": 1, "items": {"anyOf": [content, named]}}
     body = {"type": "object", "required": ["inputs"], "properties": {"inputs": inputs}}
-    part = {"type": "string"} if reads == "text" else {"type": "string", "format": "binary"}
-    form = {"type": "object", "additionalProperties": part}
     row = {
         "type": "object",
         "properties": {column: TYPES[kind] for column, kind in columns.items()},
@@ -475,7 +468,7 @@ def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:
         "openapi_extra": {
             "requestBody": {
                 "required": True,
-                "content": {JSON: {"schema": body}, FORM: {"schema": form}},
+                "content": {JSON: {"schema": body}},
             }
         },
         "responses": {

@@ -10,26 +10,22 @@ import binascii
 import gzip
 import importlib
 import io
-import logging
 import re
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from fastapi import HTTPException, Request
-from python_multipart.multipart import parse_options_header
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
-from starlette.types import Message
 
 from hydrasurgeon.data.images import decode
 from hydrasurgeon.data.samples import READS, is_missing
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import parse_json, utf8
+from hydrasurgeon.files.foreign import parse_json
 
 MAX_CHARACTERS = 20_000
 """Most characters of a text; the model reads the beginning of shorter ones, as `predict` does."""
@@ -39,10 +35,8 @@ PATIENCE = 30.0
 """Seconds in which a body must have come."""
 TOGETHER = 256 << 20
 """Bytes of all bodies that are being received at once; room for four of the largest at least."""
-JSON, FORM = "application/json", "multipart/form-data"
-"""Content types that are taken."""
-# It logs what is wrong with a form, too; a logger that nobody has set up prints on the terminal.
-logging.getLogger("python_multipart").addHandler(logging.NullHandler())
+JSON = "application/json"
+"""The content type that is taken."""
 WINDOW = 23
 """Log2 of the bytes that a zstd body may refer back, as RFC 9659 has it."""
 ZSTD = ("compression.zstd", "backports.zstd")
@@ -67,6 +61,12 @@ ALL = sys.maxsize
 
 class Full(Exception):
     """More came than may wait."""
+
+
+def refuse_if(wrong: object, what: str, status: int = 422) -> None:
+    """Refuse a request of which this holds."""
+    if wrong:
+        raise HTTPException(status, what)
 
 
 @dataclass
@@ -114,8 +114,11 @@ class Bodies:
                         if body.dropped:
                             raise Full
                         body.content += message.get("body", b"")
-                        if len(body.content) > self.most:
-                            raise HTTPException(413, f"the body has more than {self.most:,} bytes")
+                        refuse_if(
+                            len(body.content) > self.most,
+                            f"the body has more than {self.most:,} bytes",
+                            413,
+                        )
                         self._make_room()
                         if body.dropped:
                             raise Full
@@ -158,10 +161,11 @@ class Bodies:
 def _decoded(encoding: str, body: bytes, most: int) -> bytes:
     """What a compressed body holds, within the bound of one that is not."""
     packed, zstd = io.BytesIO(body), _zstd() if encoding == "zstd" else None
-    if encoding != "gzip" and zstd is None:
-        raise HTTPException(
-            415, f"the content encoding {encoding[:100]!r} is not read here; send the body as it is"
-        )
+    refuse_if(
+        encoding != "gzip" and zstd is None,
+        f"the content encoding {encoding[:100]!r} is not read here; send the body as it is",
+        415,
+    )
     broken: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
     opened: Any
     if zstd is None:
@@ -174,8 +178,7 @@ def _decoded(encoding: str, body: bytes, most: int) -> bytes:
         content = opened.read(most + 1)
     except broken as error:
         raise HTTPException(400, f"the body is not {encoding}") from error
-    if len(content) > most:
-        raise HTTPException(413, f"the body has more than {most:,} bytes")
+    refuse_if(len(content) > most, f"the body has more than {most:,} bytes", 413)
     return bytes(content)
 
 
@@ -201,12 +204,10 @@ class Input:
     def prepared(self, transform: Callable[[Any], Any]) -> Any:
         """As the model's batches are made of it; pictures are decoded now."""
         if not isinstance(self.content, bytes):
-            wanted, sent = (
-                getattr(transform, "inputs", None),
-                "text" if isinstance(self.content, str) else SECOND,
-            )
-            if wanted not in (None, sent):
-                raise HTTPException(422, f"{self.where}: the model was tuned on {READS[wanted]}")
+            wanted: Any = getattr(transform, "inputs", None)
+            sent = "text" if isinstance(self.content, str) else SECOND
+            what = f"{self.where}: the model was tuned on {READS.get(wanted)}"
+            refuse_if(wanted not in (None, sent), what)
             return transform(self.content)
         try:
             return transform(decode(self.content, self.where))
@@ -224,83 +225,45 @@ class Asked:
     """Most probable labels that the reply needs."""
 
 
-async def inputs_of(content_type: str, body: bytes, reads: str, most: int) -> list[Input]:
-    """The inputs in a body, at most so many, for a model that reads texts (`text`) or pictures
-    (`image`).
-    """
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind == JSON:
-        return await asyncio.to_thread(_listed, body, reads, most)
-    if kind == FORM:
-        return await _filled_in(content_type, body, reads, most)
-    raise HTTPException(415, f"the content type is not {JSON} or {FORM}")
-
-
 def parsed(body: bytes, most: int) -> Any:
     """A JSON text of at most so many inputs, which are counted before any is built."""
-    for number, _ in enumerate(PIECES.finditer(body)):
-        if number > PIECES_OF_INPUT * (most + 1) + PIECES_OF_REQUEST:
-            raise HTTPException(413, f"more values than {most:,} inputs have")
+    pieces = PIECES_OF_INPUT * (most + 1) + PIECES_OF_REQUEST + 1
+    many = next(islice(PIECES.finditer(body), pieces, None), None)
+    refuse_if(many is not None, f"more values than {most:,} inputs have", 413)
     try:
         return parse_json(body, "the body", most=len(body), error=DataError)
     except DataError as error:
         raise HTTPException(400, error.message) from error
 
 
-def _listed(body: bytes, reads: str, most: int) -> list[Input]:
-    """The inputs of a JSON text."""
-    content, entries = parsed(body, most), None
-    if isinstance(content, dict) and set(content) == {"inputs"}:
-        entries = content["inputs"]
-    if not isinstance(entries, list):
-        raise HTTPException(422, BODY)
+def inputs_of(body: bytes, reads: str, most: int) -> list[Input]:
+    """The inputs in a body, at most so many, for a model that reads texts (`text`) or pictures
+    (`image`).
+    """
+    content = parsed(body, most)
+    refuse_if(not isinstance(content, dict) or set(content) != {"inputs"}, BODY)
+    entries = content["inputs"]
+    refuse_if(not isinstance(entries, list), BODY)
     check_count(len(entries), most)
     return [_entry(entry, reads, at) for at, entry in enumerate(entries)]
 
 
-async def _filled_in(content_type: str, body: bytes, reads: str, most: int) -> list[Input]:
-    """The inputs of a form."""
-    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
-    if not body.rstrip(b"\r\n").endswith(b"--" + boundary + b"--"):
-        raise HTTPException(400, "the form is cut: its last boundary is missing")
-    if reads == "text":
-        try:
-            utf8(body, "the form", DataError)
-        except DataError as error:
-            raise HTTPException(400, error.message) from error
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    scope = {"type": "http", "headers": [(b"content-type", content_type.encode("latin-1"))]}
-    request = Request(scope, receive)
-    try:
-        async with request.form(max_files=most + 1, max_fields=most + 1) as form:
-            parts = [part for _, part in form.multi_items()]
-            check_count(len(parts), most)
-            contents = [await _part(part, reads, at) for at, part in enumerate(parts)]
-    except MultiPartException as error:
-        raise HTTPException(400, error.message) from error
-    return [input_of(f"part {at}", at, content) for at, content in enumerate(contents)]
-
-
 def check_count(count: int, most: int) -> None:
-    if count == 0:
-        raise HTTPException(422, "there are no inputs")
-    if count > most:
-        raise HTTPException(413, f"{count:,} inputs; at most {most:,} are taken in one request")
+    refuse_if(count == 0, "there are no inputs")
+    refuse_if(count > most, f"{count:,} inputs; at most {most:,} are taken in one request", 413)
 
 
 def input_of(where: str, name: str | int, content: str | tuple[str, str] | bytes) -> Input:
     """An input within its bounds."""
-    if len(str(name).encode()) > MAX_ID:
-        raise HTTPException(422, f"{where}: its id has more than {MAX_ID:,} bytes")
+    refuse_if(len(str(name).encode()) > MAX_ID, f"{where}: its id has more than {MAX_ID:,} bytes")
     if not isinstance(content, bytes):
         texts = (content,) if isinstance(content, str) else content
-        if any(map(is_missing, texts)):
-            raise HTTPException(422, f"{where}: the text is missing")
-        if sum(map(len, texts)) > MAX_CHARACTERS:
-            raise HTTPException(413, f"{where}: a text of more than {MAX_CHARACTERS:,} characters")
+        refuse_if(any(map(is_missing, texts)), f"{where}: the text is missing")
+        refuse_if(
+            sum(map(len, texts)) > MAX_CHARACTERS,
+            f"{where}: a text of more than {MAX_CHARACTERS:,} characters",
+            413,
+        )
     return Input(where, name, content)
 
 
@@ -315,23 +278,13 @@ def _entry(entry: Any, reads: str, at: int) -> Input:
         what = "a text" if reads == "text" else "a picture in base64"
         raise HTTPException(422, f'{where}: is neither {what} nor {{"id": …, "{reads}": …}}')
     second = fields.pop(SECOND, None) if reads == "text" else None
-    if second is not None and not isinstance(second, str):
-        raise HTTPException(422, f"{where}: its {SECOND} is no text")
-    if not set(fields) <= {"id", reads}:
-        raise HTTPException(422, f'{where}: holds more than "id" and "{reads}"')
+    refuse_if(
+        second is not None and not isinstance(second, str), f"{where}: its {SECOND} is no text"
+    )
+    refuse_if(not set(fields) <= {"id", reads}, f'{where}: holds more than "id" and "{reads}"')
     if reads == "text":
         return input_of(where, name, content if second is None else (content, second))
     try:
         return input_of(where, name, base64.b64decode(content, validate=True))
     except (binascii.Error, ValueError) as error:
         raise HTTPException(422, f"{where}: is not base64") from error
-
-
-async def _part(part: UploadFile | str, reads: str, at: int) -> str | bytes:
-    """A file of the form is a picture, a field is a text."""
-    if isinstance(part, str) != (reads == "text"):
-        sent, wanted = ("a field", "files") if isinstance(part, str) else ("a file", "fields")
-        raise HTTPException(
-            422, f"part {at}: is {sent} of the form; the model reads {reads}s, which are {wanted}"
-        )
-    return part if isinstance(part, str) else await part.read()

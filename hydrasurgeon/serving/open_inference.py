@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import HTTPException, Response
 
 from hydrasurgeon.lookup import whole_number
-from hydrasurgeon.serving.inputs import ALL, JSON, SECOND, Asked, Row, input_of, parsed
+from hydrasurgeon.serving.inputs import ALL, JSON, SECOND, Asked, Row, input_of, parsed, refuse_if
 
 DATATYPES = {
     **dict.fromkeys(("text", "names", "json"), "BYTES"),
@@ -80,19 +80,21 @@ class Signature:
         """What a request for inference wants."""
         length = len(body) if header is None else _length(header, len(body))
         request = parsed(body[:length], most)
-        if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):
-            raise HTTPException(400, 'the body is not {"inputs": [...]}')
+        refuse_if(
+            not isinstance(request, dict) or not isinstance(request.get("inputs"), list),
+            'the body is not {"inputs": [...]}',
+        )
         tensors: dict[str, list[str | bytes]] = {}
         for name, values in _tensors(request["inputs"], body[length:], most):
-            if name in tensors:
-                raise HTTPException(400, f"input {name}: is there twice")
+            refuse_if(name in tensors, f"input {name}: is there twice")
             tensors[name] = values
         names = self.inputs[: len(tensors)] or self.inputs
         if set(names) != set(tensors):
             wanted = " and ".join(self.inputs)
             raise HTTPException(400, f"inputs: {', '.join(tensors)}; this model reads {wanted}")
-        if len({len(values) for values in tensors.values()}) > 1:
-            raise HTTPException(400, "inputs: their shapes differ")
+        refuse_if(
+            len({len(values) for values in tensors.values()}) > 1, "inputs: their shapes differ"
+        )
         samples = [*zip(*(tensors[name] for name in names), strict=True)]
         inputs = [
             input_of(f"inputs[{at}]", at, self._content(f"inputs[{at}]", sample))
@@ -121,8 +123,10 @@ class Signature:
         listed = request.get("outputs")
         if listed is None or listed == []:
             listed = [{"name": name} for name in self.outputs]
-        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-            raise HTTPException(400, "outputs: is no list of objects")
+        refuse_if(
+            not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed),
+            "outputs: is no list of objects",
+        )
         for each in listed:
             if str(each.get("name")) not in self.outputs:
                 known = ", ".join(self.outputs)
@@ -180,9 +184,8 @@ def _flag(entry: Mapping[str, Any], name: str, usual: bool = False) -> bool:
     """One of its parameters."""
     parameters = entry.get("parameters", {})
     value = parameters.get(name, usual) if isinstance(parameters, dict) else None
-    if not isinstance(value, bool):
-        raise HTTPException(400, f"parameters: {name} is neither true nor false")
-    return value
+    refuse_if(not isinstance(value, bool), f"parameters: {name} is neither true nor false")
+    return value is True
 
 
 def _tensors(
@@ -190,38 +193,46 @@ def _tensors(
 ) -> Iterator[tuple[str, list[str | bytes]]]:
     """The inputs by name; binary ones follow one another in the tail."""
     for at, tensor in enumerate(listed):
-        if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
-            raise HTTPException(400, f"inputs[{at}]: has no name")
+        refuse_if(
+            not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str),
+            f"inputs[{at}]: has no name",
+        )
         where = f"input {tensor['name']}"
-        if tensor.get("datatype") != "BYTES":
-            raise HTTPException(400, f"{where}: is {tensor.get('datatype')}; BYTES are read")
+        refuse_if(
+            tensor.get("datatype") != "BYTES",
+            f"{where}: is {tensor.get('datatype')}; BYTES are read",
+        )
         count = _count(where, tensor.get("shape"), most)
         parameters = tensor.get("parameters") or {}
-        if not isinstance(parameters, dict):
-            raise HTTPException(400, f"{where}: its parameters are no object")
+        refuse_if(not isinstance(parameters, dict), f"{where}: its parameters are no object")
         size, values = parameters.get("binary_data_size"), tensor.get("data")
         if size is not None:
-            if type(size) is not int or not 0 <= size <= len(tail):
-                raise HTTPException(400, f"{where}: its binary data are not there")
+            refuse_if(
+                type(size) is not int or not 0 <= size <= len(tail),
+                f"{where}: its binary data are not there",
+            )
             values, tail = _unpacked(where, tail[:size]), tail[size:]
         elif isinstance(values, list) and all(isinstance(each, list) for each in values):
             values = [each for row in values for each in row]
-        if not isinstance(values, list) or not all(isinstance(v, str | bytes) for v in values):
-            raise HTTPException(400, f"{where}: its data are no list of strings")
-        if len(values) != count:
-            raise HTTPException(400, f"{where}: {len(values)} values, {count} by its shape")
+        refuse_if(
+            not isinstance(values, list) or not all(isinstance(v, str | bytes) for v in values),
+            f"{where}: its data are no list of strings",
+        )
+        refuse_if(len(values) != count, f"{where}: {len(values)} values, {count} by its shape")
         yield tensor["name"], values
-    if tail:
-        raise HTTPException(400, "more binary data than the inputs have")
+    refuse_if(tail, "more binary data than the inputs have")
 
 
 def _count(where: str, shape: Any, most: int) -> int:
     """Values of a tensor, one for each input."""
     whole = isinstance(shape, list) and all(type(each) is int for each in shape)
-    if not whole or len(shape) not in (1, 2) or shape[1:] not in ([], [1]) or shape[0] < 1:
-        raise HTTPException(400, f"{where}: its shape is {shape}; [n] and [n, 1] are read")
-    if shape[0] > most:
-        raise HTTPException(413, f"{shape[0]:,} inputs; at most {most:,} are taken in one request")
+    refuse_if(
+        not whole or len(shape) not in (1, 2) or shape[1:] not in ([], [1]) or shape[0] < 1,
+        f"{where}: its shape is {shape}; [n] and [n, 1] are read",
+    )
+    refuse_if(
+        shape[0] > most, f"{shape[0]:,} inputs; at most {most:,} are taken in one request", 413
+    )
     return int(shape[0])
 
 
@@ -229,12 +240,10 @@ def _unpacked(where: str, content: bytes) -> list[bytes]:
     """Strings behind their lengths."""
     values, at = [], 0
     while at < len(content):
-        if at + 4 > len(content):
-            raise HTTPException(400, f"{where}: its binary data are cut")
+        refuse_if(at + 4 > len(content), f"{where}: its binary data are cut")
         (length,) = struct.unpack_from("<I", content, at)
         at += 4 + length
-        if at > len(content):
-            raise HTTPException(400, f"{where}: its binary data are cut")
+        refuse_if(at > len(content), f"{where}: its binary data are cut")
         values.append(content[at - length : at])
     return values
 

@@ -20,6 +20,7 @@ from hydrasurgeon.serving.inputs import (
     check_count,
     input_of,
     parsed,
+    refuse_if,
 )
 
 BODY = 'the body is not {"state": …, "questions": {"ID": {"type": …}, …}}'
@@ -83,14 +84,14 @@ def asked_of(models: Mapping[str, Model], body: bytes, most: int) -> Asked:
     the number of its model.
     """
     request = parsed(body, FULL * most)
-    if not isinstance(request, dict) or not {"state", "questions"} <= set(request):
-        raise HTTPException(422, BODY)
-    if request.get("assets"):
-        raise HTTPException(422, "assets: pictures are not read here; ask /v1/predict")
+    refuse_if(not isinstance(request, dict) or not {"state", "questions"} <= set(request), BODY)
+    refuse_if(request.get("assets"), "assets: pictures are not read here; ask /v1/predict")
     content = _content(request["state"])
     questions = request["questions"]
-    if not isinstance(questions, dict) or not questions:
-        raise HTTPException(422, "questions: is no object of at least one question")
+    refuse_if(
+        not isinstance(questions, dict) or not questions,
+        "questions: is no object of at least one question",
+    )
     check_count(len(questions), most)
     wanted = _wanted(request.get("model"), models)
     told: dict[str, tuple[str, Answer]] = {}
@@ -98,10 +99,8 @@ def asked_of(models: Mapping[str, Model], body: bytes, most: int) -> Asked:
         where = f"question {name[:LONGEST]!r}"
         model = models.get(name, wanted)
         if model is None:
-            raise HTTPException(
-                422,
-                f"{where}: which of the models {_listed([*models])}? Say it by its id or by `model`",
-            )
+            which = f"which of the models {_listed([*models])}? Say it by its id or by `model`"
+            raise HTTPException(422, f"{where}: {which}")
         told[name] = (model.name, _answer(where, name, question, model))
     used = [*dict.fromkeys(model for model, _ in told.values())]
     numbers = {model: at for at, model in enumerate(models)}
@@ -123,11 +122,11 @@ def _content(state: Any) -> str | tuple[str, str]:
     if isinstance(state, str):
         return state
     if isinstance(state, dict) and isinstance(state.get("text"), str):
-        if not isinstance(state.get(SECOND, ""), str):
-            raise HTTPException(422, f"state: its {SECOND} is no text")
+        refuse_if(not isinstance(state.get(SECOND, ""), str), f"state: its {SECOND} is no text")
         return (state["text"], state[SECOND]) if SECOND in state else str(state["text"])
-    if not isinstance(state, dict | list):
-        raise HTTPException(422, "state: is neither a text, an object nor an array")
+    refuse_if(
+        not isinstance(state, dict | list), "state: is neither a text, an object nor an array"
+    )
     return json.dumps(state, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -135,23 +134,24 @@ def _wanted(name: Any, models: Mapping[str, Model]) -> Model | None:
     """The model that answers where a question's id names none."""
     if name is None:
         return next(iter(models.values())) if len(models) == 1 else None
-    if not isinstance(name, str):
-        raise HTTPException(422, "model: is no name")
-    if name not in models:
-        raise HTTPException(404, f"no model {name[:LONGEST]!r}; here is {_listed([*models])}")
+    refuse_if(not isinstance(name, str), "model: is no name")
+    refuse_if(name not in models, f"no model {name[:LONGEST]!r}; here is {_listed([*models])}", 404)
     return models[name]
 
 
 def _answer(where: str, name: str, question: Any, model: Model) -> Answer:
     """How a model's row answers a question."""
-    kind = question.get("type") if isinstance(question, dict) else None
-    if kind == "box":
-        raise HTTPException(422, f"{where}: box: pictures are not read here")
-    if kind not in ("choice", "noul", "score"):
-        raise HTTPException(422, f"{where}: its type is none of choice, noul and score")
+    kind: Any = question.get("type") if isinstance(question, dict) else None
+    refuse_if(kind == "box", f"{where}: box: pictures are not read here")
+    refuse_if(
+        kind not in ("choice", "noul", "score"),
+        f"{where}: its type is none of choice, noul and score",
+    )
     instructions, criteria = question.get("instructions"), question.get("criteria")
-    if not _is_content(instructions):
-        raise HTTPException(422, f"{where}: its instructions are neither text, object nor array")
+    refuse_if(
+        not _is_content(instructions),
+        f"{where}: its instructions are neither text, object nor array",
+    )
     options = _options(where, kind, criteria)
     if kind not in model.types:
         what = f"ask {' or '.join(model.types)}" if model.types else model.cannot
@@ -173,35 +173,39 @@ def _options(where: str, kind: str, criteria: Any) -> list[str]:
     """The options of a choice, or the levels of a score."""
     if kind == "noul":
         right = isinstance(criteria, dict) and set(criteria) <= {"true", "false"}
-        if not right and not isinstance(criteria, str | None):
-            raise HTTPException(422, f"{where}: its criteria are neither a text nor true and false")
+        refuse_if(
+            not right and not isinstance(criteria, str | None),
+            f"{where}: its criteria are neither a text nor true and false",
+        )
         return []
     if kind == "choice":
-        if not isinstance(criteria, dict) or not all(map(_is_content, criteria.values())):
-            raise HTTPException(422, f"{where}: its criteria are no object of option → description")
+        refuse_if(
+            not isinstance(criteria, dict) or not all(map(_is_content, criteria.values())),
+            f"{where}: its criteria are no object of option → description",
+        )
         most, what = OPTIONS, "options"
     else:
-        if not isinstance(criteria, list) or not all(isinstance(each, str) for each in criteria):
-            raise HTTPException(422, f"{where}: its criteria are no list of the names of classes")
-        most, what = LEVELS, "levels"
-    if not FEWEST <= len(criteria) <= most:
-        raise HTTPException(
-            422, f"{where}: {len(criteria)} {what}; from {FEWEST} to {most} are answered"
+        refuse_if(
+            not isinstance(criteria, list) or not all(isinstance(each, str) for each in criteria),
+            f"{where}: its criteria are no list of the names of classes",
         )
-    if len({*criteria}) < len(criteria):
-        raise HTTPException(422, f"{where}: a level is there twice")
+        most, what = LEVELS, "levels"
+    refuse_if(
+        not FEWEST <= len(criteria) <= most,
+        f"{where}: {len(criteria)} {what}; from {FEWEST} to {most} are answered",
+    )
+    refuse_if(len({*criteria}) < len(criteria), f"{where}: a level is there twice")
     return [*criteria]
 
 
 def _check_known(where: str, names: Sequence[str], model: Model, what: str) -> None:
     known = {*model.labels}
     unknown = [each for each in names if each not in known]
-    if unknown:
-        raise HTTPException(
-            422,
-            f"{where}: {model.name} was not trained on {_listed(unknown)}; {_listed(model.labels)} "
-            f"are its {what}",
-        )
+    refuse_if(
+        unknown,
+        f"{where}: {model.name} was not trained on {_listed(unknown)}; {_listed(model.labels)} "
+        f"are its {what}",
+    )
 
 
 def _chosen(row: Row, kind: str, options: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from hydrasurgeon.serving.inputs import Asked, Input, Row, check_count, input_of, parsed
+from hydrasurgeon.serving.inputs import Asked, Input, Row, check_count, input_of, parsed, refuse_if
 
 IGNORED = {"truncate", "truncation_direction"}
 """Options of Text Embeddings Inference: a text is cut as `predict` cuts it."""
@@ -39,25 +39,31 @@ def asked_by_hub(body: bytes, most: int, *, entities: bool = False) -> Asked:
     if parameters is None:
         parameters = {}
     known = "aggregation_strategy" if entities else "top_k"
-    if not isinstance(parameters, dict) or not set(parameters) <= {known}:
-        raise HTTPException(422, f"parameters: only {known} is read")
-    if parameters.get("aggregation_strategy") == "none":
-        raise HTTPException(422, "aggregation_strategy: words are put together here; leave it out")
+    refuse_if(
+        not isinstance(parameters, dict) or not set(parameters) <= {known},
+        f"parameters: only {known} is read",
+    )
+    refuse_if(
+        parameters.get("aggregation_strategy") == "none",
+        "aggregation_strategy: words are put together here; leave it out",
+    )
     top = parameters.get("top_k")
-    if top is not None and (type(top) is not int or top < 1):
-        raise HTTPException(422, "top_k: is no number of labels")
+    refuse_if(
+        top is not None and (type(top) is not int or top < 1), "top_k: is no number of labels"
+    )
     return _labelled(request["inputs"], most, alone=entities, top=top)
 
 
 def asked_to_rerank(body: bytes, most: int, *, ranks: bool, found: FoundOf | None = None) -> Asked:
     """Texts for a query; their places and scores, the best first, and whether one was found."""
     request = _fields(body, most, {"query", "texts", "raw_scores", "return_text", *IGNORED})
-    if not ranks:
-        raise HTTPException(422, RERANK)
+    refuse_if(not ranks, RERANK)
     query: Any = request.get("query")
     texts: Any = request.get("texts")
-    if not isinstance(query, str) or not _all_texts(texts):
-        raise HTTPException(422, 'the body is not {"query": "…", "texts": ["…", …]}')
+    refuse_if(
+        not isinstance(query, str) or not _all_texts(texts),
+        'the body is not {"query": "…", "texts": ["…", …]}',
+    )
     check_count(len(texts), most)
     score = "logit" if _flag(request, "raw_scores") else "probability"
     with_text = _flag(request, "return_text")
@@ -78,8 +84,7 @@ def _labelled(sent: Any, most: int, *, alone: bool, top: int | None = None) -> A
     """Inputs whose answers are scores of labels."""
     single = isinstance(sent, str) or (_all_texts(sent) and len(sent) <= 2)
     entries = [sent] if single else sent
-    if not isinstance(entries, list):
-        raise HTTPException(422, "inputs: is neither a text nor a list")
+    refuse_if(not isinstance(entries, list), "inputs: is neither a text nor a list")
     check_count(len(entries), most)
     inputs = [_input(at, entry) for at, entry in enumerate(entries)]
     if single and not isinstance(sent, str) and len(sent) == 2:
@@ -94,8 +99,10 @@ def _labelled(sent: Any, most: int, *, alone: bool, top: int | None = None) -> A
 
 def _input(at: int, entry: Any) -> Input:
     texts = [entry] if isinstance(entry, str) else entry
-    if not _all_texts(texts) or len(texts) not in (1, 2):
-        raise HTTPException(422, f"inputs[{at}]: is neither a text nor a pair of texts")
+    refuse_if(
+        not _all_texts(texts) or len(texts) not in (1, 2),
+        f"inputs[{at}]: is neither a text nor a pair of texts",
+    )
     return input_of(f"inputs[{at}]", at, texts[0] if len(texts) == 1 else (texts[0], texts[1]))
 
 
@@ -124,22 +131,21 @@ def _scores(row: Row) -> list[Row]:
 
 def _fields(body: bytes, most: int, names: set[str]) -> dict[str, Any]:
     request = parsed(body, most)
-    if not isinstance(request, dict) or not set(request) <= names:
-        raise HTTPException(422, f"the body is no object of {', '.join(sorted(names))}")
-    if "inputs" in names and "inputs" not in request:
-        raise HTTPException(422, "there are no inputs")
+    refuse_if(
+        not isinstance(request, dict) or not set(request) <= names,
+        f"the body is no object of {', '.join(sorted(names))}",
+    )
+    refuse_if("inputs" in names and "inputs" not in request, "there are no inputs")
     return request
 
 
 def _no_raw_scores(request: dict[str, Any]) -> None:
-    if _flag(request, "raw_scores"):
-        raise HTTPException(422, "raw_scores: the scores are calibrated probabilities")
+    refuse_if(_flag(request, "raw_scores"), "raw_scores: the scores are calibrated probabilities")
 
 
 def _flag(request: dict[str, Any], name: str) -> bool:
     value = request.get(name, False)
-    if not isinstance(value, bool):
-        raise HTTPException(422, f"{name}: is neither true nor false")
+    refuse_if(not isinstance(value, bool), f"{name}: is neither true nor false")
     return value
 
 

@@ -44,7 +44,7 @@ MOST_BYTES = {"text": MEGABYTE, "image": 32 * MEGABYTE}
 """Bytes of a request, at most, by what the model reads."""
 WAITING = 256
 """Inputs that may wait or be answered at once; more are refused with 429."""
-PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 """What the extra `serve` installs."""
 Models = Mapping[str, "Checkpoint"]
 """The checkpoints that answer, by name; the first speaks all protocols."""

@@ -136,18 +136,6 @@ def png(width: int = 8, height: int = 8) -> bytes:
     return buffer.getvalue()
 
 
-def form(*parts: bytes, file: bool) -> tuple[bytes, str]:
-    """A multipart body and its type."""
-    head = (
-        b'--B\r\nContent-Disposition: form-data; name="x"'
-        + (b'; filename="a"' if file else b"")
-        + b"\r\n\r\n"
-    )
-    return b"".join(
-        head + part + b"\r\n" for part in parts
-    ) + b"--B--\r\n", "multipart/form-data; boundary=B"
-
-
 def test_several_inputs_are_answered_in_order() -> None:
     body = json.dumps({"inputs": ["a é", {"id": "x", "text": "b"}, {"text": "c"}]}).encode()
     reply = conversation(
@@ -158,10 +146,8 @@ def test_several_inputs_are_answered_in_order() -> None:
         200,
         {"answers": [row(0, "a é"), row("x", "b"), row(2, "c")]},
     )
-    reply = conversation(
-        texts(), lambda app: ask(app, "/v1/predict", *form(b"a", "é".encode(), file=False))
-    )
-    assert reply.body == {"answers": [row(0, "a"), row(1, "é")]}
+    refused = conversation(texts(), lambda app: ask(app, "/v1/predict", body, "text/html"))
+    assert refused.status == 415
 
 
 REFUSED: list[tuple[bytes, int, str]] = [
@@ -479,16 +465,14 @@ def test_answers_are_those_of_predict(tmp_path: Path, monkeypatch: pytest.Monkey
         refused = [await ask(app, "/v1/predict", each) for each in (*bad, b'{"inputs": ["@"]}')]
         asked = [
             await ask(app, "/v1/predict", body),
-            await ask(app, "/v1/predict", *form(*pictures, file=True)),
+            await ask(app, "/v1/predict", body),
         ]
         return [*asked, *refused, await ask(app, "/metrics"), await ask(app, "/openapi.json")]
 
     options = {"top": 2, "answers": tmp_path / "answers.jsonl", "batch_size": 60}
-    (by_json, by_form, *refused, metrics, openapi), result = served(
-        path, talk, monkeypatch, **options
-    )
+    (first, again, *refused, metrics, openapi), result = served(path, talk, monkeypatch, **options)
     expected = [json.loads(line) for line in lines]
-    assert by_json.body["answers"] == by_form.body["answers"] == expected
+    assert first.body["answers"] == again.body["answers"] == expected
     assert [reply.status for reply in refused] == [422, 422, 422]
     assert refused[1].body == {"detail": "inputs[0]: not a readable image"}
     kept = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
