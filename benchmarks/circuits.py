@@ -20,7 +20,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +33,6 @@ from scratch_vits import PLACE, scratch_vit
 
 from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.criteria.circuits.criterion import TOGETHER
-from hydrasurgeon.criteria.circuits.exact import Exact
-from hydrasurgeon.criteria.circuits.greedy import Packed, Search, pack, rows_of, unpack
 from hydrasurgeon.criteria.circuits.objective import (
     Held,
     Objective,
@@ -44,6 +41,7 @@ from hydrasurgeon.criteria.circuits.objective import (
     measure,
     outcomes_of,
 )
+from hydrasurgeon.criteria.circuits.search import Exact, Search
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import Head
@@ -150,16 +148,13 @@ def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
                 if "predicted" not in one:
                     with evaluated.step(one):
                         predicted = outcomes_of(half, (*removed, head))
-                    one["predicted"] = pack(predicted)
+                    one["predicted"] = [predicted.margin.tolist(), predicted.familiar.tolist()]
                     evaluated.save()
-                seen[side] = unpack(
-                    Packed.model_validate(one["predicted"]), rows_of(half.objective)
-                )
+                seen[side] = [torch.tensor(p, dtype=torch.float64) for p in one["predicted"]]
                 mine["cpu"] += one["cpu"]
                 mine["units"] += one["units"]
-            foreign = seen["ood"].familiar if "ood" in seen else torch.zeros(0)
-            whole = Outcomes(seen["id"].margin, seen["id"].familiar, foreign)
-            points[head] = found.objective.points(whole.one())[0].low
+            foreign = seen["ood"][1] if "ood" in seen else torch.zeros(1, 0)
+            points[head] = found.objective.points(Outcomes(*seen["id"], foreign))[0].low
         best = max(points.values())
         mine["order"].append(next(head for head in points if points[head] == best))
     return mine
@@ -181,18 +176,15 @@ def searched(
     if len(mine.get("order", ())) == budget:
         return mine
     search = make(found)
-    if "memory" in mine:
-        search.recall(mine["memory"])
-        search.take_over(mine["counts"])
-    else:
-        mine.update(order=[], trace=[], units_after=[], start=search.start())
+    if "start" not in mine:
+        start = found.objective.value(measure(found, ()))
+        mine.update(order=[], trace=[], units_after=[], start=start)
     while len(mine["order"]) < budget:
         with course.step(mine):
             head, score = search.next([Head(*head) for head in mine["order"]])
         mine["order"].append(head)
         mine["trace"].append(score)
         mine["units_after"].append(mine["units"])
-        mine["memory"], mine["counts"] = search.memory(), search.counts()
         course.save()
     return mine
 
@@ -240,29 +232,8 @@ def compare(
         "exact_ratio_same_removals": slow["units"] / exact["units_after"][rounds - 1],
         "exact_ratio": projected / exact["units"],
         "score": {"start": exact["start"], "exact": exact["trace"][-1]},
-        "counts": {"exact": exact["counts"]},
         "order": {"exact": exact["order"]},
     }
-
-
-def by_length(found: Problem, runs: int = 3) -> float | None:
-    """What an evaluation takes where texts of like length share a batch, of its time where they come as they come."""
-    lengths = found.id_inputs.lengths
-    if lengths is None:
-        return None
-    came = one_side(found, "id")
-    order = lengths.argsort()
-    inputs = replace(came.id_inputs, parts={k: v[order] for k, v in came.id_inputs.parts.items()})
-    seconds: tuple[list[float], list[float]] = [], []
-    for _ in range(runs):
-        for taken, one in zip(
-            seconds, (came, replace(came, id_inputs=inputs, labels=came.labels[order])), strict=True
-        ):
-            start = time.process_time()
-            measure(one, ())
-            taken.append(time.process_time() - start)
-    came_so, sorted_so = map(statistics.median, seconds)
-    return sorted_so / came_so
 
 
 def drift(
@@ -340,11 +311,11 @@ def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until
     half = arguments.dtype == "bfloat16"
     found = problem(spec, kind, *sizes)
     kept = arguments.work / re.sub(r"\W+", "-", f"{name} {' '.join(map(str, sizes))}").lower()
-    batches = list(found.id_inputs.batches(found.batch_size))[:2]
+    batches = [found.id_inputs.take(i) for i in found.id_inputs.indices(found.batch_size)[:2]]
 
     @torch.inference_mode()
     def probe() -> None:
-        for _, inputs in batches:
+        for inputs in batches:
             found.module(inputs)
 
     def course(what: str, until: float) -> Course:
@@ -373,8 +344,6 @@ def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    if not half and (faster := by_length(found)) is not None:
-        results.setdefault("by_length", {})[name] = faster
     results.setdefault("bfloat16" if half else "searches", {}).setdefault(name, {})[kind] = entry
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results) + "\n")

@@ -37,7 +37,7 @@ CRITERIA = {
 CIRCUIT = "circuit"
 """The criterion that ranks heads by removing them."""
 SEARCHES = {
-    "exact": "hydrasurgeon.criteria.circuits.exact:Exact",
+    "exact": "hydrasurgeon.criteria.circuits.search:Exact",
     "attribution": "hydrasurgeon.criteria.circuits.attribution:Attribution",
 }
 """Name → where the search of a circuit stands."""

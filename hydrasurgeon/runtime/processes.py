@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from hydrasurgeon.files.processes import local_rank, process_count
 
+Part = TypeVar("Part")
+Made = TypeVar("Made")
 REST = 0.1
 """Seconds in which gloo's threads free what they sent, for which they want Python's lock. Else the
 end of a group may wait for ever (torch below 2.8), or the end of the process abort.
@@ -39,6 +41,16 @@ class World:
         with torch.inference_mode(False):
             dist.all_gather_object(everyone, mine)
         return everyone
+
+    def shared(self, parts: Iterable[Part], make: Callable[[Part], Made]) -> list[Made]:
+        """What is made of each part, each in one process."""
+        mine = [
+            (number, make(part))
+            for number, part in enumerate(parts)
+            if number % self.size == self.rank
+        ]
+        everyone = [pair for each in self.gather(mine) for pair in each]
+        return [made for _, made in sorted(everyone, key=lambda pair: pair[0])]
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from slow_circuits import problem_of, slow_attribution
 
 from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.criteria.circuits.attribution import Attribution, first_order
-from hydrasurgeon.criteria.circuits.greedy import extract
 from hydrasurgeon.criteria.circuits.objective import measure, outcomes_of
+from hydrasurgeon.criteria.circuits.search import extract
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Head
 
@@ -46,9 +46,9 @@ def test_effects_are_slopes(tiny: MAKE, data: tuple[str, str]) -> None:
         row = problem.candidates.index(head)
         for name in ("margin", "familiar", "foreign"):
             torch.testing.assert_close(
-                getattr(answers, name), getattr(present, name), rtol=0, atol=1e-12
+                getattr(answers, name), getattr(present, name)[0], rtol=0, atol=1e-12
             )
-            slope = (getattr(moved[0], name) - getattr(moved[1], name)) / (2 * step)
+            slope = (getattr(moved[0], name) - getattr(moved[1], name))[0] / (2 * step)
             torch.testing.assert_close(
                 getattr(changes, name)[row].double(), -slope, rtol=1e-5, atol=1e-6
             )
@@ -63,13 +63,11 @@ def test_attribution_is_greedy_over_predicted_answers(
     path = tiny()
     expected = slow_attribution(path, *data, objective, 8)
     problem = problem_of(path, *data, objective)
-    circuit = extract(problem, Attribution, budget=8)
+    circuit = extract(problem, Attribution(problem), budget=8)
     assert list(circuit.order) == expected
     assert circuit.start == problem.objective.value(measure(problem, ()))
     for at, value in enumerate(circuit.trace, 1):
         assert value == problem.objective.value(measure(problem, expected[:at]))
-    assert circuit.counts["evaluations"] == 8
-    assert circuit.guarantee.startswith("none")
 
 
 def test_heads_that_samples_do_not_run_through(tiny: MAKE, data: tuple[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from slow_circuits import algorithm_1
 
 import hydrasurgeon as hs
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
-from hydrasurgeon.criteria.circuits.race import hard_first, lost_along, warm_first
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.manifest import read_manifest, sidecar
 from hydrasurgeon.statistics import metrics
@@ -125,27 +123,6 @@ def test_points_are_the_metrics(data: st.DataObject) -> None:
     assert objective.value(points) == pytest.approx(expected, abs=1e-12)
 
 
-@given(st.data())
-def test_bounds_hold_along_the_path(data: st.DataObject) -> None:
-    """After any batch, no candidate ends above what it is thought to be able to reach; the path visits all once."""
-    objective, seen = outcomes(data.draw, 3)
-    if not objective.needs_ood:  # OOD samples are not even run
-        seen = Outcomes(seen.margin, seen.familiar, seen.foreign[:, :0])
-    other = Outcomes(seen.margin[0], seen.familiar[0], seen.foreign[0])
-    size = data.draw(st.integers(1, 4))
-    path = hard_first(objective, other, size)
-    warm, _ = warm_first(objective, other, size, 0.3)
-    for walk in (path, warm):
-        for foreign, rows in ((False, objective.id_rows), (True, objective.ood_rows)):
-            visited = [i for part in walk if part.foreign is foreign for i in part.index.tolist()]
-            assert sorted(visited) == list(range(rows if objective.needs_ood or not foreign else 0))
-    for row, (final, _) in enumerate(objective.points(seen)):
-        one = Outcomes(seen.margin[row], seen.familiar[row], seen.foreign[row])
-        lost = lost_along(objective, one, path)
-        assert all(a <= b for a, b in itertools.pairwise(lost))
-        assert objective.total - lost[-1] >= final
-
-
 @given(st.lists(st.lists(st.floats(-20, 20), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_odds_order_samples_as_probabilities_do(rows: list[list[float]]) -> None:
     logits = torch.tensor(rows).double()
@@ -193,7 +170,7 @@ def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC) -> N
 
 @pytest.mark.parametrize("amount", [3, 7])
 def test_a_killed_search_goes_on_for_another_amount(tiny: MAKE, images: SPEC, amount: int) -> None:
-    """An order has prefixes: shortened or extended, it is what a search for that amount finds, counts and all."""
+    """An order has prefixes: shortened or extended, it is what a search for that amount finds."""
     options = {
         "method": "circuit",
         "objective": "acc",

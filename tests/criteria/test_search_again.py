@@ -11,7 +11,7 @@ import pytest
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import record_in_place
-from hydrasurgeon.criteria.circuits.exact import Exact
+from hydrasurgeon.criteria.circuits.search import Exact
 from hydrasurgeon.files.manifest import Score
 
 MAKE = Callable[..., Path]
@@ -50,29 +50,19 @@ def score(path: Path, data: dict[str, Any], search: str, remove: int, **more: An
     ).result
 
 
-def same(one: Score, other: Score) -> bool:
-    """But for what it took."""
-    records = [each.model_dump() for each in (one, other)]
-    for record in records:
-        del record["settings"]["counts"]
-    return records[0] == records[1]
-
-
 def test_a_finished_order_goes_on(tiny: MAKE, data: dict[str, Any], rounds: list[int]) -> None:
     path = tiny()
     expected = score(tiny("b.safetensors"), data, "exact", 3)
     score(path, data, "exact", 2)
     rounds.clear()
-    assert same(score(path, data, "exact", 3), expected)
+    assert score(path, data, "exact", 3) == expected
     assert rounds == [10]  # the prefix is not searched again
     score(path, data, "exact", 1)
     assert rounds == [10]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "change", [{"start": "x"}, {"counts": {"evaluations": -1}}, {"identity": "0" * 64}]
-)
+@pytest.mark.parametrize("change", [{"start": "x"}, {"identity": "0" * 64}])
 def test_a_record_that_is_not_whole_is_not_believed(
     tiny: MAKE, data: dict[str, Any], rounds: list[int], change: dict[str, Any]
 ) -> None:
@@ -84,5 +74,5 @@ def test_a_record_that_is_not_whole_is_not_believed(
     manifest = rewritten(opened.manifest, scores={"circuit-avg": spoiled})
     record_in_place(path, opened.tensors.files[0], manifest)
     rounds.clear()
-    assert same(score(path, data, "exact", 3), expected)
+    assert score(path, data, "exact", 3) == expected
     assert rounds == [12, 11, 10]

@@ -9,7 +9,7 @@ from pathlib import Path
 from hydrasurgeon.files.atomic import real
 from hydrasurgeon.files.resumable import clear
 
-SEARCH = ("search", "hydrasurgeon.search/4")
+SEARCH = ("search", "hydrasurgeon.search/5")
 """What the work is called, and what its state calls itself."""
 
 

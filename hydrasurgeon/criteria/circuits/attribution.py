@@ -10,7 +10,7 @@ its trace is true.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,50 +18,34 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import masked
-from hydrasurgeon.criteria.circuits.engine import Engine
-from hydrasurgeon.criteria.circuits.greedy import HeadRow, Search, these
-from hydrasurgeon.criteria.circuits.objective import Held, Objective, Outcomes, Problem, margins
-from hydrasurgeon.criteria.circuits.race import Runner
+from hydrasurgeon.criteria.circuits.objective import (
+    Objective,
+    Outcomes,
+    Problem,
+    margins,
+    measure,
+    over_batches,
+)
+from hydrasurgeon.criteria.circuits.search import Search
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.files.decided import Record
 from hydrasurgeon.heads import Head
 
 
 def first_order(problem: Problem) -> tuple[Outcomes, Outcomes]:
-    """Answers of the whole model, and what one head less does to each ([candidate, sample]).
-    Processes share the batches.
-    """
-    objective = problem.objective
+    """Answers of the whole model, and what one head less does to each ([candidate, sample])."""
     problem.module.requires_grad_(False)
-    margin, familiar, margin_change, familiar_change = _gradients(
-        problem, problem.id_inputs, foreign=False
-    )
-    foreign, foreign_change = torch.zeros(0), torch.zeros(len(problem.candidates), 0)
-    if objective.needs_ood:
-        foreign, foreign_change = _gradients(problem, problem.ood_inputs, foreign=True)
-    changes = Outcomes(margin_change, familiar_change, foreign_change).map(lambda part: -part)
+    found = over_batches(problem, lambda batch, labels: _of_batch(problem, batch, labels))
+    margin, familiar, margin_change, familiar_change = found[:4]
+    foreign, foreign_change = found[4:] or (torch.zeros(0), torch.zeros(len(margin_change), 0))
+    changes = Outcomes(-margin_change, -familiar_change, -foreign_change)
     return Outcomes(margin, familiar, foreign), changes
 
 
-def _gradients(problem: Problem, inputs: Held, *, foreign: bool) -> list[Tensor]:
-    """Answers of all samples, then their gradients by each candidate's factor."""
-    world, mine = problem.world, []
-    for number, (index, batch) in enumerate(inputs.batches(problem.batch_size)):
-        if number % world.size == world.rank:
-            labels = None if foreign else problem.labels[index]
-            mine.append((number, _of_batch(problem, batch, len(index), labels)))
-    everyone = sorted(
-        (pair for part in world.gather(mine) for pair in part), key=lambda one: one[0]
-    )
-    return [
-        torch.cat(parts, dim=-1) for parts in zip(*(parts for _, parts in everyone), strict=True)
-    ]
-
-
-def _of_batch(problem: Problem, batch: object, rows: int, labels: Tensor | None) -> list[Tensor]:
+def _of_batch(problem: Problem, batch: Any, labels: Tensor | None) -> list[Tensor]:
     """Answers and gradients of one batch; of OOD samples, which have no labels, how familiar they
     look alone.
     """
+    rows = len(next(iter(batch.values())) if isinstance(batch, Mapping) else batch)
     objective, device = problem.objective, problem.id_inputs.device
     factors = {
         (site.tower, site.layer): torch.ones(
@@ -104,12 +88,6 @@ them takes.
 """
 
 
-class Memory(Record):
-    """What a file says that the search knew."""
-
-    ranking: tuple[HeadRow, ...]
-
-
 class Attribution(Search):
     """The order of predicted answers."""
 
@@ -129,42 +107,13 @@ class Attribution(Search):
                 " tell what its heads do to each",
                 hint=f"Give --tower {' or '.join(sorted(reached))}, or another --search.",
             )
-        engine = Engine(problem.anatomy, together=problem.together)
-        super().__init__(problem, engine, "evaluations", "backward_passes")
-        self.ranking: list[Head] = []
-
-    def start(self) -> float:
-        self._rank()
-        return self._measured(())
-
-    def _rank(self) -> None:
-        order = predicted_order(self.problem.objective, *first_order(self.problem))
-        self.ranking = [self.problem.candidates[row] for row in order]
-        self.tally["backward_passes"] += 1
-
-    def resume(self, removed: Sequence[Head]) -> bool:
-        self._rank()
-        return self.ranking[: len(removed)] == list(removed)
+        super().__init__(problem)
+        order = predicted_order(problem.objective, *first_order(problem))
+        self.ranking = [problem.candidates[row] for row in order]
 
     def next(self, removed: Sequence[Head]) -> tuple[Head, float]:
-        head = self.ranking[len(removed)]
-        self.tally["evaluations"] += 1
-        return head, self._measured((*removed, head))
-
-    @torch.inference_mode()
-    def _measured(self, removed: Sequence[Head]) -> float:
-        self.engine.remove(removed)
-        seen = Runner(self.problem, self.engine).present()
-        ((points, _),) = self.problem.objective.points(seen.one())
-        return self.problem.objective.value(points)
-
-    def memory(self) -> dict[str, Any]:
-        return {"ranking": self.ranking}
-
-    def recall(self, memory: dict[str, Any]) -> None:
-        self.ranking = these(Memory.model_validate(memory).ranking, self.problem.candidates)
-        if len(self.ranking) != len(self.problem.candidates):
-            raise ValueError(f"ranks {len(self.ranking)} heads of {len(self.problem.candidates)}")
+        head = next(head for head in self.ranking if head not in removed)
+        return head, self.problem.objective.value(measure(self.problem, (*removed, head)))
 
 
 def predicted_order(objective: Objective, present: Outcomes, change: Outcomes) -> list[int]:
@@ -188,6 +137,6 @@ def predicted(
     points: list[int] = []
     for at in range(0, len(rows), size):
         some = list(rows[at : at + size])
-        seen = present.one().map(lambda now, by, some=some: now + by[some], change)
+        seen = present.map(lambda now, by, some=some: now + by[some], change)
         points += [low for low, _ in objective.points(seen)]
     return points

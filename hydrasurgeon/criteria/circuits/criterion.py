@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from hydrasurgeon.criteria import SEARCHES
 from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.criteria.circuits import state_path
 from hydrasurgeon.criteria.circuits.engine import numbered
-from hydrasurgeon.criteria.circuits.greedy import Circuit, SearchState, extract
 from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem
+from hydrasurgeon.criteria.circuits.search import Circuit, SearchState, extract
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import Score
@@ -48,27 +48,29 @@ def score(subject: Subject) -> Score:
     with joined() as world:
         problem = _problem(subject, candidates, world)
         identity = _identity(subject, {**about, "search": search}, problem)
+        method = imported(SEARCHES[search])(problem)
         circuit = extract(
             problem,
-            imported(SEARCHES[search]),
+            method,
             budget=budget,
             state=SearchState(state_path(subject.output, str(subject.key)), identity),
-            recorded=_recorded(subject, identity, set(candidates)),
+            recorded=_recorded(subject, identity, candidates),
             progress=subject.run.progress,
         )
     settings: dict[str, Any] = {
         **about,
         "search": search,
-        "guarantee": circuit.guarantee,
+        "guarantee": method.guarantee,
         "removed": budget,
         "candidates": len(candidates),
         "start": circuit.start,
-        "counts": circuit.counts,
         IDENTITY: _hash(identity),
     }
     if notes := _notes(problem):
         settings["notes"] = notes
-    return Score(order=circuit.order, trace=circuit.trace, settings=settings)
+    return Score(
+        order=[Head(*row) for row in circuit.order], trace=circuit.trace, settings=settings
+    )
 
 
 def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Problem:
@@ -111,8 +113,8 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
     with torch.inference_mode():
         for inputs in (id_inputs, ood_inputs):
             if not all(
-                torch.isfinite(module(batch)).all()
-                for _, batch in inputs.batches(problem.batch_size)
+                torch.isfinite(module(inputs.take(index))).all()
+                for index in inputs.indices(problem.batch_size)
             ):
                 raise SurgeryError(
                     (
@@ -165,27 +167,18 @@ def _hash(identity: Mapping[str, Any]) -> str:
 
 
 def _recorded(
-    subject: Subject, identity: Mapping[str, Any], candidates: set[Head]
+    subject: Subject, identity: Mapping[str, Any], candidates: Sequence[Head]
 ) -> Circuit | None:
     """What the same search found before; None where it was another one, or the record is not whole."""
     before = subject.checkpoint.manifest.scores.get(str(subject.key))
-    if before is None or before.trace is None or before.settings.get(IDENTITY) != _hash(identity):
+    if before is None or before.settings.get(IDENTITY) != _hash(identity):
         return None
-    order = tuple(Head(*row) for row in before.order or ())
-    start, guarantee, counts = (
-        before.settings.get(name) for name in ("start", "guarantee", "counts")
-    )
-    if (
-        not isinstance(start, float)
-        or not isinstance(guarantee, str)
-        or not isinstance(counts, dict)
-    ):
+    try:
+        return Circuit.model_validate(
+            {"order": before.order, "trace": before.trace, "start": before.settings.get("start")}
+        ).only(candidates)
+    except ValueError:  # the manifest is not ours alone
         return None
-    return (
-        Circuit(order, before.trace, start, counts, guarantee)
-        if candidates.issuperset(order)
-        else None
-    )
 
 
 def _notes(problem: Problem) -> list[str]:

@@ -15,7 +15,7 @@ Of many labels an answer is right where all of them are, so its margin is the le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -78,10 +78,6 @@ class Outcomes:
     margin: Float[Tensor, "*circuit id"]
     familiar: Float[Tensor, "*circuit id"]
     foreign: Float[Tensor, "*circuit ood"]
-
-    def one(self) -> Outcomes:
-        """A single circuit's as those of several."""
-        return Outcomes(self.margin[None], self.familiar[None], self.foreign[None])
 
     def map(self, change: Callable[..., Tensor], *others: Outcomes) -> Outcomes:
         """Each part changed, together with the same part of others."""
@@ -158,14 +154,6 @@ class Objective:
                 high = low
         return [Points(int(a), int(b)) for a, b in zip(low, high, strict=True)]
 
-    def best_left(
-        self, wrong: Int[Tensor, " circuit"], discordant: Int[Tensor, " circuit"]
-    ) -> Int[Tensor, " circuit"]:
-        """Points a circuit can still reach after that many surely wrong answers and surely
-        discordant pairs.
-        """
-        return self.total - self.per_answer * wrong - (2 * discordant if self.needs_ood else 0)
-
 
 MASK = "attention_mask"
 """Under which name texts say which of their tokens are real."""
@@ -213,11 +201,13 @@ class Held:
         there: Any = moved(chosen, self.device, self.dtype)
         return there if self.named else there[""]
 
-    def batches(self, size: int) -> Iterator[tuple[Tensor, Any]]:
-        """(index, inputs) in the order of the set."""
-        for index in torch.arange(len(self)).split(size):
-            if len(index):
-                yield index, self.take(index)
+    def indices(self, size: int) -> list[Tensor]:
+        """Batches in the order of the set; texts by their length, as padding that nobody reads
+        costs as much as words do.
+        """
+        lengths = self.lengths
+        order = torch.arange(len(self)) if lengths is None else lengths.argsort(stable=True)
+        return [index for index in order.split(size) if len(index)]
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:
@@ -242,7 +232,6 @@ class Problem:
     batch_size: int
     together: int
     world: World = field(default_factory=World)
-    tick: Callable[[float], None] = lambda _: None
 
     @property
     def sites(self) -> tuple[Attention, ...]:
@@ -253,39 +242,55 @@ class Problem:
         """Whether rounding is small enough to be bounded."""
         return self.id_inputs.dtype in (torch.float32, torch.float64)
 
-    @property
-    def lengths(self) -> tuple[Tensor | None, Tensor | None]:
-        """How long ID and OOD texts are."""
-        return self.id_inputs.lengths, self.ood_inputs.lengths
-
-    def left(self, removed: Sequence[Head]) -> list[Head]:
-        gone = set(removed)
-        return [head for head in self.candidates if head not in gone]
+    def left(self, removed: Collection[Head]) -> list[Head]:
+        return [head for head in self.candidates if head not in removed]
 
 
 def measure(problem: Problem, off: Sequence[Head]) -> int:
     """Points of the model with these heads masked, as Algorithm 1 measures them."""
-    ((low, _),) = problem.objective.points(outcomes_of(problem, off).one())
+    ((low, _),) = problem.objective.points(outcomes_of(problem, off))
     return low
 
 
-@torch.inference_mode()
 def outcomes_of(problem: Problem, off: Sequence[Head]) -> Outcomes:
-    """What the model predicts with these heads masked. Processes share the batches."""
-    objective = problem.objective
+    """What the model predicts with these heads masked."""
     with ablated(problem.sites, off):
-        logits = _logits(problem, problem.id_inputs)
-        foreign = torch.zeros(0)
-        if objective.needs_ood:
-            foreign = objective.familiarity(_logits(problem, problem.ood_inputs))
-    return Outcomes(margins(logits, problem.labels), objective.familiarity(logits), foreign)
+        return outcomes(problem, lambda inputs: problem.module(inputs)[None])
 
 
-def _logits(problem: Problem, inputs: Held) -> Tensor:
-    world = problem.world
-    mine = []
-    for number, (_, batch) in enumerate(inputs.batches(problem.batch_size)):
-        if number % world.size == world.rank:
-            mine.append((number, problem.module(batch).double().cpu()))
-    everyone = [pair for part in world.gather(mine) for pair in part]
-    return torch.cat([logits for _, logits in sorted(everyone, key=lambda pair: pair[0])])
+@torch.inference_mode()
+def outcomes(
+    problem: Problem, run: Callable[[Any], Float[Tensor, "circuit batch klass"]]
+) -> Outcomes:
+    """What circuits predict, by their logits on a batch."""
+    objective = problem.objective
+
+    def of_batch(batch: Any, labels: Tensor | None) -> list[Tensor]:
+        logits = run(batch).double().cpu()
+        answers = [objective.familiarity(logits)]
+        return answers if labels is None else [margins(logits, labels), *answers]
+
+    margin, familiar, *foreign = over_batches(problem, of_batch)
+    return Outcomes(margin, familiar, *(foreign or [margin[:, :0]]))
+
+
+def over_batches(
+    problem: Problem, of_batch: Callable[[Any, Tensor | None], list[Tensor]]
+) -> list[Tensor]:
+    """Tensors [..., sample] of ID batches, which have labels, and of OOD batches, in the order of
+    the sets. Processes share the batches.
+    """
+    found: list[Tensor] = []
+    sets: list[tuple[Held, Tensor | None]] = [(problem.id_inputs, problem.labels)]
+    if problem.objective.needs_ood:
+        sets.append((problem.ood_inputs, None))
+    for held, labels in sets:
+        batches = held.indices(problem.batch_size)
+
+        def make(index: Tensor, held: Held = held, labels: Tensor | None = labels) -> list[Tensor]:
+            return of_batch(held.take(index), None if labels is None else labels[index])
+
+        parts = problem.world.shared(batches, make)
+        order = torch.cat(batches).argsort()
+        found += [torch.cat(each, dim=-1)[..., order] for each in zip(*parts, strict=True)]
+    return found
