@@ -23,6 +23,7 @@ GONE: dict[str, str] = {
     "--delta": "A promise may be broken with probability 0.05.",
     "prune --ood-score": "A circuit detects OOD data by msp.",
     "score --ood-score": "A circuit detects OOD data by msp.",
+    "--no-examples": "Pages hold figures alone.",
     "--cost": "Use `--risk` and `--id-flagged`: promises instead of prices.",
     "--text-column": "Use --columns text=NAME.",
     "--label-column": "Use --columns label=NAME.",

@@ -77,11 +77,6 @@ def changes_weights(entry: Step) -> bool:
     return entry.command != "score"
 
 
-def lineage(history: Iterable[Step]) -> list[Step]:
-    """The steps that made the weights what they are."""
-    return [entry for entry in history if changes_weights(entry)]
-
-
 def merged(histories: Iterable[Sequence[Step]]) -> list[Step]:
     """Several histories one after another, the steps they share only once."""
     steps: list[Step] = []

@@ -135,7 +135,7 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
             for s in predictions.ood
         ),
         reading.problem.width(predictions.logits),
-        Conditions(next(iter(kinds), None), reading.is_calibrated, predictions.provenance),
+        Conditions(next(iter(kinds), None), reading.is_calibrated),
         reading.threshold,
     )
 

@@ -126,7 +126,6 @@ def with_cascade(
         answer,
         name=result.name,
         kind=result.kind,
-        provenance=whole.answers.conditions.provenance,
         problem=reading.problem,
     )
     share = sum(len(part.rows) for part in stages_in(predictions.logits) if not part.first)

@@ -30,7 +30,7 @@ from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake, usual_problem
 from hydrasurgeon.files.npz import ArrayFile
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
-from hydrasurgeon.measuring.results import Cost, Count, Provenance
+from hydrasurgeon.measuring.results import Cost, Count
 from hydrasurgeon.problems import PROBLEMS, SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics.probabilities import in_pieces
@@ -94,8 +94,6 @@ class Predictions:
     shift: tuple[ShiftSet, ...] = ()
     cost: Cost | None = None
     scores: Mapping[str, Float[ndarray, " sample"]] = field(default_factory=dict)
-    provenance: Provenance | None = None
-    """How the model was trained and calibrated; None where only its answers are known."""
     problem: Problem = SINGLE
     groups: Int[ndarray, " sample"] | None = None
     """Which query each sample belongs to, where that was said."""

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.files.manifest import DataRecord
 
 Interval = tuple[float, float]
 """The ends of a bootstrap interval."""
@@ -211,72 +210,22 @@ class Report(_Record):
         return self.model_dump_json(indent=1) + "\n"
 
 
-MOST_SHOWN = 3
-"""Data sets that a difference names."""
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """How a model was made, as its history records it."""
-
-    steps: int | None = 0
-    """Optimizer steps from the first training to the last; None where the history does not tell."""
-    trained_on: tuple[DataRecord, ...] = ()
-    calibrated_on: DataRecord | None = None
-
-
 @dataclass(frozen=True)
 class Conditions:
     """What one row of the report rests on."""
 
     ood_score: str | None = None
     calibrated: bool = False
-    provenance: Provenance | None = None
 
 
 def unlike(model: Conditions, reference: Conditions) -> dict[str, str]:
-    """What the two do not have in common: {"training": "trained 148 steps, the reference 111"}."""
+    """What the two do not have in common: {"calibration": "calibrated, the reference not"}."""
     phrases = {}
-    mine, theirs = model.provenance, reference.provenance
-    if mine is not None and theirs is not None:
-        if mine.steps != theirs.steps:
-            other = _steps(theirs)
-            if mine.steps and theirs.steps:
-                other = f"{theirs.steps:,}"
-            phrases["training"] = f"trained {_steps(mine)}, the reference {other}"
-        hashes = [{data.sha256 for data in each.trained_on} for each in (mine, theirs)]
-        if hashes[0] != hashes[1]:
-            phrases["training data"] = (
-                f"trained on {_named(mine.trained_on)}, the reference on "
-                f"{_named(theirs.trained_on)}"
-            )
     if model.ood_score and reference.ood_score and model.ood_score != reference.ood_score:
         phrases["OOD score"] = (
             f"OOD by {visible(model.ood_score)}, the reference by {visible(reference.ood_score)}"
         )
-    if model.calibrated and not reference.calibrated:
-        phrases["calibration"] = "calibrated, the reference not"
-    elif reference.calibrated and not model.calibrated:
-        phrases["calibration"] = "not calibrated, the reference is"
-    elif mine is not None and theirs is not None:
-        ours, others = mine.calibrated_on, theirs.calibrated_on
-        if ours is not None and others is not None and ours.sha256 != others.sha256:
-            phrases["calibration data"] = (
-                f"calibrated on {_named([ours])}, the reference on {_named([others])}"
-            )
+    if model.calibrated != reference.calibrated:
+        mine, its = ("calibrated", "not") if model.calibrated else ("not calibrated", "is")
+        phrases["calibration"] = f"{mine}, the reference {its}"
     return phrases
-
-
-def _steps(provenance: Provenance) -> str:
-    if provenance.steps is None:
-        return "an unknown number of steps"
-    if not provenance.steps:
-        return "no steps on record"
-    return f"{provenance.steps:,} step{'' if provenance.steps == 1 else 's'}"
-
-
-def _named(data: Sequence[DataRecord]) -> str:
-    """Data sets by name and size."""
-    names = [f"{visible(each.spec)} ({each.rows:,} samples)" for each in data]
-    more = [f"{len(names) - MOST_SHOWN} more"] if len(names) > MOST_SHOWN else []
-    return " and ".join([*names[:MOST_SHOWN], *more]) or "no data on record"

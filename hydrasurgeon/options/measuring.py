@@ -44,7 +44,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
 
     requires: ClassVar = {
         "reference": ("html", "markdown"),
-        "no_examples": ("html",),
         "predictions": ("checkpoints",),
         "val": ("temperature",),
     }
@@ -143,11 +142,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         metavar="F|-",
         group=WRITTEN,
         help="Write the report as one page that opens offline; - is stdout.",
-    )
-    no_examples: bool = option(
-        False,
-        group=WRITTEN,
-        help="Leave pictures and texts of the data out of the page, which shows at most 40.",
     )
     markdown: PathLike | None = option(
         None,

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.bootstrap import HIGHER, Difference
 from hydrasurgeon.measuring.results import Result
@@ -303,41 +302,6 @@ def _intervals(rows: Sequence[tuple[int, Verdict, Difference]], axes: Axes) -> N
     axes.set_ylim(len(rows) - 0.5, -0.5)
     if rows[0][2].metric not in HIGHER:
         axes.invert_xaxis()
-
-
-def head_maps(manifests: Mapping[str, Manifest]) -> list[str]:
-    """The maps of models that lack heads, one for each tower; a head is the darker the more members
-    keep it.
-    """
-    charts = []
-    for name, manifest in manifests.items():
-        keeps, note = [manifest.kept or {}], ""
-        if manifest.kind == "hydra":
-            keeps, note = [member.kept for member in manifest.members], "members"
-        for tower, about in manifest.towers.items():
-            members = [kept.get(tower, ()) for kept in keeps]
-            if all(sum(map(len, rows)) == about.layers * about.heads for rows in members):
-                continue
-            says = [
-                f"layer {layer}: {'·'.join(str(len(rows[layer])) for rows in members)}"
-                for layer in range(about.layers)
-            ]
-            share = [
-                [sum(head in rows[layer] for rows in members) / len(members) for head in heads]
-                for layer in range(about.layers)
-                for heads in [range(about.heads)]
-            ]
-            caption = name if len(manifest.towers) == 1 else f"{name}, {tower}"
-            told, draw = f"Heads kept, by member: {', '.join(says)}.", partial(_heads, share)
-            told_of = note and f"{len(keeps)} {note}"
-            charts.append(picture(caption, told, draw, "head", "layer", note=told_of))
-    return charts
-
-
-def _heads(share: list[list[float]], axes: Axes) -> None:
-    axes.pcolormesh(share, cmap="GnBu", vmin=0, vmax=1, edgecolors="white")
-    axes.grid(visible=False)
-    axes.invert_yaxis()
 
 
 def bins_of_confidence(

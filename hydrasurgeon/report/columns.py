@@ -353,9 +353,6 @@ WORDS = {
     "confidence": "The probability of the most probable class.",
     "coverage": "The fraction of samples that are answered, the most confident first.",
     "risk": "The fraction of the given answers that are wrong.",
-    "head": "One attention head of one layer.",
-    "member": "A copy of the backbone with fewer heads.",
-    "hydra": "Members fused into one model that runs them in one forward pass.",
     "confidence interval": "Where a figure lies in that share of bootstrap resamples of the data.",
 }
 """What the words of a report mean that are no metric."""

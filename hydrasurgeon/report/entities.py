@@ -1,29 +1,18 @@
-"""What models make of entities: each type, what is confused with what, and sentences that show it."""
+"""What models make of entities: each type, and what is confused with what."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from markupsafe import Markup, escape
-
-from hydrasurgeon.data.words import words_of
-from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.problems.entities import JudgedTokens, called_kind
 from hydrasurgeon.report.charts import Drawn
 from hydrasurgeon.report.classes import PAIRS
-from hydrasurgeon.report.columns import ABSENT, Cell, Column, Metric, Table, short
-from hydrasurgeon.report.examples import EACH, LETTERS, NAMED, Example, Examples, read_places
+from hydrasurgeon.report.columns import ABSENT, Cell, Column, Metric, Table
 from hydrasurgeon.statistics.entities import Tags, entities_of
-
-if TYPE_CHECKING:
-    from hydrasurgeon.data import Samples
 
 ENTITIES = Metric("n", "entities")
 MEASURES = tuple(Metric(name.lower(), name, "higher") for name in ("precision", "recall", "F1"))
@@ -195,103 +184,3 @@ def _named(kind: int | None, names: Sequence[str]) -> str:
 
 def _cell(value: float | None, digits: str) -> Cell:
     return Cell(ABSENT) if value is None else Cell(format(value, digits), values=(value,))
-
-
-# --- sentences ---
-
-
-def entity_examples(row: Answered, samples: Samples, names: Sequence[str]) -> tuple[Examples, ...]:
-    """Sentences with their entities: the surest mistakes, what was surely missed, the least sure."""
-    assert isinstance(row.inside, JudgedTokens)
-    made = outcomes(row.inside)
-    found = [outcome for outcome in made if outcome.found]
-    groups = {
-        "surest mistakes": [outcome for outcome in found if outcome.what != RIGHT],
-        "surely missed": [outcome for outcome in made if not outcome.found],
-    }
-    shown = {
-        **{kind: sorted(of, key=lambda each: -each.sure) for kind, of in groups.items()},
-        "least sure": sorted(found, key=lambda each: each.sure),
-    }
-    places = read_places(samples, row.inside.count)
-    spans = _by_text(row.inside.tags)
-    examples = []
-    for kind, order in shown.items():
-        some = tuple(
-            _example(outcome, spans, samples, places[outcome.shown.text], names)
-            for outcome in order[:EACH]
-        )
-        examples += [Examples(kind, some)] if some else []
-    return tuple(examples)
-
-
-def _example(
-    outcome: Outcome,
-    spans: dict[int, list[Span]],
-    samples: Samples,
-    place: int,
-    names: Sequence[str],
-) -> Example:
-    text, called = samples.read(place), samples.name(place)
-    assert isinstance(text, str)
-    words = words_of(text)
-
-    def told(span: Span | None) -> str:
-        if span is None:
-            return "no entity"
-        return f"{_named(span.kind, names)}: {short(_piece(text, words, span), NAMED)}"
-
-    marked = spans.get(outcome.shown.text, [])
-    if outcome.found is None:
-        marked = [*marked, outcome.shown]
-    return Example(
-        name=short(called if isinstance(called, str) else f"sample {called}", NAMED),
-        truth=told(outcome.true),
-        answer=told(outcome.found),
-        confidence=f"{100 * outcome.sure:.1f} %",
-        correct=outcome.what == RIGHT,
-        more="" if outcome.what == RIGHT else outcome.what,
-        picture="",
-        text=sentence(text, words, marked, outcome, names),
-    )
-
-
-def _piece(text: str, words: Sequence[tuple[int, int]], span: Span) -> str:
-    return " ".join(text[words[span.first][0] : words[span.last][1]].split())
-
-
-def sentence(
-    text: str,
-    words: Sequence[tuple[int, int]],
-    marked: Sequence[Span],
-    outcome: Outcome,
-    names: Sequence[str],
-) -> Markup:
-    """The text around an entity, with a mark for each."""
-    middle = (words[outcome.shown.first][0] + words[outcome.shown.last][1]) // 2
-    low = max(0, min(middle - LETTERS // 2, len(text) - LETTERS))
-    high = low + LETTERS
-
-    def parts() -> Iterator[Markup]:
-        at = low
-        for span in sorted(marked, key=lambda each: each.first):
-            start, end = max(low, words[span.first][0]), min(high, words[span.last][1])
-            if end <= start:
-                continue
-            yield _plain(text[at:start])
-            kind = ""
-            if span == outcome.shown and outcome.what != RIGHT:
-                kind = " missed" if outcome.found is None else " wrong"
-            yield Markup('<mark class="c{}{}">{} <small>{}</small></mark>').format(
-                span.kind % 8, kind, _plain(text[start:end]), visible(_named(span.kind, names))
-            )
-            at = end
-        yield _plain(text[at:high])
-
-    before, behind = "…" if low else "", "…" if high < len(text) else ""
-    return Markup("").join([escape(before), *parts(), escape(behind)])
-
-
-def _plain(text: str) -> Markup:
-    """A piece of a text in one line."""
-    return escape(visible(re.sub(r"\s+", " ", text)))

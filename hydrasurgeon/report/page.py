@@ -37,7 +37,6 @@ from hydrasurgeon.report.columns import (
     shown_name,
     tables,
 )
-from hydrasurgeon.report.examples import Examples
 from hydrasurgeon.report.verdicts import Verdict, decided, figures, headline, spent, verdict
 
 PASSED = (
@@ -46,7 +45,6 @@ PASSED = (
     "verdicts",
     "numbered",
     "notes",
-    "examples",
     "manifests",
     "uses",
     "chances",
@@ -67,7 +65,6 @@ class Material:
     notes: tuple[str, ...] = ()
     classes: Sequence[str] = ()
     """The names of the classes, by number."""
-    examples: tuple[Examples, ...] = ()
     facts: Mapping[str, object] = field(default_factory=dict)
     """What else the figures rest on: versions, the device, how many samples ran at a time."""
     uses: Mapping[str, DataRecord] = field(default_factory=dict)
@@ -173,7 +170,6 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "differences": charts.differences(material.numbered, material.names[material.reference]),
         **_classes(material, drawn),
-        "maps": charts.head_maps(material.manifests),
         "reliability": charts.reliability(drawn),
         "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting)],
         "selective": charts.risk_coverage(drawn, results),

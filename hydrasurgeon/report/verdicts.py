@@ -240,14 +240,7 @@ def spent(result: Result) -> str:
 
 def decided(row: Answered) -> str:
     """Whether its answers are calibrated, and by what it detects OOD samples."""
-    of = row.conditions
-    data = None if of.provenance is None else of.provenance.calibrated_on
-    calibrated = (
-        f"yes, on {data.spec} ({data.rows:,} samples)"
-        if of.calibrated and data is not None
-        else "yes"
-    )
-    parts = [f"Calibrated: {calibrated if of.calibrated else 'no'}"]
+    parts = [f"Calibrated: {'yes' if row.conditions.calibrated else 'no'}"]
     if row.scores:
         threshold = "no threshold" if row.threshold is None else f"threshold {row.threshold:.3g}"
         parts.append(f"OOD by {row.used}, {threshold}")

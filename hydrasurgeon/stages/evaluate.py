@@ -31,10 +31,7 @@ from hydrasurgeon.measuring.sets import (
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.report.columns import brief
-from hydrasurgeon.report.entities import entity_examples
-from hydrasurgeon.report.examples import Examples, examples_of
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
 from hydrasurgeon.runtime.tensors import device_of
@@ -175,15 +172,7 @@ def _material(
     notes: Sequence[str],
     arguments: EvaluateOptions,
 ) -> Material:
-    """What the page and Markdown are made of; samples for the page are of models that ran here, the
-    reference first.
-    """
-    examples: tuple[Examples, ...] = ()
-    if arguments.html is not None and not arguments.no_examples and measured.samples is not None:
-        row = rows[reference] if rows[reference].timing is not None else rows[0]
-        tagged = isinstance(row.answers.inside, JudgedTokens)
-        shown = entity_examples if tagged else examples_of
-        examples = shown(row.answers, measured.samples, measured.class_names)
+    """What the page and Markdown are made of."""
     return Material(
         report,
         tuple(rows),
@@ -193,7 +182,6 @@ def _material(
         arguments.seed,
         tuple(notes),
         classes=measured.class_names,
-        examples=examples,
         facts=_facts(arguments) if opened else {"hydrasurgeon": installed("hydrasurgeon")},
         uses=measured.uses,
     )

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.decision.fitting import FEWEST_OOD
-from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.files.history import lineage
-from hydrasurgeon.files.manifest import DataRecord, Step
+from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.cascades import with_cascade
 from hydrasurgeon.measuring.cost import InTurn, SideBySide, cost_of
@@ -26,7 +24,7 @@ from hydrasurgeon.measuring.predictions import (
     read_predictions,
     write_predictions,
 )
-from hydrasurgeon.measuring.results import Provenance, SetResult, unlike
+from hydrasurgeon.measuring.results import SetResult, unlike
 from hydrasurgeon.measuring.rows import (
     Row,
     ood_scores,
@@ -49,7 +47,6 @@ from hydrasurgeon.measuring.sets import (
 )
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
-from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 
 if TYPE_CHECKING:
     from hydrasurgeon.options.measuring import EvaluateOptions
@@ -152,7 +149,6 @@ class _Table:
             kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
             # Of a text without the padding that others bring.
             cost=cost_of(models, self.how.first(models[0], self.sets.id, 1)),
-            provenance=provenance_of(job),
             problem=problem_of(self.opened[0].manifest.model),
         )
         if self.predictions is not None:
@@ -344,62 +340,3 @@ def few_ood(rows: Sequence[Row]) -> Iterator[str]:
     for name, count in sizes.items():
         if count < FEWEST_OOD:
             yield f"OOD set {visible(name)}: an AUROC of {count} samples says little"
-
-
-def provenance_of(job: Sequence[Checkpoint]) -> Provenance:
-    """Training of one checkpoint, or of an ensemble: the most steps that any of its members took."""
-    histories = [each.manifest.history for each in job]
-    trained = [steps_trained(history) for history in histories]
-    entries = [entry for history in histories for entry in history]
-    data = [entry.data[0] for entry in entries if entry.command == "finetune" and entry.data]
-    calibrated = [entry.data[0] for entry in entries if entry.command == "calibrate" and entry.data]
-    return Provenance(
-        None
-        if None in trained
-        else max((steps for steps in trained if steps is not None), default=0),
-        tuple({each.sha256: each for each in data}.values()),
-        calibrated[-1] if calibrated else None,
-    )
-
-
-def steps_trained(history: Sequence[Step]) -> int | None:
-    """Optimizer steps along the longest chain of a history, in which members share their first
-    steps.
-    """
-    at_input: dict[str, int] = {}
-    ends = [0]
-    for entry in lineage(history):
-        start = ends[-1] if entry.inputs else 0
-        if len(entry.inputs) > 1:
-            start = max(ends)
-        for each in entry.inputs:
-            # An input that an earlier step had too is where another member branches off.
-            start = at_input.setdefault(each.sha256, start) if len(entry.inputs) == 1 else start
-        # A start that was kept is what it was.
-        kept = entry.output in [each.sha256 for each in entry.inputs]
-        taken = recorded_steps(entry) if entry.command == "finetune" and not kept else 0
-        if taken is None:
-            return None
-        ends.append(start + taken)
-    return max(ends)
-
-
-def recorded_steps(entry: Step) -> int | None:
-    """Optimizer steps of one `finetune`; None where its recipe was a file that is not part of the
-    package.
-    """
-    name, changes, batch_size = (entry.args.get(key) for key in ("recipe", "set", "batch_size"))
-    overrides = (
-        {str(key): str(value) for key, value in changes.items()}
-        if isinstance(changes, Mapping)
-        else {}
-    )
-    if name not in recipe_names():
-        steps = overrides.get("steps", "")
-        return int(steps) if steps.isdecimal() and len(steps) < 12 else None
-    try:
-        recipe = load_recipe(str(name), overrides, batch_size=batch_size)
-    except UsageError:
-        return None
-    rows = entry.data[0].rows if entry.data else 0
-    return recipe.steps_of(rows // recipe.batch_size or 1)[1]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import numpy as np
 import pytest
 
-from hydrasurgeon.data.words import Words
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.problems.entities import JudgedTokens
-from hydrasurgeon.report.entities import balance, entity_examples, entity_tables
+from hydrasurgeon.report.entities import balance, entity_tables
 
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 NASTY = "<script>alert(1)</script>\u202e"
@@ -34,29 +30,6 @@ def judged(tags: list[list[int]]) -> JudgedTokens:
         mutual_information=nothing,
         disagreement=nothing,
     )
-
-
-class Texts:
-    """Four words each; one of them is hostile."""
-
-    texts: tuple[str, ...] = (
-        "Ada Byron saw London",
-        f"Ada Byron\n{NASTY} Rome",
-        Words("New-York by Ada Byron", ((0, 8), (9, 11), (12, 15), (16, 21))),
-        "oh Ada",
-    )
-
-    def __len__(self) -> int:
-        return 4
-
-    def name(self, i: int) -> int:
-        return i
-
-    def read(self, i: int) -> Words:
-        text = self.texts[i]
-        if isinstance(text, Words):
-            return text
-        return Words(text, tuple(match.span() for match in re.finditer(r"\S+", text)))
 
 
 def test_tables_are_counted_by_hand() -> None:
@@ -93,26 +66,3 @@ def test_tables_are_counted_by_hand() -> None:
     sure, right = judged(TAGS).sure()
     assert sure.tolist() == pytest.approx([0.99, 0.3, 0.6, 0.9, 0.8, 0.7])
     assert right.tolist() == [True, True, False, False, False, False]
-
-
-def test_sentences_show_the_surest_errors_first() -> None:
-    samples: Any = Texts()
-    groups = {
-        each.kind: each.samples for each in entity_examples(Answered(judged(TAGS)), samples, NAMES)
-    }
-    mistakes = groups["surest mistakes"]
-    assert [(each.answer, each.truth, each.confidence, each.more) for each in mistakes] == [
-        ("LOC: Rome", "no entity", "90.0 %", "invented"),
-        ("PER: New-York", "LOC: New-York", "80.0 %", "wrong type"),
-        ("LOC: Ada", "PER: Ada Byron", "70.0 %", "wrong type and boundaries"),
-        ("PER: Ada", "PER: Ada Byron", "60.0 %", "wrong boundaries"),
-    ]
-    assert mistakes[0].text == (
-        '<mark class="c0">Ada <small>PER</small></mark> Byron &lt;script&gt;alert(1)&lt;/script&gt;'
-        '\\u202e <mark class="c1 wrong">Rome <small>LOC</small></mark>'
-    )
-    (missed,) = groups["surely missed"]
-    assert (missed.answer, missed.truth, missed.confidence) == ("no entity", "PER: Ada", "95.0 %")
-    assert missed.text == 'oh <mark class="c0 missed">Ada <small>PER</small></mark>'
-    assert [each.confidence for each in groups["least sure"]][:2] == ["30.0 %", "60.0 %"]
-    assert groups["least sure"][0].correct
