@@ -118,7 +118,7 @@ def test_points_are_the_metrics(data: st.DataObject) -> None:
     objective, seen = outcomes(data.draw, 1)
     ((points, _),) = objective.points(Outcomes(seen.margin + 0.1, seen.familiar, seen.foreign))
     accuracy = float((seen.margin + 0.1 > 0).double().mean())
-    auroc = metrics.auroc(-seen.familiar[0], -seen.foreign[0])
+    auroc = metrics.auroc(-seen.familiar[0].numpy(), -seen.foreign[0].numpy())
     expected = {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[objective.kind]
     assert objective.value(points) == pytest.approx(expected, abs=1e-12)
 

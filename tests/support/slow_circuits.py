@@ -49,7 +49,7 @@ def algorithm_1(
     def score() -> Fraction:
         logits, outside = model.module(x).double(), model.module(foreign_x).double()
         acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
-        foreign, familiar = (ON_LOGITS["msp"](z[:, None], 1.0) for z in (outside, logits))
+        foreign, familiar = (ON_LOGITS["msp"](z[:, None].numpy(), 1.0) for z in (outside, logits))
         above = int((foreign[:, None] > familiar).sum()) * 2 + int(
             (foreign[:, None] == familiar).sum()
         )
