@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from hydrasurgeon.errors import DataError
 
@@ -80,6 +80,16 @@ def plain(image: Image.Image) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of palettes with a transparency for each colour
         return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def turned(image: Image.Image) -> Image.Image:
+    """A copy that is upright, as its EXIF data say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ImageOps.exif_transpose(image)
+        except Exception:  # damaged EXIF data raise anything, and say nothing of the picture
+            return image.copy()
 
 
 def pixels(spec: str, images: NDArray[Any]) -> NDArray[np.uint8]:
