@@ -125,7 +125,7 @@ def rows(task: str, sets: Mapping[str, str], start: str, cache: Path) -> list[di
                     continue
                 decided = cache / f"{path.stem}-{words}.safetensors"
                 began = time.perf_counter()
-                hs.calibrate(
+                done = hs.calibrate(
                     path,
                     data=sets["val"],
                     fit_data=sets["train"],
@@ -136,6 +136,8 @@ def rows(task: str, sets: Mapping[str, str], start: str, cache: Path) -> list[di
                 )
                 seconds = time.perf_counter() - began
                 row = {"model": kind, "seed": seed, "words": words, "seconds": seconds}
+                if done.decision.words is not None:
+                    row |= done.decision.words.model_dump(include={"weights", "worth"})
                 made.append({**row, **measured(decided, sets)})
                 decided.unlink()
                 print(json.dumps(made[-1]), flush=True)

@@ -327,6 +327,21 @@ def rewritten(manifest: ManifestT, **changes: Any) -> ManifestT:
     return type(manifest).model_validate({**manifest.model_dump(), **changes})  # type: ignore[return-value]
 
 
+def without_words(checkpoint: CheckpointT) -> CheckpointT:
+    """The checkpoint as its model answers alone, by the rest of its decision state."""
+    decision = checkpoint.manifest.decision
+    if decision is None or decision.words is None:
+        return checkpoint
+    alone = {"mode": "beside", "threshold": None, "weights": (decision.words.alone, 0.0)}
+    changes: dict[str, Any] = {"words": decision.words.model_copy(update=alone)}
+    if decision.words.mode == "first":
+        changes["cascade"] = None
+    manifest = checkpoint.manifest.model_copy(
+        update={"decision": decision.model_copy(update=changes)}
+    )
+    return replace(checkpoint, manifest=manifest)
+
+
 def undecided(checkpoint: CheckpointT) -> CheckpointT:
     """The checkpoint as it was before `calibrate`: surgery makes other weights, of which the state
     knows nothing.

@@ -25,6 +25,8 @@ class Beside:
     """The two weights, and the loss on samples that fitted none of them."""
 
     weights: tuple[float, float]
+    alone: float
+    """By which the model's outputs count where there is no reader."""
     without: float
     together: float
     error: float
@@ -91,6 +93,7 @@ def fit_beside(
     apart = without - together
     return Beside(
         (float(fitted[0]), float(fitted[1])),
+        alone,
         float(without.mean()),
         float(together.mean()),
         float(apart.std(ddof=1) / np.sqrt(len(apart))),

@@ -120,6 +120,7 @@ def fit_reading(
         columns=len(parts["weight"]),
         outputs=model.num_classes,
         weights=worth.weights,
+        alone=worth.alone,
         worth=decided.Worth(nll=(worth.without, worth.together), se=worth.error),
     )
     return Reading(record, reader, see), worth

@@ -316,6 +316,8 @@ class Words(Record):
     """As many as the model has."""
     weights: tuple[NotNegative, NotNegative]
     """By which the model's outputs count, and the reader's."""
+    alone: NotNegative
+    """By which the model's outputs count without the reader."""
     threshold: Unit | None = None
     """Of a reader that comes first, from which certainty on it answers."""
     worth: Worth

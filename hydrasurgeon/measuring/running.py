@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy import ndarray
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, without_words
 from hydrasurgeon.data import Samples, first_batch, moved
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import DataError
@@ -53,9 +53,13 @@ class How:
     skipped: list[str] = field(default_factory=list)
     """Samples that could not be read, as they are met."""
     engine: str = "torch"
+    no_words: bool = False
+    """Whether models answer without what reads words beside them."""
 
     def load(self, checkpoint: Checkpoint) -> Any:
         device, dtype = self.run.device, self.run.dtype
+        if self.no_words:
+            checkpoint = without_words(checkpoint)
         return engine_of(checkpoint, engine=self.engine, device=device, dtype=dtype)
 
     def logits(self, models: Sequence[Any], samples: Any) -> tuple[Any, Any]:

@@ -53,6 +53,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
             for name in (
                 "ensemble",
                 "no_decision",
+                "no_words",
                 "temperature",
                 "engine",
             )
@@ -115,6 +116,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         help=(f"{', '.join(LOGITS)}, or what calibrate fitted, which is the default; else msp."),
     )
     no_decision: bool = option(False, help="Ignore decision states.")
+    no_words: bool = option(False, help="Measure models without what reads words beside them.")
     cascade: bool = option(
         False, help="Measure each checkpoint's cascade, and the whole model next to it."
     )

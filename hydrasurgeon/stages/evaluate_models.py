@@ -199,7 +199,8 @@ def of_models(
         check_same_classes(named)
         samples = fit_classes(samples, named[0].manifest.model)
         further.append((each.name, samples, named))
-    how, timed = How(arguments, engine=arguments.engine), SideBySide()
+    no_words = arguments.no_words or arguments.no_decision
+    how, timed = How(arguments, engine=arguments.engine, no_words=no_words), SideBySide()
     table = _Table(
         arguments,
         temperature,

@@ -137,6 +137,21 @@ def test_words_first_answer_what_they_are_sure_of(place: Path) -> None:
     assert np.asarray(whole.probabilities) == pytest.approx(late, abs=1e-5)
 
 
+def test_eval_can_leave_words_out(place: Path) -> None:
+    table, record = str(place / "test.csv"), decision(place / "first")
+    options: dict[str, Any] = {"data": [table], "device": "cpu"}
+    alone = hs.evaluate([place / "first"], no_words=True, **options).report.results[0].id
+    rows = sentences(place)
+    scale = record["words"]["alone"] / record["temperature"]
+    chances = softmax(scale * logits(place / "off", rows))
+    labels = [line.split(",")[1] for line in (place / "test.csv").read_text().splitlines()[1:]]
+    names = [str(name) for name in hs.load(place / "off").classes]
+    own = chances[np.arange(len(rows)), [names.index(label) for label in labels]]
+    assert alone["nll"] == pytest.approx(-np.log(own).mean(), abs=1e-5)
+    both = hs.evaluate([place / "first"], **options).report.results[0].id
+    assert both["nll"] != alone["nll"]
+
+
 def test_new_words_go_on(place: Path) -> None:
     model = hs.load(place / "first", device="cpu")
     assert np.asarray(model.decide(["[UNK] [UNK] [UNK]"]).members_run).tolist() == [1]
