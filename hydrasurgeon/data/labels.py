@@ -463,8 +463,8 @@ def _of_classes(spec: str, column: Column, model: Model) -> Fit:
     """One of several classes."""
     labels = column.labels
     if labels.dtype.kind == "f":
-        column = _of_floats(spec, labels, model)
-        labels = column.labels
+        row = int(np.argmax(labels != np.floor(labels)))
+        raise DataError(f"{spec}: row {row} has the label {float(labels[row])}", hint=ONE_EACH)
     assert column.names is not None
     outside = np.flatnonzero((labels < 0) | (labels >= len(column.names)))
     if len(outside):
@@ -475,17 +475,6 @@ def _of_classes(spec: str, column: Column, model: Model) -> Fit:
         )
     positions, names, note = positions_of(spec, column, model)
     return positions[labels], names, note
-
-
-def _of_floats(spec: str, labels: Labels, model: Model) -> Column:
-    """Numbers with a point, where these are names of the model's classes."""
-    values = np.unique(labels)
-    places = _places_of([str(value) for value in values], model.labels or ())
-    if -1 not in places:
-        names = tuple((model.labels or ())[place] for place in places)
-        return Column(np.searchsorted(values, labels), names)
-    row = int(np.argmax(labels != np.floor(labels)))
-    raise DataError(f"{spec}: row {row} has the label {float(labels[row])}", hint=ONE_EACH)
 
 
 def positions_of(spec: str, column: Column, model: Model) -> Fit:

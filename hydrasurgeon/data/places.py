@@ -11,7 +11,7 @@ from hydrasurgeon.files.foreign import readable
 from hydrasurgeon.lookup import did_you_mean
 
 KINDS = (
-    "a folder of images, an image, .csv, .tsv, .json, .jsonl (also .gz), .parquet, .conll, .npz, "
+    "a folder of images, an image, .csv, .tsv, .json, .jsonl, .parquet, .conll, .npz, "
     "hf:NAME:SPLIT or demo:NAME"
 )
 """What data can be, in words."""
@@ -22,14 +22,8 @@ TABLES = (
     ".tsv",
     ".json",
     ".jsonl",
-    ".csv.gz",
-    ".tsv.gz",
-    ".json.gz",
-    ".jsonl.gz",
     ".parquet",
     ".conll",
-    ".conll.gz",
-    ".bio",
 )
 """Endings of tables."""
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
@@ -43,11 +37,8 @@ SHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 
 
 def ending(path: PurePath) -> str:
-    """What a file's name ends in, as it is listed in ENDINGS; of a packed one both."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes[-1:] == [".gz"]:
-        return "".join(suffixes[-2:])
-    return "".join(suffixes[-1:])
+    """What a file's name ends in, as it is listed in ENDINGS."""
+    return path.suffix.lower()
 
 
 def located(spec: str) -> list[Path]:

@@ -7,7 +7,6 @@ The datasets library's readers do not fit: they copy each file into a cache, gue
 from __future__ import annotations
 
 import csv
-import gzip
 import os
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from hydrasurgeon.data.labels import Column, class_names, labels_of, of_probabilities
 from hydrasurgeon.data.packed import Packed, growing
@@ -78,12 +77,8 @@ MAX_RATIO = 50
 # Bytes of a packed table that is unpacked once before its first row is read: a larger one is
 # checked while it is read.
 SMALL = 8 << 20
-# Bytes that are unpacked at once, to see how many there are.
-BLOCK = 1 << 20
 # Blank lines of a file.
 MAX_BLANK = 1_000_000
-# Values of a packed .json: the least of them takes 50 bytes.
-MAX_VALUES = 20_000_000
 # Rows of a text file that are Python's objects at once.
 PIECE = 1 << 14
 # Rows of a table; a limited one is drawn from the first of them.
@@ -141,9 +136,6 @@ class Table:
 
     def find(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.columns), None)
-
-    def needs(self, what: str) -> DataError:
-        return DataError(f"{self.spec}: needs {what} ({listed(self.names)})", hint=self.hint)
 
     def column(self, role: str, columns: Columns, usual: Sequence[str]) -> str | None:
         """The column that the user named for this role, else the first usual one that is there."""
@@ -219,26 +211,11 @@ def tables_in(
 ) -> Iterator[Table]:
     """The same of an open file of so many bytes; `kind` is its ending."""
     source = Source(spec, file, size, root, columns)
-    pieces = _unpacked(source, kind) if kind.endswith(".gz") else READERS[kind](source)
+    pieces = READERS[kind](source)
     if columns.at_once is None:
         yield _whole(pieces)
     else:
         yield from pieces
-
-
-def _unpacked(source: Source, kind: str) -> Iterator[Table]:
-    with (
-        decoding(f"{source.spec}: is not a readable .gz file"),
-        gzip.open(source.file) as unpacked,
-    ):
-        packed = replace(source, file=cast(IO[bytes], unpacked), is_packed=True)
-        if source.size <= SMALL:
-            read = 0
-            while block := unpacked.read(BLOCK):
-                read += len(block)
-                packed.check_unpacked(read)
-            unpacked.seek(0)
-        yield from READERS[kind.removesuffix(".gz")](packed)
 
 
 def _whole(pieces: Iterator[Table]) -> Table:
@@ -268,26 +245,21 @@ class Source:
     root: Path | None
     """Where paths in it start; None of a remote file, which may hold none."""
     wanted: Columns
-    is_packed: bool = False
 
     def content(self) -> bytes:
         """The whole file."""
-        most = self.most if self.is_packed else MAX_WHOLE
-        content = self.file.read(most + 1)
-        if len(content) > most:
-            raise DataError(f"{self.spec}: is too large; at most {most:,} bytes are read")
+        content = self.file.read(MAX_WHOLE + 1)
+        if len(content) > MAX_WHOLE:
+            raise DataError(f"{self.spec}: is too large; at most {MAX_WHOLE:,} bytes are read")
         return content
 
     def lines(self) -> Iterator[str]:
         """The lines of a UTF-8 file, without a byte order mark."""
-        read = blank = 0
+        blank = 0
         for number, line in enumerate(iter(lambda: self.file.readline(MAX_LINE + 1), b""), 1):
             where = f"{self.spec}, line {number}"
-            read += len(line)
             if len(line) > MAX_LINE:
                 raise DataError(f"{where}: is too long; at most {MAX_LINE:,} bytes are read")
-            if self.is_packed:
-                self.check_unpacked(read)
             blank += line.isspace()
             if blank > MAX_BLANK:
                 raise DataError(f"{where}: is one of more than {MAX_BLANK:,} blank lines")
@@ -477,7 +449,8 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
             "--columns text=NAME.",
         )
     if first is None:
-        raise table.needs("a column image or text")
+        what = f"needs a column image or text ({listed(table.names)})"
+        raise DataError(f"{table.spec}: {what}", hint=table.hint)
     return first, second
 
 
@@ -509,27 +482,13 @@ def _records(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def _json(source: Source) -> Iterator[Table]:
-    """A list of records, or a record of columns."""
+    """A list of records."""
     spec, content = source.spec, source.content()
-    if source.is_packed and content.count(b",") + content.count(b"[") > MAX_VALUES:
-        raise DataError(
-            f"{spec}: unpacks to more than {MAX_VALUES:,} values", hint="Unpack it first."
-        )
     value = parse_json(content, spec, most=MAX_WHOLE, error=DataError)
-    if isinstance(value, list) and all(isinstance(record, dict) for record in value):
-        yield from source.tables(value)
-        return
-    if not isinstance(value, dict) or not value or not all(map(_is_list, value.values())):
-        hint = 'Such as [{"text": …, "label": …}, …] or {"text": […], "label": […]}.'
-        raise DataError(f"{spec}: is no list of records, and no record of columns", hint=hint)
-    if len({len(values) for values in value.values()}) > 1:
-        raise DataError(f"{spec}: its columns are not equally long")
-    wanted = source.wanted.chosen(value)
-    yield source.table(value, {name: value[name] for name in wanted})
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
+    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
+        hint = 'Such as [{"text": …, "label": …}, …].'
+        raise DataError(f"{spec}: is no list of records", hint=hint)
+    yield from source.tables(value)
 
 
 def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
@@ -655,6 +614,5 @@ READERS: dict[str, Callable[..., Iterator[Table]]] = {
     ".tsv": partial(_csv, separators="\t"),
     ".parquet": _parquet,
     ".conll": _conll,
-    ".bio": _conll,
 }
-"""Ending of a file, unpacked → its reader."""
+"""Ending of a file → its reader."""

@@ -45,9 +45,7 @@ class ArrayFile(TensorFile):
                 self.infos[name] = TensorInfo(name, dtype, array.shape, 0, array.nbytes)
                 self._arrays[name] = little.reshape(-1).view(CARRIER[ITEMSIZE[dtype]])
 
-    def blocks(
-        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
-    ) -> Iterator[Raw]:
+    def blocks(self, name: str, *, most: int | None = None) -> Iterator[Raw]:
         step = max(1, (most or BLOCK_BYTES) // ITEMSIZE[self.infos[name].dtype])
-        part = self._arrays[name][start:stop]
+        part = self._arrays[name]
         return (part[at : at + step] for at in range(0, len(part), step))

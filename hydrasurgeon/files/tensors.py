@@ -65,23 +65,19 @@ class TensorFile:
         (array,) = self.blocks(name, most=info.nbytes) if info.nbytes else (_empty(info, 0),)
         return array.reshape(info.shape)
 
-    def blocks(
-        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
-    ) -> Iterator[Raw]:
-        """Elements `start` to `stop` as flat arrays of at most `most` bytes (BLOCK_BYTES), one
-        behind the other.
-        """
+    def blocks(self, name: str, *, most: int | None = None) -> Iterator[Raw]:
+        """Its elements as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other."""
         info = self.infos[name]
         width = ITEMSIZE[info.dtype]
         step = max(1, (most or BLOCK_BYTES) // width)
-        end = math.prod(info.shape) if stop is None else stop
+        end = math.prod(info.shape)
         with open_regular(self.path) as file, readable(self.path):
             if _stamp(file) != self._stamp:
                 raise CheckpointError(
                     f"{self.path}: changed while it was read", hint="Run the command again."
                 )
-            file.seek(info.start + start * width)
-            for at in range(start, end, step):
+            file.seek(info.start)
+            for at in range(0, end, step):
                 array = _empty(info, min(step, end - at))
                 if file.readinto(array.view("u1").data) < array.nbytes:
                     raise CheckpointError(f"{self.path}: ends inside tensor {name}", hint=TRUNCATED)
@@ -140,14 +136,10 @@ class Tensors(Mapping[str, TensorInfo]):
         file, stored = self._home[name]
         return file.read(stored)
 
-    def blocks(
-        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
-    ) -> Iterator[Raw]:
-        """Elements `start` to `stop` as flat arrays of at most `most` bytes (BLOCK_BYTES), one
-        behind the other.
-        """
+    def blocks(self, name: str, *, most: int | None = None) -> Iterator[Raw]:
+        """Its elements as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other."""
         file, stored = self._home[name]
-        return file.blocks(stored, start=start, stop=stop, most=most)
+        return file.blocks(stored, most=most)
 
     def rows(self, name: str) -> Iterator[Raw]:
         """The tensor as arrays of a few rows of its first dimension, one behind the other; a scalar

@@ -7,11 +7,9 @@ heads that any member keeps, in rising order. A member's own tensor is named `me
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +17,7 @@ import numpy as np
 from hydrasurgeon.checkpoints.layout import PREFIX, shared_layers
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes, rows_of
-from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned
+from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.heads import HeadAxis, Kept, intersect_union, positions
 from hydrasurgeon.surgery.means import averaged
 
@@ -93,96 +91,27 @@ def _union(
 ) -> Planned | None:
     """All heads that any member keeps, if members that share a head agree on its weights."""
     tower, layer, spec = place
-    rows = [kept[tower][layer] for kept in kepts]
-    heads = union[tower][layer]
-    info, size = members[0].tensors[name], spec.size(rows_of(members[0].manifest.towers, tower))
-    shape = (
-        *info.shape[: spec.axis],
-        spec.blocks * len(heads) * size,
-        *info.shape[spec.axis + 1 :],
-    )
-    inner = size * math.prod(info.shape[spec.axis + 1 :])
+    heads, info = union[tower][layer], members[0].tensors[name]
+    size = spec.size(rows_of(members[0].manifest.towers, tower))
+    before, after = info.shape[: spec.axis], info.shape[spec.axis + 1 :]
+    shape = (*before, spec.blocks * len(heads) * size, *after)
+    lead, inner = math.prod(before), size * math.prod(after)
 
-    def merged() -> Iterator[Raw]:
-        if spec.axis == 0:
-            return _merged_rows(members, name, rows, heads, blocks=spec.blocks, inner=inner)
-        return _merged_columns(members, name, rows, heads, height=info.shape[0], inner=inner)
+    def merged() -> list[Raw]:
+        """Put together from the members' own; nothing where they differ."""
+        there = np.zeros(len(heads), dtype=bool)
+        made: Raw | None = None
+        for member, kept in zip(members, kepts, strict=True):
+            row = kept[tower][layer]
+            part = member.tensors.read(name).reshape(lead, spec.blocks, len(row), inner)
+            if made is None:
+                made = np.empty((lead, spec.blocks, len(heads), inner), part.dtype)
+            at = np.array(positions(heads, row), dtype=int)
+            known = there[at]
+            if not np.array_equal(made[:, :, at[known]], part[:, :, known]):
+                return []
+            made[:, :, at], there[at] = part, True
+        assert made is not None
+        return [made.reshape(shape)]
 
-    try:
-        for _ in merged():
-            pass
-    except _DifferError:
-        return None
-    return Planned(name, info.dtype, shape, merged)
-
-
-class _DifferError(Exception):
-    """Members that share a head or a neuron have other weights for it."""
-
-
-class _Union:
-    """[head, …] of all heads, put together from those of members, which must agree."""
-
-    def __init__(self, heads: Sequence[int]) -> None:
-        self.heads, self.there = heads, np.zeros(len(heads), dtype=bool)
-        self.made: Raw | None = None
-
-    def put(self, row: Sequence[int], part: Raw) -> None:
-        if self.made is None:
-            self.made = np.empty((len(self.heads), *part.shape[1:]), part.dtype)
-        at = np.array(positions(self.heads, row), dtype=int)
-        old = self.there[at]
-        if not np.array_equal(self.made[at[old]], part[old]):
-            raise _DifferError
-        self.made[at], self.there[at] = part, True
-
-
-def _merged_rows(
-    members: Sequence[Single],
-    name: str,
-    rows: Sequence[tuple[int, ...]],
-    heads: Sequence[int],
-    *,
-    blocks: int,
-    inner: int,
-) -> Iterator[Raw]:
-    """Tensors [block, head, inner], which lie head after head: read and joined a few heads at a
-    time.
-    """
-    step = max(1, BLOCK_BYTES // (8 * inner))
-    for block, first in product(range(blocks), range(0, len(heads), step)):
-        union = _Union(some := heads[first : first + step])
-        for member, row in zip(members, rows, strict=True):
-            low, high = bisect_left(row, some[0]), bisect_right(row, some[-1])
-            if low < high:
-                at = block * len(row)
-                flat = member.tensors.blocks(
-                    name, start=(at + low) * inner, stop=(at + high) * inner
-                )
-                union.put(row[low:high], np.concatenate(list(flat)).reshape(high - low, inner))
-        assert union.made is not None
-        yield union.made
-
-
-def _merged_columns(
-    members: Sequence[Single],
-    name: str,
-    rows: Sequence[tuple[int, ...]],
-    heads: Sequence[int],
-    *,
-    height: int,
-    inner: int,
-) -> Iterator[Raw]:
-    """Tensors [height, head, inner]: read and joined a few of the first at a time."""
-    widest = max(len(row) for row in rows) * inner * 8
-    step = max(1, BLOCK_BYTES // widest)
-    for top in range(0, height, step):
-        count, union = min(step, height - top), _Union(heads)
-        for member, row in zip(members, rows, strict=True):
-            width = len(row) * inner
-            if row:
-                flat = member.tensors.blocks(name, start=top * width, stop=(top + count) * width)
-                part = np.concatenate(list(flat)).reshape(count, len(row), inner)
-                union.put(row, part.swapaxes(0, 1))
-        assert union.made is not None
-        yield np.ascontiguousarray(union.made.swapaxes(0, 1))
+    return Planned(name, info.dtype, shape, merged) if merged() else None

@@ -48,30 +48,25 @@ class Averaged(Tensors):
             return super().read(name)
         return np.concatenate([*self.blocks(name)]).reshape(self[name].shape)
 
-    def blocks(
-        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
-    ) -> Iterator[Raw]:
+    def blocks(self, name: str, *, most: int | None = None) -> Iterator[Raw]:
         if name not in self.names:
-            yield from super().blocks(name, start=start, stop=stop, most=most)
+            yield from super().blocks(name, most=most)
             return
         dtype = self[name].dtype
-        for values in values_of(self.models, name, start=start, stop=stop, most=most):
+        for values in values_of(self.models, name, most):
             yield from_float(mean_of(values), dtype)
 
 
 def values_of(
     sources: Sequence[Tensors],
     name: str,
-    *,
-    start: int = 0,
-    stop: int | None = None,
     most: int | None = None,
 ) -> Iterator[list[Values]]:
     """One tensor of several files, as numbers, so many at a time that each file gives as many."""
     dtypes = [source[name].dtype for source in sources]
     count = (most or BLOCK_BYTES) // ITEMSIZE[dtypes[0]]
     blocks = [
-        source.blocks(name, start=start, stop=stop, most=count * ITEMSIZE[dtype])
+        source.blocks(name, most=count * ITEMSIZE[dtype])
         for source, dtype in zip(sources, dtypes, strict=True)
     ]
     for raw in zip(*blocks, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +49,6 @@ FORMS = {
     "a.parquet": parquet(ROWS),
     "a.jsonl": jsonl(ROWS),
     "a.csv": csv(ROWS),
-    "a.jsonl.gz": gzip.compress(jsonl(ROWS)),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -287,16 +286,6 @@ def _mistakes() -> Iterator[Mistake]:
     yield Mistake("a suffix that nobody reads", _file("d.txt", "x"), "no such data")
     yield Mistake("a sheet", _file("d.xlsx", "x"), "spreadsheets are not read")
     yield Mistake("blank lines", _file("d.jsonl", "\n" * 1_100_000), "blank lines")
-    yield Mistake(
-        "a small file of many blank lines",
-        _file("d.jsonl.gz", gzip.compress(b"\n" * 80_000_000, 1)),
-        "unpacks to more than 67,108,864 bytes",
-    )
-    yield Mistake(
-        "a small csv of many rows",
-        _file("d.csv.gz", gzip.compress(b"text,label\n" + b"a text,0\n" * 8_000_000, 1)),
-        "unpacks to more than 67,108,864 bytes",
-    )
     yield Mistake(
         "one long text in all rows of a small parquet",
         _equal_texts,

@@ -109,4 +109,3 @@ def test_no_mean_of_what_has_nothing_in_common(
         hs.fuse([tuned[0], tmp_path / "mlps.safetensors"], mean=True, out=out)
     assert averaged([open_single(path) for path in tuned])  # what build tries the mean of
     assert not averaged([open_single(tuned[0]), open_single(other)])
-    assert not averaged([open_single(other)])
