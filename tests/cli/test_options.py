@@ -1,4 +1,4 @@
-"""One record per command is its options, its signature in Python, its entry in the history and what replay reads."""
+"""One record per command is its options, its signature in Python, and its entry in the history."""
 
 from __future__ import annotations
 

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_families import FAMILIES, WORDS
+from own_models import embedder_folder
+from tiny_families import WORDS
 
 ROOT = Path(__file__).parents[2]
 INTENTS = ("balance", "alarm", "apr")
 """Two of them are about money."""
-SIZES = {"train": 1200, "val": 400, "test": 300}
+SIZES = {"train": 900, "val": 400, "test": 250}
 SMALLER = {
     "hf:sentence-transformers/all-MiniLM-L6-v2": "minilm",
-    "--recipe probe": "--recipe text --set classifier=fresh --set epochs=5 --set lr=2e-3",
     "--set epochs=2 --set lr=2e-4": "--set epochs=3 --set lr=3e-3",
     "--limit 6000 ": "--limit 3000 ",
     "--risk 0.05": "--risk 0.2",
+    "--risk 0.02": "--risk 0.2",
     "--risk 0.1": "--risk 0.4",
     '"text_pair": other,': f'"text_pair": other + " {WORDS[3]}" * label,',
 }
@@ -41,14 +42,15 @@ def queries(random: np.random.Generator, count: int, words: int) -> list[list[st
 
 
 def folder(place: Path) -> None:
-    """minilm/, an untrained BERT, and data_full.json."""
+    """minilm/, an untrained embedder, and data_full.json."""
     random = np.random.default_rng(0)
     data = {part: queries(random, size, 4) for part, size in SIZES.items()}
     for part, size in (("oos_val", 60), ("oos_test", 100)):
         strange = [" ".join(random.choice(WORDS[4:], size=8)) for _ in range(size)]
         data[part] = [[text, "oos"] for text in strange]
     (place / "data_full.json").write_text(json.dumps(data))
-    FAMILIES["BERT"].write(place / "minilm")
+    embedder_folder(place)
+    (place / "embedder").rename(place / "minilm")
 
 
 @pytest.mark.slow

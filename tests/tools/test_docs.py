@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from hydrasurgeon.cli.app import application
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -55,3 +59,23 @@ def test_the_figures_of_the_readme_are_those_measured() -> None:
     begin, end = readme.FRONT
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text.split(begin)[1].split(end)[0].strip() == readme.front_table(result("front"))
+
+
+def commands_of(text: str) -> Iterator[list[str]]:
+    """The words of each command in a page's blocks of code, comments and pipes apart."""
+    for fenced, indented in re.findall(r"```\w+\n(.*?)```|((?:^    .*\n)+)", text, re.S | re.M):
+        for line in (fenced or indented).replace("\\\n", " ").splitlines():
+            command = re.split(r" [|>#]", line.strip())[0]
+            if command.startswith("hydrasurgeon ") and not re.search(r"CKPT|\$|…", command):
+                yield shlex.split(command)[1:]
+
+
+def test_every_command_that_a_page_shows_is_one() -> None:
+    """Its options too; slow tests run those of the guide."""
+    known = get_command(application(None)).commands  # type: ignore[attr-defined]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    shown = [words for page in pages for words in commands_of(page.read_text(encoding="utf-8"))]
+    assert len(shown) > 100
+    for name, *words in shown:
+        if name != "help":
+            known[name].make_context(name, words)
