@@ -147,9 +147,9 @@ def test_eval_can_leave_words_out(place: Path) -> None:
     labels = [line.split(",")[1] for line in (place / "test.csv").read_text().splitlines()[1:]]
     names = [str(name) for name in hs.load(place / "off").classes]
     own = chances[np.arange(len(rows)), [names.index(label) for label in labels]]
-    assert alone["nll"] == pytest.approx(-np.log(own).mean(), abs=1e-5)
+    assert alone.nll == pytest.approx(-np.log(own).mean(), abs=1e-5)
     both = hs.evaluate([place / "first"], **options).report.results[0].id
-    assert both["nll"] != alone["nll"]
+    assert both.nll != alone.nll
 
 
 def test_new_words_go_on(place: Path) -> None:
