@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,12 +17,14 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.files import decided
 from hydrasurgeon.files.manifest import parse_manifest
 from hydrasurgeon.problems import PROBLEMS, SINGLE, problem_of
+from hydrasurgeon.tuning.losses import losses_of
 
 MODULE = """
 from hydrasurgeon.criteria.base import Criterion
 from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.files.decided import OnLogits
 from hydrasurgeon.problems.classes import Classes
+from hydrasurgeon.tuning.losses import OfClasses
 
 def score(subject):
     kept = subject.checkpoint.manifest.kept
@@ -34,13 +37,15 @@ class Family(TimmViT):
     name = "theirs"
 
 def score_purity(probs):
-    return probs.square().sum(dim=-1).neg()
+    return -(probs**2).sum(axis=-1)
 
 purity = OnLogits("probabilities", home="their_package")
 
 class Sharp(Classes):
     name = "sharp"
+    trained_by = "their_package:Losses"
 
+class Losses(OfClasses):
     def losses(self, logits, labels, **how):
         return 2 * super().losses(logits, labels, **how)
 """
@@ -104,7 +109,7 @@ def test_a_score(tiny: Callable[..., Path], images: Callable[..., str], tmp_path
     model = hs.load(path, device="cpu", dtype="float64")
     inputs = torch.randn(3, 1, 28, 28, dtype=torch.float64)
     squares = model.predict(inputs).double().square().sum(dim=-1)
-    torch.testing.assert_close(model.decide(inputs).ood_score.double(), -squares, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(model.decide(inputs).ood_score, -squares, atol=1e-5, rtol=0)
 
 
 def test_a_problem(tiny: Callable[..., Path]) -> None:
@@ -112,8 +117,8 @@ def test_a_problem(tiny: Callable[..., Path]) -> None:
     model = manifest.model.model_copy(update={"problem": "sharp"})
     sharp = parse_manifest(rewritten(manifest, model=model).to_json(), "test")
     logits, labels = torch.randn(4, 5), torch.arange(4)
-    losses = problem_of(sharp.model).losses(logits, labels)
-    torch.testing.assert_close(losses, 2 * SINGLE.losses(logits, labels))
+    losses = losses_of(problem_of(sharp.model)).losses(logits, labels)
+    torch.testing.assert_close(losses, 2 * losses_of(SINGLE).losses(logits, labels))
 
 
 def test_a_plugin_that_raises_is_named(

@@ -77,7 +77,7 @@ def test_tags_are_judged_text_by_text() -> None:
         found = begun(np.where(there, chosen, -1))
         for text, truth in enumerate(tags[judged]):
             words = there[text]
-            of_truth = probs[text, words].gather(1, truth[words][:, None])
+            of_truth = np.take_along_axis(probs[text, words], truth[words][:, None], 1)
             losses.append(-np.log(of_truth[:, 0]))
             right.append(((chosen[text] == truth)[words]).astype(np.float64))
             said.append([NAMES[tag] for tag in found[text, words]])

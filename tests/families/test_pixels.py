@@ -21,6 +21,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.measuring.predictions import read_predictions, write_predictions
 from hydrasurgeon.problems import problem_of
+from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.serving.inputs import Input
 
 SIZES = (
@@ -100,7 +101,7 @@ def by_eval(folder: Path, data: str, paths: list[Path]) -> Tensor:
     hs.evaluate([folder], data=data, device="cpu", predictions=answers)
     logits = read_predictions(answers).logits
     assert logits is not None
-    return problem_of(open_checkpoint(folder).manifest.model).probs(logits[:, 0])
+    return kind_of(problem_of(open_checkpoint(folder).manifest.model)).probs(logits[:, 0])
 
 
 def of_rows(folder: Path, rows: list[dict[str, Any]]) -> Tensor:
@@ -160,7 +161,7 @@ def check(
     prepare = processor(family, at / "model")
     data, paths = table(at, places)
     own = family.stock(at / "model")(torch.stack([prepare(path) for path in paths]))
-    expected = problem_of(open_checkpoint(at / "model").manifest.model).probs(own)
+    expected = kind_of(problem_of(open_checkpoint(at / "model").manifest.model)).probs(own)
     for entry in entries:
         found = ENTRIES[entry](at / "model", data, paths)
         assert (found - expected).abs().max() < 2e-4, (entry, (found - expected).abs().amax(dim=1))

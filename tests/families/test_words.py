@@ -178,7 +178,7 @@ def test_engines_answer_for_words(
             for engine in ("torch", "onnx")
         )
         assert by_torch.logits.shape == (4, members, 8, 3)
-        counts = (by_torch.logits[:, 0] != NOTHING).any(dim=-1).sum(dim=1)
+        counts = (by_torch.logits[:, 0] != NOTHING).any(axis=-1).sum(axis=1)
         assert counts.tolist() == [2, 8, 1, 5]
         for found, expected in (
             (by_onnx.logits, by_torch.logits),

@@ -54,7 +54,7 @@ def test_counting_gives_what_sorting_gives(n: int, m: int, digits: int) -> None:
         ]
         expected = metrics.ood_metrics(inside[rows[0]], outside[rows[1]])
         counted = ranked.metrics(*(each[None] for each in rows))
-        assert {name: float(value) for name, value in counted.items()} == pytest.approx(
+        assert {name: value.item() for name, value in counted.items()} == pytest.approx(
             expected, abs=1e-12
         )
 

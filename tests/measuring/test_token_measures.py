@@ -10,7 +10,6 @@ import torch
 from numpy import ndarray
 from token_logits import NAMES, drawn
 
-from hydrasurgeon.anatomy.words import NOTHING, widened
 from hydrasurgeon.files.decided import Abstention, Cover, Entities
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
@@ -19,7 +18,8 @@ from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
 from hydrasurgeon.statistics.metrics import risks
-from hydrasurgeon.statistics.probabilities import softmax
+from hydrasurgeon.statistics.probabilities import softmax, surest
+from hydrasurgeon.statistics.words import NOTHING, widened
 
 TOKENS = PROBLEMS["tokens"]
 
@@ -62,7 +62,7 @@ def test_words_are_scored_as_classes_are() -> None:
     logits, labels, _ = drawn(80, 4)
     inside, there = judged(logits, labels), labels[:, :8] >= 0
     mean = softmax(logits.astype(np.float64)).mean(axis=1)[there]
-    probs = mean.pow(1 / 1.3) / mean.pow(1 / 1.3).sum(axis=-1, keepdims=True)
+    probs = mean ** (1 / 1.3) / (mean ** (1 / 1.3)).sum(axis=-1, keepdims=True)
     flat = PROBLEMS["single_label"]
     words = answers(
         np.moveaxis(logits, 2, 1)[there],
@@ -76,7 +76,7 @@ def test_words_are_scored_as_classes_are() -> None:
     assert found["token_accuracy"] == pytest.approx(expected["accuracy"], abs=1e-12)
     assert found["nll"] == pytest.approx(expected["nll"], abs=1e-12)
     assert found["ece"] == pytest.approx(expected["ece"], abs=1e-12)
-    of_truth = probs.gather(1, labels[:, :8][there][:, None])
+    of_truth = np.take_along_axis(probs, labels[:, :8][there][:, None], 1)
     assert found["nll"] == pytest.approx(float(-np.log(of_truth).mean()), abs=1e-9)
     assert inside.diversity() == pytest.approx(words.diversity(), abs=1e-12)
     assert inside.count == 80
@@ -143,8 +143,8 @@ def test_entities_of_foreign_texts_are_told_apart() -> None:
     (found,) = row_of(predictions, reading).result.ood
     doubts: list[float] = []
     for given, lengths in ((logits, counts), (foreign, others)):
-        probs = softmax(given.astype(np.float64)).mean(axis=1).pow(1 / 1.3)
-        confidence, tags = (probs / probs.sum(axis=-1, keepdims=True)).max(axis=-1)
+        probs = softmax(given.astype(np.float64)).mean(axis=1) ** (1 / 1.3)
+        confidence, tags = surest(probs / probs.sum(axis=-1, keepdims=True))
         doubts += [
             1 - float(confidence[text, first : last + 1].prod())
             for text, count in enumerate(lengths)
@@ -204,7 +204,7 @@ def test_scores_of_a_text_are_means_of_its_words() -> None:
         found = TOKENS.ood_score(logits, kind)
         for text, count in enumerate(counts):
             if count:
-                words = score_of(kind, logits[text, :, :count].transpose(0, 1))
+                words = score_of(kind, logits[text, :, :count].swapaxes(0, 1))
                 assert float(found[text]) == pytest.approx(float(words.mean()), abs=1e-9)
 
 

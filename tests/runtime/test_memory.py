@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 from peak import Peak
 from promised import promise
 
@@ -15,39 +14,40 @@ from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import gathered
 from hydrasurgeon.statistics import temperature
-from hydrasurgeon.statistics.probabilities import mean_probs, nll
+from hydrasurgeon.statistics.probabilities import in_pieces, mean_probs, nll
 from hydrasurgeon.statistics.scores import fitted
 from hydrasurgeon.statistics.temperature import fit_temperature, nll_of, temperature_of
 
 ROWS, CLASSES = 4000, 50
 
 
-def answers() -> tuple[torch.Tensor, torch.Tensor]:
-    labels = torch.arange(ROWS) % CLASSES
-    logits = torch.randn(ROWS, 1, CLASSES, generator=torch.Generator().manual_seed(0))
-    logits[torch.arange(ROWS), 0, labels] += 3
+def answers() -> tuple[np.ndarray, np.ndarray]:
+    labels = np.arange(ROWS) % CLASSES
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(ROWS, 1, CLASSES)).astype(np.float32)
+    logits[np.arange(ROWS), 0, labels] += 3
     return logits, labels
 
 
 def test_collected_answers_are_held_once() -> None:
     """Pieces come in any order, and rows that could not be read leave no gap."""
     logits, labels = answers()
-    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
+    order = np.random.default_rng(1).permutation(ROWS)
 
-    def pieces(left_out: int = 0) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-        for index in order[: ROWS - left_out].split(40):
+    def pieces(left_out: int = 0) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        for index in in_pieces(order[: ROWS - left_out], 40):
             values = {"logits": logits[index], "features": logits[index] + 1}
             yield index, {**values, "labels": labels[index]}
 
     samples = Arrays("x", np.zeros((ROWS, 1, 1), np.uint8))
     with Peak() as peak:
         whole = gathered(samples, pieces())
-    assert torch.equal(whole["logits"], logits)
-    assert torch.equal(whole["features"], logits + 1)
-    assert torch.equal(whole["labels"], labels)
+    assert np.array_equal(whole["logits"], logits)
+    assert np.array_equal(whole["features"], logits + 1)
+    assert np.array_equal(whole["labels"], labels)
     assert peak.bytes < 1.3 * 2 * logits.nbytes
-    kept = order[:-300].sort().values
-    assert torch.equal(gathered(samples, pieces(left_out=300))["logits"], logits[kept])
+    kept = np.sort(order[:-300])
+    assert np.array_equal(gathered(samples, pieces(left_out=300))["logits"], logits[kept])
 
 
 def test_a_state_is_fitted_beside_the_answers_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:

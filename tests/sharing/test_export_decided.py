@@ -65,11 +65,11 @@ def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     probs, total, value, flag, *_ = session.run(
         None, {"logits": logits.numpy(), "features": features.numpy()}
     )
-    right = state.ood_score(logits, features)
+    right = state.ood_score(logits.numpy(), features.numpy())
     assert value.dtype == np.float64
-    np.testing.assert_allclose(value, right.numpy(), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(value, right, rtol=1e-12, atol=1e-13)
     assert flag.tolist() == (right > 0.4).tolist()
-    np.testing.assert_allclose(probs, state.answers(logits).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(probs, state.answers(logits.numpy()), rtol=1e-6)
     tempered = (logits.double() / 1.7).softmax(-1).mean(1)
     np.testing.assert_allclose(total, torch.special.entr(tempered).sum(-1).numpy(), rtol=1e-6)
 

@@ -170,15 +170,15 @@ def test_decide_follows_from_the_files_own_numbers(made: Path) -> None:
     with torch.inference_mode():
         logits = model(batch.inputs).double()
     mean = logits.softmax(-1).mean(1)
-    p = (mean.log() / decision.temperature).softmax(-1)
-    torch.testing.assert_close(found.probabilities, p)
-    assert torch.equal(found.unfamiliar, found.ood_score > decision.ood.threshold)
+    p = (mean.log() / decision.temperature).softmax(-1).numpy()
+    np.testing.assert_allclose(found.probabilities, p, atol=1e-7)
+    assert np.array_equal(found.unfamiliar, found.ood_score > decision.ood.threshold)
     assert decision.abstain is not None
-    assert torch.equal(found.abstain, p.amax(-1) < decision.abstain.threshold)
+    assert np.array_equal(found.abstain, p.max(-1) < decision.abstain.threshold)
     held = 1 - p <= decision.conformal.threshold + 1e-12
-    empty = ~held.any(dim=-1) & ~found.unfamiliar
-    held[empty, p.argmax(dim=-1)[empty]] = True
-    assert torch.equal(found.sets, held)
+    empty = ~held.any(axis=-1) & ~found.unfamiliar
+    held[empty, p.argmax(axis=-1)[empty]] = True
+    assert np.array_equal(found.sets, held)
     with pytest.raises(CheckpointError, match="has no decision state"):
         hs.load(made.with_name("hydra.safetensors"), device="cpu").decide(batch.inputs)
 
@@ -193,8 +193,8 @@ def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
         )
         model = hs.load(result.path, device="cpu")
         found = model.decide(family.inputs())
-        assert torch.isfinite(found.ood_score).all()
-        torch.testing.assert_close(found.probabilities.sum(-1), torch.ones(5).double())
+        assert np.isfinite(found.ood_score).all()
+        np.testing.assert_allclose(found.probabilities.sum(-1), np.ones(5))
         if score == "auto":
             assert result.decision.ood.chosen_by == "perturbed"
             assert "rmds" in result.decision.ood.auroc

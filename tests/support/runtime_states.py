@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from hydrasurgeon.decision.fitting import _sizes
@@ -63,11 +64,13 @@ def drawn(score: str, members: int, *, width: int = 8, classes: int = 5) -> Stat
         torch.Generator().manual_seed(members),
     )
 
-    def fit() -> dict[str, torch.Tensor]:
+    def fit() -> dict[str, np.ndarray]:
         shapes = {
             part: [sizes[dim] for dim in dims.split()] for part, dims in FITTED[score][1].items()
         }
-        return {part: torch.randn(shape, generator=random) for part, shape in shapes.items()}
+        return {
+            part: np.asarray(torch.randn(shape, generator=random)) for part, shape in shapes.items()
+        }
 
     fitted = None
     if score in FITTED:

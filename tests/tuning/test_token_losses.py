@@ -10,8 +10,11 @@ from torch.nn.functional import cross_entropy, kl_div
 from hydrasurgeon.anatomy.words import NOTHING, widened
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.runtime.kinds import kind_of
+from hydrasurgeon.tuning.losses import losses_of
 
 TOKENS = PROBLEMS["tokens"]
+LOSSES = losses_of(TOKENS)
 COUNTS = (3, 1, 0, 5)
 """Words of each text."""
 CLASSES = 5
@@ -37,9 +40,9 @@ def tags() -> Tensor:
 
 def test_a_texts_loss_is_the_mean_of_its_words() -> None:
     logits, labels = drawn().requires_grad_(), tags()
-    assert TOKENS.known(labels).tolist() == [True, True, False, True]
+    assert LOSSES.known(labels).tolist() == [True, True, False, True]
     for smoothing in (0.0, 0.1):
-        losses = TOKENS.losses(logits, labels, smoothing)
+        losses = LOSSES.losses(logits, labels, smoothing)
         for text in range(4):
             words = [w for w in range(5) if labels[text, w] >= 0]
             each = [
@@ -55,12 +58,16 @@ def test_a_texts_loss_is_the_mean_of_its_words() -> None:
 
 def test_members_are_validated_by_their_mean_probability() -> None:
     logits, labels = drawn(3), tags()
-    merged = TOKENS.merged(logits)
+    merged = kind_of(TOKENS).merged(logits)
     assert (merged[2] == NOTHING).all()
     mean = logits.softmax(dim=-1).mean(dim=1)
     there = labels[:, :5] >= 0
     torch.testing.assert_close(merged[there].exp().double(), mean[there], atol=1e-6, rtol=0)
-    found, said, truth = TOKENS.validated(logits, labels), mean[there], labels[:, :5][there]
+    found, said, truth = (
+        TOKENS.validated(logits.numpy(), labels.numpy()),
+        mean[there],
+        labels[:, :5][there],
+    )
     nll = -said.gather(-1, truth[:, None]).log().mean()
     assert found["nll"] == pytest.approx(float(nll), abs=1e-6)
     right = (said.argmax(dim=-1) == truth).double().mean()
@@ -69,7 +76,7 @@ def test_members_are_validated_by_their_mean_probability() -> None:
 
 def test_teachers_are_followed_word_by_word() -> None:
     logits, teachers = drawn(), [drawn(2, seed=2), widened(drawn(1, seed=3), 9, 2)]
-    loss = TOKENS.distilled(logits, teachers, 2.0)
+    loss = LOSSES.distilled(logits, teachers, 2.0)
     texts = []
     for text, count in enumerate(COUNTS):
         total = 0.0
@@ -83,7 +90,7 @@ def test_teachers_are_followed_word_by_word() -> None:
 
 
 def test_outputs_of_other_widths_are_joined() -> None:
-    wide, labels = drawn(2), tags()
+    wide, labels = drawn(2).numpy(), tags().numpy()
     one = Outputs(wide, None, labels)
     two = Outputs(wide[:2, :, :3], None, labels[:2, :3])
     for first, second in ((one, two), (two, one)):
