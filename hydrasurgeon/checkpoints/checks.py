@@ -30,8 +30,6 @@ class Check:
     holds: bool | None
     """None: it could not be checked, `detail` says why."""
     detail: str
-    difference: float | None = None
-    """Largest difference of two outputs or weights, where there were two to compare."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -38,6 +39,7 @@ from hydrasurgeon.files.manifest import (
 )
 from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, write_tensors
+from hydrasurgeon.options.shared import Output
 
 THRESHOLDS = "decision.json"
 """What says when to answer, beside a model whose calibration is in its weights or its graph."""
@@ -73,6 +75,37 @@ def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] =
             hint="A folder is replaced as a whole: move it away, or give another -o.",
         )
     return path
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place that is this command's to write."""
+
+    path: Path
+    shard: int | None
+    """Bytes of weights in one file of a directory."""
+
+    def save(
+        self,
+        planned: Sequence[Planned],
+        manifest: Callable[[str], ManifestT],
+        *,
+        files: Mapping[str, str],
+    ) -> ManifestT:
+        """Write weights, manifest and companions, all or nothing."""
+        return save(self.path, planned, manifest, files=files, shard=self.shard)
+
+
+def claimed(arguments: Output, out: str | Path) -> Target:
+    """`-o`, held until the command ends."""
+    path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
+    size, shard = arguments.max_shard_size, None
+    if size is not None:
+        if path.suffix == SUFFIX:
+            why = "--max-shard-size: only a directory holds several files"
+            raise UsageError(why, hint="Give -o DIR/.")
+        shard = parse_size(size)
+    return Target(path, shard)
 
 
 def claim_in_place(path: Path) -> None:
@@ -203,17 +236,6 @@ def _record_names(place: Path, manifest: Manifest) -> None:
 def weights_name(manifest: Manifest) -> str:
     """What the weights are called in a directory."""
     return family_of(manifest.model).weight_files[0]
-
-
-def shard_size(text: str | None, out: Path) -> int | None:
-    """--max-shard-size in bytes, for the directory that `out` is."""
-    if text is None:
-        return None
-    if out.suffix == SUFFIX:
-        raise UsageError(
-            "--max-shard-size: only a directory holds several files", hint="Give -o DIR/."
-        )
-    return parse_size(text)
 
 
 def weight_files(out: Path) -> list[Path]:

@@ -102,17 +102,15 @@ def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) 
 
 
 def output_file(
-    path: str | Path, *, option: str, force: bool, inputs: Iterable[object] = ()
+    path: str | Path,
+    *,
+    option: str,
+    force: bool,
+    inputs: Iterable[object] = (),
+    folder: bool = False,
 ) -> Path:
-    """A single file that an option names; claimed, refused when it exists."""
-    return claim(real(Path(path)), option=option, force=force, inputs=inputs)
-
-
-def output_folder(
-    path: str | Path, *, option: str, force: bool, inputs: Iterable[object] = ()
-) -> Path:
-    """A folder that an option names; claimed, refused when it exists."""
-    return claim(real(Path(path)), option=option, force=force, inputs=inputs, folder=True)
+    """A single file, or a folder, that an option names; claimed, refused when it exists."""
+    return claim(real(Path(path)), option=option, force=force, inputs=inputs, folder=folder)
 
 
 def claim(
@@ -194,15 +192,14 @@ def _within(path: Path, folder: Path) -> bool:
 
 def _named(argument: object) -> Iterator[Path]:
     """The files and folders that an argument names: checkpoints, and data as D, NAME=D,
-    near:NAME=D, LIST@FOLDER.
+    near:NAME=D.
     """
     if isinstance(argument, (list, tuple)):
         for each in argument:
             yield from _named(each)
     elif argument is not None:
         text = str(argument)
-        specs = (text, text.partition("=")[2], text.rpartition("=")[2])
-        for name in {part for spec in specs for part in (spec, spec.partition("@")[0])} - {""}:
+        for name in {text, text.partition("=")[2], text.rpartition("=")[2]} - {""}:
             paths = (
                 Path(name),
                 Path(name + SUFFIX),

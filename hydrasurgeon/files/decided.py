@@ -510,33 +510,14 @@ class Decision(Record):
         return self
 
 
-def decides_no_more(raw: dict[str, Any], problem: str) -> str | None:
-    """What older versions decided by, and this one does not; of a manifest or a decision file."""
-    decision = raw.get("decision")
-    if not isinstance(decision, dict):
-        return None
-    sets, ood = decision.get("conformal"), decision.get("ood")
-    method = sets.get("method") if isinstance(sets, dict) else None
-    score = ood.get("score") if isinstance(ood, dict) else None
-    cascade = decision.get("cascade")
-    gone = {
-        "a cascade of members in order": isinstance(cascade, dict) and "order" in cascade,
-        "joint calibration": decision.get("joint") is not None and problem != "number",
-        "costs": decision.get("costs") is not None,
-        f"prediction sets by {method}": method in ("aps", "raps"),
-        f"the OOD score {score}": score in ("gen", "nci"),
-    }
-    what = next((name for name, is_there in gone.items() if is_there), None)
-    if what is None:
-        return None
-    steps = [step for step in raw.get("history") or () if isinstance(step, dict)]
-    wrote = [
-        step["versions"]
-        for step in steps
-        if step.get("command") == "calibrate" and step.get("versions")
-    ]
-    version = wrote[-1].get("hydrasurgeon") if wrote and isinstance(wrote[-1], dict) else None
-    return f"decision: {what}, as hydrasurgeon {version or 'of an older version'} calibrated it, is not known to this version"
+def calibrated_by(raw: Any) -> str:
+    """Which version calibrated a manifest or a decision file that this one cannot read."""
+    steps = raw.get("history") if isinstance(raw, dict) and raw.get("decision") else None
+    made = [s for s in steps or () if isinstance(s, dict) and s.get("command") == "calibrate"]
+    versions = made[-1].get("versions") if made else None
+    if not isinstance(versions, dict):
+        return ""
+    return f" (hydrasurgeon {str(versions.get('hydrasurgeon'))[:40]} calibrated it)"
 
 
 def _sets(record: Decision | Cascade) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
 from hydrasurgeon.errors import Disagreement, ManifestError
 from hydrasurgeon.files import decided
-from hydrasurgeon.files.decided import MAX_MEMBERS, decides_no_more, shapes_of
+from hydrasurgeon.files.decided import MAX_MEMBERS, calibrated_by, shapes_of
 from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import (
     HEADER_KEY,
@@ -55,27 +55,19 @@ class DecisionFile:
 
 def is_decision_file(path: Path) -> bool:
     """Whether a file says that it is one."""
-    return _raw(TensorFile(path)).get("format") == FORMAT
-
-
-def _raw(file: TensorFile) -> dict[str, Any]:
-    text = file.metadata.get(HEADER_KEY, "{}")
-    raw = parse_json(text, str(file.path), most=MAX_BYTES, error=ManifestError)
-    return raw if isinstance(raw, dict) else {}
+    return f'"{FORMAT}"' in TensorFile(path).metadata.get(HEADER_KEY, "")
 
 
 def read_decision_file(path: Path) -> DecisionFile:
     """The file, its tensors held against what the header says of them."""
     file = TensorFile(path)
-    if _raw(file).get("format") != FORMAT:
-        raise ManifestError(f"{path}: is not a decision file (format {FORMAT})", hint=AGAIN)
-    raw = _raw(file)
-    if gone := decides_no_more(raw, str(raw.get("problem"))):
-        raise ManifestError(f"{path}: {gone}", hint=AGAIN)
+    text = file.metadata.get(HEADER_KEY, "{}")
+    raw = parse_json(text, str(path), most=MAX_BYTES, error=ManifestError)
     try:
-        header = Header.model_validate_json(file.metadata[HEADER_KEY], strict=True)
+        header = Header.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise ManifestError(f"{path}: {first_mistake(error)}", hint=AGAIN) from error
+        why = f"{path}: {first_mistake(error)}{calibrated_by(raw)}"
+        raise ManifestError(why, hint=AGAIN) from error
     tensors, record = Tensors([file]), header.decision
     shapes = shapes_of(record, header.classes)
     actual = {name: info.shape for name, info in tensors.items() if info.dtype == "F32"}

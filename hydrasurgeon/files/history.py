@@ -47,8 +47,6 @@ def step(
 def command_line(entry: Step) -> list[str]:
     """The words of the command that a step was."""
     names = [f"./{each.name}" if each.name.startswith("-") else each.name for each in entry.inputs]
-    if "base" in entry.args:  # an option, though its file is read as the others are
-        del names[-1:]
     words = [
         entry.command,
         *names,

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.files.decided import Decision, Record, _silent_of, decides_no_more
+from hydrasurgeon.files.decided import Decision, Record, _silent_of, calibrated_by
 from hydrasurgeon.files.foreign import must, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import plugins
@@ -187,7 +187,8 @@ class Model(Record):
         return {
             name: value
             for name, value in handler(self).items()
-            if (name, value) not in (("problem", "single_label"), ("pooling", None))
+            if (name, value)
+            not in (("problem", "single_label"), ("pooling", None), ("inputs", None))
         }
 
     @property
@@ -237,6 +238,7 @@ class Score(Record):
     trace: tuple[float, ...] | None = None
     settings: Json = Field(default={})
     data: tuple[DataRecord, ...] = ()
+    _silent = _silent_of("values", "order", "trace")
 
     @model_validator(mode="after")
     def _says_something(self) -> Score:
@@ -258,6 +260,7 @@ class Member(Record):
     kept_neurons: dict[TowerName, Neurons] | None = None
     """None: all."""
     sha256: Sha256
+    _silent = _silent_of("kept_neurons")
 
 
 class Fusion(Record):
@@ -285,6 +288,7 @@ class Step(Record):
     data: tuple[DataRecord, ...] = ()
     seed: Seed | None = None
     versions: dict[Name, Name] = Field(default={})
+    _silent = _silent_of("output", "teachers", "weights")
 
     def wrote(self, sha256: str) -> Step:
         """The entry, once the hash of the weights that the step wrote is there."""
@@ -312,6 +316,7 @@ class _Manifest(Record):
     history: tuple[Step, ...] = Field(default=(), max_length=MAX_COUNT)
     record_sha256: Sha256 | None = None
     """`record_hash()` as it was when the file was written; absent from files of older versions."""
+    _silent = _silent_of("kept", "kept_neurons", "members", "fusion", "decision")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -375,32 +380,7 @@ class _Manifest(Record):
         return {**self._unsealed(), "record_sha256": self.record_hash()}
 
     def _unsealed(self) -> dict[str, Any]:
-        plain = self.model_dump(mode="json", exclude={"record_sha256"})
-        optional = ("kept", "kept_neurons", "members", "fusion", "decision")
-        if plain["model"]["inputs"] is None:
-            del plain["model"]["inputs"]
-        for member in plain["members"] or ():
-            if member["kept_neurons"] is None:
-                del member["kept_neurons"]
-        return {
-            **{
-                key: value
-                for key, value in plain.items()
-                if key not in optional or value is not None
-            },
-            "history": [
-                {
-                    key: value
-                    for key, value in entry.items()
-                    if value or key not in ("output", "teachers", "weights")
-                }
-                for entry in plain["history"]
-            ],
-            "scores": {
-                name: {key: value for key, value in score.items() if value is not None}
-                for name, score in plain["scores"].items()
-            },
-        }
+        return self.model_dump(mode="json", exclude={"record_sha256"})
 
 
 class SingleManifest(_Manifest):
@@ -476,6 +456,10 @@ def _check_decision(
             words is None or words.outputs == model.num_classes,
             f"decision: words of other than {model.num_classes} outputs",
         ),
+        (
+            decision.joint is None or model.problem == "number",
+            "decision: joint calibration is of numbers",
+        ),
         (decision.counts(classes), f"decision: counts of other than {classes} classes"),
         (alike, f"decision: constants of other than {classes} labels"),
         (
@@ -509,17 +493,13 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
             f"{where}: format {_shortened(repr(version))}; this version reads {FORMAT!r}",
             hint="Upgrade hydrasurgeon." if newer else None,
         )
-    model = raw.get("model")
-    problem = model.get("problem") if isinstance(model, dict) else None
-    if gone := decides_no_more(raw, str(problem)):
-        raise ManifestError(f"{where}: {gone}", hint="Calibrate the model it was made of again.")
     try:
         # From the text: in Python's own values a list could not be told from a tuple, which strict
         # types do.
         record = HydraManifest if raw.get("kind") == "hydra" else SingleManifest
         return record.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise ManifestError(f"{where}: {first_mistake(error)}") from error
+        raise ManifestError(f"{where}: {first_mistake(error)}{calibrated_by(raw)}") from error
 
 
 def first_mistake(error: ValidationError) -> str:

@@ -71,14 +71,16 @@ class Resumable:
         before = parse_json(texts["identity"], "identity", most=most)
         if not isinstance(before, dict):
             raise ValueError("its identity is no record")
-        differing = _differences(before, json.loads(json.dumps(self.identity)))
+        now = json.loads(json.dumps(self.identity))
+        differing = [
+            f"{key[:60]} ({_short(before.get(key))}, now {_short(now.get(key))})"
+            for key in {**now, **before}
+            if before.get(key) != now.get(key)
+        ]
         if differing:
-            more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
             raise UsageError(
-                (
-                    f"{self.path}: an interrupted {self.work[0]} with another "
-                    f"{', '.join(differing[:5])}{more}"
-                ),
+                f"{self.path}: an interrupted {self.work[0]} with another "
+                f"{', '.join(differing[:5])}",
                 hint=f"Repeat the command that was interrupted. {self.remedy}",
             )
         return parse_json(texts["position"], "position", most=most)
@@ -151,19 +153,6 @@ def content_hash(texts: Mapping[str, str], weights: str) -> str:
         total.update(f"{name}\0{len(content)}\0".encode() + content)
     total.update(weights.encode())
     return total.hexdigest()
-
-
-def _differences(before: Any, now: Any, name: str = "") -> list[str]:
-    """The places within records and lists where two identities differ, with what is there."""
-    if before == now:
-        return []
-    if type(before) is type(now) and isinstance(now, dict | list):
-        a, b = (each if isinstance(each, dict) else dict(enumerate(each)) for each in (before, now))
-        places = [(key, f"{name}.{key}" if name else str(key)) for key in {**b, **a}]
-        return [
-            line for key, place in places for line in _differences(a.get(key), b.get(key), place)
-        ]
-    return [f"{name[:60]} ({_short(before)}, now {_short(now)})"]
 
 
 def _short(value: Any) -> str:

@@ -17,6 +17,7 @@ from hydrasurgeon.checkpoints.class_names import (
     with_inputs,
 )
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
+from hydrasurgeon.checkpoints.writing import claimed
 from hydrasurgeon.engines import check_engine, engine_of
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
@@ -27,7 +28,6 @@ from hydrasurgeon.measuring import known
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.sharing.output import claimed
 
 if TYPE_CHECKING:
     from numpy import ndarray

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying
+from hydrasurgeon.checkpoints.writing import claimed
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
@@ -26,7 +27,6 @@ from hydrasurgeon.measuring.known import record as recorded
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FinetuneOptions
 from hydrasurgeon.runtime.tensors import plan_tensors
-from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.tuning.start import (
     Start,
     manifest_after,

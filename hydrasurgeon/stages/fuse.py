@@ -20,6 +20,7 @@ from hydrasurgeon.checkpoints.reading import (
     rewritten,
     undecided,
 )
+from hydrasurgeon.checkpoints.writing import claimed
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.manifest import (
@@ -33,7 +34,6 @@ from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FuseOptions
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion, plan_mean
 from hydrasurgeon.surgery.means import behind_mean_trunk, check_common_start, mean_model, spread
 

@@ -22,7 +22,7 @@ import numpy as np
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.atomic import check_ending, output_file, output_folder, replacing
+from hydrasurgeon.files.atomic import check_ending, output_file, replacing
 from hydrasurgeon.files.rows import line, writing, writing_parts
 from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
@@ -89,8 +89,8 @@ def predict(arguments: PredictOptions) -> Predicted:
     place = None
     in_parts = str(arguments.out).endswith("/")
     if arguments.out is not None:
-        claimed = output_folder if in_parts else output_file
-        place = claimed(arguments.out, option="-o", force=arguments.force, inputs=arguments.sources)
+        claim = {"option": "-o", "force": arguments.force, "inputs": arguments.sources}
+        place = output_file(arguments.out, folder=in_parts, **claim)
     read = None
     if arguments.embeddings is not None:
         check_ending(arguments.embeddings, ".npz", option="--embeddings")

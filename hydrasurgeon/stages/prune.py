@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import named_by
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
+from hydrasurgeon.checkpoints.writing import claimed
 from hydrasurgeon.criteria import ScoreKey, chooser, criterion, neurons_key, score_key
 from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.neurons import choose_neurons
@@ -28,7 +29,6 @@ from hydrasurgeon.heads import NEURONS, Kept, all_heads, count
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import PruneOptions
-from hydrasurgeon.sharing.output import claimed
 from hydrasurgeon.surgery.cut import check_stock, plan_pruning
 from hydrasurgeon.surgery.repair import repaired_tensors
 

@@ -57,7 +57,7 @@ def test_what_a_file_may_say_itself() -> None:
 
 def test_what_would_run_differently_is_ambiguous() -> None:
     """CLIP's ViT-B/32: one set of names and shapes, two activations."""
-    with pytest.raises(CheckpointError, match="would run differently") as caught:
+    with pytest.raises(CheckpointError, match="which differ in") as caught:
         infer(shapes("vit_base_patch32_clip_224"))
     assert "act_layer" in caught.value.message
     assert "--arch timm:" in str(caught.value.hint)

@@ -4,7 +4,7 @@ apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,21 +13,45 @@ from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.families.hf_clip.architectures import CLIP
 from hydrasurgeon.families.hf_encoder.modules import Encoder, attention_of
 from hydrasurgeon.families.hf_encoder.modules import build as build
+from hydrasurgeon.families.zero_shot import images_in
+
+
+def blocks(inner: Any, tower: str, kept: Sequence[Sequence[int]]) -> tuple[Block, ...]:
+    """A tower's layers."""
+    none, layers = nn.Identity(), layers_of(inner, tower)
+    sites = (attention_of(layer, tower, at, tuple(kept[at])) for at, layer in enumerate(layers))
+    return tuple(
+        Block(layer.layer_norm1, site, none, layer.layer_norm2, layer.mlp, none)
+        for layer, site in zip(layers, sites, strict=True)
+    )
+
+
+def layers_of(inner: Any, tower: str) -> Sequence[Any]:
+    """A tower's layers, as the library has them."""
+    return getattr(inner, f"{tower}_model").encoder.layers
+
+
+def of_images(inner: Any, kept: Sequence[Sequence[int]], *, clip: bool) -> dict[str, Any]:
+    """What the image tower is made of up to what reads it."""
+    base = inner.vision_model
+    embedding = (base.embeddings, base.pre_layrnorm) if clip else (base.embeddings,)
+
+    def embed(inputs: Any) -> Stack:
+        hidden = images_in(inputs)
+        for part in embedding:
+            hidden = part(hidden)
+        return Stack(hidden)
+
+    return {
+        "embed": embed,
+        "embed_parts": embedding,
+        "blocks": blocks(inner, CLIP.tower, kept),
+    }
 
 
 def anatomy(encoder: Encoder) -> Anatomy:
     inner: Any = encoder.model
     base, clip = inner.vision_model, encoder.kind == "clip"
-    embedding, none = (
-        (base.embeddings, base.pre_layrnorm) if clip else (base.embeddings,),
-        nn.Identity(),
-    )
-
-    def embed(inputs: Any) -> Stack:
-        hidden = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
-        for part in embedding:
-            hidden = part(hidden)
-        return Stack(hidden)
 
     def readout(stack: Stack) -> Tensor:
         # CLIP's has a class token in front of the patches, and its norm is the pooled token's
@@ -36,19 +60,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
         return inner.classifier(patches.mean(dim=1))
 
     return Anatomy(
-        embed=embed,
-        embed_parts=embedding,
-        blocks=tuple(
-            Block(
-                layer.layer_norm1,
-                attention_of(layer, CLIP.tower, at, encoder.kept[at]),
-                none,
-                layer.layer_norm2,
-                layer.mlp,
-                none,
-            )
-            for at, layer in enumerate(base.encoder.layers)
-        ),
+        **of_images(inner, encoder.kept, clip=clip),
         readout=readout,
         readout_parts=(inner.classifier,) if clip else (base.post_layernorm, inner.classifier),
     )

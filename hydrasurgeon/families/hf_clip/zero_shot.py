@@ -21,9 +21,8 @@ from hydrasurgeon.families.hf_encoder.companions import (
     files_sha256,
     image_processor,
     preprocess,
-    white_behind,
 )
-from hydrasurgeon.families.hf_encoder.family import OWN_TYPE, STOCK, is_cut, stock
+from hydrasurgeon.families.hf_encoder.family import OWN_TYPE, STOCK, OfImages, is_cut, stock
 from hydrasurgeon.families.prompts import NamedClasses, check_prompts
 from hydrasurgeon.families.settings import Images, parse
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
@@ -41,7 +40,7 @@ model = hs.load("DIR")  # transformers.{arch}.from_pretrained("DIR") too, if no 
 """How a model card says to run it."""
 
 
-class HFZeroShot(NamedClasses):
+class HFZeroShot(NamedClasses, OfImages):
     name = "transformers"
     scheme = "hf"
     layout = ("config.json",)
@@ -144,23 +143,8 @@ class HFZeroShot(NamedClasses):
         facts = (text.model_type, text.max_position_embeddings, text.vocab_size, called)
         return partial(tokens, files=dict(files), facts=facts)
 
-    def transform(
-        self,
-        model: Model,
-        augment: Mapping[str, Any] | None = None,
-        *,
-        files: Mapping[str, str] | None = None,
-    ) -> Callable[[Any], Any]:
-        from hydrasurgeon.families.hf_encoder import pictures
-
-        white = white_behind(towers_of(model).vision_config, files or {})
-        return pictures.transform(model.preprocess, augment, white=white)
-
-    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Callable[[Any], Any]:
-        from hydrasurgeon.data.pictures import in_transformers
-
-        white = white_behind(towers_of(model).vision_config, files)
-        return in_transformers(model.preprocess, white=white)
+    def config(self, model: Model) -> Any:
+        return towers_of(model).vision_config
 
 
 def _of_texts(files: Mapping[str, str]) -> dict[str, str]:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.construction import construction
-from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
+from hydrasurgeon.anatomy.parts import Anatomy, Stack
 from hydrasurgeon.families.hf_clip.both_towers import ARCHS, Towers, towers_of
+from hydrasurgeon.families.hf_clip.modules import blocks, layers_of, of_images
 from hydrasurgeon.families.hf_encoder.companions import load_tokenizer, quietly
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
-from hydrasurgeon.families.hf_encoder.modules import attention_of, real_buffers
-from hydrasurgeon.families.zero_shot import ZeroShot, images_in, read_first
+from hydrasurgeon.families.hf_encoder.modules import real_buffers
+from hydrasurgeon.families.zero_shot import ZeroShot, read_first
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept
 
@@ -77,21 +78,10 @@ class BothTowers(ZeroShot):
         return Anatomy(
             embed=embed,
             embed_parts=(text.embeddings,),
-            blocks=self.blocks("text"),
+            blocks=blocks(self.model, "text", self.kept["text"]),
             readout=readout,
             readout_parts=tuple(part for part in parts if part is not None),
             reads=1,
-        )
-
-    def blocks(self, tower: str) -> tuple[Block, ...]:
-        """A tower's layers."""
-        none, layers = nn.Identity(), layers_of(self.model, tower)
-        sites = (
-            attention_of(layer, tower, at, self.kept[tower][at]) for at, layer in enumerate(layers)
-        )
-        return tuple(
-            Block(layer.layer_norm1, site, none, layer.layer_norm2, layer.mlp, none)
-            for layer, site in zip(layers, sites, strict=True)
         )
 
     @property
@@ -115,21 +105,9 @@ def build(_: HFZeroShot, model: Model, kept: Kept, *, fresh: bool) -> BothTowers
     return BothTowers(inner, model.num_classes, kept, config)
 
 
-def layers_of(inner: Any, tower: str) -> Sequence[Any]:
-    """A tower's layers, as the library has them."""
-    return getattr(inner, f"{tower}_model").encoder.layers
-
-
 def anatomy(module: BothTowers) -> Anatomy:
     """Images run through the vision tower; the text tower stands beside it, in the readout."""
     base, clip = module.model.vision_model, module.clip
-    embedding = (base.embeddings, base.pre_layrnorm) if clip else (base.embeddings,)
-
-    def embed(inputs: Any) -> Stack:
-        hidden = images_in(inputs)
-        for part in embedding:
-            hidden = part(hidden)
-        return Stack(hidden)
 
     def features(stack: Stack) -> Tensor:
         pooled = base.post_layernorm(stack.hidden[:, 0] if clip else stack.hidden)
@@ -137,9 +115,7 @@ def anatomy(module: BothTowers) -> Anatomy:
 
     last = module.model.visual_projection if clip else base.head
     return Anatomy(
-        embed=embed,
-        embed_parts=embedding,
-        blocks=module.blocks("vision"),
+        **of_images(module.model, module.kept["vision"], clip=clip),
         readout=lambda stack: module.logits(features(stack)),
         readout_parts=(base.post_layernorm, last, *module.text_parts()),
         reads=1 if clip else None,

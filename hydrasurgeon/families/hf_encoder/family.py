@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
@@ -132,7 +133,32 @@ CUT = """
 """The line in it where it has not."""
 
 
-class HFEncoder(Family):
+class OfImages(Family):
+    """Families whose images are prepared as transformers' processors do it."""
+
+    def transform(
+        self,
+        model: Model,
+        augment: Mapping[str, Any] | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
+    ) -> Callable[[Any], Any]:
+        from hydrasurgeon.families.hf_encoder import pictures
+
+        white = white_behind(self.config(model), files or {})
+        return pictures.transform(model.preprocess, augment, white=white)
+
+    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Callable[[Any], Any]:
+        from hydrasurgeon.data.pictures import in_transformers
+
+        return in_transformers(model.preprocess, white=white_behind(self.config(model), files))
+
+    @abstractmethod
+    def config(self, model: Model) -> Any:
+        """The record of a manifest's config, of the image tower where there are two."""
+
+
+class HFEncoder(OfImages):
     name = "transformers"
     scheme = "hf"
     graph_clients = True
@@ -497,15 +523,7 @@ class HFEncoder(Family):
             if by_words(model):
                 return TokenizeWords(load, max_length=length, inputs="text")
             return Tokenize(load, max_length=length, inputs=model.inputs, typed=kinds > 1)
-        from hydrasurgeon.families.hf_encoder import pictures
-
-        white = white_behind(config, files or {})
-        return pictures.transform(model.preprocess, augment, white=white)
-
-    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Callable[[Any], Any]:
-        from hydrasurgeon.data.pictures import in_transformers
-
-        return in_transformers(model.preprocess, white=white_behind(self.config(model), files))
+        return super().transform(model, augment, files=files)
 
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
         from torch import nn

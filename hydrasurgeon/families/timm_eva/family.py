@@ -17,8 +17,8 @@ from hydrasurgeon.families.timm_vit.architectures import (
     RELATIVE_TABLE,
     TOWER,
     Match,
+    Shapes,
     Sizes,
-    fits,
     only,
 )
 from hydrasurgeon.families.timm_vit.family import TimmViT
@@ -98,20 +98,12 @@ class TimmEva(TimmViT):
         return self.registered(model.arch) is not None
 
     @staticmethod
-    def infer(shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> Match:
+    def infer(shapes: Shapes, where: str = "the file") -> Match:
         overrides = {"num_classes": next(iter(shapes.get("head.weight", ())), 0)}
-        matches = [
-            (one, overrides)
-            for one in table().values()
-            if one.prunable and fits(one, shapes, overrides, weights) is None
-        ]
-        if not matches:
-            what = (
-                f"{where}: looks like a rotary vision transformer of timm; no registered "
-                "architecture has these sizes"
-            )
-            raise CheckpointError(what, hint="Say which: --arch timm:NAME[,key=value…].")
-        return only(matches, where)
+        fit = ((one, overrides) for one in table().values() if one.prunable)
+        what = f"{where}: no registered rotary vision transformer of timm has these sizes"
+        unknown = CheckpointError(what, hint="Say which: --arch timm:NAME[,key=value…].")
+        return only(fit, shapes, where, unknown, weights)
 
     def build(self, model: Model, kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.timm_eva.modules import build

@@ -249,38 +249,41 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
         raise CheckpointError(
             f"{where}: {why}", hint="Bring back the .heads.json, or start from the backbone."
         )
-    matches = [
-        (architecture, overrides)
-        for architecture in table().values()
-        if _quick(architecture, shapes)
-        and fits(architecture, shapes, overrides := _overrides(architecture, shapes)) is None
-    ]
-    if not matches:
-        raise _unknown(shapes, where)
-    return only(matches, where)
+    rows = (row for row in table().values() if _quick(row, shapes))
+    fit = ((row, _overrides(row, shapes)) for row in rows)
+    return only(fit, shapes, where, _unknown(shapes, where))
 
 
-def only(matches: Iterable[tuple[Architecture, Mapping[str, Any]]], where: str) -> Match:
-    """The plainest of architectures that run alike; CheckpointError where some run differently."""
-    groups: dict[str, list[tuple[Architecture, Mapping[str, Any]]]] = {}
-    for architecture, overrides in matches:
-        forward = {key: value for key, value in architecture.args.items() if key not in SILENT}
-        groups.setdefault(json.dumps(forward, sort_keys=True), []).append((architecture, overrides))
-    chosen = [min(group, key=_plainness) for group in groups.values()]
+Candidate = tuple[Architecture, Mapping[str, Any]]
+
+
+def only(
+    candidates: Iterable[Candidate],
+    shapes: Shapes,
+    where: str,
+    unknown: CheckpointError,
+    listed: Callable[[Mapping[str, Any]], Iterable[Weight]] = weights,
+) -> Match:
+    """The plainest of architectures that fit and run alike; CheckpointError where none does, or
+    some run differently.
+    """
+    groups: dict[str, list[Candidate]] = {}
+    for architecture, overrides in candidates:
+        if fits(architecture, shapes, overrides, listed) is None:
+            forward = {key: value for key, value in architecture.args.items() if key not in SILENT}
+            same = groups.setdefault(json.dumps(forward, sort_keys=True), [])
+            same.append((architecture, overrides))
+    chosen = sorted((min(group, key=_plainness) for group in groups.values()), key=_plainness)
+    if not chosen:
+        raise unknown
     if len(chosen) > 1:
-        names = sorted(chosen, key=_plainness)
-        differing = {
-            k
-            for a, _ in names
-            for k in a.args
-            if k not in SILENT and a.args[k] != names[0][0].args[k]
-        }
-        each = (
-            f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})"
-            for a, _ in names
-        )
-        why = f"several architectures fit, and they would run differently: {'; '.join(each)}"
-        raise CheckpointError(f"{where}: {why}", hint=f"Say which: --arch timm:{names[0][0].name}")
+        args = [a.args for a, _ in chosen]
+        differing = [
+            k for k in args[0] if k not in SILENT and any(a[k] != args[0][k] for a in args)
+        ]
+        each = "; ".join(f"timm:{a.name} {[a.args[k] for k in differing]}" for a, _ in chosen)
+        why = f"several architectures fit, which differ in {', '.join(differing)}: {each}"
+        raise CheckpointError(f"{where}: {why}", hint=f"Say which: --arch timm:{chosen[0][0].name}")
     architecture, overrides = chosen[0]
     (group,) = groups.values()
     return architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture))
