@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from hydrasurgeon.building.front import Front, Rung, engine_of, name_of
+from hydrasurgeon.building.front import Front, Rung, engine_of
 from hydrasurgeon.building.plan import TimeIsUp
 from hydrasurgeon.building.search import Search
-from hydrasurgeon.building.table import Entry, Row
+from hydrasurgeon.building.table import Entry
 from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.options.making import BuildOptions
 
@@ -29,22 +28,9 @@ MEASURES = {
 """Measures that are compared: name, factor, digits and unit."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What was decided, next to what else there is."""
-
-    rows: tuple[Row, ...]
-    front: tuple[Row, ...]
-    """What is decided within each budget."""
-    last: Rung
-    summary: str
-    ended: str = ""
-    """Why not everything was tried."""
-
-
-def built(search: Search, front: Front) -> Outcome:
+def built(search: Search, front: Front) -> str:
     """Make candidates, and write each that is better than what is there, until all are tried, time is
-    up, or somebody ends it.
+    up, or somebody ends it; why not everything was tried.
     """
     ended = ""
     with search.plan.moving():
@@ -64,20 +50,12 @@ def built(search: Search, front: Front) -> Outcome:
             ended = f"{what}: the best so far is written; the same command goes on from here"
         search.plan.may_end = False
         front.finish(early=bool(ended))
-    references = front.references
-    return Outcome(
-        rows=tuple(entry.row(entry.choice.name) for entry in references),
-        front=tuple(rung.entry.row(name_of(rung)) for rung in front.rungs),
-        last=front.rungs[-1],
-        summary=summary_of(front.rungs, front.single, search.options),
-        ended=ended,
-    )
+    return ended
 
 
 def summary_of(rungs: Sequence[Rung], single: Entry, options: BuildOptions) -> str:
     """What was made, how it compares with the model as it is, and what to do next."""
     lines = ["Written, compared with your calibrated model on held-out halves of VAL:"]
-    lossy: dict[str, list[str]] = {}
     for rung in rungs:
         what = f"{rung.budget}: {_what(rung.entry)} at {rung.entry.cost[rung.budget.unit]:.2f}x"
         if rung.no_better:
@@ -88,14 +66,6 @@ def summary_of(rungs: Sequence[Rung], single: Entry, options: BuildOptions) -> s
             changes = compared(rung.entry.answers, single.answers)
             changes = tuple(each for each in changes if each.metric in MEASURES)
             lines.append(f"{what}: {'; '.join(map(_change, changes))}")
-            lost = [MEASURES[each.metric][0] for each in changes if each.judgement == "worse"]
-            if lost:
-                lossy[str(rung.budget)] = lost
-    if lossy:
-        lines.append(
-            f"{next(iter(lossy))} loses in {' and '.join(next(iter(lossy.values())))} by "
-            f"more than chance. To lose less: {_remedy(options)}."
-        )
     files, page = str(options.out), ""
     if len(rungs) > 1:
         files, page = f"{files.rstrip('/')}/*.safetensors", " --html front.html"
@@ -114,11 +84,6 @@ def _what(entry: Entry) -> str:
     elif count == 1:
         what = "one smaller model"
     return f"{what}{engine_of(entry)}"
-
-
-def _remedy(options: BuildOptions) -> str:
-    """What to try where a rung loses."""
-    return "a larger budget" + ", or distilled members (--tune auto)" * (options.tune is None)
 
 
 def _change(difference: Difference) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -60,6 +61,10 @@ Tracker = Literal[
 """Where accelerate can write curves to."""
 
 
+AMOUNTS = ("keep", "remove", "sample", "mask")
+"""What says how many heads are left, or which."""
+
+
 class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     """Measure how much each head matters, and write it into the manifest.
 
@@ -108,7 +113,11 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
     Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
     """
 
-    conflicts: ClassVar = tuple(("even", name) for name in ("remove", "sample", "mask"))
+    requires: ClassVar = dict.fromkeys(("keep", "remove", "sample"), ("method",))
+    conflicts: ClassVar = (
+        *combinations(AMOUNTS, 2),
+        *(("even", name) for name in ("remove", "sample", "mask")),
+    )
 
     method: str | None = option(
         None,

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.building import built
+from hydrasurgeon.building import built, summary_of
 from hydrasurgeon.building.answers import Asked
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, parse_budgets
-from hydrasurgeon.building.front import Front, claim_front
+from hydrasurgeon.building.front import Front, claim_front, name_of
 from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of, recipe_of
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search import Search, averaged
@@ -117,8 +117,7 @@ def build(options: BuildOptions) -> Built:
         sets, notes = _data(models[0], val, options)
         search = _search(options, budgets, models, sets, plan, state, workshop, begun)
     front = Front(search, out, force=options.force, ours=ours)
-    outcome = built(search, front)
-    notes = [*(opened.note for opened in models if opened.note), outcome.ended, *notes]
+    notes = [*(each.note for each in models if each.note), built(search, front), *notes]
     if len(models) > 1 and not averaged(models):
         notes.append("the models share no start: their mean and its parts are left out")
     if options.calibrate:
@@ -128,16 +127,17 @@ def build(options: BuildOptions) -> Built:
         )
     else:
         notes.append("the table is of calibrated models; --no-calibrate writes none: run calibrate")
+    last = front.rungs[-1].entry
     return Built(
         path=out,
         objective=options.goal,
         work=options.work,
-        rows=outcome.rows,
-        front=outcome.front,
-        members=tuple(member.label for member in outcome.last.entry.choice.members),
-        estimate=outcome.last.entry.value,
+        rows=tuple(each.row(each.choice.name) for each in front.references),
+        front=tuple(rung.entry.row(name_of(rung)) for rung in front.rungs),
+        members=tuple(member.label for member in last.choice.members),
+        estimate=last.value,
         plan=plan.lines,
-        summary=outcome.summary,
+        summary=summary_of(front.rungs, front.single, options),
         notes=tuple(dict.fromkeys(filter(None, notes))),
     )
 

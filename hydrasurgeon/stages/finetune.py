@@ -156,7 +156,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     if arguments.resume and not interrupted:
         notes.append("nothing was left to resume: trained from the beginning")
     notes += _assumed_orders(material)
-    notes += _doubts(trained, material)
+    notes += _doubts(trained)
     return Finetuned(target.path, written, trained, probed, tuple(filter(None, notes)))
 
 
@@ -378,16 +378,10 @@ def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]
     }
 
 
-def _doubts(trained: Trained, material: _Material) -> Iterator[str]:
+def _doubts(trained: Trained) -> Iterator[str]:
     """What makes it likely that nothing was learnt."""
-    recipe, count = material.recipe, len(material.samples)
     if not trained.steps:
         return
-    if recipe.batch_size >= count:
-        yield (
-            f"a batch of {recipe.batch_size} holds all {count} samples, so each epoch is one step: "
-            "give a smaller --batch-size"
-        )
     accuracies = {epoch["val_accuracy"] for epoch in trained.log if "val_accuracy" in epoch}
     if len(accuracies) == 1 and (accuracy := accuracies.pop()) < 1:
         yield (

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.checks import sound_digests
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.layout import shared_layers
 from hydrasurgeon.checkpoints.reading import (
     Checkpoint,
     Single,
@@ -173,8 +172,8 @@ def with_common_names(members: Sequence[Single]) -> list[Single]:
 def _notes(
     opened: Sequence[Single], hashes: Sequence[str], made: Manifest, *, compared: bool
 ) -> Iterator[str]:
-    """What its user should know: equal members, averaged MLPs that nobody compared with the
-    members' own, and layers that could have been shared.
+    """What its user should know: equal members, and averaged MLPs that nobody compared with the
+    members' own.
     """
     seen: dict[str, str] = {}
     for member, sha256 in zip(opened, hashes, strict=True):
@@ -195,20 +194,6 @@ def _notes(
             f"the hydra runs the average of the members' MLPs, which lie {100 * distance:.1f} % of "
             "its norm from it:"
             " see what that costs with --check D, or fuse with --mlp separate"
-        )
-    first, trunk = opened[0].manifest, made.fusion.trunk
-    possible = shared_layers(
-        opened[0].weights, first.towers, [member.kept for member in opened], ()
-    )
-    steps = [[step.command for step in member.manifest.history] for member in opened]
-    tuned = any("finetune" in names[names.index("prune") :] for names in steps if "prune" in names)
-    if tuned and trunk < possible:
-        layers = next(iter(first.towers.values())).layers
-        yield (
-            f"the members share {trunk} leading layers and would share {possible}, had tuning "
-            "left them alone: "
-            f"finetune each with --set last_blocks={max(1, layers - possible)} for a smaller, "
-            "faster hydra"
         )
 
 

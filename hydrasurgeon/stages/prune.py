@@ -25,10 +25,10 @@ from hydrasurgeon.files.manifest import (
     Score,
     SingleManifest,
 )
-from hydrasurgeon.heads import NEURONS, Kept, all_heads, count
+from hydrasurgeon.heads import NEURONS, Kept, count
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.making import PruneOptions
+from hydrasurgeon.options.making import AMOUNTS, PruneOptions
 from hydrasurgeon.surgery.cut import check_stock, plan_pruning
 from hydrasurgeon.surgery.repair import repaired_tensors
 
@@ -134,23 +134,12 @@ def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples |
     """The checkpoint, a classifier of the data's classes where data is scored, and the key of its
     scores; None for a mask.
     """
-    amounts = {"--keep": arguments.keep, "--remove": arguments.remove, "--sample": arguments.sample}
-    named = [
-        name for name, value in (amounts | {"--mask": arguments.mask}).items() if value is not None
-    ]
-    if len(named) > 1 or not (named or arguments.neurons):
-        wrong = f"{' and '.join(named)} together" if named else "no number of heads or neurons"
-        hint = (
-            "Give --neurons SHARE, or one of --keep K, --remove N, --sample N/P, --mask FILE, "
-            "or both."
-        )
-        raise UsageError(f"prune: {wrong}", hint=hint)
+    named = any(getattr(arguments, name) is not None for name in AMOUNTS)
+    if not (named or arguments.neurons):
+        hint = "Give --neurons SHARE, --keep K, --remove N, --sample N/P or --mask FILE."
+        raise UsageError("prune: no number of heads or neurons", hint=hint)
     method, data, repairs = arguments.method, arguments.data, arguments.repairs
     check_keep(method, arguments.keep)
-    if method is None and arguments.mask is None and named:
-        raise UsageError(
-            f"{named[0]} requires --method.", hint="Give --method taylor, or --mask FILE."
-        )
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
     scored = data is not None and method is not None and criterion(method).needs_data
     samples = None
@@ -225,13 +214,6 @@ def _chosen(
         kept, more = choose(manifest, score, **amount, **where)
         return kept, [*notes, *more]
     kept, _ = choose(manifest, score, **amount, **where, even=True)
-    if score.order is not None:
-        free, _ = choose(manifest, score, **amount, **where)
-        others = len({*all_heads(kept)} - {*all_heads(free)})
-        notes.append(
-            f"--even: {others} of the {count(kept)} heads kept are others than {key} alone keeps; "
-            "`eval` both to see what that costs"
-        )
     return kept, notes
 
 

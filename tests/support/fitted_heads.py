@@ -25,10 +25,10 @@ def outputs_of(path: Path, data: str) -> tuple[Array, Array, Array]:
     model = as_classifier(open_checkpoint(path), device="cpu")
     outputs = collected([model], open_data(data), Run(batch_size=32), features=True)
     assert outputs.features is not None
-    labels = np.zeros(len(outputs.logits)) if outputs.labels is None else outputs.labels.numpy()
+    labels = np.zeros(len(outputs.logits)) if outputs.labels is None else outputs.labels
     return (
-        outputs.features[:, 0].double().numpy(),
-        outputs.logits[:, 0].double().numpy(),
+        outputs.features[:, 0].astype(np.float64),
+        outputs.logits[:, 0].astype(np.float64),
         labels,
     )
 

@@ -288,9 +288,8 @@ def test_training_that_cannot_learn_says_so(
     tuned = hs.finetune(
         source, data=data, val=data, recipe="demo", set=stuck, out=tmp_path / "a.safetensors"
     )
-    assert "a batch of 64 holds all 10 samples" in tuned.notes[0]
-    assert "before training and after each epoch" in tuned.notes[1]
-    assert len(tuned.notes) == 2
+    (note,) = tuned.notes
+    assert "before training and after each epoch" in note
 
 
 def test_a_hydra_is_tuned_before_it_is_fused(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
