@@ -84,7 +84,7 @@ class Front:
             objective = Objective(self.options.goal)
             if objective.sees_ood:
                 first = Table(objective, search.asked.read, **settings).entry(search.plain[0])
-                objective = replace(objective, floor=float(right_of(first.figures())) - SPARE)
+                objective = replace(objective, floor=right_of(first.figures()).item() - SPARE)
             self.table = Table(objective, search.asked.read, search.timed, **settings)
         return self.table
 
