@@ -114,7 +114,6 @@ def prune(
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
     labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
-    max_shard_size: str | None = ...,
     force: bool = ...,
 ) -> Pruned: ...
 
@@ -146,7 +145,6 @@ def finetune(
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
     labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
-    max_shard_size: str | None = ...,
     force: bool = ...,
 ) -> Finetuned: ...
 
@@ -170,7 +168,6 @@ def fuse(
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
     labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
-    max_shard_size: str | None = ...,
     force: bool = ...,
 ) -> Fused: ...
 
@@ -205,7 +202,6 @@ def calibrate(
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
     labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
-    max_shard_size: str | None = ...,
     force: bool = ...,
 ) -> Calibrated: ...
 
@@ -215,12 +211,11 @@ def evaluate(
     data: str | Sequence[str] = ...,
     ood: str | Sequence[str] = ...,
     shift: str | Sequence[str] = ...,
-    val: str | None = ...,
     classes: str | Sequence[str] = ...,
     template: str | Sequence[str] = ...,
     predictions_in: str | Path | Sequence[str | Path] = ...,
     ensemble: bool = ...,
-    temperature: float | Literal['fit'] | None = ...,
+    temperature: float | None = ...,
     ood_score: str | None = ...,
     no_decision: bool = ...,
     cascade: bool = ...,

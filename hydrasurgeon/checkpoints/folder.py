@@ -19,7 +19,6 @@ from hydrasurgeon.families.base import WEIGHTS, Bare, Family
 from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.foreign import parse_json, read_json, read_text, visible
 from hydrasurgeon.files.header import MAX_HEADER
-from hydrasurgeon.files.shards import INDEX
 from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.lookup import did_you_mean
 
@@ -28,6 +27,8 @@ PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 PLAIN = re.compile(r"[^./\\:][^/\\:]{0,200}\.safetensors")
 """What a file beside an index may be called."""
 # An index names every tensor once: enough for a million.
+INDEX = ".index.json"
+"""Ending of the file that says which tensor lies in which of several files."""
 MAX_INDEX = 128 << 20
 # The largest tokenizer in use (256,000 words and their merges) has 35 MB.
 MAX_TEXT = 64 << 20

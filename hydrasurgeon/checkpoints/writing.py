@@ -7,13 +7,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from hydrasurgeon.checkpoints.card import CARD, OUR_TAG, model_card
 from hydrasurgeon.checkpoints.folder import check_names
-from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
+from hydrasurgeon.errors import CheckpointError, OutputError
 from hydrasurgeon.families import families, family_of
 from hydrasurgeon.files.atomic import (
     SUFFIX,
@@ -37,9 +36,7 @@ from hydrasurgeon.files.manifest import (
     ManifestT,
     sidecar,
 )
-from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, write_tensors
-from hydrasurgeon.options.shared import Output
 
 THRESHOLDS = "decision.json"
 """What says when to answer, beside a model whose calibration is in its weights or its graph."""
@@ -75,37 +72,6 @@ def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] =
             hint="A folder is replaced as a whole: move it away, or give another -o.",
         )
     return path
-
-
-@dataclass(frozen=True)
-class Target:
-    """A place that is this command's to write."""
-
-    path: Path
-    shard: int | None
-    """Bytes of weights in one file of a directory."""
-
-    def save(
-        self,
-        planned: Sequence[Planned],
-        manifest: Callable[[str], ManifestT],
-        *,
-        files: Mapping[str, str],
-    ) -> ManifestT:
-        """Write weights, manifest and companions, all or nothing."""
-        return save(self.path, planned, manifest, files=files, shard=self.shard)
-
-
-def claimed(arguments: Output, out: str | Path) -> Target:
-    """`-o`, held until the command ends."""
-    path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    size, shard = arguments.max_shard_size, None
-    if size is not None:
-        if path.suffix == SUFFIX:
-            why = "--max-shard-size: only a directory holds several files"
-            raise UsageError(why, hint="Give -o DIR/.")
-        shard = parse_size(size)
-    return Target(path, shard)
 
 
 def claim_in_place(path: Path) -> None:
@@ -154,11 +120,10 @@ def save(
     manifest: Callable[[str], ManifestT],
     *,
     files: Mapping[str, str] | None = None,
-    shard: int | None = None,
     more: Mapping[str, str] | None = None,
 ) -> ManifestT:
-    """Write weights and manifest, each whole or not at all; in a directory, files of at most
-    `shard` bytes, and `more` texts in place of or beside the usual ones.
+    """Write weights and manifest, each whole or not at all; in a directory with
+    `more` texts in place of or beside the usual ones.
     """
     if out.suffix == SUFFIX:
         with replacing(out, sidecar(out)) as (weights, beside):
@@ -171,7 +136,7 @@ def save(
         state = [plan for plan in planned if plan.name.startswith(PREFIX)]
         model = [plan for plan in planned if not plan.name.startswith(PREFIX)]
         others = write_tensors(folder / BESIDE, state, lambda _: {}) if state else []
-        final = _write(weights, model, manifest, shard=shard, others=others)
+        final = _write(weights, model, manifest, others=others)
         for name, text in {**texts_beside(final, files), **(more or {})}.items():
             fill(folder / name, text.encode())
     return final
@@ -183,7 +148,6 @@ def _write(
     manifest: Callable[[str], ManifestT],
     files: Mapping[str, str] | None = None,
     *,
-    shard: int | None = None,
     others: Sequence[Entry] = (),
 ) -> ManifestT:
     """Write a weight file that carries its manifest, and companions that do not lie beside it."""
@@ -197,10 +161,7 @@ def _write(
             header[FILES_KEY] = json.dumps(files, sort_keys=True, separators=(",", ":"))
         return header
 
-    if shard is None:
-        write_tensors(weights, planned, metadata, others=others)
-    else:
-        write_shards(weights, planned, metadata, most=shard, others=others)
+    write_tensors(weights, planned, metadata, others=others)
     return final[-1]
 
 

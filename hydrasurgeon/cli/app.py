@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shlex
 import sys
 from contextlib import nullcontext
 from functools import cache
@@ -16,7 +15,6 @@ from typer.exceptions import TyperException
 from hydrasurgeon.cli.commands import add, regrouped
 from hydrasurgeon.cli.gone import instead
 from hydrasurgeon.cli.help import WIDEST, Pages, Plain
-from hydrasurgeon.cli.signals import speaking
 from hydrasurgeon.commands import COMMANDS, NAMED, Command
 from hydrasurgeon.errors import HydraError, OutputError, UsageError
 from hydrasurgeon.files.foreign import visible
@@ -71,11 +69,7 @@ def demo(
     """Make a mean, a half and a hydra of three small ViTs, and compare them with their Deep Ensemble."""
     from hydrasurgeon.cli.demo import demo as stage
 
-    again = shlex.join(["hydrasurgeon", "demo", "-o", str(folder), "--force"])
-    with speaking(
-        lambda: f"interrupted: {folder} holds the files that are finished; to start over: {again}"
-    ):
-        stage(folder, run=run, force=force)
+    stage(folder, run=run, force=force)
 
 
 def help_of(

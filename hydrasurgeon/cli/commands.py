@@ -15,7 +15,6 @@ import typer
 from pydantic.fields import FieldInfo
 
 from hydrasurgeon.cli.help import Page
-from hydrasurgeon.cli.signals import go_on, speaking
 from hydrasurgeon.commands import Command
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import (
@@ -68,7 +67,7 @@ def _function(command: Command) -> Callable[..., None]:
         if getattr(options, "json_", None) == STDOUT:
             options, as_json = options.but(json_=None), True
         options = options.printing(render.raw, json=as_json)
-        with speaking(lambda: go_on(options)), render.progress(quiet) as tick:
+        with render.progress(quiet) as tick:
             shown = {"progress": tick} if quiet else {"progress": tick, "say": render.say}
             shown = {name: value for name, value in shown.items() if name in record.model_fields}
             result = imported(command.place)(options.but(**shown))

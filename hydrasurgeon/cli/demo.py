@@ -131,14 +131,14 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     except MissingDependency as error:
         lacking = f"{error.message}: left out."
     started, here = time.monotonic(), Path.cwd()
-    render.say(f"cd {folder}", style="bold cyan", fold=False)
+    render.say(f"cd {folder}", style="bold cyan")
     os.chdir(folder)
     try:
         for comment, command in commands(int8=not lacking):
             if comment:
                 render.say("")
                 render.say(f"# {comment}", style="dim")
-            render.say(f"hydrasurgeon {command}", style="bold cyan", fold=False)
+            render.say(f"hydrasurgeon {command}", style="bold cyan")
             code = run(shlex.split(command))
             if code:
                 raise SystemExit(code)

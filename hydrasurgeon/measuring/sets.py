@@ -103,16 +103,15 @@ class DataSets:
     id: Any
     ood: tuple[tuple[str, Literal["near", "far"], Any], ...]
     shift: tuple[tuple[str, int | None, Any], ...]
-    val: Any | None
 
     @property
     def notes(self) -> list[str]:
         """Which orders of classes were assumed."""
-        labelled = (self.id, *(samples for *_, samples in self.shift), self.val)
-        return [each.note for each in labelled if each is not None and each.note is not None]
+        labelled = (self.id, *(samples for *_, samples in self.shift))
+        return [each.note for each in labelled if each.note is not None]
 
 
-def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
+def uses_of(sets: DataSets, further: Sequence[Further]) -> dict[str, DataRecord]:
     """What each data set was for, the labelled one first."""
     uses = {"in distribution": sets.id}
     uses |= {f"also {code(name)}": samples for name, samples, _ in further}
@@ -121,8 +120,6 @@ def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict
         f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples
         for name, severity, samples in sets.shift
     }
-    if sets.val is not None and fitted:
-        uses["temperature"] = sets.val
     return {use: DataRecord(**samples.fingerprint()) for use, samples in uses.items()}
 
 
@@ -185,7 +182,6 @@ def open_sets(
     inside: Samples,
     ood: Sequence[str],
     shift: Sequence[str],
-    val: str | None,
     limit: int | None,
     seed: int,
 ) -> DataSets:
@@ -206,7 +202,7 @@ def open_sets(
         (name, group, open_data(spec, limit=limit, seed=seed)) for group, name, spec in outside
     )
     shifted = tuple((name, severity, labelled(spec)) for name, severity, spec in shifts)
-    return DataSets(fit_classes(inside, model), foreign, shifted, labelled(val) if val else None)
+    return DataSets(fit_classes(inside, model), foreign, shifted)
 
 
 def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:

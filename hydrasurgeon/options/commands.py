@@ -4,7 +4,6 @@ shell script.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.lookup import imported
-from hydrasurgeon.options.base import Options, words
+from hydrasurgeon.options.base import Options
 
 
 @dataclass(frozen=True)
@@ -39,27 +38,10 @@ class Command:
             options["out"] = f"{self.out}{self.slash}"
         return imported(RECORDED[self.stage].place)(record.of(source, **options))
 
-    def line(self, root: Path, variable: str) -> str:
-        """As it is typed; what lies in `root` stands below the shell's variable of this name."""
-        inputs = [_place(path, root, variable) for path in self.inputs]
-        typed = words(self.options, RECORDED[self.stage].options)
-        options = [
-            _place(Path(word) if word.startswith(f"{root}/") else word, root, variable)
-            for word in typed
-        ]
-        out = [] if self.out is None else ["-o", _place(self.out, root, variable) + self.slash]
-        return " ".join(["hydrasurgeon", self.stage, *inputs, *options, *out])
-
     @property
     def slash(self) -> str:
         """What makes a name a folder's: a path has lost it."""
         return "" if self.out is None or self.out.name.endswith(SUFFIX) else "/"
-
-
-def _place(path: Path | str, root: Path, variable: str) -> str:
-    if isinstance(path, Path) and path.is_relative_to(root):
-        return f'"${variable}"/{shlex.quote(str(path.relative_to(root)))}'
-    return shlex.quote(str(path))
 
 
 def script(title: str, lines: Iterable[str]) -> str:

@@ -28,7 +28,6 @@ from hydrasurgeon.options.shared import (
     ClassNames,
     Dtype,
     Force,
-    Output,
     Paths,
     Run,
     Texts,
@@ -66,7 +65,7 @@ class Answering(ClassNames, Bare, Run):
         raise UsageError("--data is required", hint=hint)
 
 
-class CalibrateOptions(Engines, Answering, Output):
+class CalibrateOptions(Engines, Answering, Force):
     """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights;
     or, of any model's predictions, in a file of their own.
     """

@@ -31,7 +31,6 @@ from hydrasurgeon.options.shared import (
     ClassNames,
     Commas,
     Force,
-    Output,
     Pairs,
     Paths,
     Run,
@@ -107,7 +106,7 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         return kept
 
 
-class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
+class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     """Remove the least important heads, or neurons, of a checkpoint, which makes a member.
 
     Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
@@ -180,7 +179,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
         }
 
 
-class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
+class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
     """Train a member or an unpruned model by a recipe; members of a hydra before they are fused.
 
     CKPT may be init:timm:NAME,key=value… to start from random weights.
@@ -291,7 +290,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
         return {key: value for key, value in super().recorded().items() if key not in without}
 
 
-class FuseOptions(ClassNames, Run, Output):
+class FuseOptions(ClassNames, Run, Force):
     """Fuse members into one hydra that runs all of them in a single pass, or into one ordinary
     model: their mean.
     """

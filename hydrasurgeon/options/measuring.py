@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.options.base import (
@@ -45,7 +43,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     requires: ClassVar = {
         "reference": ("html", "markdown"),
         "predictions": ("checkpoints",),
-        "val": ("temperature",),
     }
     conflicts: ClassVar = (
         *(
@@ -77,12 +74,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         group=LABELLED,
         help="Labelled shifted data by any name, of severity S, 1 to 5; repeatable.",
     )
-    val: str | None = option(
-        None,
-        metavar="D",
-        group=LABELLED,
-        help="Labelled data that --temperature fit fits on.",
-    )
     classes: Texts = option(
         (),
         metavar="[NAME=]A,B,…|FILE|data",
@@ -105,9 +96,11 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         False,
         help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble.",
     )
-    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] | Literal["fit"] | None = option(
+    temperature: float | None = option(
         None,
-        metavar="fit|T",
+        ge=1e-3,
+        le=1e3,
+        metavar="T",
         help="Temperature of the averaged prediction; else the decision state's, or 1.",
     )
     ood_score: str | None = option(

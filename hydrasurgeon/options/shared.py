@@ -146,20 +146,6 @@ class Force(Options):
     force: bool = option(False, group=WRITTEN, help="Replace an existing output.")
 
 
-class Output(Force):
-    """How a checkpoint is written."""
-
-    max_shard_size: str | None = option(
-        None,
-        metavar="SIZE",
-        group=WRITTEN,
-        help=(
-            "Cut a directory's weights into files of at most 5GB, 500MB, …; transformers loads "
-            "them so."
-        ),
-    )
-
-
 class Device(Options):
     """Where a model runs, how its progress is shown, and what random choices follow from."""
 

@@ -272,10 +272,6 @@ class Judged(ABC):
         """A function that measures resamples of whole groups, and how many groups there are."""
         return None
 
-    def same(self, other: Any) -> float:
-        """How often two models give the same answer."""
-        return 0.0
-
     def diversity(self) -> dict[str, float]:
         """How far members are apart."""
         return {}
@@ -370,10 +366,6 @@ class Problem(ABC):
     def labelled(self, logits: ndarray, labels: ndarray) -> tuple[ndarray, Int[ndarray, " choice"]]:
         """`rows` and `truth`, choice by choice."""
         return self.rows(logits), self.truth(labels).flatten()
-
-    def temperature(self, logits: Float[ndarray, "sample member klass"], labels: ndarray) -> float:
-        """The one that fits labelled samples best."""
-        raise self._without_classes
 
     @property
     def _without_classes(self) -> SurgeryError:

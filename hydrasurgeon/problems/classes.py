@@ -224,9 +224,6 @@ class JudgedClasses(Judged):
     def sure(self) -> tuple[Scores, Bool[ndarray, " choice"]]:
         return self.confidence, self.correct
 
-    def same(self, other: Any) -> float:
-        return float((self.predicted == other.predicted).astype(np.float64).mean())
-
     def diversity(self) -> dict[str, float]:
         return {
             "mi": float(self.mutual_information.mean()),
@@ -327,10 +324,6 @@ class Classes(Problem):
     def rows(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         """[choice, member, class]: each label of a sample is a choice of its own."""
         return self.choices(logits)
-
-    def temperature(self, logits: Float[ndarray, "sample member klass"], labels: ndarray) -> float:
-        """The one that fits labelled samples best."""
-        return temperature_of(self.rows(logits), self.truth(labels).reshape(-1))
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
         probs, rows = self.chances(reading.answers(logits)), self.rows(logits)

@@ -233,9 +233,6 @@ class JudgedTokens(Judged):
         chances = self.chances[entities.text, entities.first]
         return chances, are_right(entities, self.labels)
 
-    def same(self, other: Any) -> float:
-        return float(((self.tags == other.tags)[self.there]).astype(np.float64).mean())
-
     def diversity(self) -> dict[str, float]:
         there = self.there
         return {

@@ -49,7 +49,6 @@ from hydrasurgeon.statistics.entities import (
 )
 from hydrasurgeon.statistics.metrics import ece_of
 from hydrasurgeon.statistics.probabilities import TINY, Scores, of_labels, softmax, tempered
-from hydrasurgeon.statistics.temperature import temperature_of
 from hydrasurgeon.statistics.words import NOTHING, are_there, widened
 
 WAYS: tuple[Literal["product", "least"], ...] = ("product", "least")
@@ -123,11 +122,6 @@ class Tokens(Problem):
         truth = _beside(labels, logits)
         known = (truth != UNLABELLED) & are_there(logits[:, 0])
         return np.moveaxis(logits, 2, 1)[known], truth[known]
-
-    def temperature(
-        self, logits: Float[ndarray, "text member word klass"], labels: ndarray
-    ) -> float:
-        return temperature_of(*self.labelled(logits, labels))
 
     def constants(self, record: Decision) -> Constants:
         names = ("temperature", "entities", "cover", "abstain")

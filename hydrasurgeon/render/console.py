@@ -10,14 +10,12 @@ import io
 import json as jsonlib
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
@@ -60,13 +58,6 @@ def _print(*texts: Text, stderr: bool = False) -> None:
             console.print(text)
 
 
-def width(*, stderr: bool = False) -> int | None:
-    """Columns of the terminal that a stream is; a file or a pipe has no end of line to keep within."""
-    return (
-        Terminal(stderr=stderr).width if (sys.stderr if stderr else sys.stdout).isatty() else None
-    )
-
-
 def styled(*parts: Part) -> Text:
     """One line: nothing in a part starts another, or means anything to rich or the terminal."""
     line = Text()
@@ -76,41 +67,9 @@ def styled(*parts: Part) -> Text:
     return line
 
 
-def show(*parts: Part, hang: int | None = None) -> None:
-    """A line of the result, on stdout; on a terminal it breaks between words and goes on `hang`
-    columns from the left.
-    """
-    lines(folded(styled(*parts), width(), hang))
-
-
-def folded(line: Text, width: int | None, hang: int | None = None) -> list[Text]:
-    """The line in as many as it needs, all but the first indented: by `hang`, or two more than the
-    first.
-
-    A word or a `command` that is too long stays whole, so that it can be copied; the terminal
-    breaks it.
-    """
-    plain = line.plain
-    if width is None or line.cell_len <= width:
-        return [line]
-    indent = " " * (hang or len(plain) - len(plain.lstrip()) + 2)
-    pieces, start, end, room = [], 0, 0, width
-    for word in WORD.finditer(plain):
-        if end > start and cell_len(plain[start : word.end()]) > room:
-            pieces.append(line[start:end])
-            start, room = word.start(), width - len(indent)
-        end = word.end()
-    first, *more = [*pieces, line[start:end]]
-    return [first, *(Text(indent).append_text(text) for text in more)]
-
-
-WORD = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
-"""What a line is not broken within: a word, or what stands between backticks."""
-
-
-def lines(texts: Iterable[Text]) -> None:
-    """Several of them, each made by `styled`."""
-    _print(*texts)
+def show(*parts: Part) -> None:
+    """A line of the result, on stdout."""
+    _print(styled(*parts))
 
 
 def put(renderable: RenderableType, cells: int) -> None:
@@ -119,18 +78,16 @@ def put(renderable: RenderableType, cells: int) -> None:
         Terminal(width=cells).print(renderable)
 
 
-def say(text: str, *, style: str = "", fold: bool = True) -> None:
-    """A line about the work, on stderr; one to be copied is not folded."""
-    _print(*folded(styled((text, style)), width(stderr=True) if fold else None), stderr=True)
+def say(text: str, *, style: str = "") -> None:
+    """A line about the work, on stderr."""
+    _print(styled((text, style)), stderr=True)
 
 
 def failed(error: HydraError) -> None:
     """A user's mistake: what and where, one line for each detail, then what to do next."""
     more = [*error.details, *([error.hint] if error.hint else [])]
     head = styled(("error:", "bold red"), f" {error.message}")
-    columns, hang = width(stderr=True), len("error: ")
-    texts = [head, *(styled(" " * hang + line) for line in more)]
-    _print(*(piece for text in texts for piece in folded(text, columns, hang)), stderr=True)
+    _print(head, *(styled(" " * len("error: ") + line) for line in more), stderr=True)
 
 
 def as_json(value: Any) -> None:

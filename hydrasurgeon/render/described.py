@@ -143,7 +143,7 @@ def _checks(checks: Iterable[Check]) -> None:
     for check in checks:
         mark, style = OUTCOMES[check.holds]
         detail = f": {check.detail}" if check.detail else ""
-        show((mark.ljust(MARK_CELLS), style), check.name, (detail, "dim"), hang=MARK_CELLS)
+        show((mark.ljust(MARK_CELLS), style), check.name, (detail, "dim"))
 
 
 @view(lambda result: result.to_json())
@@ -173,7 +173,6 @@ def monitored(result: Monitored) -> None:
         show(
             (mark.ljust(MARK_CELLS), style),
             f"{test.name}: p = {test.p_value:.3g}",
-            hang=MARK_CELLS,
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.heads import count
-from hydrasurgeon.render.console import Part, as_json, fields, notes, raw, say, show, view, width
+from hydrasurgeon.render.console import Part, as_json, fields, notes, raw, say, show, view
 from hydrasurgeon.render.tables import Head, picture, show_table, size
 
 if TYPE_CHECKING:
@@ -85,9 +85,8 @@ def _removals(method: str, result: Score) -> None:
         for (tower, layer, head), score in steps
     ]
     longest = max(map(len, entries), default=1)
-    across = max(1, min(8, (width() or 8 * longest) // longest))
-    for at in range(0, len(entries), across):
-        show("".join(entry.ljust(longest) for entry in entries[at : at + across]).rstrip())
+    for at in range(0, len(entries), ACROSS):
+        show("".join(entry.ljust(longest) for entry in entries[at : at + ACROSS]).rstrip())
 
 
 def _cahp(settings: Mapping[str, Any]) -> str:
@@ -111,6 +110,8 @@ def pruned(result: Pruned) -> None:
     picture(manifest.kept, manifest.towers)
 
 
+ACROSS = 4
+"""Heads of a line."""
 TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 """What is told of a training."""
 

@@ -1,10 +1,8 @@
-"""Tables that never cut a number: on a terminal that is too narrow, a block for each row. And heads
-as a picture.
-"""
+"""Tables that never cut a number, however narrow the terminal; and heads as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.measure import Measurement
@@ -12,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.render.console import Part, Terminal, lines, put, show, styled, width
+from hydrasurgeon.render.console import Part, Terminal, put, show, styled
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Tower
@@ -26,12 +24,8 @@ Head = str | tuple[str, str]
 """What stands above a column, or its group and that."""
 
 
-def show_table(
-    title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]], *, left: Collection[int] = ()
-) -> None:
-    """Each row begins with what it is about, empty where it goes on with the row above; `left`:
-    columns of words.
-    """
+def show_table(title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]]) -> None:
+    """Each row begins with what it is about, empty where it goes on with the row above."""
     if title:
         show((title, "bold"))
     pairs = [("", head) if isinstance(head, str) else head for head in heads]
@@ -44,33 +38,11 @@ def show_table(
         if above:  # once for each group
             once = "" if at and pairs[at - 1][0] == group else group
             head = Text("\n").join([styled((once, "dim")), head])
-        grid.add_column(head, justify="left" if at in left else "right", no_wrap=True)
+        grid.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         grid.add_row(*map(styled, row))
-    console, room = Terminal(width=WIDEST), width()
-    cells = Measurement.get(console, console.options, grid).maximum
-    if room is None or cells <= room:
-        put(grid, cells)
-    else:
-        lines(_blocks([f"{GAP}{f'{group} '.lstrip()}{name} " for group, name in pairs], rows, room))
-
-
-def _blocks(labels: Sequence[str], rows: Sequence[Sequence[Part]], room: int) -> Iterator[Text]:
-    """A row's name, then its numbers, each behind what it is."""
-    for key, *cells in rows:
-        if name := styled(key).plain:
-            yield styled((name, "bold"))
-        line = Text()
-        for label, cell in zip(labels, map(styled, cells), strict=True):
-            if not cell.plain:
-                continue
-            entry = Text.assemble(styled(label), cell)
-            if line and line.cell_len + entry.cell_len > room:
-                yield line
-                line = Text()
-            line.append_text(entry)
-        if line:
-            yield line
+    console = Terminal(width=WIDEST)
+    put(grid, Measurement.get(console, console.options, grid).maximum)
 
 
 def picture(kept: Kept, towers: Mapping[str, Tower]) -> None:

@@ -55,6 +55,8 @@ FLAGGED = 0.05
 """The fraction of in-distribution samples above the line that stands for a threshold where none was
 fitted.
 """
+BARS = 24
+"""Of a histogram."""
 POINTS = 160
 """Points of a curve; a chart has no pixels for more."""
 TAIL = 0.005
@@ -197,11 +199,13 @@ def histograms(rows: Drawn) -> list[str]:
 
 
 def _scores(sets: Sequence[ndarray], threshold: float, style: str, axes: Axes) -> None:
-    low, high, shares = bars_of(sets)
-    edges = spaced(low, high, len(shares[0]) + 1).tolist()
-    axes.stairs(shares[0], edges, fill=True, color=GREY, alpha=0.5)
-    for at, each in enumerate(shares[1:]):
-        axes.stairs(each, edges, color=COLOURS[at % 8])
+    low, high = np.quantile(np.concatenate(sets), (TAIL, 1 - TAIL))
+    for at, each in enumerate(sets):
+        look = {"color": COLOURS[(at - 1) % 8], "histtype": "step"}
+        if not at:
+            look = {"color": GREY, "histtype": "stepfilled", "alpha": 0.5}
+        each, share = np.clip(each, low, high), np.full(len(each), 1 / len(each))
+        axes.hist(each, BARS, range=(low, high), weights=share, **look)
     axes.axvline(min(max(threshold, low), high), ls=style, color=GREY)
 
 
@@ -308,39 +312,9 @@ def bins_of_confidence(
     confidence: Float[ndarray, " sample"], correct: Bool[ndarray, " sample"]
 ) -> list[tuple[float, float, int]]:
     """Confidence, accuracy and count of the bins of the ECE that hold anything."""
-    bins = bins_of(confidence)
-    rows = np.stack(
-        [
-            confidence.astype(np.float64),
-            correct.astype(np.float64),
-            np.ones_like(confidence, dtype=np.float64),
-        ]
-    )
-    sums = np.stack([sums_at(bins, row, BINS + 1) for row in rows])
-    return [
-        (sure / count, right / count, int(count)) for sure, right, count in sums.T.tolist() if count
-    ]
-
-
-def bars_of(sets: Sequence[ndarray]) -> tuple[float, float, list[list[float]]]:
-    """Low and high end, and for each set the share of its samples in each of some equal steps
-    between.
-    """
-    # Rice's rule, for the smallest set; bars of a few samples each show only noise.
-    bars = min(max(round(2 * min(map(len, sets)) ** (1 / 3)), 8), 40)
-    orders = [np.sort(values.astype(np.float64)) for values in sets]
-    tails = [int(TAIL * len(order)) for order in orders]
-    low = min(float(order[tail]) for order, tail in zip(orders, tails, strict=True))
-    high = max(
-        float(order[len(order) - 1 - tail]) for order, tail in zip(orders, tails, strict=True)
-    )
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
-    shares = []
-    for order in orders:
-        place = np.clip(((order - low) / (high - low) * bars).astype(np.int64), 0, bars - 1)
-        shares.append((np.bincount(place, minlength=bars) / len(order)).tolist())
-    return low, high, shares
+    bins, rows = bins_of(confidence), (confidence, correct, np.ones_like(confidence))
+    sums = np.stack([sums_at(bins, row.astype(np.float64), BINS + 1) for row in rows])
+    return [(sure / n, right / n, int(n)) for sure, right, n in sums.T.tolist() if n]
 
 
 def roc_curve(inside: ndarray, outside: ndarray) -> Curve:

@@ -92,14 +92,11 @@ class Material:
         verdicts = []
         for row in self.rows[: self.reference] + self.rows[self.reference + 1 :]:
             mine, theirs = row.answers, first.answers
-            differences, conditions, same = None, {}, 0.0
+            differences, conditions = None, {}
             if is_paired(mine, theirs):
                 differences = compared(mine, theirs, level=self.level, seed=self.seed)
                 conditions = unlike(mine.conditions, theirs.conditions)
-                same = mine.inside.same(theirs.inside)
-            verdicts.append(
-                verdict(row.result, first.result, differences, same=same, unlike=conditions)
-            )
+            verdicts.append(verdict(row.result, first.result, differences, unlike=conditions))
         return verdicts
 
     @property

@@ -34,10 +34,8 @@ FEWEST = 20
 """Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is
 too narrow.
 """
-ALIKE = 0.9
-"""From which share of equal answers on the headline says that answers are the same."""
 NAMED = 3
-"""Models of one verdict that the headline names; of more it says how many."""
+"""Models that the headline names; of more it says how many."""
 HEADS = {
     "better": "Better",
     "mixed": "Mixed",
@@ -66,8 +64,6 @@ class Verdict:
     cost: str
     ratio: float | None
     """Its multiply-adds, as times the reference's."""
-    same: float = 0.0
-    """The fraction of samples that both answer alike."""
     differences: tuple[Difference, ...] = ()
 
     @property
@@ -86,7 +82,6 @@ def verdict(
     reference: Result,
     differences: Sequence[Difference] | None,
     *,
-    same: float,
     unlike: Mapping[str, str],
 ) -> Verdict:
     """None: the two did not answer for the same samples, so that nothing can be told of their
@@ -124,7 +119,7 @@ def verdict(
         parts.append(f"not compared in {listed(left_out)}")
     if unlike:
         parts.append(f"not alike: {'; '.join(unlike.values())}")
-    return Verdict(name, _word(better, worse), f"{'; '.join(parts)}.", cost, ratio, same, told)
+    return Verdict(name, _word(better, worse), f"{'; '.join(parts)}.", cost, ratio, told)
 
 
 def _word(better: Sequence[Difference], worse: Sequence[Difference]) -> Word:
@@ -195,26 +190,17 @@ def headline(verdicts: Sequence[Verdict], reference: str) -> str:
     """One sentence over all rows; what is cheaper and no worse comes first."""
     if not verdicts:
         return f"The quality of {short(reference)}"
-    first: list[str] = []
-    others: list[str] = []
-    for word, judgement in JUDGEMENTS.items():
-        of_word = [v for v in verdicts if v.word == word]
-        clauses = [(_clause(v), v.pays) for v in of_word]
-        if len(of_word) > NAMED:
-            pays = any(v.pays for v in of_word)
-            clauses = [(f"{len(of_word)} models are {judgement}", pays)]
-        for clause, pays in clauses:
-            (first if pays else others).append(clause)
-    return f"Compared with {short(reference)}: {'; '.join(first + others)}"
+    order = sorted(verdicts, key=lambda v: (not v.pays, [*JUDGEMENTS].index(v.word)))
+    clauses = [_clause(verdict) for verdict in order[:NAMED]]
+    if len(order) > NAMED:
+        clauses.append(f"{len(order) - NAMED} more below")
+    return f"Compared with {short(reference)}: {'; '.join(clauses)}"
 
 
 def _clause(verdict: Verdict) -> str:
-    """half gives the same answer in 97 % of cases at 0.71 × the cost."""
-    judgement = f"is {JUDGEMENTS[verdict.word]}"
-    if verdict.word == "equal" and verdict.same >= ALIKE:
-        judgement = f"gives the same answer in {100 * verdict.same:.0f} % of cases"
+    """half is not distinguishable at 0.71 × the cost."""
     cost = "" if verdict.ratio is None else f" at {times(verdict.ratio, 'cost')}"
-    return f"{short(verdict.name)} {judgement}{cost}"
+    return f"{short(verdict.name)} is {JUDGEMENTS[verdict.word]}{cost}"
 
 
 def figures(result: Result) -> str:

@@ -17,7 +17,7 @@ from hydrasurgeon.checkpoints.class_names import (
     with_inputs,
 )
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
-from hydrasurgeon.checkpoints.writing import claimed
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import check_engine, engine_of
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
@@ -89,7 +89,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         named=source.family.named_classes,
     )
     check_engine(arguments, arguments.dtype)
-    target = claimed(arguments, arguments.out)
+    target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     source.check_weights()
     opened = undecided(source)
     digests = opened.digests()
@@ -122,7 +122,9 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
             history=history,
         )
 
-    written = target.save(sorted(tensors, key=lambda each: each.name), manifest, files=opened.files)
+    written = save(
+        target, sorted(tensors, key=lambda each: each.name), manifest, files=opened.files
+    )
     unused = None
     if arguments.fit_data is not None and arguments.ood_score not in ("auto", *FITTED):
         unused = (
@@ -130,9 +132,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
             "function of the logits alone"
         )
     notes = (opened.note, unused, *seen, *odd, few, *fitted_notes)
-    return Calibrated(
-        target.path, state.record, written, tuple(filter(None, notes)), tuple(skipped)
-    )
+    return Calibrated(target, state.record, written, tuple(filter(None, notes)), tuple(skipped))
 
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:

@@ -87,9 +87,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     _check(labelled, arguments)
     check_engine(arguments, arguments.dtype)
     outputs = _outputs(arguments)
-    # None where it is to be fitted.
-    temperature = None if arguments.temperature == "fit" else arguments.temperature or 1.0
-    files = of_files(arguments, temperature)
+    files = of_files(arguments)
     opened = by_path(open_models(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
     advice = uncalibrated(opened, arguments)
     names = _names(opened, arguments)
@@ -101,7 +99,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     measured = Measured()
     if opened:
         logits = outputs.get("predictions")
-        measured = of_models(opened, labelled, arguments, temperature, logits, files)
+        measured = of_models(opened, labelled, arguments, logits, files)
     rows = with_mce([*measured.rows, *files])
     results = tuple(row.result for row in rows)
     report = Report(
@@ -219,13 +217,6 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
             "--predictions holds one model's logits",
             hint="Give one checkpoint, or several with --ensemble.",
         )
-    if arguments.temperature == "fit" and files:
-        raise UsageError(
-            "--temperature fit: a predictions file has no validation set",
-            hint="Give the temperature as a number.",
-        )
-    if arguments.temperature == "fit" and arguments.val is None:
-        raise UsageError("--temperature fit requires --val", hint="Give --val D.")
     # What a predictions file may be asked for, it says itself.
     if checkpoints and arguments.ood_score not in (None, "all"):
         for kind in str(arguments.ood_score).split(","):
@@ -270,7 +261,6 @@ def _settings(
         "data": data,
         "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift],
-        "val": portable_entry(arguments.val),
         "temperature": temperature,
         "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
     }

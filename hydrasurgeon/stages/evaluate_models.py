@@ -82,8 +82,6 @@ class _Table:
     """The models of one table, the data that they answer for, and how they run."""
 
     arguments: EvaluateOptions
-    temperature: float | None
-    """None where it is fitted to the validation set."""
     opened: Sequence[Checkpoint]
     name: str
     """The first data set's."""
@@ -115,15 +113,10 @@ class _Table:
         arguments, problem = self.arguments, problem_of(self.opened[0].manifest.model)
         state = None if decision_ignored(job, arguments) else models[0].state
         kinds = ood_scores(arguments.ood_score, state, name_of(job), problem)
-        temperature = None
-        if arguments.temperature is not None:
-            temperature = self.temperature
-            if temperature is None:
-                temperature = problem.temperature(*self.how.logits(models, self.sets.val))
         reading = reading_of(
             state,
             kinds,
-            temperature=temperature,
+            temperature=arguments.temperature,
             ci=arguments.ci,
             seed=arguments.seed,
             problem=problem,
@@ -176,7 +169,6 @@ def of_models(
     plain: Sequence[Checkpoint],
     labelled: Sequence[LabelledSet],
     arguments: EvaluateOptions,
-    temperature: float | None,
     predictions: Path | None,
     files: Sequence[Row],
 ) -> Measured:
@@ -190,8 +182,7 @@ def of_models(
         check_classes(
             opened[0].name, opened[0].manifest.model.num_classes, row.name, row.answers.classes
         )
-    val = arguments.val if temperature is None else None
-    sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, val, limit, seed)
+    sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, limit, seed)
     further: list[Further] = []
     for each in others:
         samples = open_data(each.spec, limit=limit, seed=seed)
@@ -203,7 +194,6 @@ def of_models(
     how, timed = How(arguments, engine=arguments.engine, no_words=no_words), SideBySide()
     table = _Table(
         arguments,
-        temperature,
         opened,
         first.name,
         sets,
@@ -225,7 +215,7 @@ def of_models(
         classes["sets"] = hashes
     return Measured(
         _with_times(rows, timed.milliseconds()),
-        uses_of(sets, further, fitted=temperature is None),
+        uses_of(sets, further),
         classes,
         tuple(dict.fromkeys(how.skipped)),
         (
@@ -252,13 +242,12 @@ def decision_ignored(job: Sequence[Checkpoint], arguments: EvaluateOptions) -> b
     return len(job) != 1 or arguments.no_decision
 
 
-def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]:
+def of_files(arguments: EvaluateOptions) -> list[Row]:
     """The rows of predictions files, each by itself; without checkpoints perhaps all as one
     ensemble.
     """
     if not arguments.predictions_in:
         return []
-    assert temperature is not None  # checked: no validation set to fit it on
     paths = [Path(path) for path in arguments.predictions_in]
 
     def row(predictions: Predictions, called: str) -> Row:
@@ -266,7 +255,9 @@ def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]
         ci, seed, problem = arguments.ci, arguments.seed, predictions.problem
         return row_of(
             predictions,
-            Reading(temperature, ood_scores=kinds, ci=ci, seed=seed, problem=problem),
+            Reading(
+                arguments.temperature or 1.0, ood_scores=kinds, ci=ci, seed=seed, problem=problem
+            ),
         )
 
     if arguments.ensemble and not arguments.checkpoints:

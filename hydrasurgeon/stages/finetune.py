@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.writing import claimed
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
@@ -113,10 +113,8 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     if arguments.track is not None:
         tracking = Tracking(arguments.track, Path(arguments.out))
         tracking.check()
-    target = claimed(arguments, arguments.out)
-    place = target.path.with_name(
-        f"{target.path.name.removesuffix('.safetensors')}.training.safetensors"
-    )
+    target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
+    place = target.with_name(f"{target.name.removesuffix('.safetensors')}.training.safetensors")
     interrupted = check_place(place, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(recipe, arguments)
     source, recipe = material.source, material.recipe
@@ -136,8 +134,9 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     entry, probed = _entry(material, arguments), recipe.classifier == "probe"
     if not trained.is_main:
         manifest = manifest_after(source.manifest, material.model, entry)(UNKNOWN)
-        return Finetuned(target.path, manifest, trained, probed)
-    written = target.save(
+        return Finetuned(target, manifest, trained, probed)
+    written = save(
+        target,
         plan_tensors(module.state_dict()),
         manifest_after(source.manifest, material.model, entry),
         files=source.files,
@@ -157,7 +156,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         notes.append("nothing was left to resume: trained from the beginning")
     notes += _assumed_orders(material)
     notes += _doubts(trained)
-    return Finetuned(target.path, written, trained, probed, tuple(filter(None, notes)))
+    return Finetuned(target, written, trained, probed, tuple(filter(None, notes)))
 
 
 def _begun(

@@ -19,7 +19,7 @@ from hydrasurgeon.checkpoints.reading import (
     rewritten,
     undecided,
 )
-from hydrasurgeon.checkpoints.writing import claimed
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.manifest import (
@@ -102,7 +102,7 @@ def fuse(arguments: FuseOptions) -> Fused:
     fusable(opened)
     if samples is not None and samples.labels is not None:
         samples = fit_classes(samples, opened[0].manifest.model)
-    target = claimed(arguments, arguments.out)
+    target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     digests = [sound_digests(member) for member in opened]
     members, hashes = opened, digests
     inputs = [member.record(d) for member, d in zip(opened, digests, strict=True)]
@@ -120,19 +120,20 @@ def fuse(arguments: FuseOptions) -> Fused:
         inputs=inputs,
         seed=arguments.seed,
     )
-    written = target.save(
+    written = save(
+        target,
         plan.planned,
         _manifest_of(opened, entry, stored, plan, arguments),
         files=opened[0].files,
     )
     agreement = None
     if samples is not None:
-        agreement = _checked(opened, target.path, samples, arguments)
+        agreement = _checked(opened, target, samples, arguments)
     notes = [f"{member.name}: {member.note}" for member in opened if member.note]
     notes += [] if samples is None or samples.note is None else [samples.note]
     notes += _notes(members, stored, written, compared=agreement is not None)
     return Fused(
-        target.path,
+        target,
         written,
         len(opened),
         plan.bytes_members,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import named_by
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
-from hydrasurgeon.checkpoints.writing import claimed
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.criteria import ScoreKey, chooser, criterion, neurons_key, score_key
 from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.neurons import choose_neurons
@@ -63,7 +63,7 @@ def prune(arguments: PruneOptions) -> Pruned:
     """
     opened, key, samples = _opened(arguments)
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
-    target = claimed(arguments, out)
+    target = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
     scores, data, notes = (
         dict(opened.manifest.scores),
         tuple[DataRecord, ...](),
@@ -78,7 +78,7 @@ def prune(arguments: PruneOptions) -> Pruned:
         # Whoever asks for the repair by name may have scores of other data.
         anew = arguments.data is not None and arguments.compensate != "lstsq"
         if name not in scores or anew:
-            scores[name] = _computed(opened, by, arguments, samples, target.path)
+            scores[name] = _computed(opened, by, arguments, samples, target)
             data = tuple(dict.fromkeys((*data, *scores[name].data)))
         return scores[name]
 
@@ -124,10 +124,12 @@ def prune(arguments: PruneOptions) -> Pruned:
         }
         return rewritten(opened.manifest, kept_neurons=neurons or None, **changes)
 
-    written = target.save(plan_pruning(opened, cut, hashes, repaired), manifest, files=opened.files)
-    clear_search(target.path, str(key or "mask"))
+    written = save(
+        target, plan_pruning(opened, cut, hashes, repaired), manifest, files=opened.files
+    )
+    clear_search(target, str(key or "mask"))
     removed = count(opened.manifest.kept) - count(kept)
-    return Pruned(target.path, written, removed, tuple(notes))
+    return Pruned(target, written, removed, tuple(notes))
 
 
 def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples | None]:

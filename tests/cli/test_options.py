@@ -74,11 +74,6 @@ def test_a_misspelt_keyword_is_no_option() -> None:
         (PruneOptions, {"checkpoint": "a", "remove": "²"}, "--remove ²: expected a whole number"),
         (
             CalibrateOptions,
-            {"checkpoint": "a", "data": "d", "out": "o", "delta": 0.1},
-            "--delta requires --risk.",
-        ),
-        (
-            CalibrateOptions,
             {
                 "checkpoint": "a",
                 "data": "d",

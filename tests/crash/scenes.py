@@ -48,12 +48,6 @@ SCENES = (
     Scene(
         "score: in place", "score vit --method magnitude", (("vit.safetensors", "vit.heads.json"),)
     ),
-    Scene(
-        "score: a folder of several weight files in place",
-        "score d --method magnitude",
-        (("d/model-00001-of-00003.safetensors", "d/heads.json"),),
-        (_prune("d/", more="--max-shard-size 50KB"),),
-    ),
     Scene("finetune: file", f"{TUNE} -o t", (TUNED,), again=("--resume", "--resume --force")),
     Scene("fuse: file over a file", "fuse m1 m2 -o m --force", (PAIR,), (_prune("m"),)),
     Scene(

@@ -178,7 +178,6 @@ def test_every_stage_teaches_and_heeds_names(tiny: MAKE, tmp_path: Path) -> None
     attempts: list[Callable[[], object]] = [
         lambda: hs.evaluate([tuned.path], data=renamed),
         lambda: hs.evaluate([tuned.path], data=train, shift=[f"x={renamed}"]),
-        lambda: hs.evaluate([tuned.path], data=train, val=renamed, temperature="fit"),
         lambda: hs.score(tuned.path, method="taylor", data=renamed),
         lambda: hs.prune(tuned.path, method="taylor", keep=2, data=renamed, out=out),
         lambda: hs.finetune(tuned.path, data=renamed, out=out),

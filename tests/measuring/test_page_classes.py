@@ -70,17 +70,6 @@ def test_classes_are_those_of_a_loop(tmp_path: Path) -> None:
         accuracies.append(float(by_model[0]))
     assert {int(row[0]) for row in rows} == {true for true, _ in both[0]} == {0, 2, 3, 4}
     assert accuracies == sorted(accuracies)
-    head, *rows = csvs(text)["Most confused pairs"]
-    pairs = [(tuple(map(int, name.split(" → "))), list(map(int, counts))) for name, *counts in rows]
-    assert pairs[0][1][1] > 1
-    assert [counts[1] for _, counts in pairs] == sorted(
-        (counts[1] for _, counts in pairs), reverse=True
-    )
-    for (true, taken), counts in pairs:
-        assert counts == [
-            sum(t == true for t, _ in both[0]),
-            *(each.count((true, taken)) for each in both),
-        ]
 
 
 def test_a_name_is_no_formula() -> None:
