@@ -167,7 +167,6 @@ def test_names_do_nothing(
     if terminal:
         for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "70")):
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("hydrasurgeon.render.tables.width", lambda: 70)
     SHOWS[what]()
     said = capsys.readouterr()
     ours = re.sub(r"\x1b\[[0-9;]*m", "", said.out + said.err)  # colours, which only we set
